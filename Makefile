@@ -1,0 +1,57 @@
+# The two commands of a newcomer are `make run` and `make test`; the rest is for people who work on it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: run test quick lint format bench crash-matrix soak setup setup-dev servers lock clean
+
+run: setup  ## the main job on an embedded cluster
+	$(BIN)/balancer demo $(ARGS)
+
+test: setup-dev servers lint  ## everything, on real servers
+	$(PYTEST) -m "not bench" $(ARGS)
+
+quick: setup-dev  ## pure tests and those on embedded servers that take moments
+	$(PYTEST) -m "quick and not bench" $(ARGS)
+
+lint: setup-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup-dev servers  ## measurements, each beside something real in the same run
+	$(PYTEST) -m bench -s $(ARGS) tests/benchmarks
+
+setup: $(VENV)/.run
+
+setup-dev: $(VENV)/.dev
+
+# Debian's venv module may be missing, and then pip is too: deploy/servers.sh python-venv says so and installs it.
+$(VENV)/bin/pip:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one with: make PYTHON=python3.12 ..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV) || { sh deploy/servers.sh python-venv $(PYTHON) && $(PYTHON) -m venv --clear $(VENV); }
+
+$(VENV)/.run: $(VENV)/bin/pip requirements.txt pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.run requirements-dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	touch $@
+
+servers:  ## ZooKeeper and PostgreSQL 15 from the distribution, where they are missing
+	sh deploy/servers.sh servers
+
+lock:  ## renew both pinned lists from the ranges in pyproject.toml (needs uv)
+	uv pip compile -q --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate --extra embedded -o requirements.txt pyproject.toml
+	uv pip compile -q --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate --extra embedded --extra dev -c requirements.txt -o requirements-dev.txt pyproject.toml
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,0 +1,86 @@
+"""The contract of a directory, whatever keeps it. `tests/contracts` runs one suite against every backend.
+
+Callers above (planner, migrations, daemon, command line, client) know these protocols and `open_directory` only.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, Self
+
+from balancer.directory.model import Json, LogEntry, Transaction
+from balancer.directory.snapshot import Snapshot
+
+
+class Leadership(Protocol):
+    """Held by at most one instance at a time; its epoch fences every commit and every step on a node."""
+
+    @property
+    def epoch(self) -> int:
+        """Grows with each election; `Transaction.leader_epoch` of everything the holder commits."""
+
+    def held(self) -> bool:
+        """Whether the holder may still act, by its own monotonic deadline: no server is asked."""
+
+    def check(self) -> None:
+        """Raises `Fenced` unless `held()`."""
+
+    def resign(self) -> None:
+        """Gives it up at once, so that a standby need not wait for the session to expire. Idempotent."""
+
+
+class Follower(Protocol):
+    """Keeps a snapshot up to date by deltas in the background."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The newest snapshot known; a value: it never changes under the caller."""
+
+    def wait(self, after: int, timeout: float) -> Snapshot:
+        """The first snapshot known with a version above `after`, or the newest when the timeout has passed."""
+
+    def age(self) -> float:
+        """Seconds since the snapshot was last known to be the newest: how stale the view may be."""
+
+    def close(self) -> None:
+        """Stops following. Idempotent."""
+
+
+class Directory(Protocol):
+    """Who owns which keys, and what is being done about it."""
+
+    def snapshot(self) -> Snapshot:
+        """A consistent view at one version, at least as new as every commit acknowledged to this caller."""
+
+    def commit(self, transaction: Transaction) -> int:
+        """Applies all changes or none; returns the new version. Exactly once, also over lost connections.
+
+        Raises `Conflict`, `Fenced`, `TooLarge`, `Unavailable`, `OutcomeUnknown`, or `Refused` where the result would
+        break an invariant.
+        """
+
+    def history(self, after: int = 0, limit: int = 100) -> Sequence[LogEntry]:
+        """Commits with a version above `after`, oldest first; as far back as the log is kept."""
+
+    def follow(self) -> Follower:
+        """Starts following; the first snapshot is loaded when this returns."""
+
+    def campaign(self, name: str, timeout: float | None = None) -> Leadership | None:
+        """Waits to become leader; None when the timeout has passed."""
+
+    def leader(self) -> str | None:
+        """The name of the present leader, for information."""
+
+    def publish(self, topic: str, name: str, document: Json) -> None:
+        """Leaves a note that is no part of the truth: progress, an instance's status, key samples. Last one wins."""
+
+    def published(self, topic: str) -> Mapping[str, Json]:
+        """The notes under a topic."""
+
+    def unpublish(self, topic: str, name: str) -> None:
+        """Takes a note away. Idempotent."""
+
+    def close(self) -> None:
+        """Lets go of connections and leadership. Idempotent."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...

@@ -1,0 +1,325 @@
+"""What the directory keeps: frozen records, each with a kind and a key. Who changes them makes new ones.
+
+`Put` and `Remove` of these records are the only changes there are; a `Transaction` is a set of them with the version
+it was based on, the leader's epoch, an id of its own and a reason for people. Backends store records; `invariants.py`
+says which sets of records are lawful. Nothing here does I/O.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from policies.keys import HIGHEST, LOWEST, KeyType
+from policies.leaves import Leaf
+
+Json = Any
+"""What `json.loads` gives: kept opaque here, owned by the package that wrote it."""
+
+
+class Kind(StrEnum):
+    """The kinds of records."""
+
+    BUNDLE = "bundle"
+    NODE = "node"
+    TABLE = "table"
+    TABLET = "tablet"
+    MIGRATION = "migration"
+    COMMAND = "command"
+    PLAN = "plan"
+    PIN = "pin"
+    PAUSE = "pause"
+    COUNTER = "counter"
+
+
+class NodeState(StrEnum):
+    """What a node may be given. Only `active` nodes receive tablets; `draining` ones give theirs away."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    CLOSED = "closed"  # keeps what it has, gets nothing new
+    DOWN = "down"
+
+
+class Layout(StrEnum):
+    """How a table's key space is cut."""
+
+    HASH = "hash"
+    RANGE = "range"
+
+
+class TabletState(StrEnum):
+    """Of a tablet in the directory. Which of them is being migrated is said by the migrations, not here."""
+
+    OWNED = "owned"
+    QUARANTINED = "quarantined"  # left alone until an operator has looked at it
+
+
+class MigrationKind(StrEnum):
+    """What a migration does."""
+
+    MOVE = "move"
+    SPLIT = "split"
+    MERGE = "merge"
+
+
+class MigrationMode(StrEnum):
+    """How writers are treated while the rows are copied."""
+
+    REPLICATE = "replicate"
+    READ_ONLY = "read-only"
+
+
+@dataclass(frozen=True, slots=True)
+class RangeBounds:
+    """`lower <= key < upper`, both encoded by `policies.keys`."""
+
+    lower: bytes = LOWEST
+    upper: bytes = HIGHEST
+
+
+Bounds = RangeBounds | Leaf
+"""A tablet's part of its table's key space: a range, or a hash leaf."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Tables and nodes under one policy file."""
+
+    kind: ClassVar[Kind] = Kind.BUNDLE
+    name: str
+
+    @property
+    def key(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One PostgreSQL database that holds tablets. The DSN has no password: whoever connects brings his own."""
+
+    kind: ClassVar[Kind] = Kind.NODE
+    id: str
+    bundle: str
+    dsn: str
+    state: NodeState = NodeState.ACTIVE
+    zone: str = ""
+    weight: float = 1.0
+    reason: str = ""  # why it is in a state other than active
+
+    @property
+    def key(self) -> str:
+        return self.id
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumn:
+    """One column of a table's key."""
+
+    name: str
+    type: KeyType
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Colocated partitioned roots with one key. Roots are schema-qualified; the first one names the table's heat."""
+
+    kind: ClassVar[Kind] = Kind.TABLE
+    id: int
+    name: str
+    bundle: str
+    layout: Layout
+    columns: tuple[KeyColumn, ...]
+    roots: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        return str(self.id)
+
+    @property
+    def key_types(self) -> tuple[KeyType, ...]:
+        return tuple(column.type for column in self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Tablet:
+    """A part of a table's key space and its owner. Ids are never reused; the epoch grows with each change of owner."""
+
+    kind: ClassVar[Kind] = Kind.TABLET
+    id: int
+    table: int
+    bounds: Bounds
+    node: str
+    epoch: int = 1
+    state: TabletState = TabletState.OWNED
+    partitions: tuple[str, ...] = ()
+    """The partition's name in each root's schema, in the order of the table's roots; empty: `<root>_t<id>`."""
+
+    @property
+    def key(self) -> str:
+        return str(self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """A journal record. `state` is a word of `balancer.migration.machine`; here only `finished` has a meaning."""
+
+    kind: ClassVar[Kind] = Kind.MIGRATION
+    id: str
+    bundle: str
+    table: int
+    operation: MigrationKind
+    mode: MigrationMode
+    sources: tuple[int, ...]  # tablets that exist before
+    targets: tuple[Tablet, ...]  # tablets as they will be after the commit
+    source_node: str
+    target_node: str
+    state: str
+    finished: bool = False
+    reason: str = ""
+    created: float = 0.0  # seconds since 1970
+    updated: float = 0.0
+    attempt: int = 1
+    error: str = ""
+    detail: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return self.id
+
+
+class CommandState(StrEnum):
+    """How far an operator's command has come."""
+
+    WAITING = "waiting"
+    ACCEPTED = "accepted"
+    DONE = "done"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """An operator's wish, put here from any host and carried out by the leader."""
+
+    kind: ClassVar[Kind] = Kind.COMMAND
+    id: str
+    verb: str
+    arguments: Mapping[str, Json]
+    author: str
+    created: float
+    state: CommandState = CommandState.WAITING
+    result: str = ""
+
+    @property
+    def key(self) -> str:
+        return self.id
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan of one bundle, as `policies` made it, with its inputs."""
+
+    kind: ClassVar[Kind] = Kind.PLAN
+    id: str
+    bundle: str
+    created: float
+    state: str  # proposed, approved, superseded, done
+    document: Json
+
+    @property
+    def key(self) -> str:
+        return self.id
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A tablet that stays where it is."""
+
+    kind: ClassVar[Kind] = Kind.PIN
+    tablet: int
+    until: float | None  # seconds since 1970; None: until it is unpinned
+    author: str = ""
+    reason: str = ""
+
+    @property
+    def key(self) -> str:
+        return str(self.tablet)
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A bundle in which nothing new is started."""
+
+    kind: ClassVar[Kind] = Kind.PAUSE
+    bundle: str
+    until: float | None
+    author: str = ""
+    reason: str = ""
+
+    @property
+    def key(self) -> str:
+        return self.bundle
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A number that only grows: the next tablet id, the next table id, blocks of row ids."""
+
+    kind: ClassVar[Kind] = Kind.COUNTER
+    name: str
+    next: int = 1
+
+    @property
+    def key(self) -> str:
+        return self.name
+
+
+Record = Bundle | Node | Table | Tablet | Migration | Command | Plan | Pin | Pause | Counter
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Creates or replaces a record."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Removes a record; removing one that is not there is a conflict."""
+
+    kind: Kind
+    key: str
+
+
+Change = Put | Remove
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """A set of changes, applied together or not at all.
+
+    It is refused with `Conflict` if any record that it changes was changed after version `base`, and with `Fenced`
+    if `leader_epoch` is given and is no longer the newest. Operators and clients (commands, id blocks) give no epoch.
+    """
+
+    changes: tuple[Change, ...]
+    base: int
+    reason: str
+    author: str
+    leader_epoch: int | None = None
+    id: str = field(default_factory=lambda: uuid4().hex)
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One commit, as the history shows it."""
+
+    version: int
+    transaction: str
+    at: float
+    author: str
+    leader_epoch: int | None
+    reason: str
+    changes: tuple[Change, ...]

@@ -1,0 +1,46 @@
+"""Errors, classed by what the caller must do, not by where they arose.
+
+Everybody may raise and catch these; nothing here imports anything of ours.
+
+| class            | what the caller does                                              |
+|------------------|-------------------------------------------------------------------|
+| `UserError`      | shows the sentence and stops: the input is wrong                  |
+| `Refused`        | gives up: a precondition does not hold, and trying again won't help |
+| `Conflict`       | reads again and decides anew: somebody else was faster            |
+| `Fenced`         | steps down: another leader holds a newer epoch                    |
+| `OutcomeUnknown` | finds out what happened before doing anything else                |
+| `TooLarge`       | makes the request smaller                                         |
+| `Unavailable`    | tries again later                                                 |
+"""
+
+
+class BalancerError(Exception):
+    """The base of all errors of ours; its text is one sentence for a person."""
+
+
+class UserError(BalancerError):
+    """The user's input is wrong: what, where, and what is allowed. Exit code 2, never a traceback."""
+
+
+class Refused(BalancerError):
+    """A precondition does not hold; the same request will be refused again until something changes."""
+
+
+class Conflict(BalancerError):
+    """What the caller based its change on has changed: nothing was applied, read again."""
+
+
+class Fenced(BalancerError):
+    """A newer leader exists: nothing was applied, and nothing of ours will be any more."""
+
+
+class OutcomeUnknown(BalancerError):
+    """The request may or may not have been applied, and it could not be found out in time."""
+
+
+class TooLarge(BalancerError):
+    """The request would exceed a limit of the server and was not sent."""
+
+
+class Unavailable(BalancerError):
+    """A server cannot be reached or does not answer in time: nothing was applied, try again later."""

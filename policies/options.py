@@ -1,0 +1,176 @@
+"""The options that decide: names, defaults and meanings as users of YT know them. Plain values; no files here.
+
+`balancer.settings` reads them from a bundle's file; the policies take them as arguments. Sizes are bytes, times are
+seconds, rates are per second. What is `None` is unset and falls back as its docstring says.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+KB = 1024
+MB = 1024 * KB
+GB = 1024 * MB
+
+
+class InMemoryMode(StrEnum):
+    """Whether a table is meant to live in its nodes' memory: it then has its own size limits and its own balance."""
+
+    NONE = "none"
+    COMPRESSED = "compressed"
+    UNCOMPRESSED = "uncompressed"
+
+
+class Placement(StrEnum):
+    """How the vbuckets of a table are given to nodes: by the planner's objective, or by a fixed sharding function."""
+
+    BALANCED = "balanced"
+    MODULO = "modulo"
+    RENDEZVOUS = "rendezvous"
+    RING = "ring"
+    JUMP = "jump"
+    FIBONACCI = "fibonacci"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOptions:
+    """A named group of tables with its own schedule and parameters."""
+
+    schedule: str = ""
+    """Formula; empty: the bundle's."""
+    enable_move: bool = True
+    enable_reshard: bool = True
+    metric: str = ""
+    """Formula over a tablet's statistics and rates; empty: the group is not moved by a metric."""
+    max_action_count: int = 50
+    """Most moves by metric in one plan."""
+    node_deviation_threshold: float = 0.1
+    """Moves by metric start when the fullest node's load reaches the emptiest's × (1 + this)."""
+    cell_deviation_threshold: float = 0.1
+    min_relative_metric_improvement: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BalancerOptions:
+    """`[tablet_balancer_config]` of a bundle: YT's names and defaults."""
+
+    min_tablet_size: int = 128 * MB
+    desired_tablet_size: int = 10 * GB
+    max_tablet_size: int = 20 * GB
+    min_in_memory_tablet_size: int = 512 * MB
+    desired_in_memory_tablet_size: int = 1 * GB
+    max_in_memory_tablet_size: int = 2 * GB
+    min_desired_tablet_size: int = 5 * MB
+    """A floor on the desired size: smaller tablets cost more than they balance."""
+    enable_tablet_size_balancer: bool = True
+    enable_in_memory_cell_balancer: bool = True
+    enable_cell_balancer: bool = False
+    soft_in_memory_cell_balance_threshold: float = 0.05
+    hard_in_memory_cell_balance_threshold: float = 0.15
+    tablet_to_cell_ratio: float = 10000.0
+    """Caps the tablets of a table at nodes × this."""
+    tablet_balancer_schedule: str = ""
+    """Formula over hours and minutes; empty: the cluster's default."""
+    groups: Mapping[str, GroupOptions] = field(default_factory=dict)
+    """By name; the group `default` always exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """`[tables.NAME]` of a bundle: what decides about one table."""
+
+    enable_auto_reshard: bool = True
+    enable_auto_tablet_move: bool = True
+    min_tablet_size: int | None = None
+    """The three sizes are used only when all are set and strictly increasing."""
+    desired_tablet_size: int | None = None
+    max_tablet_size: int | None = None
+    desired_tablet_count: int | None = None
+    """Overrides every size."""
+    min_tablet_count: int | None = None
+    desired_tablet_metric: float | None = None
+    group: str = "default"
+    in_memory_mode: InMemoryMode = InMemoryMode.NONE
+    placement: Placement = Placement.BALANCED
+    zones: tuple[str, ...] = ()
+    """Zones its tablets may live in; empty: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeatOptions:
+    """`[heat]` of a bundle: when a tablet is too hot, and when two are cool enough to be joined again."""
+
+    enable: bool = True
+    schedule: str = ""
+    """Formula for heat alone; empty: the bundle's."""
+    max_rows_per_second: float | None = None
+    """Rows written and read per second by one tablet; None: no absolute limit."""
+    max_bytes_per_second: float | None = None
+    max_cpu_seconds_per_second: float | None = None
+    max_node_share: float = 0.20
+    """Share of its node's load that one tablet may carry."""
+    min_rows_per_second: float = 100.0
+    """Below this a tablet is never hot, whatever its share: an idle cluster has no hot spots."""
+    polls_to_confirm: int = 3
+    """Polls in a row a trigger must hold: a burst is not a hot range."""
+    hot_key_share: float = 0.25
+    front_share: float = 0.80
+    min_samples: int = 100
+    """Fewer key samples than this decide nothing."""
+    min_split_age: float = 3600.0
+    """Seconds before what heat has split may be merged again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementOptions:
+    """`[placement]` of a bundle: the objective over several dimensions, and what a move must be worth."""
+
+    dimensions: Mapping[str, float] = field(
+        default_factory=lambda: {"bytes": 1.0, "write_rate": 1.0, "read_rate": 0.5, "tablets": 0.1}
+    )
+    """Dimension → weight. Known: bytes, memory, write_rate, read_rate, tablets. The tightest one decides."""
+    start_threshold: float = 0.10
+    """Moves start when some dimension's fullest node is this much above the mean …"""
+    stop_threshold: float = 0.05
+    """… and stop when every one is within this: the gap keeps the plan steady."""
+    min_gain: float = 0.005
+    """Least improvement of the objective by one move, relative to the whole."""
+    payback_horizon: float = 86400.0
+    """Seconds within which a move's gain must exceed its cost in bytes."""
+    close_at_disk_share: float = 0.85
+    """A node fuller than this gets no new tablets …"""
+    reopen_at_disk_share: float = 0.80
+    """… until it is below this."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetOptions:
+    """`[migration]` of a bundle, as far as it decides how much is done at once."""
+
+    moves_per_node: int = 1
+    moves_total: int = 4
+    bytes_per_window: int | None = None
+    """Bytes that may be moved in one window of the schedule; None: no limit."""
+    expected_bytes_per_second: float = 32 * MB
+    """Used until a rate has been measured."""
+    cool_down: float = 600.0
+    """Seconds a tablet rests after a migration."""
+    back_off: float = 300.0
+    """Seconds after a first failure; doubled with each further one."""
+    quarantine_after: int = 3
+    """Failures in a row after which a tablet is left alone until an operator says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleOptions:
+    """All that decides about one bundle."""
+
+    balancer: BalancerOptions = field(default_factory=BalancerOptions)
+    tables: Mapping[str, TableOptions] = field(default_factory=dict)
+    heat: HeatOptions = field(default_factory=HeatOptions)
+    placement: PlacementOptions = field(default_factory=PlacementOptions)
+    budgets: BudgetOptions = field(default_factory=BudgetOptions)
+
+    def table(self, name: str) -> TableOptions:
+        """The options of a table; defaults where the file says nothing."""
+        return self.tables.get(name) or TableOptions()
