@@ -61,7 +61,7 @@ class TabletColumns:
 
     ids: Ints
     node: Ints  # index into BundleView.nodes
-    bytes: Floats
+    sizes: Floats  # bytes on disk
     memory: Floats  # bytes that count against nodes' memory: 0 for tables that are not in-memory
     rows: Floats
     write_rate: Floats  # rows written per second
@@ -175,7 +175,7 @@ class Action:
     parts: tuple[Part, ...] = ()
     count: int = 0
     """For a reshard by size: how many tablets; the keys are chosen on the node when `parts` is empty."""
-    bytes: float = 0.0
+    size: float = 0.0  # bytes to be moved or rewritten
     gain: float = 0.0
 
 

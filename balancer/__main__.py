@@ -1,0 +1,5 @@
+"""`python -m balancer`: the same as the `balancer` command."""
+
+from balancer.cli.main import main
+
+main()

@@ -1,0 +1,71 @@
+"""How commands print: JSON on request, tables on a terminal, plain tab-separated lines otherwise.
+
+A command builds plain data once and hands it to `show`; it never decides on colours or widths.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+Row = Mapping[str, Any]
+
+
+class Output(StrEnum):
+    """What `--output` takes."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="text for people, json for programs")]
+
+console = Console(highlight=False)
+_errors = Console(stderr=True, highlight=False)
+
+
+def show_json(document: Any) -> None:
+    """One JSON document on standard output."""
+    sys.stdout.write(json.dumps(document, indent=2, default=str, ensure_ascii=False) + "\n")
+
+
+def show_rows(rows: Sequence[Row], columns: Sequence[str], output: Output, empty: str = "nothing to show") -> None:
+    """A list of records: a JSON array, a table on a terminal, or one tab-separated line each."""
+    if output is Output.JSON:
+        show_json([{name: row.get(name) for name in columns} for row in rows])
+    elif not rows:
+        say(empty)
+    elif console.is_terminal:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in columns:
+            table.add_column(name.replace("_", " "))
+        for row in rows:
+            table.add_row(*(_text(row.get(name)) for name in columns))
+        console.print(table)
+    else:
+        say("\t".join(columns))
+        for row in rows:
+            say("\t".join(_text(row.get(name)) for name in columns))
+
+
+def say(text: str) -> None:
+    """A line of plain text: no markup is read from it."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def fail(text: str) -> None:
+    """A sentence on standard error."""
+    _errors.print(text, markup=False, soft_wrap=True, style="red" if _errors.is_terminal else None)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return str(value)
