@@ -40,6 +40,13 @@ class Placement(StrEnum):
     FIBONACCI = "fibonacci"
 
 
+class MigrationMode(StrEnum):
+    """How writers are treated while a migration copies rows."""
+
+    REPLICATE = "replicate"
+    READ_ONLY = "read-only"
+
+
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
     """A named group of tables with its own schedule and parameters."""
