@@ -20,7 +20,7 @@ class FormulaSyntaxError(ValueError):
 
     def __str__(self) -> str:
         wanted = f"; expected {self.expected}" if self.expected else ""
-        return f"{self.problem} at character {self.position + 1}{wanted}\n{self.excerpt()}"
+        return f"character {self.position + 1}: {self.problem}{wanted}\n{self.excerpt()}"
 
     def excerpt(self) -> str:
         """Two lines: the formula around the position, and the caret."""

@@ -92,7 +92,7 @@ def _symbol_kind(symbol: str) -> Kind:
 def _number(text: str, at: int) -> tuple[Token, int]:
     match = _NUMBER.match(text, at)
     if match is None:
-        raise FormulaSyntaxError("`-` here must touch the digits of a negative number", text, at, OPERAND)
+        raise FormulaSyntaxError("`-` here must touch the digits of a negative number (write `0 - x`)", text, at)
     digits = match.group().lstrip("-").lstrip("0") or "0"
     # The length is looked at first: Python refuses to convert very long digits.
     value = int(match.group()) if len(digits) <= _DIGITS else HIGHEST + 1

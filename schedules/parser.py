@@ -17,7 +17,6 @@ Program = tuple[Token, ...]
 MAX_LENGTH: Final = 10_000  # characters: a day's table of the longest formula still takes less than a second
 MAX_DEPTH: Final = 200  # parentheses and operators that wait for their right side
 
-_OPERATOR: Final = "an operator"
 _WORDS: Final = {"and": "&&", "or": "||", "not": "!", "xor": "^", "mod": "%"}
 
 
@@ -97,22 +96,33 @@ class _Parser:
         self._waiting.append(token)
 
     def _expect_operand(self, token: Token) -> None:
-        if not self._operand_expected:
-            raise self._error(f"`{token.text}` cannot stand here", token, self._after_operand())
+        if self._operand_expected:
+            return
+        if token.kind is Kind.NAME and self._text[token.position - 1].isdigit():
+            raise self._error("there are no hexadecimal numbers and no suffixes", token, self._after_operand())
+        raise self._error(f"`{token.text}` cannot stand here", token, self._after_operand(token.text))
 
     def _expect_operator(self, token: Token) -> None:
-        if self._operand_expected:
-            raise self._error(f"`{token.text}` cannot stand here", token, OPERAND)
+        if not self._operand_expected:
+            return
+        problem = f"`{token.text}` cannot stand here"
+        if token.text == "+":
+            problem = "there is no `+` before an operand"
+        elif token.text[0] in "<>" and self._text[token.position - 1 : token.position] == token.text[0]:
+            problem = "there are no shifts"
+        raise self._error(problem, token, OPERAND)
 
-    def _after_operand(self) -> str:
-        open_bracket = any(token.kind is Kind.OPEN for token in self._waiting)
-        return f"{_OPERATOR} or `)`" if open_bracket else f"{_OPERATOR} or the end"
+    def _after_operand(self, word: str = "") -> str:
+        if word in _WORDS:
+            return f"the operator `{_WORDS[word]}`"
+        inside = any(token.kind is Kind.OPEN for token in self._waiting)
+        return "an operator or `)`" if inside else "an operator or the end"
 
     def _names(self, name: str) -> str:
         if name in _WORDS:
             return f"the operator `{_WORDS[name]}`"
         if name in ("true", "false"):
-            return f"`%{name}` where an operand stands"
+            return f"a name or, where an operand stands, `%{name}`"
         return " or ".join(self._variables) if self._variables else "a number: this formula has no variables"
 
     def _error(self, problem: str, token: Token, expected: str = "") -> FormulaSyntaxError:
