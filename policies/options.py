@@ -7,6 +7,14 @@ seconds, rates are per second. What is `None` is unset and falls back as its doc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
+
+Bytes = Annotated[int, "bytes"]
+"""A size; written "10GB" in a file, powers of 1024."""
+Seconds = Annotated[float, "seconds"]
+"""A duration; written "250ms" or "10m" in a file."""
+FormulaText = Annotated[str, "formula"]
+"""A schedule formula; empty: unset."""
 
 KB = 1024
 MB = 1024 * KB
@@ -36,7 +44,7 @@ class Placement(StrEnum):
 class GroupOptions:
     """A named group of tables with its own schedule and parameters."""
 
-    schedule: str = ""
+    schedule: FormulaText = ""
     """Formula; empty: the bundle's."""
     enable_move: bool = True
     enable_reshard: bool = True
@@ -54,13 +62,13 @@ class GroupOptions:
 class BalancerOptions:
     """`[tablet_balancer_config]` of a bundle: YT's names and defaults."""
 
-    min_tablet_size: int = 128 * MB
-    desired_tablet_size: int = 10 * GB
-    max_tablet_size: int = 20 * GB
-    min_in_memory_tablet_size: int = 512 * MB
-    desired_in_memory_tablet_size: int = 1 * GB
-    max_in_memory_tablet_size: int = 2 * GB
-    min_desired_tablet_size: int = 5 * MB
+    min_tablet_size: Bytes = 128 * MB
+    desired_tablet_size: Bytes = 10 * GB
+    max_tablet_size: Bytes = 20 * GB
+    min_in_memory_tablet_size: Bytes = 512 * MB
+    desired_in_memory_tablet_size: Bytes = 1 * GB
+    max_in_memory_tablet_size: Bytes = 2 * GB
+    min_desired_tablet_size: Bytes = 5 * MB
     """A floor on the desired size: smaller tablets cost more than they balance."""
     enable_tablet_size_balancer: bool = True
     enable_in_memory_cell_balancer: bool = True
@@ -69,7 +77,7 @@ class BalancerOptions:
     hard_in_memory_cell_balance_threshold: float = 0.15
     tablet_to_cell_ratio: float = 10000.0
     """Caps the tablets of a table at nodes × this."""
-    tablet_balancer_schedule: str = ""
+    tablet_balancer_schedule: FormulaText = ""
     """Formula over hours and minutes; empty: the cluster's default."""
     groups: Mapping[str, GroupOptions] = field(default_factory=dict)
     """By name; the group `default` always exists."""
@@ -81,10 +89,10 @@ class TableOptions:
 
     enable_auto_reshard: bool = True
     enable_auto_tablet_move: bool = True
-    min_tablet_size: int | None = None
+    min_tablet_size: Bytes | None = None
     """The three sizes are used only when all are set and strictly increasing."""
-    desired_tablet_size: int | None = None
-    max_tablet_size: int | None = None
+    desired_tablet_size: Bytes | None = None
+    max_tablet_size: Bytes | None = None
     desired_tablet_count: int | None = None
     """Overrides every size."""
     min_tablet_count: int | None = None
@@ -101,11 +109,11 @@ class HeatOptions:
     """`[heat]` of a bundle: when a tablet is too hot, and when two are cool enough to be joined again."""
 
     enable: bool = True
-    schedule: str = ""
+    schedule: FormulaText = ""
     """Formula for heat alone; empty: the bundle's."""
     max_rows_per_second: float | None = None
     """Rows written and read per second by one tablet; None: no absolute limit."""
-    max_bytes_per_second: float | None = None
+    max_bytes_per_second: Annotated[float, "bytes"] | None = None
     max_cpu_seconds_per_second: float | None = None
     max_node_share: float = 0.20
     """Share of its node's load that one tablet may carry."""
@@ -117,7 +125,7 @@ class HeatOptions:
     front_share: float = 0.80
     min_samples: int = 100
     """Fewer key samples than this decide nothing."""
-    min_split_age: float = 3600.0
+    min_split_age: Seconds = 3600.0
     """Seconds before what heat has split may be merged again."""
 
 
@@ -135,7 +143,7 @@ class PlacementOptions:
     """… and stop when every one is within this: the gap keeps the plan steady."""
     min_gain: float = 0.005
     """Least improvement of the objective by one move, relative to the whole."""
-    payback_horizon: float = 86400.0
+    payback_horizon: Seconds = 86400.0
     """Seconds within which a move's gain must exceed its cost in bytes."""
     close_at_disk_share: float = 0.85
     """A node fuller than this gets no new tablets …"""
@@ -149,13 +157,13 @@ class BudgetOptions:
 
     moves_per_node: int = 1
     moves_total: int = 4
-    bytes_per_window: int | None = None
+    bytes_per_window: Bytes | None = None
     """Bytes that may be moved in one window of the schedule; None: no limit."""
-    expected_bytes_per_second: float = 32 * MB
+    expected_bytes_per_second: Annotated[float, "bytes"] = 32 * MB
     """Used until a rate has been measured."""
-    cool_down: float = 600.0
+    cool_down: Seconds = 600.0
     """Seconds a tablet rests after a migration."""
-    back_off: float = 300.0
+    back_off: Seconds = 300.0
     """Seconds after a first failure; doubled with each further one."""
     quarantine_after: int = 3
     """Failures in a row after which a tablet is left alone until an operator says otherwise."""
