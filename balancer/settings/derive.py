@@ -36,12 +36,13 @@ def model_of(options: type) -> type[BaseModel]:
     """The model that reads a section of a file into this option class."""
     hints = get_type_hints(options, include_extras=True)
     members = {field.name: (_annotation(hints[field.name]), _default(field)) for field in fields(options)}
-    return create_model(
+    made: type[BaseModel] = create_model(
         options.__name__,
-        __config__=ConfigDict(extra="forbid", frozen=True, strict=False),
+        __config__=ConfigDict(extra="forbid", frozen=True),
         __doc__=options.__doc__,
         **members,  # type: ignore[call-overload]
     )
+    return made
 
 
 def build(options: type, section: BaseModel) -> Any:

@@ -2,7 +2,6 @@
 
 import re
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -105,7 +104,22 @@ class LogSettings(Section):
     """`auto`: key–value text on a terminal, JSON otherwise."""
 
 
-class DaemonFile(BaseSettings):
+class _EnvironmentFirst(BaseSettings):
+    """A file whose keys may be overridden by the environment; nothing else is read."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return env_settings, init_settings
+
+
+class DaemonFile(_EnvironmentFirst):
     """`balancer.toml`: one per instance. The environment (`BALANCER_TICK`, `BALANCER_HTTP__LISTEN`) goes before it."""
 
     model_config = SettingsConfigDict(
@@ -134,18 +148,6 @@ class DaemonFile(BaseSettings):
     http: HttpSettings = HttpSettings()
     directory_security: DirectorySecurity = DirectorySecurity()
     log: LogSettings = LogSettings()
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment before the file; nothing else is read."""
-        return env_settings, init_settings
 
 
 class NodeSection(Section):
@@ -181,13 +183,17 @@ class _TableShape(Section):
         return self
 
 
-TableSection: type[_TableShape] = create_model("TableSection", __base__=(_TableShape, model_of(TableOptions)))
-MigrationSection: type[BaseModel] = create_model(
+# Made at run time from the option classes; the type checker sees sections whose fields it does not know.
+TableSection: Any = create_model("TableSection", __base__=(_TableShape, model_of(TableOptions)))
+MigrationSection: Any = create_model(
     "MigrationSection", __base__=(model_of(MigrationSettings), model_of(BudgetOptions))
 )
+BalancerSection: Any = model_of(BalancerOptions)
+HeatSection: Any = model_of(HeatOptions)
+PlacementSection: Any = model_of(PlacementOptions)
 
 
-class BundleFile(BaseSettings):
+class BundleFile(_EnvironmentFirst):
     """`bundles/<name>.toml`. The environment (`BALANCER_BUNDLE_<NAME>__MIGRATION__MODE`) goes before it."""
 
     model_config = SettingsConfigDict(
@@ -196,14 +202,9 @@ class BundleFile(BaseSettings):
 
     mode: Mode | None = None
     timezone: Zone | None = None
-    tablet_balancer_config: model_of(BalancerOptions) = model_of(BalancerOptions)()  # type: ignore[valid-type]
-    heat: model_of(HeatOptions) = model_of(HeatOptions)()  # type: ignore[valid-type]
-    placement: model_of(PlacementOptions) = model_of(PlacementOptions)()  # type: ignore[valid-type]
-    migration: MigrationSection = MigrationSection()  # type: ignore[valid-type]
+    tablet_balancer_config: BalancerSection = BalancerSection()
+    heat: HeatSection = HeatSection()
+    placement: PlacementSection = PlacementSection()
+    migration: MigrationSection = MigrationSection()
     nodes: dict[str, NodeSection] = {}
-    tables: dict[str, TableSection] = {}  # type: ignore[valid-type]
-
-    settings_customise_sources = DaemonFile.settings_customise_sources
-
-
-Sections = Mapping[str, Any]
+    tables: dict[str, TableSection] = {}
