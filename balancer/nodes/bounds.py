@@ -58,9 +58,23 @@ def check_expression(columns: Sequence[KeyColumn], part: Part, root_oid: int) ->
     clauses: list[sql.Composable] = [
         sql.SQL("{} IS NOT NULL").format(sql.Identifier(column.name)) for column in columns
     ]
-    clauses += _side(columns, part.lower, ">", ">=")
-    clauses += _side(columns, part.upper, "<", "<")
+    (lower, lower_max), (upper, upper_max) = _decoded(columns, part.lower), _decoded(columns, part.upper)
+    # Columns on which both bounds agree are spelled as equalities, as PostgreSQL does.
+    same = next((i for i, (low, high) in enumerate(zip(lower, upper, strict=False)) if low != high), None)
+    shared = min(len(lower), len(upper)) if same is None else same
+    clauses += [_test(column, "=", value) for column, value in zip(columns, lower[:shared], strict=False)]
+    rest = columns[shared:]
+    clauses += _side(rest, lower[shared:], ">", ">" if lower_max and len(lower) < len(columns) else ">=")
+    clauses += _side(rest, upper[shared:], "<", "<=" if upper_max and len(upper) < len(columns) else "<")
     return sql.SQL(" AND ").join(sql.SQL("({})").format(clause) for clause in clauses)
+
+
+def attach_scans(columns: Sequence[KeyColumn], part: Part) -> bool:
+    """Whether ATTACH reads the whole partition in spite of the CHECK.
+
+    PostgreSQL compares the hash test with one of its own that has no input collation; a text column gives ours one.
+    """
+    return isinstance(part, Leaf) and any(column.type is KeyType.TEXT for column in columns)
 
 
 def literal(kind: KeyType, value: KeyValue) -> sql.Composable:
@@ -100,24 +114,25 @@ def _bound(columns: Sequence[KeyColumn], data: bytes) -> sql.Composable:
     return sql.SQL(", ").join([*shown, *[fill] * (len(columns) - len(values))])
 
 
-def _side(columns: Sequence[KeyColumn], data: bytes, strict: str, last: str) -> Iterator[sql.Composable]:
-    """One side of a range as PostgreSQL spells it: `a > 1 OR (a = 1 AND b >= 2)`; nothing where it is unbounded."""
-    values, rest_is_max = _decoded(columns, data)
-    if not values:
-        return
-    # A bound that stops early: (5, MINVALUE) as lower is a >= 5 and as upper a < 5; (5, MAXVALUE) is a > 5 and a <= 5.
-    ending = last
-    if len(values) < len(columns) and rest_is_max:
-        ending = ">" if strict == ">" else "<="
+def _side(columns: Sequence[KeyColumn], values: Key, strict: str, last: str) -> Iterator[sql.Composable]:
+    """One side of a range as PostgreSQL spells it: `a > 1 OR (a = 1 AND b >= 2)`; nothing where it is unbounded.
+
+    `last` is for the last value: (5, MINVALUE) as lower is a >= 5 and as upper a < 5; (5, MAXVALUE) is a > 5, a <= 5.
+    """
     alternatives = []
     for depth in range(len(values)):
-        operators = ["="] * depth + [ending if depth == len(values) - 1 else strict]
+        operators = ["="] * depth + [last if depth == len(values) - 1 else strict]
         tests = [
-            sql.SQL("({} {} {})").format(sql.Identifier(column.name), sql.SQL(operator), literal(column.type, value))
+            sql.SQL("({})").format(_test(column, operator, value))
             for column, value, operator in zip(columns, values, operators, strict=False)
         ]
         alternatives.append(sql.SQL(" AND ").join(tests))
-    yield sql.SQL(" OR ").join(sql.SQL("({})").format(alternative) for alternative in alternatives)
+    if alternatives:
+        yield sql.SQL(" OR ").join(sql.SQL("({})").format(alternative) for alternative in alternatives)
+
+
+def _test(column: KeyColumn, operator: str, value: KeyValue) -> sql.Composable:
+    return sql.SQL("{} {} {}").format(sql.Identifier(column.name), sql.SQL(operator), literal(column.type, value))
 
 
 def _decoded(columns: Sequence[KeyColumn], data: bytes) -> tuple[Key, bool]:
