@@ -1,0 +1,188 @@
+"""A real ZooKeeper on loopback, standalone or an ensemble, from the jars of Debian's package.
+
+Called by `balancer demo --zookeeper` and by the tests. The small heap and the serial collector keep a server at about
+60 MB; ticks of half a second let sessions expire quickly enough for tests of failover.
+"""
+
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from balancer.embedded import process
+from balancer.errors import Unavailable, UserError
+
+JARS = ("zookeeper.jar", "slf4j-simple.jar")
+JAR_FOLDER = Path("/usr/share/java")
+START_PATIENCE = 60.0
+STOP_PATIENCE = 10.0
+JAVA_OPTIONS = ("-Xms32m", "-Xmx128m", "-XX:+UseSerialGC")
+
+SETTINGS: Mapping[str, object] = {
+    "tickTime": 500,
+    "initLimit": 20,
+    "syncLimit": 10,
+    "minSessionTimeout": 1000,
+    "clientPortAddress": "127.0.0.1",
+    "admin.enableServer": "false",
+    "4lw.commands.whitelist": "*",
+    "maxClientCnxns": 0,
+}
+
+
+def java_command(extra_jars: Sequence[str] = ()) -> list[str]:
+    """How to start Java with ZooKeeper's classes; a UserError says what is missing."""
+    java = shutil.which("java")
+    if java is None:
+        raise UserError("ZooKeeper needs Java: apt-get install default-jre-headless")
+    jars = [JAR_FOLDER / name for name in (*JARS, *extra_jars)]
+    missing = [str(jar) for jar in jars if not jar.exists()]
+    if missing:
+        raise UserError(f"ZooKeeper's jars are missing ({', '.join(missing)}): apt-get install zookeeper libslf4j-java")
+    return [java, *JAVA_OPTIONS, "-cp", ":".join(map(str, jars))]
+
+
+class ZooKeeperServer:
+    """One server and its data folder; part of an ensemble when `peers` names its members' quorum ports."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, object] | None = None,
+        java_options: Sequence[str] = (),
+        extra_jars: Sequence[str] = (),
+    ) -> None:
+        self.folder = folder.absolute()
+        self.log = self.folder / "server.log"
+        self.port: int | None = None
+        self._settings = {**SETTINGS, **(settings or {})}
+        self._java_options = tuple(java_options)
+        self._extra_jars = tuple(extra_jars)
+        self._account = process.Account.choose()
+        self._pid_file = self.folder / "server.pid"
+
+    @property
+    def address(self) -> str:
+        """`host:port` for clients."""
+        if self.port is None:
+            raise Unavailable(f"ZooKeeper in {self.folder} has not been started")
+        return f"127.0.0.1:{self.port}"
+
+    def start(self, wait: bool = True) -> None:
+        """Starts it on its port; the members of an ensemble are started first and waited for together."""
+        if self.pid() is not None and self.port is not None:
+            return
+        process.prepare_folder(self.folder, self._account)
+        self.stop()
+        self.port = process.free_port(self.port or process.remembered_port(self.folder / "port"))
+        (self.folder / "port").write_text(str(self.port))
+        config = self.folder / "zoo.cfg"
+        values = {"dataDir": self.folder / "data", "clientPort": self.port, **self._settings}
+        config.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+        process.prepare_folder(self.folder / "data", self._account)
+        main = ["org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config)]
+        command = java_command(self._extra_jars)
+        child = process.spawn(
+            [command[0], *self._java_options, *command[1:], *main], self.log, self._account, self.folder
+        )
+        self._pid_file.write_text(str(child.pid))
+        if wait:
+            self.wait_until_serving()
+
+    def wait_until_serving(self) -> None:
+        """Returns when it answers clients: for a member of an ensemble, when there is a quorum."""
+        if not process.until(lambda: self.serving() or self.pid() is None, START_PATIENCE) or self.pid() is None:
+            raise Unavailable(f"ZooKeeper in {self.folder} does not start; its log ends: {self._log_end()}")
+
+    def serving(self) -> bool:
+        """Whether it answers, by its own four-letter word."""
+        return "Mode:" in process.ask(self.address, b"srvr")
+
+    def mode(self) -> str:
+        """`standalone`, `leader` or `follower`; empty while it does not serve."""
+        lines = process.ask(self.address, b"srvr").splitlines()
+        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("Mode:")), "")
+
+    def stop(self) -> None:
+        """Idempotent; ZooKeeper keeps its promises after any kind of end, so SIGTERM is clean."""
+        pid = self.pid()
+        if pid is not None:
+            process.stop(pid, self.folder, signal.SIGTERM, STOP_PATIENCE)
+        self._pid_file.unlink(missing_ok=True)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        pid = self.pid()
+        if pid is not None:
+            process.kill(pid, self.folder)
+        self._pid_file.unlink(missing_ok=True)
+
+    def pid(self) -> int | None:
+        """The process id, if it runs."""
+        return process.read_pid(self._pid_file, self.folder)
+
+    def __enter__(self) -> "ZooKeeperServer":
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def _log_end(self) -> str:
+        return " | ".join(self.log.read_text(errors="replace").splitlines()[-3:]) if self.log.exists() else "(no log)"
+
+
+class ZooKeeperEnsemble:
+    """Several servers that elect a leader among them."""
+
+    def __init__(self, folder: Path, size: int = 3) -> None:
+        self.servers: list[ZooKeeperServer] = []
+        account = process.Account.choose()
+        process.prepare_folder(folder.absolute(), account)
+        members = {f"server.{number}": _quorum_address() for number in range(1, size + 1)}
+        for number in range(1, size + 1):
+            home = folder / f"zk{number}"
+            process.prepare_folder(home, account)
+            process.prepare_folder(home / "data", account)
+            (home / "data" / "myid").write_text(str(number))
+            self.servers.append(ZooKeeperServer(home, members))
+
+    @property
+    def address(self) -> str:
+        """All members' addresses, for clients."""
+        return ",".join(server.address for server in self.servers)
+
+    def start(self) -> None:
+        """Starts every member that does not run, and waits until each answers."""
+        for server in self.servers:
+            server.start(wait=False)
+        for server in self.servers:
+            server.wait_until_serving()
+
+    def leader(self) -> ZooKeeperServer:
+        """The member that leads at present."""
+        for server in self.servers:
+            if server.pid() is not None and server.mode() == "leader":
+                return server
+        raise Unavailable("the ensemble has no leader at present")
+
+    def stop(self) -> None:
+        """Stops every member. Idempotent."""
+        for server in self.servers:
+            server.stop()
+
+    def kill(self) -> None:
+        """SIGKILL to every member."""
+        for server in self.servers:
+            server.kill()
+
+    def __enter__(self) -> "ZooKeeperEnsemble":
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+
+def _quorum_address() -> str:
+    return f"127.0.0.1:{process.free_port()}:{process.free_port()}"

@@ -1,0 +1,62 @@
+"""Fixtures that several folders share: real servers, started when first asked for, one of each per run."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from balancer.embedded.postgres import PostgresServer
+from balancer.embedded.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
+from tests.support.servers import Database, kept, new_database, postgres
+
+
+@pytest.fixture(scope="session")
+def server_folder() -> Iterator[Path]:
+    """Below the system's temporary folder: the servers' account must be able to enter it."""
+    folder = Path(tempfile.mkdtemp(prefix="balancer-tests-"))
+    folder.chmod(0o755)
+    with kept(folder):
+        yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres18(server_folder: Path) -> Iterator[PostgresServer]:
+    with postgres(server_folder / "postgres18", 18) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres15(server_folder: Path) -> Iterator[PostgresServer]:
+    with postgres(server_folder / "postgres15", 15) as server:
+        yield server
+
+
+@pytest.fixture(scope="session", params=[15, 18], ids=["postgres15", "postgres18"])
+def any_postgres(request: pytest.FixtureRequest) -> PostgresServer:
+    """Runs a test on each of the versions."""
+    server = request.getfixturevalue(f"postgres{request.param}")
+    assert isinstance(server, PostgresServer)
+    return server
+
+
+@pytest.fixture
+def database() -> Iterator[Callable[[PostgresServer], Database]]:
+    """Makes databases that live as long as the test."""
+    with ExitStack() as stack:
+        yield lambda server: stack.enter_context(new_database(server))
+
+
+@pytest.fixture(scope="session")
+def zookeeper(server_folder: Path) -> Iterator[ZooKeeperServer]:
+    with ZooKeeperServer(server_folder / "zookeeper") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def zookeeper_ensemble(server_folder: Path) -> Iterator[ZooKeeperEnsemble]:
+    with ZooKeeperEnsemble(server_folder / "ensemble") as ensemble:
+        yield ensemble

@@ -1,0 +1,114 @@
+"""The embedded servers: real, unprivileged, stopped for sure."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from balancer.embedded import process
+from balancer.embedded.postgres import PostgresServer, embedded_binaries, system_binaries
+from balancer.embedded.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
+from balancer.errors import UserError
+from tests.support.servers import postgres
+
+
+def test_a_node_is_ready_for_logical_replication(any_postgres: PostgresServer) -> None:
+    with psycopg.connect(any_postgres.dsn()) as connection:
+        row = connection.execute("SELECT current_setting('wal_level'), current_setting('max_replication_slots')")
+        assert row.fetchone() == ("logical", "64")
+
+
+def test_a_server_without_a_password_is_refused(postgres18: PostgresServer) -> None:
+    with pytest.raises(psycopg.OperationalError, match="password"):
+        psycopg.connect(f"postgresql://postgres@127.0.0.1:{postgres18.port}/postgres", passfile="/dev/null")
+
+
+def test_the_servers_do_not_run_as_root(postgres18: PostgresServer) -> None:
+    pid = postgres18.pid()
+    assert pid is not None
+    assert Path(f"/proc/{pid}").stat().st_uid != 0 or os.geteuid() == 0
+    if os.geteuid() == 0:
+        assert Path(f"/proc/{pid}").stat().st_uid != 0
+
+
+def test_data_and_port_outlive_a_kill(server_folder: Path) -> None:
+    server = postgres(server_folder / "outlives", 18)
+    server.start()
+    try:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+        port = server.port
+        server.kill()
+        assert not server.running()
+        assert server.pid() is None
+        server.start()
+        assert server.port == port
+        with psycopg.connect(server.dsn()) as connection:
+            assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
+    finally:
+        server.stop()
+
+
+def test_a_taken_port_is_not_fought_over(server_folder: Path, postgres18: PostgresServer) -> None:
+    server = postgres(server_folder / "second", 18)
+    server.folder.mkdir(parents=True, exist_ok=True)
+    (server.folder / "port").write_text(str(postgres18.port))
+    with server:
+        assert server.port != postgres18.port
+
+
+def test_a_pid_file_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
+    pid_file = tmp_path / "server.pid"
+    pid_file.write_text(str(os.getpid()))
+    assert process.read_pid(pid_file, tmp_path / "elsewhere") is None
+
+
+def test_servers_end_when_their_starter_is_killed(server_folder: Path) -> None:
+    folder = server_folder / "orphans"
+    program = textwrap.dedent("""
+        import sys, time
+        from pathlib import Path
+        from balancer.embedded.keeper import Keeper
+        from balancer.embedded.postgres import PostgresServer, embedded_binaries
+        folder = Path(sys.argv[1])
+        folder.mkdir(parents=True, exist_ok=True)
+        keeper = Keeper(folder)
+        server = PostgresServer(folder / "pg", embedded_binaries())
+        server.start()
+        print(server.pid(), flush=True)
+        time.sleep(600)
+    """)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    arguments = [sys.executable, "-c", program, str(folder)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as starter:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        starter.send_signal(signal.SIGKILL)
+    assert process.until(lambda: not process.command_line(pid), 30.0)
+
+
+def test_a_version_that_is_not_there_is_said() -> None:
+    with pytest.raises(UserError, match="no embedded PostgreSQL 17; there are 16, 18"):
+        embedded_binaries(17)
+    with pytest.raises(UserError, match="no PostgreSQL 99 on this machine"):
+        system_binaries(99)
+
+
+def test_a_standalone_zookeeper_serves(zookeeper: ZooKeeperServer) -> None:
+    assert zookeeper.mode() == "standalone"
+
+
+def test_an_ensemble_survives_its_leader(zookeeper_ensemble: ZooKeeperEnsemble) -> None:
+    first = zookeeper_ensemble.leader()
+    first.kill()
+    try:
+        others = [server for server in zookeeper_ensemble.servers if server is not first]
+        assert process.until(lambda: any(server.mode() == "leader" for server in others), 30.0)
+    finally:
+        zookeeper_ensemble.start()
+    assert zookeeper_ensemble.leader() is not first

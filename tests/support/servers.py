@@ -1,0 +1,67 @@
+"""Servers for the tests: started once per run, small, and gone when the run is, even after SIGKILL."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+
+from balancer.embedded.keeper import Keeper
+from balancer.embedded.postgres import PostgresServer, embedded_binaries, system_binaries
+
+# A SIGKILL leaves the page cache alone, so nothing that the tests do can notice the difference.
+FAST = {"fsync": "off", "autovacuum_naptime": "10s"}
+
+
+@dataclass(frozen=True)
+class Database:
+    """A database of its own for one test."""
+
+    server: PostgresServer
+    name: str
+
+    @property
+    def dsn(self) -> str:
+        return self.server.dsn(self.name)
+
+    def connect(self, autocommit: bool = True) -> psycopg.Connection[tuple[object, ...]]:
+        return psycopg.connect(self.dsn, autocommit=autocommit)
+
+
+@contextmanager
+def new_database(server: PostgresServer) -> Iterator[Database]:
+    """A fresh database, dropped afterwards with whoever is still connected."""
+    name = f"test_{uuid4().hex[:12]}"
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
+    try:
+        yield Database(server, name)
+    finally:
+        if server.running():
+            with psycopg.connect(server.dsn(), autocommit=True) as connection:
+                _drop(connection, name)
+
+
+def _drop(connection: psycopg.Connection[tuple[object, ...]], name: str) -> None:
+    """A database with a slot or a subscription cannot be dropped: a failed test may have left either."""
+    slots = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = %s AND active"
+    connection.execute(slots, (name,))
+    connection.execute(
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", (name,)
+    )
+    connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+
+def postgres(folder: Path, version: int) -> PostgresServer:
+    """PostgreSQL 18 and 16 are embedded; 15 is the distribution's."""
+    binaries = system_binaries(15) if version == 15 else embedded_binaries(version)
+    return PostgresServer(folder, binaries, FAST)
+
+
+@contextmanager
+def kept(folder: Path) -> Iterator[Path]:
+    """A folder whose servers end with this process."""
+    with Keeper(folder):
+        yield folder
