@@ -8,6 +8,7 @@ import sys
 
 import typer
 
+from balancer.cli import config
 from balancer.cli.output import fail
 from balancer.errors import BalancerError, Refused, Unavailable, UserError
 
@@ -18,6 +19,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(config.app, name="config")
 
 EXIT_CODES: tuple[tuple[type[BalancerError], int], ...] = ((UserError, 2), (Unavailable, 3), (Refused, 4))
 
