@@ -62,7 +62,8 @@ OPTIONS = BundleOptions(
 def test_the_input_of_a_plan_comes_back_as_it_was() -> None:
     view, options = unpack_input(pack_input(VIEW, OPTIONS))
     assert options == OPTIONS
-    assert pack_input(view, options) == pack_input(VIEW, OPTIONS)
+    again = pack_input(view, options)
+    assert pack_input(*unpack_input(again)) == again
     assert view.nodes == VIEW.nodes
     assert view.tables == VIEW.tables
     assert view.samples == VIEW.samples
