@@ -22,9 +22,9 @@ class MigrationSettings:
     """How a migration behaves towards the applications and the servers."""
 
     mode: MigrationMode = MigrationMode.REPLICATE
-    """`replicate`: writers are held back for milliseconds; `read-only`: for the whole copy, where nothing else works."""
+    """`replicate`: writers wait for milliseconds; `read-only`: for the whole copy, where nothing else works."""
     finish_by: FinishBy = FinishBy.WINDOW
-    """`window`, `park` or `any`; with windows of a minute, as in `minutes % 20 == 0`, only `any` moves large tablets."""
+    """`window`, `park` or `any`; windows of a minute (`minutes % 20 == 0`) need `any` to move large tablets."""
     write_pause_budget: Seconds = 0.25
     """Longest time writers may be held back by a replicated move. 250 ms: below what a user notices as a failure."""
     lock_timeout: Seconds = 0.1
