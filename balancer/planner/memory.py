@@ -41,7 +41,7 @@ class Memory:
         self._hot = {tablet: self._hot.get(tablet, 0) + 1 for tablet in hot}
 
     def history(self, view: BundleView, migrations: Iterable[Migration], warm: float) -> Mapping[int, TabletHistory]:
-        """What the policies are told, by tablet; only of tablets that were migrated, hot, or once warmer than `warm`."""
+        """What the policies are told, by tablet; only of those migrated, hot, or once warmer than `warm`."""
         found = past(migrations)
         for tablet, polls in self._hot.items():
             found[tablet] = replace(found.get(tablet, TabletHistory()), hot_polls=polls)
