@@ -18,9 +18,7 @@ from balancer.settings.units import parse_duration
 PATIENCE = 30.0
 
 ReasonOption = Annotated[str, typer.Option("--reason", help="kept in the history")]
-DurationOption = Annotated[
-    str | None, typer.Option(help='how long, as in "90m" or "2d"; else until ended')
-]
+DurationOption = Annotated[str | None, typer.Option(help='how long, as in "90m" or "2d"; else until ended')]
 
 
 def submit(directory: Directory, verb: str, arguments: dict[str, Any], patience: float = PATIENCE) -> Command:
