@@ -1,6 +1,7 @@
 """A schedule for people: the strip of the day, the next windows, the warnings. Plain text where nobody looks at it."""
 
 from datetime import datetime
+from itertools import groupby
 
 from rich.text import Text
 
@@ -49,7 +50,8 @@ def _show_row(label: str, row: str) -> None:
     if not console.is_terminal:
         say(label + row.replace("0", ".").replace("1", "#"))
         return
-    cells = ((" ", "on green") if cell == "1" else ("·", "dim") for cell in row)
+    runs = ((cell, len(list(run))) for cell, run in groupby(row))
+    cells = (("█" * length, "green") if cell == "1" else ("·" * length, "dim") for cell, length in runs)
     console.print(Text.assemble(label, *cells))
 
 
