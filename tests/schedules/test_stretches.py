@@ -63,6 +63,16 @@ def test_stretches_follow_without_a_gap_and_show_the_wall_clock() -> None:
     assert all(stretch.end - stretch.start <= DAY for stretch in found)
 
 
+def test_a_jump_at_midnight_utc_leaves_no_empty_stretch() -> None:
+    name = "Africa/Tunis"
+    zone = ZoneInfo.from_file(BytesIO(zone_file(name)), key=name)
+    at_midnight = [moment * 1_000_000 for moment in jumps(zone_file(name)) if moment % 86400 == 0]
+    assert at_midnight
+    for jump in at_midnight:
+        around = list(islice(stretches(zone, jump - DAY), 2))
+        assert [stretch.start for stretch in around] == [jump - DAY, jump]
+
+
 def test_a_fixed_offset_has_no_jumps() -> None:
     zone = timezone(timedelta(hours=5, minutes=45, seconds=7))
     found = list(islice(stretches(zone, 0), 400))
