@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from policies.keys import HIGHEST, LOWEST, KeyType
 from policies.leaves import Leaf
-from policies.options import MigrationMode
+from policies.options import MigrationMode as MigrationMode  # part of the model for everybody above
 
 Json = Any
 """What `json.loads` gives: kept opaque here, owned by the package that wrote it."""
