@@ -24,8 +24,9 @@ from balancer.planner.verdict import Situation, verdict
 from balancer.polling.poller import ClusterPoll, Health, Poller
 from balancer.polling.poller import NodeReport as PolledNode
 from balancer.polling.view import Capacity, Remembered, build_view
-from balancer.settings import BundleSettings, DaemonFile, FinishBy, Mode
+from balancer.settings import BundleSettings, FinishBy, Mode, Settings
 from balancer.settings.units import format_size
+from balancer.settings.windows import bundle_schedule, group_schedule, heat_schedule
 from policies.cooling import Cooling
 from policies.model import Action, BundleView, KeySamples, NodeChange, PlanResult
 from policies.plan import make_plan, restricted
@@ -56,7 +57,7 @@ class Occasion:
     """What a tick is given: the moment's settings, the directory's newest snapshot, and who leads."""
 
     bundle: BundleSettings
-    daemon: DaemonFile
+    settings: Settings
     snapshot: Snapshot
     addresses: Mapping[str, Address]
     leader: str | None
@@ -130,13 +131,10 @@ class BundleTick:
         )
 
     def _schedules(self, occasion: Occasion, now: datetime) -> tuple[ScheduleReport, ScheduleReport]:
-        bundle, daemon = occasion.bundle, occasion.daemon
+        settings, bundle = occasion.settings, occasion.bundle
         reports = [
-            windows.report(found, bundle.timezone, now, self._last, daemon.look_back)
-            for found in (
-                windows.bundle_schedule(bundle, daemon.schedule),
-                windows.heat_schedule(bundle, daemon.schedule),
-            )
+            windows.report(found, bundle.timezone, now, self._last, settings.daemon.look_back)
+            for found in (bundle_schedule(settings, bundle), heat_schedule(settings, bundle))
         ]
         if not reports[0].open:
             self._opened = None
@@ -212,12 +210,12 @@ class BundleTick:
 
     def _shut_groups(self, occasion: Occasion) -> frozenset[str]:
         """Groups with a schedule of their own that is closed at this moment."""
-        bundle, daemon, now = occasion.bundle, occasion.daemon, self._clock.now()
+        bundle, settings, now = occasion.bundle, occasion.settings, self._clock.now()
         shut = set()
         for name, group in bundle.options.balancer.groups.items():
             if group.schedule.strip():
-                found = windows.bundle_schedule(bundle, daemon.schedule, name)
-                if not windows.report(found, bundle.timezone, now, self._last, daemon.look_back).open:
+                found = group_schedule(settings, bundle, name)
+                if not windows.report(found, bundle.timezone, now, self._last, settings.daemon.look_back).open:
                     shut.add(name)
         return frozenset(shut)
 
