@@ -56,6 +56,7 @@ class Context:
         self.track: Track = track_of(record.operation, record.mode)
         self.fence: Fence | None = None
         self.fenced_at: float | None = None  # monotonic; None: writers are not held back
+        self.different = False  # the copy was not what the source is
         self.prepared: object | None = None  # what `verifying` hands to `swapping`
 
     @property

@@ -18,7 +18,7 @@ class MigrationSettings:
     """How a migration behaves towards the applications and the servers."""
 
     mode: MigrationMode = MigrationMode.REPLICATE
-    """`replicate`: writers are held back for milliseconds; `read-only`: for the whole copy, where nothing else works."""
+    """`replicate`: writers are held back for milliseconds; `read-only`: for the whole copy."""
     write_pause_budget: float = 0.25
     """Longest time writers may be held back by a replicated move. 250 ms: below what a user notices as a failure."""
     lock_timeout: float = 0.1
@@ -54,7 +54,7 @@ class MigrationSettings:
     verify_keys_in_fence: int = 2000
     """Changed keys left to compare when the fence is taken; more of them are first compared without it."""
     retry_patience: float = 120.0
-    """Seconds a step is tried again while a server is out of reach; then the migration is given up (before the commit)."""
+    """Seconds a step is tried again while a server is out of reach; before the commit, it is given up then."""
     index_workers: int | None = None
     """Parallel workers for building indexes on the target; None: the server's own setting."""
 
