@@ -154,7 +154,7 @@ def test_a_root_that_draws_from_a_sequence_is_not_copied(
         """CREATE TABLE orders (id bigserial, n int) PARTITION BY HASH (id);
            CREATE TABLE o PARTITION OF orders FOR VALUES WITH (MODULUS 1, REMAINDER 0)"""
     )
-    with pytest.raises(Refused, match='column "id" of public.orders draws from a sequence'):
+    with pytest.raises(Refused, match=r'column "id" of public.orders draws from a sequence'):
         adopt(request_of("orders", "hash", "id"), directory, nodes, records, "shop")
     assert directory.snapshot().version == 0
 
