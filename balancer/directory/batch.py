@@ -113,7 +113,7 @@ def prepare(view: Snapshot, first: int, transaction: Transaction, at: float) -> 
         transaction.changes,
     )
     stored = StoredEntry(entry, applied.repages)
-    trimmed = tuple(range(first, min(first + _TRIM_AT_ONCE, version - LOG_KEPT)))
+    trimmed = tuple(range(first, min(first + _TRIM_AT_ONCE, version - LOG_KEPT + 1)))
     pages = {number: pack_page(applied.snapshot.pages[number]) for number in applied.written}
     created, changed, removed = _split_records(view, transaction)
     batch = Batch(

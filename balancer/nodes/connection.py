@@ -105,6 +105,13 @@ def connect(
         return psycopg.connect(make_conninfo("", **{**parameters, **extra}), autocommit=autocommit)
 
 
+def full_conninfo(address: Address) -> str:
+    """Address and password as one string, for a server that must connect to this node itself. Not for printing."""
+    parameters = _parameters(address)
+    password = _password(address)
+    return make_conninfo("", **{**parameters, **({"password": password} if password is not None else {})})
+
+
 @contextmanager
 def translated(node: str) -> Iterator[None]:
     """Turns the driver's errors into ours, classed by what the caller must do. Ours pass through."""

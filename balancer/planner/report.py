@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from prometheus_client import Gauge
 
-from balancer.directory.model import Migration, NodeState
+from balancer.directory.model import Migration, MigrationKind, NodeState
 from balancer.instruments import Instruments
 from balancer.planner.loads import imbalance, node_loads
 from balancer.planner.state import BundleState, NodeReport, ScheduleReport, Word
@@ -33,6 +33,7 @@ class Reporter:
     def observe(self, state: BundleState, migrations: Iterable[Migration] = ()) -> None:
         """One bundle after one tick, with the directory's migrations (those of other bundles are left out)."""
         i, bundle = self.instruments, state.bundle
+        self._start(bundle)
         self._set(i.bundle_state, bundle, {(bundle, word): word is state.word for word in Word})
         self._set(i.bundle_mode, bundle, {(bundle, mode): mode is state.mode for mode in Mode})
         self._set(i.paused, bundle, {(bundle,): state.paused})
@@ -67,6 +68,15 @@ class Reporter:
             gauges = [gauge for gauge, name in self._known if name == bundle]
         for gauge in gauges:
             self._set(gauge, bundle, {})
+
+    def _start(self, bundle: str) -> None:
+        """Counters begin at 0: Prometheus sees no increase in a series whose first sample is already 1."""
+        i = self.instruments
+        for result in ("equal", "different"):
+            i.verifications.labels(bundle, result)
+        for operation in MigrationKind:
+            for outcome in ("done", "cancelled", "failed"):
+                i.migrations_finished.labels(bundle, operation.value, outcome)
 
     def _schedule(self, bundle: str, schedule: ScheduleReport, now: float) -> None:
         self._set(self.instruments.schedule_open, bundle, {(bundle,): schedule.open})

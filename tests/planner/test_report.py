@@ -145,3 +145,10 @@ def test_a_finished_migration_counts_its_bytes_and_its_pause(metrics: Metrics) -
     assert metrics.value("write_pause_seconds_count", bundle="shop", operation="move") == 1
     assert metrics.value("migrations_finished_total", bundle="shop", operation="move", outcome="failed") == 1
     assert metrics.value("verifications_total", bundle="shop", result="equal") == 1
+
+
+def test_a_first_failure_is_an_increase_for_prometheus(metrics: Metrics) -> None:
+    metrics.reporter.observe(state_of(view_of({"orders": 4})))
+    assert metrics.value("migrations_finished_total", bundle="shop", operation="split", outcome="failed") == 0
+    assert metrics.value("verifications_total", bundle="shop", result="different") == 0
+    assert metrics.value("tick_errors_total", bundle="shop") == 0
