@@ -37,11 +37,11 @@ def pgbench(database: Database, method: str) -> None:
     subprocess.run([program, *arguments], env=environment, check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("node", ["a", "b"])
-@pytest.mark.parametrize("method", ["hash", "range"])
+@pytest.mark.parametrize("case", ["hash a", "range a", "hash b", "range b"])
 def test_what_pgbench_made_is_adopted_as_it_is(
-    databases: dict[str, Database], nodes: Nodes, directory: Directory, records: list[Node], method: str, node: str
+    databases: dict[str, Database], nodes: Nodes, directory: Directory, records: list[Node], case: str
 ) -> None:
+    method, node = case.split()
     pgbench(databases[node], method)
     adopted = adopt(request_of("pgbench_accounts", method, "aid"), directory, nodes, records, "shop")
     snapshot = directory.snapshot()
