@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from policies.keys import HIGHEST, LOWEST, KeyType
 from policies.leaves import Leaf
+from policies.options import MigrationMode as MigrationMode  # part of the model for everybody above
 
 Json = Any
 """What `json.loads` gives: kept opaque here, owned by the package that wrote it."""
@@ -62,13 +63,6 @@ class MigrationKind(StrEnum):
     MOVE = "move"
     SPLIT = "split"
     MERGE = "merge"
-
-
-class MigrationMode(StrEnum):
-    """How writers are treated while the rows are copied."""
-
-    REPLICATE = "replicate"
-    READ_ONLY = "read-only"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,69 @@
+"""A process that commits at full speed: run as `python -m tests.support.writing URL SEED`, until it is ended.
+
+Tablets i, i + third and i + two thirds are moved together, so that they always have the same epoch; the counter
+`moves` says how often that was done. In between, a tablet becomes 300 and those become one again, so that pages split
+and merge all the time.
+"""
+
+import random
+import sys
+from dataclasses import replace
+
+from balancer.directory.model import Change, Counter, Kind, Put, RangeBounds, Remove, Tablet
+from balancer.directory.open import open_directory
+from balancer.directory.snapshot import Snapshot
+from tests.support.directories import NODES, RANGED, moved, transaction
+
+PARTS = 300
+
+
+def move(view: Snapshot, third: int, rng: random.Random) -> list[Change]:
+    first = rng.randrange(1, third + 1)
+    node = rng.choice(NODES)
+    tablets = [view.tablet(first + third * part) for part in range(3)]
+    return [
+        *(Put(moved(tablet, node)) for tablet in tablets),
+        Put(replace(view.counters["moves"], next=view.counters["moves"].next + 1)),
+    ]
+
+
+def shatter(view: Snapshot, victim: int, fresh: int) -> list[Change]:
+    """The victim keeps its id and its start; the rest of it becomes other tablets."""
+    tablet = view.tablet(victim)
+    assert isinstance(tablet.bounds, RangeBounds)
+    cuts = [tablet.bounds.lower + bytes((2, number // 200, number % 200, 1)) for number in range(PARTS)]
+    edges = [*cuts, tablet.bounds.upper]
+    first = replace(tablet, bounds=RangeBounds(tablet.bounds.lower, cuts[0]))
+    rest = [Tablet(fresh + i, RANGED.id, RangeBounds(edges[i], edges[i + 1]), tablet.node) for i in range(PARTS)]
+    return [Put(first), *map(Put, rest), Put(Counter("tablet", fresh + PARTS))]
+
+
+def gather(view: Snapshot, victim: int, fresh: int) -> list[Change]:
+    tablet = view.tablet(victim)
+    last = view.tablet(fresh + PARTS - 1)
+    assert isinstance(tablet.bounds, RangeBounds)
+    assert isinstance(last.bounds, RangeBounds)
+    whole = replace(tablet, bounds=RangeBounds(tablet.bounds.lower, last.bounds.upper))
+    return [Put(whole), *(Remove(Kind.TABLET, str(fresh + i)) for i in range(PARTS))]
+
+
+def main(url: str, seed: int) -> None:
+    rng = random.Random(seed)
+    with open_directory(url) as directory:
+        view = directory.follow().snapshot
+        third = view.tablet_count() // 3
+        while True:
+            victim, fresh = rng.randrange(1, third + 1), view.counters["tablet"].next
+            steps = [lambda at: move(at, third, rng)] * 5
+            for step in (
+                *steps,
+                lambda at, v=victim, f=fresh: shatter(at, v, f),
+                *steps,
+                lambda at, v=victim, f=fresh: gather(at, v, f),
+            ):
+                directory.commit(transaction(step(view), view.version))
+                view = directory.snapshot()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
