@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policies.budgets import bytes_per_second
 from policies.model import Floats
 from policies.options import BundleOptions, PlacementOptions
 from policies.placement_fill import Spread, fill
@@ -74,9 +75,8 @@ def pays_back(problem: Problem, state: State, options: BundleOptions) -> Bools:
 
 def payback_seconds(problem: Problem, options: BundleOptions) -> Floats:
     """T: seconds of copying, divided by the part of a node's load that the tablet carries off with it."""
-    rate = problem.view.measured_bytes_per_second or options.budgets.expected_bytes_per_second
     carried = carried_share(problem)
-    copying = problem.sizes / rate
+    copying = problem.sizes / bytes_per_second(problem.view, options)
     return np.divide(copying, carried, out=np.where(copying > 0, np.inf, 0.0), where=carried > 0)
 
 

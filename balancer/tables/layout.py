@@ -17,7 +17,8 @@ from policies.leaves import Leaf
 
 def hash_parts(count: int) -> list[Part]:
     """`count` equal leaves in position order."""
-    return sorted((Leaf(count, remainder) for remainder in range(count)), key=Leaf.start)
+    leaves = sorted((Leaf(count, remainder) for remainder in range(count)), key=Leaf.start)
+    return [*leaves]
 
 
 def range_parts(types: Sequence[KeyType], splits: Sequence[Any]) -> list[Part]:

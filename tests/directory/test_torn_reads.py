@@ -46,7 +46,7 @@ def check_whole(view: Snapshot) -> None:
     assert pages[0].start == LOWEST
     assert pages[-1].end == HIGHEST
     assert all(left.end == right.start for left, right in pairwise(pages))
-    epochs = {}
+    epochs: dict[int, int] = {}
     for page in pages:
         assert all(a < b for a, b in pairwise(page.starts))
         epochs.update(zip(page.ids, page.epochs, strict=True))
@@ -70,7 +70,7 @@ def test_100_snapshots_under_a_full_speed_writer_are_all_consistent(zookeeper: Z
         records = [*frame(), RANGED, *ranges(range(TABLETS - 1), first=1), Counter("tablet", TABLETS + 1)]
         directory.restore([*records, Counter("moves", 1)], reason="test", author="test", leader_epoch=leadership.epoch)
         with writer(url, seed):
-            versions = []
+            versions: list[int] = []
             while len(versions) < 100:
                 view, root = directory._load()
                 assert view.version == root.version

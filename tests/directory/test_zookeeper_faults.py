@@ -12,7 +12,7 @@ from balancer.directory.open import open_directory
 from balancer.embedded.zookeeper import ZooKeeperServer
 from balancer.errors import OutcomeUnknown, Unavailable
 from tests.support.directories import fill, frame, moved, transaction
-from tests.support.zookeeper_proxy import Fault, Proxy
+from tests.support.proxy import Fault, Proxy
 
 
 def test_200_commits_over_a_bad_network_are_each_applied_exactly_once(zookeeper: ZooKeeperServer) -> None:

@@ -20,7 +20,7 @@ from balancer.nodes.connection import (
     deadline,
     translated,
 )
-from tests.support.proxy import StallingProxy
+from tests.support.tcp_proxy import StallingProxy
 
 
 def without_password(dsn: str) -> str:

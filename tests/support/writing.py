@@ -7,7 +7,9 @@ and merge all the time.
 
 import random
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from balancer.directory.model import Change, Counter, Kind, Put, RangeBounds, Remove, Tablet
 from balancer.directory.open import open_directory
@@ -47,22 +49,27 @@ def gather(view: Snapshot, victim: int, fresh: int) -> list[Change]:
     return [Put(whole), *(Remove(Kind.TABLET, str(fresh + i)) for i in range(PARTS))]
 
 
+def rounds(view: Snapshot, rng: random.Random) -> Iterator[Callable[[Snapshot], list[Change]]]:
+    """Endless steps, each given the newest view."""
+    third = view.tablet_count() // 3
+    fresh = view.counters["tablet"].next
+    while True:
+        victim = rng.randrange(1, third + 1)
+        for _ in range(5):
+            yield partial(move, third=third, rng=rng)
+        yield partial(shatter, victim=victim, fresh=fresh)
+        for _ in range(5):
+            yield partial(move, third=third, rng=rng)
+        yield partial(gather, victim=victim, fresh=fresh)
+        fresh += PARTS
+
+
 def main(url: str, seed: int) -> None:
-    rng = random.Random(seed)
     with open_directory(url) as directory:
-        view = directory.follow().snapshot
-        third = view.tablet_count() // 3
-        while True:
-            victim, fresh = rng.randrange(1, third + 1), view.counters["tablet"].next
-            steps = [lambda at: move(at, third, rng)] * 5
-            for step in (
-                *steps,
-                lambda at, v=victim, f=fresh: shatter(at, v, f),
-                *steps,
-                lambda at, v=victim, f=fresh: gather(at, v, f),
-            ):
-                directory.commit(transaction(step(view), view.version))
-                view = directory.snapshot()
+        view = directory.snapshot()
+        for step in rounds(view, random.Random(seed)):
+            directory.commit(transaction(step(view), view.version))
+            view = directory.snapshot()
 
 
 if __name__ == "__main__":
