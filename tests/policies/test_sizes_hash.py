@@ -12,7 +12,7 @@ from policies.model import ActionKind, BundleView, Rejection, TabletHistory
 from policies.options import BalancerOptions, BundleOptions, Placement, TableOptions
 from policies.sizes import Proposals, double, halve, plan_sizes
 from tests.support.outcomes import after
-from tests.support.written_bundles import NOW, Tablets, bundle, leaves
+from tests.support.bundles import NOW, Tablets, bundle, leaves
 
 pytestmark = pytest.mark.quick
 

@@ -11,7 +11,7 @@ from policies.options import BalancerOptions, BundleOptions, GroupOptions, Place
 from policies.sizes import Proposals, plan_sizes
 from policies.sizes_range import merge_shares
 from tests.support.outcomes import after
-from tests.support.written_bundles import Tablets, bundle
+from tests.support.bundles import Tablets, bundle
 
 pytestmark = pytest.mark.quick
 
