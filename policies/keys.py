@@ -48,7 +48,15 @@ class KeyType(StrEnum):
     NUMERIC = "numeric"
 
 
-_WIDTH_BITS = {KeyType.SMALLINT: 16, KeyType.INTEGER: 32, KeyType.BIGINT: 64}
+_LIMITS = {
+    kind: (-(1 << bits - 1), (1 << bits - 1) - 1)
+    for kind, bits in (
+        (KeyType.SMALLINT, 16),
+        (KeyType.INTEGER, 32),
+        (KeyType.BIGINT, 64),
+        (KeyType.TIMESTAMPTZ, 64),
+    )
+}
 
 
 class KeyMismatch(ValueError):
@@ -83,21 +91,48 @@ def encode_value(kind: KeyType, value: KeyValue) -> bytes:
     """One value's bytes, self-delimiting."""
     match kind:
         case KeyType.SMALLINT | KeyType.INTEGER | KeyType.BIGINT:
-            return _encode_int(_checked_int(kind, value))
-        case KeyType.TEXT if isinstance(value, str):
-            if "\0" in value:
-                raise KeyMismatch("a text key cannot contain the character NUL")
-            return bytes((_PRESENT,)) + value.encode() + b"\0"
+            return _encode_int(checked_int(kind, value))
+        case KeyType.TEXT:
+            return bytes((_PRESENT,)) + text_bytes(value) + b"\0"
         case KeyType.UUID:
-            return bytes((_PRESENT,)) + (value if isinstance(value, UUID) else UUID(str(value))).bytes
+            return bytes((_PRESENT,)) + uuid_bytes(value)
         case KeyType.TIMESTAMPTZ if isinstance(value, float | datetime):
             return _encode_int(timestamptz_to_int(value))
         case KeyType.DATE if isinstance(value, float | date):
             return _encode_int(date_to_int(value))
-        case KeyType.NUMERIC if isinstance(value, int | Decimal):
-            return bytes((_PRESENT,)) + _encode_numeric(Decimal(value))
+        case KeyType.NUMERIC:
+            return bytes((_PRESENT,)) + _encode_numeric(checked_decimal(value))
         case _:
             raise KeyMismatch(f"{value!r} is not a value of type {kind}")
+
+
+def text_bytes(value: KeyValue) -> bytes:
+    """A text as PostgreSQL stores it in a database whose encoding is UTF-8."""
+    if not isinstance(value, str):
+        raise KeyMismatch(f"{value!r} is not a value of type {KeyType.TEXT}")
+    if "\0" in value:
+        raise KeyMismatch("a text key cannot contain the character NUL")
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise KeyMismatch("a text key cannot contain half of a surrogate pair") from None
+
+
+def uuid_bytes(value: KeyValue) -> bytes:
+    """The 16 bytes of a UUID, which may be given as text."""
+    if isinstance(value, UUID):
+        return value.bytes
+    try:
+        return UUID(str(value)).bytes
+    except ValueError:
+        raise KeyMismatch(f"{value!r} is not a value of type {KeyType.UUID}") from None
+
+
+def checked_decimal(value: KeyValue) -> Decimal:
+    """The value as a numeric; floats are refused, because what they print is not what they hold."""
+    if not isinstance(value, int | Decimal) or isinstance(value, bool):
+        raise KeyMismatch(f"{value!r} is not a value of type {KeyType.NUMERIC}")
+    return Decimal(value)
 
 
 def timestamptz_to_int(value: float | datetime) -> int:
@@ -126,11 +161,17 @@ def _infinity(value: float) -> int:
     raise KeyMismatch(f"{value!r} is not a date; the only floats allowed are the infinities")
 
 
-def _checked_int(kind: KeyType, value: KeyValue) -> int:
+def integer_limits(kind: KeyType) -> tuple[int, int]:
+    """The smallest and the largest number an integer type holds; a timestamptz is stored as a bigint."""
+    return _LIMITS[kind]
+
+
+def checked_int(kind: KeyType, value: KeyValue) -> int:
+    """The value as a number that fits into this integer type."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise KeyMismatch(f"{value!r} is not a value of type {kind}")
-    limit = 1 << (_WIDTH_BITS[kind] - 1)
-    if not -limit <= value < limit:
+    lowest, highest = _LIMITS[kind]
+    if not lowest <= value <= highest:
         raise KeyMismatch(f"{value} does not fit into {kind}")
     return value
 

@@ -130,7 +130,12 @@ def build(
                     for t in mine
                 ]
                 write_tablets(cursor, rows)
-    records: list[Record] = [Bundle("shop"), *(Node(node, "shop", "postgresql:///shop") for node in dsns), table, *tablets]
+    records: list[Record] = [
+        Bundle("shop"),
+        *(Node(node, "shop", "postgresql:///shop") for node in dsns),
+        table,
+        *tablets,
+    ]
     directory = cluster.directory()
     directory.commit(
         Transaction((*map(Put, records), Put(Counter(TABLET_COUNTER, 1000))), 0, "a test's cluster", "test")

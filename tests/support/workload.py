@@ -15,7 +15,7 @@ import psycopg
 
 from balancer.directory.contract import Follower
 from balancer.directory.model import Layout, Tablet
-from policies.hashing import hash_keys
+from policies.hashing import partition_hash
 from policies.keys import KeyType, encode_key
 from policies.leaves import position
 from tests.support.cluster import Cluster
@@ -207,7 +207,7 @@ def owner(cluster: Cluster, follower: Follower, number: int) -> Tablet:
     """Who owns an id, by the newest map."""
     table = cluster.table
     if table.layout is Layout.HASH:
-        return follower.snapshot.locate(table.id, position(int(hash_keys((KeyType.BIGINT,), [(number,)])[0])))
+        return follower.snapshot.locate(table.id, position(partition_hash((KeyType.BIGINT,), (number,))))
     return follower.snapshot.locate(table.id, encode_key((KeyType.BIGINT,), (number,)))
 
 
