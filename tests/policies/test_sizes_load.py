@@ -11,8 +11,8 @@ from policies.leaves import Leaf
 from policies.model import ActionKind
 from policies.options import BundleOptions, HeatOptions, TableOptions
 from policies.sizes import Proposals, plan_sizes
-from tests.support.outcomes import after
 from tests.support.bundles import Tablets, bundle, leaves
+from tests.support.outcomes import after
 
 pytestmark = pytest.mark.quick
 
