@@ -19,7 +19,8 @@ from balancer.errors import BalancerError
 from balancer.nodes.connection import Address
 from balancer.planner import windows
 from balancer.planner.memory import Memory
-from balancer.planner.state import BundleState, NodeReport, ScheduleReport
+from balancer.planner.samples import AskNode, Samples
+from balancer.planner.state import BundleState, NodeReport, ScheduleReport, Word
 from balancer.planner.verdict import Situation, verdict
 from balancer.polling.poller import ClusterPoll, Health, Poller
 from balancer.polling.poller import NodeReport as PolledNode
@@ -28,7 +29,7 @@ from balancer.settings import BundleSettings, FinishBy, Mode, Settings
 from balancer.settings.units import format_size
 from balancer.settings.windows import bundle_schedule, group_schedule, heat_schedule
 from policies.cooling import Cooling
-from policies.model import Action, BundleView, KeySamples, NodeChange, PlanResult
+from policies.model import Action, BundleView, NodeChange, PlanResult
 from policies.plan import make_plan, restricted
 
 HEAT = "heat"
@@ -43,13 +44,6 @@ class Starter(Protocol):
 
     def change_node(self, change: NodeChange) -> None:
         """Closes a node to new data, or opens it again."""
-
-
-class SampleSource(Protocol):
-    """Finds keys in use for tablets that look hot."""
-
-    def samples(self, view: BundleView, hot: Sequence[int], poll: ClusterPoll) -> Mapping[int, KeySamples]:
-        """By tablet; those of which nothing is known are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +65,10 @@ class Occasion:
 class BundleTick:
     """Keeps what one bundle's ticks remember."""
 
-    def __init__(self, poller: Poller, samples: SampleSource, clock: Clock) -> None:
+    def __init__(self, poller: Poller, samples: Samples, ask_node: AskNode, clock: Clock) -> None:
         self._poller = poller
         self._samples = samples
+        self._ask_node = ask_node
         self._clock = clock
         self._memory = Memory()
         self._last: datetime | None = None
@@ -110,7 +105,7 @@ class BundleTick:
             leading=occasion.starter is not None,
             leader=occasion.leader,
             waiting_plan=occasion.proposed,
-            refused=refused,
+            refused=refused[0] if refused else "",
         )
         word, sentence = verdict(situation)
         self._last = now
@@ -128,6 +123,8 @@ class BundleTick:
             paused_until=until if paused else None,
             paused=paused,
             tick_seconds=self._clock.monotonic() - began,
+            started=tuple(started),
+            not_started=tuple(refused),
         )
 
     def _schedules(self, occasion: Occasion, now: datetime) -> tuple[ScheduleReport, ScheduleReport]:
@@ -162,7 +159,11 @@ class BundleTick:
         self._memory.note_rates(view)
         self._memory.note_heat(hot)
         history = self._memory.history(view, migrations, bundle.options.heat.min_rows_per_second / 2)
-        return replace(view, history=history, samples=self._samples.samples(view, hot, poll) if hot else {})
+        samples = {}
+        if hot:
+            self._samples.gather(now.timestamp())
+            samples = self._samples.of(view, snapshot, hot, self._ask_node)
+        return replace(view, history=history, samples=samples)
 
     def _moved(self, migrations: Sequence[Migration]) -> float:
         """Bytes of the migrations begun since the present window opened."""
@@ -173,20 +174,21 @@ class BundleTick:
 
     def _act(
         self, occasion: Occasion, view: BundleView, plan: PlanResult, schedule: ScheduleReport, heat: ScheduleReport
-    ) -> tuple[str, list[str]]:
+    ) -> tuple[list[str], list[str]]:
         """Starts what may be started now; returns why something could not be, and what was started in words."""
         starter = occasion.starter
         if starter is None or not (schedule.open or heat.open) or self._paused(occasion):
-            return "", []
+            return [], []
         if occasion.bundle.mode is Mode.AUTONOMOUS:
             for change in plan.node_changes:
                 starter.change_node(change)
-        refused, started = "", []
+        refused: list[str] = []
+        started: list[str] = []
         for action in self._due(occasion, view, plan, schedule, heat):
             try:
                 migration = starter.start(action, occasion.bundle)
             except BalancerError as error:
-                refused = refused or f"{action.kind} of tablet {action.tablets[0]} cannot be started: {error}"
+                refused.append(f"{action.kind} of tablet {action.tablets[0]} cannot be started: {error}")
             else:
                 started.append(in_words(migration))
         return refused, started
@@ -222,6 +224,13 @@ class BundleTick:
     def _paused(self, occasion: Occasion) -> bool:
         pause = occasion.snapshot.pauses.get(occasion.bundle.name)
         return pause is not None and (pause.until is None or pause.until > self._clock.now().timestamp())
+
+
+def failed_tick(occasion: Occasion, error: str, now: datetime) -> BundleState:
+    """The state of a bundle whose tick itself failed: nothing is known of it but that."""
+    schedule = ScheduleReport("", "", occasion.bundle.timezone, False, None, None)
+    word = f"the tick failed: {error}"
+    return BundleState(occasion.bundle.name, now, occasion.bundle.mode, Word.BLOCKED, word, (), schedule, error=error)
 
 
 def hot_tablets(view: BundleView, bundle: BundleSettings) -> list[int]:
