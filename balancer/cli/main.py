@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from balancer.cli import config, operate
+from balancer.cli import config, operate, schedule
 from balancer.cli.output import fail
 from balancer.errors import BalancerError, Refused, Unavailable, UserError
 
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 
 app.add_typer(config.app, name="config")
+app.add_typer(schedule.app, name="schedule")
 operate.register(app)
 
 EXIT_CODES: tuple[tuple[type[BalancerError], int], ...] = ((UserError, 2), (Unavailable, 3), (Refused, 4))

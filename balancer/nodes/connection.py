@@ -105,6 +105,13 @@ def connect(
         return psycopg.connect(make_conninfo("", **{**parameters, **extra}), autocommit=autocommit)
 
 
+def full_conninfo(address: Address) -> str:
+    """Address and password as one string, for a server that must connect to this node itself. Not for printing."""
+    parameters = _parameters(address)
+    secret = {} if address.password is None else {"password": address.password}
+    return make_conninfo("", **{**parameters, **secret})
+
+
 @contextmanager
 def translated(node: str) -> Iterator[None]:
     """Turns the driver's errors into ours, classed by what the caller must do. Ours pass through."""
