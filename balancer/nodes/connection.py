@@ -108,8 +108,9 @@ def connect(
 def full_conninfo(address: Address) -> str:
     """Address and password as one string, for a server that must connect to this node itself. Not for printing."""
     parameters = _parameters(address)
-    password = _password(address)
-    return make_conninfo("", **{**parameters, **({"password": password} if password is not None else {})})
+    if address.password is not None:
+        parameters["password"] = address.password
+    return make_conninfo("", **parameters)
 
 
 @contextmanager
