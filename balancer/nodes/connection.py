@@ -108,9 +108,8 @@ def connect(
 def full_conninfo(address: Address) -> str:
     """Address and password as one string, for a server that must connect to this node itself. Not for printing."""
     parameters = _parameters(address)
-    if address.password is not None:
-        parameters["password"] = address.password
-    return make_conninfo("", **parameters)
+    secret = {} if address.password is None else {"password": address.password}
+    return make_conninfo("", **{**parameters, **secret})
 
 
 @contextmanager
