@@ -43,10 +43,13 @@ def retiring(ctx: Context) -> Event:
     """Tells former clients where the tablet went, takes the stream away, then the rows."""
     _mark_moved(ctx)
     _remove_stream(ctx)
-    with ctx.source_command() as connection:
-        connection.execute("SELECT set_config('lock_timeout', '10s', false)")
-        for place in reversed(ctx.source_places):  # a referenced root's rows go last
+    for place in reversed(ctx.source_places):  # a referenced root's rows go last
+        with ctx.source_command() as connection:
+            connection.execute("SELECT set_config('lock_timeout', '10s', false)")
             partition.detach(connection, place.root, place.partition)
+        with ctx.source() as cursor:
+            # A detached partition keeps its foreign keys, which would hold the partition it refers to.
+            partition.drop_foreign_keys(cursor, place.partition)
     _wait_for_grace(ctx)
     _drop_rows(ctx)
     return Event.STEP
