@@ -40,6 +40,22 @@ class Placement(StrEnum):
     FIBONACCI = "fibonacci"
 
 
+class MigrationMode(StrEnum):
+    """How writers are treated while a migration copies rows."""
+
+    REPLICATE = "replicate"
+    READ_ONLY = "read-only"
+
+
+class Mover(StrEnum):
+    """How the tables that are neither in-memory nor moved by a metric are spread over the nodes."""
+
+    OBJECTIVE = "objective"
+    """One objective over all dimensions at once."""
+    COUNT = "count"
+    """YT's ordinary mover: every node gets an equal number of each table's tablets."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
     """A named group of tables with its own schedule and parameters."""
@@ -142,13 +158,24 @@ class PlacementOptions:
     stop_threshold: float = 0.05
     """… and stop when every one is within this: the gap keeps the plan steady."""
     min_gain: float = 0.005
-    """Least improvement of the objective by one move, relative to the whole."""
+    """How much emptier, as a share of the mean, a move's target must still be than its source once the move is done."""
     payback_horizon: Seconds = 86400.0
-    """Seconds within which a move's gain must exceed its cost in bytes."""
+    """Seconds. A move that relieves neither disk nor memory must carry off more load in this time than copying costs:
+    a day, so that a move for a daily peak pays and one for a passing burst does not."""
+    ordinary_mover: Mover = Mover.OBJECTIVE
+    """What `enable_cell_balancer` switches on."""
+    table_spread: float | None = None
+    """Most tablets of one table that a node may be given, as a multiple of the even number, rounded up; None: any."""
+    evacuate_full_nodes: bool = True
+    """Whether a node over `close_at_disk_share` gives tablets away at once, even where the movers are switched off."""
     close_at_disk_share: float = 0.85
     """A node fuller than this gets no new tablets …"""
     reopen_at_disk_share: float = 0.80
-    """… until it is below this."""
+    """… until it is below this. Moves that balance fill no node further: it must be able to grow without closing."""
+    close_at_load: float = 2.0
+    """A node that reads or writes this many times its due share gets no new tablets …"""
+    reopen_at_load: float = 1.5
+    """… until it does less than this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from balancer.migration.links import Links
 from balancer.migration.machine import State, Track, track_of, traits
 from balancer.migration.progress import ProgressMeter
 from balancer.migration.record import Detail, read_detail
-from balancer.migration.settings import MigrationSettings
 from balancer.nodes.bounds import KeyColumn, KeyRange
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.fence import Fence
@@ -25,6 +24,7 @@ from balancer.nodes.leader import node_command, node_transaction
 from balancer.nodes.names import Name, parse_name, partition_name
 from balancer.nodes.partition import Place
 from balancer.nodes.shape import Shape
+from balancer.settings import MigrationSettings
 
 
 class Context:

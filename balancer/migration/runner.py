@@ -20,7 +20,7 @@ from balancer.migration.links import Addresses, Links
 from balancer.migration.machine import Event, State, Track, after, is_final, track_of, traits
 from balancer.migration.observer import Observer
 from balancer.migration.progress import ProgressMeter
-from balancer.migration.settings import MigrationSettings
+from balancer.settings import MigrationSettings
 
 _FORWARD = frozenset({State.OPENING, State.RETIRING, State.CANCELLING, State.COMMITTING})
 """States that are tried again for as long as we lead: there is nothing else to do."""

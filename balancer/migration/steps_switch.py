@@ -148,7 +148,7 @@ def back_off(ctx: Context) -> None:
         return
     if ctx.detail.fences >= ctx.settings.fence_attempts:
         raise Refused(f"given up after {ctx.detail.fences} fences: {ctx.detail.retreat or 'interrupted'}")
-    pause = min(ctx.settings.back_off_limit, ctx.settings.back_off * 2 ** (ctx.detail.fences - 1))
+    pause = min(ctx.settings.retry_back_off_limit, ctx.settings.retry_back_off * 2 ** (ctx.detail.fences - 1))
     ctx.progress.waiting(f"the next fence, in {pause:.1f} s: {ctx.detail.retreat}")
     ctx.sleep(pause)
 

@@ -30,14 +30,14 @@ from balancer.embedded.postgres import PostgresServer
 from balancer.migration.context import places
 from balancer.migration.observer import Observer
 from balancer.migration.runner import Runner
-from balancer.migration.settings import MigrationSettings
 from balancer.nodes.bounds import check_expression, for_values
 from balancer.nodes.connection import Address, connect
 from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
+from balancer.settings import MigrationSettings
 from policies.keys import HIGHEST, LOWEST, KeyType, encode_key
 from policies.leaves import Leaf
 
-QUICK = MigrationSettings(retire_grace=0.0, retry_patience=20.0, back_off=0.05)
+QUICK = MigrationSettings(retire_grace=0.0, retry_patience=20.0, retry_back_off=0.05)
 
 COLUMNS = "(id bigint NOT NULL, n bigint NOT NULL DEFAULT 0, note text, PRIMARY KEY (id))"
 
@@ -130,12 +130,8 @@ def build(
                     for t in mine
                 ]
                 write_tablets(cursor, rows)
-    records: list[Record] = [
-        Bundle("shop"),
-        *(Node(node, "shop", "postgresql:///shop") for node in dsns),
-        table,
-        *tablets,
-    ]
+    nodes = [Node(node, "shop", "postgresql:///shop") for node in dsns]
+    records: list[Record] = [Bundle("shop"), *nodes, table, *tablets]
     directory = cluster.directory()
     directory.commit(
         Transaction((*map(Put, records), Put(Counter(TABLET_COUNTER, 1000))), 0, "a test's cluster", "test")

@@ -22,8 +22,8 @@ from balancer.migration.machine import State
 from balancer.migration.observer import Observer
 from balancer.migration.recovery import recover
 from balancer.migration.runner import Runner
-from balancer.migration.settings import MigrationSettings
 from balancer.nodes.connection import Address
+from balancer.settings import MigrationSettings
 
 
 @dataclass(frozen=True)
