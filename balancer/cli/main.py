@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from balancer.cli import config, operate, schedule
+from balancer.cli import config, directory, operate, schedule
 from balancer.cli.output import fail
 from balancer.errors import BalancerError, Refused, Unavailable, UserError
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.add_typer(config.app, name="config")
 app.add_typer(schedule.app, name="schedule")
 operate.register(app)
+directory.register(app)
 
 EXIT_CODES: tuple[tuple[type[BalancerError], int], ...] = ((UserError, 2), (Unavailable, 3), (Refused, 4))
 

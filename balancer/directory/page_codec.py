@@ -4,20 +4,22 @@ Ids are stored as differences and the starts of hash leaves not at all (the firs
 that a page of a thousand tablets takes a few kilobytes.
 """
 
+import struct
 import sys
 import zlib
 from array import array
 from itertools import accumulate, pairwise
 from operator import sub
-from struct import Struct
 from sys import intern
 from typing import Any
 
-from balancer.directory.codec import FORMAT, check_format
+from balancer.directory.codec import FORMAT, check_format, damaged
 from balancer.directory.pages import Page
 from policies.leaves import POSITIONS
 
-_HEADER = Struct("<BBqqIIIII")  # format, hashed, table, version, rows, bytes of keys, of names, of partitions, of end
+_HEADER = struct.Struct(
+    "<BBqqIIIII"
+)  # format, hashed, table, version, rows, bytes of keys, of names, of partitions, of end
 _LEVEL = 1
 _WIDTHS = tuple(POSITIONS >> bits for bits in range(64))
 
@@ -51,6 +53,13 @@ def pack_page(page: Page) -> bytes:
 def unpack_page(data: bytes) -> Page:
     """The page in stored bytes."""
     check_format(data)
+    try:
+        return _unpack(data)
+    except (ValueError, IndexError, struct.error, zlib.error) as error:
+        raise damaged(error) from None
+
+
+def _unpack(data: bytes) -> Page:
     _, hashed, table, version, rows, keys, names, partitions, end = _HEADER.unpack_from(data)
     reader = _Reader(zlib.decompress(data[_HEADER.size :]))
     ids = array("q", accumulate(reader.numbers("q", rows)))
