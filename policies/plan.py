@@ -11,15 +11,17 @@ import numpy as np
 
 from policies.budgets import Admission
 from policies.closing import node_changes
-from policies.model import Action, ActionKind, BundleView, PlanResult, Rejection
+from policies.metric import parse_metric
+from policies.model import Action, ActionKind, BundleView, Floats, PlanResult, Rejection
 from policies.moves import Moves, plan_moves
 from policies.options import BundleOptions, GroupOptions
 from policies.order import Picker
-from policies.placement_candidates import LAST_HARD
+from policies.placement_candidates import LAST_HARD, group_of
 from policies.placement_loads import Bools, Problem, build_problem
 from policies.plan_record import Record
 from policies.reasons import Left
 from policies.score import bound, score
+from policies.sizes import plan_sizes
 from policies.wording import reason_for
 
 GATHERING = "gathering"  # the code with which `sizes` says that tablets are brought together to be merged
@@ -54,8 +56,19 @@ def make_plan(view: BundleView, options: BundleOptions) -> PlanResult:
 
 
 def reshape(view: BundleView, options: BundleOptions) -> tuple[list[Action], list[Rejection]]:
-    """Splits and merges, by size and then by heat, one per tablet."""
-    return [], []
+    """Splits and merges by size, and the moves that bring tablets together for them; one action per tablet."""
+    proposals = plan_sizes(view, options, table_metrics(view, options))
+    return list(proposals.actions), list(proposals.rejections)
+
+
+def table_metrics(view: BundleView, options: BundleOptions) -> dict[str, Floats]:
+    """By table name: the group's metric of each tablet, for tables that are split by a desired metric."""
+    found = {}
+    for table in view.tables:
+        metric = group_of(options, table.name)[1].metric
+        if metric and options.table(table.name).desired_tablet_metric is not None:
+            found[table.name] = parse_metric(metric).evaluate(view.tablets)[table.first : table.last]
+    return found
 
 
 def _admit(

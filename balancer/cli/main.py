@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from balancer.cli import config, directory, operate, schedule
+from balancer.cli import config, directory, node, operate, schedule, table
 from balancer.cli.output import fail
 from balancer.errors import BalancerError, Refused, Unavailable, UserError
 
@@ -22,6 +22,8 @@ app = typer.Typer(
 
 app.add_typer(config.app, name="config")
 app.add_typer(schedule.app, name="schedule")
+app.add_typer(node.app, name="node")
+app.add_typer(table.app, name="table")
 operate.register(app)
 directory.register(app)
 

@@ -29,9 +29,10 @@ class Background(Generic[T]):
             raise self._error
         return self._result  # type: ignore[return-value]  # set unless an error was
 
-    def failed(self) -> bool:
-        """Whether it has ended with an error."""
-        return self._error is not None
+    def wait(self, seconds: float) -> bool:
+        """Waits for the end of the work, whatever it is; False if it has not come in time."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def __enter__(self) -> "Background[T]":
         self._thread.start()

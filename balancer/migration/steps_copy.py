@@ -70,10 +70,12 @@ def copying(ctx: Context) -> Event:
 
 
 def read_shapes(ctx: Context) -> tuple[Shape, ...]:
-    """The source's partitions as they are."""
-    node = ctx.record.source_node
-    with translated(node), ctx.links.control(node).cursor() as cursor:
-        return tuple(read_shape(cursor, place.partition) for place in ctx.source_places)
+    """The source's partitions as they were when this state, or one before it, began; DDL since is seen by `guards`."""
+    if ctx.shapes is None:
+        node = ctx.record.source_node
+        with translated(node), ctx.links.control(node).cursor() as cursor:
+            ctx.shapes = tuple(read_shape(cursor, place.partition) for place in ctx.source_places)
+    return ctx.shapes
 
 
 def _preflight(ctx: Context, shapes: tuple[Shape, ...]) -> None:

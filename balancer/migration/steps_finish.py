@@ -4,30 +4,39 @@ The owner has changed, so there is no way back from here and none is needed: eve
 """
 
 from balancer.errors import Refused
+from balancer.migration.background import Background
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.machine import Event
 from balancer.nodes import capture, fence, partition, replication, schema, sequences
-from balancer.nodes.connection import translated
+from balancer.nodes.connection import Cursor
 from balancer.nodes.objects import bound_constraint
 
 
 def opening(ctx: Context) -> Event:
-    """One transaction on the new owner: attached, `owned`, its sequences ahead of what the rows contain."""
-    names = partitions_of(ctx.table, ctx.moved)
-    with ctx.target() as cursor:
-        cursor.execute("SELECT set_config('lock_timeout', %s, true)", (f"{round(ctx.settings.lock_timeout * 1000)}ms",))
-        replication.disable_subscription(cursor, ctx.id)
-        for place in ctx.target_places:  # referenced roots before those that refer to them
-            if partition.detach_pending(cursor, place.partition) is None:
-                fence.drop_fence(cursor, [place.partition], ctx.settings.lock_timeout)
-                partition.attach(cursor, place, bound_constraint(ctx.id))
-        sequences.raise_sequences(cursor, ctx.detail.sequences)
-        owned = schema.OwnedTablet(ctx.moved.id, ctx.moved.epoch, schema.OwnState.OWNED, names)
-        schema.write_tablets(cursor, [owned])
-    if ctx.fenced_at is not None:
-        ctx.note(pause=ctx.clock.monotonic() - ctx.fenced_at)
-        ctx.fenced_at = None
+    """The new owner is opened and the former one told; no proven read there may miss a write here."""
+    # The thread has the source's connection to itself: this one speaks to the target only.
+    with Background(lambda _: _mark_moved(ctx), "mark-moved") as marking:
+        with ctx.target() as cursor:
+            _open_target(ctx, cursor)
+            # A former owner that is out of our reach is not waited for longer: it is told in `retiring`.
+            marking.wait(ctx.settings.write_pause_budget)
+        if ctx.fenced_at is not None:
+            ctx.note(pause=ctx.clock.monotonic() - ctx.fenced_at)
+            ctx.fenced_at = None
     return Event.STEP
+
+
+def _open_target(ctx: Context, cursor: Cursor) -> None:
+    """One transaction: attached, `owned`, its sequences ahead of what the rows contain."""
+    cursor.execute("SELECT set_config('lock_timeout', %s, true)", (f"{round(ctx.settings.lock_timeout * 1000)}ms",))
+    replication.disable_subscription(cursor, ctx.id)
+    for place in ctx.target_places:  # referenced roots before those that refer to them
+        if partition.detach_pending(cursor, place.partition) is None:
+            fence.drop_fence(cursor, [place.partition], ctx.settings.lock_timeout)
+            partition.attach(cursor, place, bound_constraint(ctx.id))
+    sequences.raise_sequences(cursor, ctx.detail.sequences)
+    names = partitions_of(ctx.table, ctx.moved)
+    schema.write_tablets(cursor, [schema.OwnedTablet(ctx.moved.id, ctx.moved.epoch, schema.OwnState.OWNED, names)])
 
 
 def retiring(ctx: Context) -> Event:
@@ -87,10 +96,3 @@ def _drop_rows(ctx: Context) -> None:
         for index, place in reversed(list(enumerate(ctx.source_places))):
             capture.drop_capture(cursor, ctx.id, index, place.partition)
             partition.drop_partition(cursor, place.partition)
-
-
-def target_is_open(ctx: Context) -> bool:
-    """Whether the new owner has been opened already."""
-    node = ctx.record.target_node
-    with translated(node), ctx.links.control(node).cursor() as cursor:
-        return any(row.id == ctx.moved.id and row.state is schema.OwnState.OWNED for row in schema.read_tablets(cursor))

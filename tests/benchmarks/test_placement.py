@@ -12,7 +12,7 @@ from policies.options import BundleOptions, PlacementOptions
 from policies.placement import balance, ceilings
 from policies.placement_loads import Problem, State, build_problem, excess, initial_state
 from policies.placement_shed import least_bytes
-from tests.support.bundles import skewed
+from tests.support.clusters import skewed
 from tests.support.tables import show_table
 
 pytestmark = pytest.mark.bench

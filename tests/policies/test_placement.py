@@ -10,7 +10,7 @@ from policies.options import BundleOptions, PlacementOptions
 from policies.placement import balance, ceilings
 from policies.placement_loads import Problem, State, build_problem, initial_state, tension
 from policies.placement_shed import least_bytes
-from tests.support.bundles import GB, bundle, nodes, skewed
+from tests.support.clusters import GB, bundle, nodes, skewed
 
 pytestmark = pytest.mark.quick
 

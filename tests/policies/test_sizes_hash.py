@@ -11,8 +11,8 @@ from policies.leaves import MAX_MODULUS, Leaf, uncovered
 from policies.model import ActionKind, BundleView, Rejection, TabletHistory
 from policies.options import BalancerOptions, BundleOptions, Placement, TableOptions
 from policies.sizes import Proposals, double, halve, plan_sizes
+from tests.support.bundles import NOW, Tablets, bundle, leaves
 from tests.support.outcomes import after
-from tests.support.written_bundles import NOW, Tablets, bundle, leaves
 
 pytestmark = pytest.mark.quick
 

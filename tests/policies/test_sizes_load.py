@@ -11,8 +11,8 @@ from policies.leaves import Leaf
 from policies.model import ActionKind
 from policies.options import BundleOptions, HeatOptions, TableOptions
 from policies.sizes import Proposals, plan_sizes
+from tests.support.bundles import Tablets, bundle, leaves
 from tests.support.outcomes import after
-from tests.support.written_bundles import Tablets, bundle, leaves
 
 pytestmark = pytest.mark.quick
 

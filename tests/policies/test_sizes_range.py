@@ -10,8 +10,8 @@ from policies.model import Action, ActionKind, InFlight, NodeCondition, NodeView
 from policies.options import BalancerOptions, BundleOptions, GroupOptions, Placement, TableOptions
 from policies.sizes import Proposals, plan_sizes
 from policies.sizes_range import merge_shares
+from tests.support.bundles import Tablets, bundle
 from tests.support.outcomes import after
-from tests.support.written_bundles import Tablets, bundle
 
 pytestmark = pytest.mark.quick
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from policies.model import Action, ActionKind, BundleView
-from tests.support.written_bundles import Tablets, bundle
+from tests.support.bundles import Tablets, bundle
 
 
 def after(view: BundleView, actions: Sequence[Action]) -> BundleView:
