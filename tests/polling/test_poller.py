@@ -13,8 +13,8 @@ from balancer.nodes.connection import Address
 from balancer.nodes.ownership import Kind
 from balancer.polling.poller import ClusterPoll, Health, Poller
 from tests.polling.conftest import Adopt
-from tests.support.tcp_proxy import StallingProxy
 from tests.support.servers import Database
+from tests.support.tcp_proxy import StallingProxy
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
