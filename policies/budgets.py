@@ -30,9 +30,14 @@ class Admission:
             self._count(migration.source, migration.target)
 
     @property
+    def free_total(self) -> int:
+        """Migrations that may still be started."""
+        return max(0, self.options.budgets.moves_total - self.running)
+
+    @property
     def exhausted(self) -> bool:
         """Whether nothing more can be admitted, whatever it is."""
-        return self.running >= self.options.budgets.moves_total
+        return not self.free_total
 
     def free_slots(self, node: str) -> int:
         """Migrations that may still be started on a node."""

@@ -9,7 +9,7 @@ import numpy as np
 from policies.figures import share_text
 from policies.model import Floats, NodeChange, NodeCondition
 from policies.options import BundleOptions
-from policies.placement_loads import Problem, node_shares
+from policies.placement_loads import Problem, node_shares, sums
 
 
 def node_changes(problem: Problem, options: BundleOptions) -> tuple[NodeChange, ...]:
@@ -17,7 +17,7 @@ def node_changes(problem: Problem, options: BundleOptions) -> tuple[NodeChange, 
     rates = _relative_rates(problem, options)
     changes = []
     for at, node in enumerate(problem.nodes):
-        full, hot = disk_share(problem, at, options), float(rates[at])
+        full, hot = disk_share(problem, at), float(rates[at])
         if node.condition is NodeCondition.ACTIVE:
             change = _closing(node.id, full, hot, options)
         elif node.condition is NodeCondition.CLOSED and node.closed_by_daemon:
@@ -29,12 +29,12 @@ def node_changes(problem: Problem, options: BundleOptions) -> tuple[NodeChange, 
     return tuple(changes)
 
 
-def disk_share(problem: Problem, at: int, options: BundleOptions) -> float | None:
+def disk_share(problem: Problem, at: int) -> float | None:
     """The part of a node's disk that is in use, with what is in flight; None: its size is not known."""
     capacity = problem.nodes[at].disk_capacity
     if not capacity:
         return None
-    return options.placement.close_at_disk_share - float(problem.disk_room[at]) / capacity
+    return float(problem.disk_used[at]) / capacity
 
 
 def _closing(node: str, full: float | None, hot: float, options: BundleOptions) -> NodeChange | None:
@@ -64,7 +64,7 @@ def _relative_rates(problem: Problem, options: BundleOptions) -> Floats:
     """N: each node's reads and writes relative to its share; 0 where there is too little load to speak of heat."""
     columns = problem.view.tablets
     rates = (columns.write_rate + columns.read_rate)[problem.rows]
-    held = np.bincount(problem.home, weights=rates, minlength=len(problem.nodes))
+    held = sums(problem.home, rates[:, None], len(problem.nodes))[:, 0]
     counted = ~problem.conditions(NodeCondition.DOWN, NodeCondition.DRAINING)
     shares = node_shares(problem.nodes, "write_rate") * counted
     due = held[counted].sum() * shares / max(float(shares.sum()), 1e-300)

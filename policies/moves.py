@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from policies.model import Ints
+from policies.model import Floats, Ints
 from policies.movers import move_by_count, move_by_metric, move_in_memory
 from policies.options import BundleOptions
 from policies.placement import balance
@@ -33,6 +33,7 @@ class Moves:
     standing: Standings
     codes: npt.NDArray[np.int8] = field(init=False)  # T: index into CODES, -1 for tablets that stay
     stranded: Ints = field(init=False)  # rows that should leave at once and that no node can take
+    swaps: dict[int, int] = field(default_factory=dict)  # rows that change places, each with its counterpart
     started: bool = False
     """Whether some node was far enough from its share for the objective to start."""
 
@@ -67,10 +68,19 @@ def plan_moves(problem: Problem, options: BundleOptions, reserved: Bools | None 
     moves = Moves(problem, before, before.copy(), standings(problem, options))
     unreserved = np.ones(len(problem.ids), dtype=np.bool_) if reserved is None else ~reserved
     _urgent(moves, options, unreserved)
-    free = (moves.standing == 0) & unreserved & ~np.isin(moves.codes, [CODES.index(code) for code in URGENT])
+    # What leaves a draining node may still be sent elsewhere, to where it fits best; what relieves a disk stays put.
+    free = (moves.standing == 0) & unreserved & (moves.codes != CODES.index(Taken.DISK_FULL))
+    moves.after.disk_room -= headroom(problem, options)
     _movers(moves, options, free)
     _objective(moves, options, free)
     return moves
+
+
+def headroom(problem: Problem, options: BundleOptions) -> Floats:
+    """N: bytes that balancing leaves free below the share that closes a node, so that it may grow without closing."""
+    settings = options.placement
+    share = max(0.0, settings.close_at_disk_share - settings.reopen_at_disk_share)
+    return np.array([share * (node.disk_capacity or 0.0) for node in problem.nodes])
 
 
 def _urgent(moves: Moves, options: BundleOptions, unreserved: Bools) -> None:
@@ -112,6 +122,14 @@ def _objective(moves: Moves, options: BundleOptions, free: Bools) -> None:
     result = balance(problem, state, mine, options, spread)
     moves.started = result.started
     moves.mark(previous, Taken.LOAD)
-    swapped = np.array(sorted(result.swapped), dtype=np.int64)
-    swapped = swapped[state.owner[swapped] != previous[swapped]]
-    moves.codes[swapped] = CODES.index(Taken.SWAP)
+    for give, take in result.swapped:
+        if _still_swapped(moves, give, take):
+            moves.swaps |= {give: take, take: give}
+            moves.codes[[give, take]] = CODES.index(Taken.SWAP)
+
+
+def _still_swapped(moves: Moves, give: int, take: int) -> bool:
+    """Whether, after all later steps, two tablets have just changed places, and are halves of no other exchange."""
+    before, after = moves.before.owner, moves.after.owner
+    crossed = after[give] == before[take] and after[take] == before[give] and before[give] != before[take]
+    return bool(crossed) and give not in moves.swaps and take not in moves.swaps

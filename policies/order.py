@@ -12,12 +12,12 @@ import numpy as np
 from policies.budgets import Admission
 from policies.model import Floats, Ints
 from policies.moves import CODES, URGENT, Moves
-from policies.placement_loads import Bools, Problem, State
+from policies.objective import move_gains, swap_gain
+from policies.placement_loads import Bools, State
 from policies.reasons import Left, Taken
 
 _LOOKS = 256  # picks that look at the gains anew; afterwards the last look decides the order
-_OBJECTIVE = tuple(CODES.index(code) for code in (Taken.LOAD, Taken.SWAP))
-_LOAD = CODES.index(Taken.LOAD)
+_LOAD, _SWAP = CODES.index(Taken.LOAD), CODES.index(Taken.SWAP)
 
 
 @dataclass(slots=True)
@@ -46,9 +46,10 @@ class Picker:
         """Everything else, except for tablets that another action has: YT's movers as they say, then by gain."""
         codes = self.moves.codes
         rows = self.left[~taken[self.left] & ~np.isin(codes[self.left], [CODES.index(code) for code in URGENT])]
-        plain = rows[~np.isin(codes[rows], _OBJECTIVE)]
+        plain = rows[(codes[rows] != _LOAD) & (codes[rows] != _SWAP)]
         yield from self._in_order(plain[np.lexsort((plain, codes[plain]))])
-        yield from self._by_gain(rows[np.isin(codes[rows], _OBJECTIVE)])
+        yield from self._by_gain(rows[codes[rows] == _LOAD])
+        yield from self._swaps(rows[codes[rows] == _SWAP])
 
     def obstacle(self, row: int) -> Left:
         """Why a move that was not picked has to wait."""
@@ -57,6 +58,8 @@ class Picker:
         rows = np.array([row])
         if not self._slots_free(rows)[0]:
             return Left.MOVES_PER_NODE
+        if row in self.moves.swaps and self.admission.options.budgets.moves_per_node < 2:
+            return Left.SWAP_NEEDS_TWO
         if self.moves.problem.sizes[row] > self.admission.bytes_that_fit:
             return Left.WINDOW_TOO_SHORT
         if self.moves.problem.sizes[row] > self.admission.bytes_left:
@@ -68,7 +71,7 @@ class Picker:
             if self.admission.exhausted:
                 return
             if self._admissible(np.array([row]))[0]:
-                gain = gains_of(self.moves.problem, self.state, np.array([row]), self.moves.after.owner[[row]])
+                gain = move_gains(self.moves.problem, self.state, np.array([row]), self.moves.after.owner[[row]])
                 yield from self._pick(row, float(gain[0]))
 
     def _by_gain(self, rows: Ints) -> Iterator[tuple[int, float]]:
@@ -76,16 +79,37 @@ class Picker:
         overhead = float(problem.sizes.mean()) + 1.0 if len(problem.sizes) else 1.0
         for _ in range(_LOOKS):
             able = rows[self._admissible(rows)]
-            gains = gains_of(problem, self.state, able, targets[able])
-            helps = (gains > 0) | (self.moves.codes[able] != _LOAD)
-            able, gains = able[helps], gains[helps]
+            gains = move_gains(problem, self.state, able, targets[able])
+            able, gains = able[gains > 0], gains[gains > 0]
             if not len(able) or self.admission.exhausted:
                 return
             best = int((gains / (problem.sizes[able] + overhead)).argmax())
             rows = rows[rows != able[best]]
             yield from self._pick(int(able[best]), float(gains[best]))
-        gains = gains_of(problem, self.state, rows, targets[rows])
+        gains = move_gains(problem, self.state, rows, targets[rows])
+        rows, gains = rows[gains > 0], gains[gains > 0]
         yield from self._in_order(rows[np.argsort(-gains / (problem.sizes[rows] + overhead), kind="stable")])
+
+    def _swaps(self, rows: Ints) -> Iterator[tuple[int, float]]:
+        """Both halves or none: a half alone would make things worse, and the next plan might take it back."""
+        for give in rows.tolist():
+            take = self.moves.swaps[give]
+            if give < take and self._pair_admissible(give, take):
+                gain = swap_gain(self.moves.problem, self.state, give, take)
+                if gain > 0:
+                    yield from self._pick(give, gain)
+                    yield from self._pick(take, gain)
+
+    def _pair_admissible(self, give: int, take: int) -> bool:
+        problem, admission = self.moves.problem, self.admission
+        ends = (problem.nodes[int(self.moves.before.owner[row])].id for row in (give, take))
+        both = float(problem.sizes[give] + problem.sizes[take])
+        return (
+            bool(self._admissible(np.array([give, take])).all())
+            and admission.free_total >= 2
+            and all(admission.free_slots(node) >= 2 for node in ends)
+            and both <= admission.bytes_left
+        )
 
     def _pick(self, row: int, gain: float) -> Iterator[tuple[int, float]]:
         target = int(self.moves.after.owner[row])
@@ -111,23 +135,3 @@ class Picker:
         free = np.array([self.admission.free_slots(node.id) > 0 for node in nodes], dtype=np.bool_)
         able: Bools = free[self.moves.before.owner[rows]] & free[self.moves.after.owner[rows]]
         return able
-
-
-def gains_of(problem: Problem, state: State, rows: Ints, targets: Ints) -> Floats:
-    """How much smaller the objective becomes by each of these moves on its own, in squares of one node's share."""
-    sources, loads = state.owner[rows], problem.loads[rows]
-    before = _squares(problem, state, sources, 0.0) + _squares(problem, state, targets, 0.0)
-    after = _squares(problem, state, sources, -loads) + _squares(problem, state, targets, loads)
-    gains: Floats = before - after
-    return gains
-
-
-def _squares(problem: Problem, state: State, nodes: Ints, change: Floats | float) -> Floats:
-    due = problem.due[nodes]
-    mean = problem.due.max(axis=0, initial=0.0)
-    # A draining node has no share of its own: all that it holds counts as excess over a whole share.
-    over = (state.held[nodes] + change - due) / np.where(due > 0, due, np.maximum(mean, 1e-300)) * problem.weights
-    squares: Floats = (over * over * np.where(due > 0, due, mean)).sum(axis=1) / max(
-        float(mean.max(initial=0.0)), 1e-300
-    )
-    return squares

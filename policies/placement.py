@@ -28,7 +28,7 @@ class Balanced:
     """What the objective has done to the state."""
 
     started: bool
-    swapped: frozenset[int] = frozenset()
+    swapped: tuple[tuple[int, int], ...] = ()
 
 
 def is_unbalanced(problem: Problem, held: Floats, above: float, below: float) -> bool:
@@ -44,7 +44,7 @@ def balance(
     start, stop = settings.start_threshold, settings.stop_threshold
     if not is_unbalanced(problem, state.held, start, start):
         return Balanced(started=False)
-    swapped: set[int] = set()
+    swapped: list[tuple[int, int]] = []
     for _ in range(_ROUNDS):
         before = state.owner.copy()
         movable = free & pays_back(problem, state, options)
@@ -54,10 +54,10 @@ def balance(
             problem, state, movable, Goal(stop=stop, hungry=start, min_gain=settings.min_gain), spread
         )
         refinement.run()
-        swapped |= refinement.swapped
+        swapped += refinement.swapped
         if not is_unbalanced(problem, state.held, stop, start) or np.array_equal(before, state.owner):
             break
-    return Balanced(started=True, swapped=frozenset(swapped))
+    return Balanced(started=True, swapped=tuple(swapped))
 
 
 def pays_back(problem: Problem, state: State, options: BundleOptions) -> Bools:

@@ -1,8 +1,7 @@
 """Single moves and swaps, each the best there is: the end of a large plan and the whole of a small one.
 
-The objective is a sum over nodes and dimensions of the squared weighted excess, plus the fourth power of what is above
-the due share, so that the tightest resource decides. Every step makes it smaller, so nothing can go round in circles; a
-last sweep that finds nothing ends the work, so planning again from the result finds nothing either.
+Every step makes the objective smaller, so nothing can go round in circles; a last sweep that finds nothing ends the
+work, so planning again from the result finds nothing either.
 """
 
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.model import Floats, Ints
+from policies.objective import node_costs
 from policies.placement_fill import Spread
 from policies.placement_loads import Bools, Problem, State, tension, underuse
 
@@ -17,7 +17,6 @@ _SWEEPS = 200
 _STEPS = 20_000
 _ROWS, _RECEIVERS = 128, 32  # considered for one node's move: tablets, and nodes
 _SWAP_NODES, _SWAP_ROWS = 8, 48  # considered for a swap: nodes, and tablets of each side
-_OVERLOAD = 16.0  # from a quarter above the due share on, overload counts more than all else
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +29,12 @@ class Goal:
 
 
 class Refinement:
-    """One run over a state; `swapped` has the rows that moved as halves of a swap."""
+    """One run over a state; `swapped` has the pairs of rows that changed places."""
 
     def __init__(self, problem: Problem, state: State, movable: Bools, goal: Goal, spread: Spread | None) -> None:
         self.problem, self.state, self.goal, self.spread = problem, state, goal, spread
         self.movable = movable
-        self.swapped: set[int] = set()
+        self.swapped: list[tuple[int, int]] = []
         self.steps = 0
         rows = np.flatnonzero(movable)
         self.overhead = float(problem.sizes[rows].mean()) + 1.0 if len(rows) else 1.0
@@ -129,7 +128,7 @@ class Refinement:
         _, give, take, target = best
         self._move(give, target)
         self._move(take, source)
-        self.swapped |= {give, take}
+        self.swapped.append((give, take))
         return True
 
     def _swap_with(self, source: int, target: int, mine: Ints, theirs: Ints) -> tuple[float, int, int] | None:
@@ -197,9 +196,4 @@ class Refinement:
 
     def _costs(self, nodes: Ints, change: Floats) -> Floats:
         """…×nodes: what each node's part would be after a change of load."""
-        due = self.problem.due[nodes]
-        over = (self.state.held[nodes] + change - due) * (self.problem.weights / np.where(due > 0, due, 1.0))
-        squares = over * over
-        bent = squares + _OVERLOAD * np.where(over > 0, squares * squares, 0.0)
-        cost: Floats = np.einsum("...nd,nd->...n", bent, due)
-        return cost
+        return node_costs(self.problem, self.state, nodes, change)

@@ -96,7 +96,9 @@ class Record:
             action = Action(
                 ActionKind.MOVE, "", (), "", "", self._home(row), target, size=float(self._problem.sizes[row])
             )
-            why = MEANINGS[code] if code is Left.WAITS else picker.admission.explain(action, code)
+            why = (
+                MEANINGS[code] if code in (Left.WAITS, Left.SWAP_NEEDS_TWO) else picker.admission.explain(action, code)
+            )
             self._move_rejection(row, code, f"it should move from {self._home(row)} to {target}, but {why}", 0, target)
 
     def _add_standing(self, moves: Moves) -> None:

@@ -55,6 +55,7 @@ class Left(StrEnum):
     MOVES_PER_NODE = "moves-per-node"
     BYTES_PER_WINDOW = "bytes-per-window"
     WINDOW_TOO_SHORT = "window-too-short"
+    SWAP_NEEDS_TWO = "swap-needs-two"
     WAITS = "waits"
     TAKEN = "taken"
 
@@ -96,6 +97,7 @@ MEANINGS: dict[str, str] = {
     Left.MOVES_PER_NODE: "moves_per_node migrations run on one of the two nodes already",
     Left.BYTES_PER_WINDOW: "bytes_per_window would be exceeded",
     Left.WINDOW_TOO_SHORT: "the move would not finish before the window closes",
+    Left.SWAP_NEEDS_TWO: "it is half of an exchange, which needs moves_per_node of at least 2",
     Left.WAITS: "it helps only once other moves of the plan are done",
     Left.TAKEN: "an earlier action of this plan changes the tablet",
 }

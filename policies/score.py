@@ -27,7 +27,7 @@ def bound(problem: Problem, state: State, movable: Bools, admission: Admission) 
         return 100.0
     tight = tension(problem, state.held)
     floor = max(0.0, _heaviest_tablet(problem))
-    slots = max(0, admission.options.budgets.moves_total - admission.running)
+    slots = admission.free_total
     for node in np.argsort(-tight, kind="stable").tolist():
         if tight[node] <= floor:
             break

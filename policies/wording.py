@@ -98,7 +98,6 @@ def _relief(moves: Moves, row: int) -> str:
 def _disk_text(moves: Moves, source: str, options: BundleOptions) -> str:
     problem = moves.problem
     at = problem.index(source)
-    capacity = problem.nodes[at].disk_capacity or 1.0
-    used = options.placement.close_at_disk_share - float(moves.before.disk_room[at]) / capacity
+    used = float(problem.disk_used[at]) / (problem.nodes[at].disk_capacity or 1.0)
     allowed = share_text(options.placement.close_at_disk_share)
     return f"the disk of {source} is {share_text(used)} full, over the {allowed} allowed"

@@ -101,6 +101,7 @@ def enter(find: Callable[[], tuple[int, Location]], wish: Wish, monotonic: Calla
     `find` gives the directory's version and the key's location by the newest snapshot known.
     """
     pause = FIRST_PAUSE
+    seen = Failure.LOST
     while True:
         version, location = find()
         left = wish.deadline - monotonic()
@@ -114,9 +115,11 @@ def enter(find: Callable[[], tuple[int, Location]], wish: Wish, monotonic: Calla
             failure = classify_entry(error)
             if failure is Failure.OTHER:
                 raise
+            # What a node has said tells more than that the last try had no time left.
+            seen = seen if failure is Failure.LOST else failure
             left = wish.deadline - monotonic()
             if left <= 0:
-                raise Unavailable(_too_late(location, failure)) from error
+                raise Unavailable(_too_late(location, seen)) from error
         except BaseException:
             if loan is not None:
                 yield GiveBack(loan)

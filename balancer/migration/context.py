@@ -80,6 +80,10 @@ class Context:
         """Every partition that exists after."""
         return tuple(place for tablet in self.record.targets for place in places(self.table, tablet))
 
+    def target_places_by_root(self) -> tuple[Place, ...]:
+        """Likewise, root after root: a referenced root is complete when the one that refers to it comes."""
+        return tuple(sorted(self.target_places, key=lambda place: self.roots.index(place.root)))
+
     @property
     def roots(self) -> tuple[Name, ...]:
         return tuple(map(parse_name, self.table.roots))

@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 
 from balancer.directory.model import Migration, Tablet
 from balancer.directory.snapshot import Snapshot
-from balancer.migration import steps_cancel, steps_copy, steps_finish, steps_switch
+from balancer.migration import steps_cancel, steps_copy, steps_finish, steps_reshard, steps_swap, steps_switch
 from balancer.migration.context import Context
 from balancer.migration.machine import TRANSITIONS, Event, State, Track
+from balancer.migration.record import read_detail, unpack_tablet
 
 Step = Callable[[Context], Event]
 
@@ -24,7 +25,17 @@ _MOVE: Mapping[State, Step] = {
     State.CANCELLING: steps_cancel.cancelling,
 }
 
-_RESHARD: Mapping[State, Step] = {}
+_RESHARD: Mapping[State, Step] = {
+    State.PLANNED: steps_copy.planned,
+    State.PREPARING: steps_reshard.preparing,
+    State.FENCING: steps_switch.fencing,
+    State.COPYING: steps_reshard.copying,
+    State.CATCHING_UP: steps_reshard.catching_up,
+    State.VERIFYING: steps_reshard.verifying,
+    State.SWAPPING: steps_swap.swapping,
+    State.RETIRING: steps_swap.retiring,
+    State.CANCELLING: steps_cancel.cancelling,
+}
 
 
 def step_of(track: Track, state: State) -> Step:
@@ -40,4 +51,7 @@ def knows(track: Track, state: State, event: Event) -> bool:
 
 def source_tablets(record: Migration, snapshot: Snapshot) -> tuple[Tablet, ...]:
     """The tablets that a migration began with, in the order of the record."""
+    before = read_detail(record).before
+    if before:  # a reshard: after its commit the directory has them no more
+        return tuple(unpack_tablet(document, record.table) for document in before)
     return tuple(snapshot.tablet(tablet) for tablet in record.sources)

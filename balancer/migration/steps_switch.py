@@ -39,7 +39,7 @@ class Forecast:
 def catching_up(ctx: Context) -> Event:
     """Lets writers on if they were held back; then waits until a switch would fit into the budget."""
     _let_writers_on(ctx)
-    _back_off(ctx)
+    back_off(ctx)
     watch = guards.LagWatch(ctx)
     shapes = read_shapes(ctx)
     while True:
@@ -143,7 +143,7 @@ def _let_writers_on(ctx: Context) -> None:
     ctx.fence, ctx.fenced_at = None, None
 
 
-def _back_off(ctx: Context) -> None:
+def back_off(ctx: Context) -> None:
     if ctx.detail.fences == 0:
         return
     if ctx.detail.fences >= ctx.settings.fence_attempts:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from balancer.directory.model import Layout, Node, NodeState, Table, TabletState
+from balancer.directory.model import CLOSED_BY_DAEMON, Layout, Node, NodeState, Table, TabletState
 from balancer.directory.pages import STATES
 from balancer.directory.snapshot import Columns, Snapshot
 from balancer.polling.poller import ClusterPoll, Health, NodeReport
@@ -103,6 +103,7 @@ def _node(node: Node, report: NodeReport | None, capacity: Capacity) -> NodeView
         disk_capacity=capacity.disk,
         disk_used=used,
         memory=capacity.memory,
+        closed_by_daemon=node.reason.startswith(CLOSED_BY_DAEMON),
     )
 
 

@@ -12,10 +12,12 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Migration, MigrationKind, MigrationMode
 from balancer.directory.open import open_directory
 from balancer.errors import BalancerError, Fenced, Unavailable
 from balancer.migration.begin import begin_move
+from balancer.migration.begin_reshard import begin_merge, begin_split
 from balancer.migration.machine import State
 from balancer.migration.observer import Observer
 from balancer.migration.recovery import recover
@@ -96,10 +98,16 @@ def lead(plan: Plan) -> int:
     return 0
 
 
-def begin(plan: Plan, directory: object, leadership: object) -> Migration:
+def begin(plan: Plan, directory: Directory, leadership: Leadership) -> Migration:
     """Journals the plan's migration."""
-    assert plan.operation == MigrationKind.MOVE
-    return begin_move(directory, leadership, plan.tablets[0], plan.target, mode=MigrationMode(plan.mode))  # type: ignore[arg-type]
+    mode = MigrationMode(plan.mode)
+    match MigrationKind(plan.operation):
+        case MigrationKind.MOVE:
+            return begin_move(directory, leadership, plan.tablets[0], plan.target, mode=mode)
+        case MigrationKind.SPLIT:
+            return begin_split(directory, leadership, plan.tablets[0], mode=mode)
+        case MigrationKind.MERGE:
+            return begin_merge(directory, leadership, plan.tablets, mode=mode)
 
 
 def main() -> None:

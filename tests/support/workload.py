@@ -131,9 +131,7 @@ class Worker(threading.Thread):
     def _write(self, number: int, statement: str, one: bool = False) -> str:
         try:
             with self._transaction(number) as connection:
-                cursor = connection.execute(statement)
-                if one and cursor.rowcount != 1:
-                    raise _Again
+                _check(connection.execute(statement).rowcount == 1 or not one)
         except _Again:
             return "again"
         except _Unknown:
@@ -201,6 +199,12 @@ class _Again(Exception):
 
 class _Unknown(Exception):
     """The connection broke during the commit."""
+
+
+def _check(found: bool) -> None:
+    """A row that is not found where it should be: the tablet is not there any more."""
+    if not found:
+        raise _Again
 
 
 def owner(cluster: Cluster, follower: Follower, number: int) -> Tablet:
