@@ -9,7 +9,9 @@ import sys
 import typer
 
 from balancer.cli import config, node, operate, schedule, table
+from balancer.cli.demo.command import demo
 from balancer.cli.output import fail
+from balancer.cli.run import run
 from balancer.errors import BalancerError, Refused, Unavailable, UserError
 
 app = typer.Typer(
@@ -25,6 +27,8 @@ app.add_typer(schedule.app, name="schedule")
 app.add_typer(node.app, name="node")
 app.add_typer(table.app, name="table")
 operate.register(app)
+app.command()(run)
+app.command()(demo)
 
 EXIT_CODES: tuple[tuple[type[BalancerError], int], ...] = ((UserError, 2), (Unavailable, 3), (Refused, 4))
 
