@@ -21,6 +21,9 @@ USELESS = 0.75
 """A split must leave its hottest part less than this share of the load: else it costs much and saves too little."""
 EDGE = 0.10
 """How much of a tablet, from either end, counts as its edge."""
+FRESH = 0.80
+"""A moving front writes new keys: of the writes at an edge this share must have different keys. Where the same few keys
+are written over and over, the edge is merely popular and is cut in its middle."""
 MAX_LEVELS = 3
 """A hot vbucket is split by this many levels at most in one go."""
 
@@ -94,7 +97,7 @@ def _front(facts: Facts, samples: KeySamples, requests: Requests, options: HeatO
     lower = [request for request in writes if place(request.first) <= EDGE]
     for front, edge in ((-1, upper), (0, lower)):
         share = _weight(edge) / _weight(writes) if edge else 0.0
-        if share < options.front_share:
+        if share < options.front_share or len({request.first for request in edge}) < FRESH * len(edge):
             continue
         cut = edge[0].first if front else successor(facts.key_types, edge[-1].first)
         if cut is None or not facts.lower < cut < facts.upper:

@@ -61,9 +61,8 @@ def _split(numbers: Numbers) -> tuple[int, float]:
     stored = (numbers.astype(np.uint64) ^ np.uint64(1 << 63)).astype(">u8").tobytes()
     keys = tuple(PREFIX + stored[at : at + 8] for at in range(0, len(stored), 8))
     samples = KeySamples(SampleSource.CLIENTS, keys, (1.0,) * len(keys))
-    options = HeatOptions(front_share=1.1)  # popular small keys are no moving front
     began = time.perf_counter()
-    verdict = judge(Facts(1, TYPES), samples, options)
+    verdict = judge(Facts(1, TYPES), samples, HeatOptions())
     taken = time.perf_counter() - began
     assert verdict.word is Word.SPLIT
     (number,) = decode_key(TYPES, verdict.cuts[0])
