@@ -42,6 +42,8 @@ class NodeView:
     """Bytes in use, other people's included; None: the sum of its tablets."""
     memory: float | None = None
     """Bytes of memory for in-memory tables; None: as much as any other."""
+    closed_by_daemon: bool = False
+    """A closed node that the daemon closed, and may open again; what an operator closed stays closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +198,29 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeChange:
+    """A proposal to close a node to new data, or to open it again."""
+
+    node: str
+    condition: NodeCondition  # what it should become: closed or active
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class PlanResult:
     """What a policy says of one bundle: actions in the order in which they should be started, and the rest."""
 
     actions: tuple[Action, ...] = ()
+    """What may be started now, within the budgets."""
     rejections: tuple[Rejection, ...] = ()
+    """Some examples for each code; `counts` has the numbers."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """How many candidates each code has kept back."""
+    node_changes: tuple[NodeChange, ...] = ()
+    pending_moves: int = 0
+    """Moves that lead to the same target and wait for the budgets: the next plans bring them."""
+    pending_bytes: float = 0.0
     score_before: float = 100.0
     score_after: float = 100.0
     bound: float = 100.0

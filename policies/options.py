@@ -7,6 +7,14 @@ seconds, rates are per second. What is `None` is unset and falls back as its doc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
+
+Bytes = Annotated[int, "bytes"]
+"""A size; written "10GB" in a file, powers of 1024."""
+Seconds = Annotated[float, "seconds"]
+"""A duration; written "250ms" or "10m" in a file."""
+FormulaText = Annotated[str, "formula"]
+"""A schedule formula; empty: unset."""
 
 KB = 1024
 MB = 1024 * KB
@@ -32,11 +40,27 @@ class Placement(StrEnum):
     FIBONACCI = "fibonacci"
 
 
+class MigrationMode(StrEnum):
+    """How writers are treated while a migration copies rows."""
+
+    REPLICATE = "replicate"
+    READ_ONLY = "read-only"
+
+
+class Mover(StrEnum):
+    """How the tables that are neither in-memory nor moved by a metric are spread over the nodes."""
+
+    OBJECTIVE = "objective"
+    """One objective over all dimensions at once."""
+    COUNT = "count"
+    """YT's ordinary mover: every node gets an equal number of each table's tablets."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
     """A named group of tables with its own schedule and parameters."""
 
-    schedule: str = ""
+    schedule: FormulaText = ""
     """Formula; empty: the bundle's."""
     enable_move: bool = True
     enable_reshard: bool = True
@@ -54,13 +78,13 @@ class GroupOptions:
 class BalancerOptions:
     """`[tablet_balancer_config]` of a bundle: YT's names and defaults."""
 
-    min_tablet_size: int = 128 * MB
-    desired_tablet_size: int = 10 * GB
-    max_tablet_size: int = 20 * GB
-    min_in_memory_tablet_size: int = 512 * MB
-    desired_in_memory_tablet_size: int = 1 * GB
-    max_in_memory_tablet_size: int = 2 * GB
-    min_desired_tablet_size: int = 5 * MB
+    min_tablet_size: Bytes = 128 * MB
+    desired_tablet_size: Bytes = 10 * GB
+    max_tablet_size: Bytes = 20 * GB
+    min_in_memory_tablet_size: Bytes = 512 * MB
+    desired_in_memory_tablet_size: Bytes = 1 * GB
+    max_in_memory_tablet_size: Bytes = 2 * GB
+    min_desired_tablet_size: Bytes = 5 * MB
     """A floor on the desired size: smaller tablets cost more than they balance."""
     enable_tablet_size_balancer: bool = True
     enable_in_memory_cell_balancer: bool = True
@@ -69,7 +93,7 @@ class BalancerOptions:
     hard_in_memory_cell_balance_threshold: float = 0.15
     tablet_to_cell_ratio: float = 10000.0
     """Caps the tablets of a table at nodes × this."""
-    tablet_balancer_schedule: str = ""
+    tablet_balancer_schedule: FormulaText = ""
     """Formula over hours and minutes; empty: the cluster's default."""
     groups: Mapping[str, GroupOptions] = field(default_factory=dict)
     """By name; the group `default` always exists."""
@@ -81,10 +105,10 @@ class TableOptions:
 
     enable_auto_reshard: bool = True
     enable_auto_tablet_move: bool = True
-    min_tablet_size: int | None = None
+    min_tablet_size: Bytes | None = None
     """The three sizes are used only when all are set and strictly increasing."""
-    desired_tablet_size: int | None = None
-    max_tablet_size: int | None = None
+    desired_tablet_size: Bytes | None = None
+    max_tablet_size: Bytes | None = None
     desired_tablet_count: int | None = None
     """Overrides every size."""
     min_tablet_count: int | None = None
@@ -101,11 +125,11 @@ class HeatOptions:
     """`[heat]` of a bundle: when a tablet is too hot, and when two are cool enough to be joined again."""
 
     enable: bool = True
-    schedule: str = ""
+    schedule: FormulaText = ""
     """Formula for heat alone; empty: the bundle's."""
     max_rows_per_second: float | None = None
     """Rows written and read per second by one tablet; None: no absolute limit."""
-    max_bytes_per_second: float | None = None
+    max_bytes_per_second: Annotated[float, "bytes"] | None = None
     max_cpu_seconds_per_second: float | None = None
     max_node_share: float = 0.20
     """Share of its node's load that one tablet may carry."""
@@ -117,7 +141,7 @@ class HeatOptions:
     front_share: float = 0.80
     min_samples: int = 100
     """Fewer key samples than this decide nothing."""
-    min_split_age: float = 3600.0
+    min_split_age: Seconds = 3600.0
     """Seconds before what heat has split may be merged again."""
 
 
@@ -134,13 +158,24 @@ class PlacementOptions:
     stop_threshold: float = 0.05
     """… and stop when every one is within this: the gap keeps the plan steady."""
     min_gain: float = 0.005
-    """Least improvement of the objective by one move, relative to the whole."""
-    payback_horizon: float = 86400.0
-    """Seconds within which a move's gain must exceed its cost in bytes."""
+    """How much emptier, as a share of the mean, a move's target must still be than its source once the move is done."""
+    payback_horizon: Seconds = 86400.0
+    """Seconds. A move that relieves neither disk nor memory must carry off more load in this time than copying costs:
+    a day, so that a move for a daily peak pays and one for a passing burst does not."""
+    ordinary_mover: Mover = Mover.OBJECTIVE
+    """What `enable_cell_balancer` switches on."""
+    table_spread: float | None = None
+    """Most tablets of one table that a node may be given, as a multiple of the even number, rounded up; None: any."""
+    evacuate_full_nodes: bool = True
+    """Whether a node over `close_at_disk_share` gives tablets away at once, even where the movers are switched off."""
     close_at_disk_share: float = 0.85
     """A node fuller than this gets no new tablets …"""
     reopen_at_disk_share: float = 0.80
-    """… until it is below this."""
+    """… until it is below this. Moves that balance fill no node further: it must be able to grow without closing."""
+    close_at_load: float = 2.0
+    """A node that reads or writes this many times its due share gets no new tablets …"""
+    reopen_at_load: float = 1.5
+    """… until it does less than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +184,13 @@ class BudgetOptions:
 
     moves_per_node: int = 1
     moves_total: int = 4
-    bytes_per_window: int | None = None
+    bytes_per_window: Bytes | None = None
     """Bytes that may be moved in one window of the schedule; None: no limit."""
-    expected_bytes_per_second: float = 32 * MB
+    expected_bytes_per_second: Annotated[float, "bytes"] = 32 * MB
     """Used until a rate has been measured."""
-    cool_down: float = 600.0
+    cool_down: Seconds = 600.0
     """Seconds a tablet rests after a migration."""
-    back_off: float = 300.0
+    back_off: Seconds = 300.0
     """Seconds after a first failure; doubled with each further one."""
     quarantine_after: int = 3
     """Failures in a row after which a tablet is left alone until an operator says otherwise."""

@@ -1,0 +1,23 @@
+"""When: the formula language and the windows it opens. Pure: no clock, no input or output, nothing of ours imported."""
+
+from schedules.daytable import DayTable, Failures, day_table
+from schedules.errors import FormulaEvaluationError, FormulaSyntaxError
+from schedules.formula import Formula
+from schedules.levels import ALWAYS, Applicable, Level, applicable
+from schedules.schedule import LOOK_BACK, Schedule, Window
+
+__all__ = [
+    "ALWAYS",
+    "LOOK_BACK",
+    "Applicable",
+    "DayTable",
+    "Failures",
+    "Formula",
+    "FormulaEvaluationError",
+    "FormulaSyntaxError",
+    "Level",
+    "Schedule",
+    "Window",
+    "applicable",
+    "day_table",
+]

@@ -8,6 +8,7 @@ import sys
 
 import typer
 
+from balancer.cli import config, node, operate, schedule, table
 from balancer.cli.output import fail
 from balancer.errors import BalancerError, Refused, Unavailable, UserError
 
@@ -18,6 +19,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(config.app, name="config")
+app.add_typer(schedule.app, name="schedule")
+app.add_typer(node.app, name="node")
+app.add_typer(table.app, name="table")
+operate.register(app)
 
 EXIT_CODES: tuple[tuple[type[BalancerError], int], ...] = ((UserError, 2), (Unavailable, 3), (Refused, 4))
 

@@ -54,8 +54,8 @@ def show_rows(rows: Sequence[Row], columns: Sequence[str], output: Output, empty
 
 
 def say(text: str) -> None:
-    """A line of plain text: no markup is read from it."""
-    console.print(text, markup=False, soft_wrap=True)
+    """A line of plain text, as it is: no markup, no folding."""
+    sys.stdout.write(text + "\n")
 
 
 def fail(text: str) -> None:

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from policies.keys import HIGHEST, LOWEST, KeyType
 from policies.leaves import Leaf
+from policies.options import MigrationMode as MigrationMode  # part of the model for everybody above
 
 Json = Any
 """What `json.loads` gives: kept opaque here, owned by the package that wrote it."""
@@ -42,6 +43,10 @@ class NodeState(StrEnum):
     DOWN = "down"
 
 
+CLOSED_BY_DAEMON = "closed by the daemon: "
+"""How the reason of a closed node begins that may be opened again without an operator."""
+
+
 class Layout(StrEnum):
     """How a table's key space is cut."""
 
@@ -62,13 +67,6 @@ class MigrationKind(StrEnum):
     MOVE = "move"
     SPLIT = "split"
     MERGE = "merge"
-
-
-class MigrationMode(StrEnum):
-    """How writers are treated while the rows are copied."""
-
-    REPLICATE = "replicate"
-    READ_ONLY = "read-only"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,46 @@
+"""`balancer config check|show`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from balancer.cli.output import Output, OutputOption, fail, say, show_json, show_rows
+from balancer.settings import ConfigurationError, load_settings
+from balancer.settings.origins import effective
+
+app = typer.Typer(help="Check and show the configuration.", no_args_is_help=True)
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", help="balancer.toml; else BALANCER_CONFIG, else the usual places")
+]
+
+
+@app.command()
+def check(config: ConfigOption = None, output: OutputOption = Output.TEXT) -> None:
+    """Reads every file and prints everything that is wrong, each with its place; exits 2 if there is anything."""
+    try:
+        settings = load_settings(config)
+    except ConfigurationError as error:
+        if output is Output.JSON:
+            show_json([{"file": m.file, "key": m.key, "message": m.message} for m in error.mistakes])
+        else:
+            for mistake in error.mistakes:
+                fail(str(mistake))
+            fail(f"{len(error.mistakes)} to mend")
+        raise typer.Exit(2) from None
+    if output is Output.JSON:
+        show_json([])
+    else:
+        bundles = ", ".join(f"{bundle.name} ({bundle.mode})" for bundle in settings.bundles.values()) or "none"
+        say(f"{settings.file} is right; bundles: {bundles}")
+
+
+@app.command()
+def show(bundle: str, config: ConfigOption = None, output: OutputOption = Output.TEXT) -> None:
+    """The values that hold for a bundle, and where each came from. No secrets."""
+    rows = [
+        {"key": value.key, "value": value.value, "origin": value.origin}
+        for value in effective(load_settings(config), bundle)
+    ]
+    show_rows(rows, ("key", "value", "origin"), output)

@@ -1,0 +1,276 @@
+"""Connections to nodes: the one place that opens them, so that each has a name, timeouts and known output formats.
+
+Whoever speaks to a node calls `connect`, or keeps connections over calls with a `ConnectionHolder`, and wraps its
+work in `translated`, which turns the driver's errors into ours. A password is never part of an error, a
+representation or a log line.
+"""
+
+import os
+import select
+import socket
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
+from psycopg.rows import TupleRow
+
+from balancer.errors import BalancerError, Refused, Unavailable, UserError
+
+Connection = psycopg.Connection[TupleRow]
+Cursor = psycopg.Cursor[TupleRow]
+
+
+class Target(StrEnum):
+    """Which of several hosts in a DSN to take (libpq's `target_session_attrs`)."""
+
+    PRIMARY = "read-write"
+    ANY = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds. Every connection has all of them: nothing of ours waits without a limit."""
+
+    connect: float = 5.0
+    """Per host of the DSN; libpq takes no less than 2."""
+    statement: float = 30.0
+    lock: float = 2.0
+    """A statement that waits for a lock makes others wait behind it: short, and tried again."""
+    idle_in_transaction: float = 60.0
+    """If this process hangs, the server ends its transaction and frees the locks."""
+    network: float = 15.0
+    """Unacknowledged data older than this breaks the connection."""
+
+
+DEFAULT_TIMEOUTS = Timeouts()
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a node is. Without a password libpq looks for one as it always does (passfile, environment)."""
+
+    node: str
+    dsn: str = field(repr=False)  # a user may have put a password into it against our advice
+    password: str | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return f"node {self.node}"
+
+    def hosts(self) -> str:
+        """Its hosts and database, for people."""
+        parameters = _parameters(self)
+        return f"{parameters.get('host', 'local socket')}/{parameters.get('dbname', '')}"
+
+    def has_several_hosts(self) -> bool:
+        """Whether the server behind it may change by itself (a failover)."""
+        return "," in str(_parameters(self).get("host", ""))
+
+
+def connect(
+    address: Address,
+    *,
+    purpose: str = "",
+    timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    target: Target = Target.PRIMARY,
+    replication: bool = False,
+    autocommit: bool = True,
+) -> Connection:
+    """A new connection. Raises `Unavailable` if no host answers in time or none fits the target.
+
+    `purpose` ends its application name. With `replication` it is one for slot commands of logical replication.
+    """
+    name = f"tablet-balancer {purpose}".strip()
+    parameters = _parameters(address)
+    extra: dict[str, str | int] = {
+        "application_name": name,
+        "connect_timeout": max(2, round(timeouts.connect)),
+        "tcp_user_timeout": _milliseconds(timeouts.network),
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "target_session_attrs": str(target),
+        "options": f"{parameters.get('options', '')} {_options(timeouts)}".strip(),
+    }
+    if address.password is not None:
+        extra["password"] = address.password
+    if replication:
+        extra["replication"] = "database"
+    with translated(address.node):
+        return psycopg.connect(make_conninfo("", **{**parameters, **extra}), autocommit=autocommit)
+
+
+def full_conninfo(address: Address) -> str:
+    """Address and password as one string, for a server that must connect to this node itself. Not for printing."""
+    parameters = _parameters(address)
+    secret = {} if address.password is None else {"password": address.password}
+    return make_conninfo("", **{**parameters, **secret})
+
+
+@contextmanager
+def translated(node: str) -> Iterator[None]:
+    """Turns the driver's errors into ours, classed by what the caller must do. Ours pass through."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise translate(node, error) from error
+
+
+def translate(node: str, error: psycopg.Error) -> BalancerError:
+    """What a driver's error means to the caller."""
+    text = _sentence(error)
+    match error:
+        case psycopg.errors.QueryCanceled() | psycopg.errors.LockNotAvailable():
+            return Unavailable(f"node {node} did not answer within the time allowed: {text}")
+        case psycopg.errors.ReadOnlySqlTransaction():
+            return Unavailable(f"node {node} is read-only now, perhaps a standby: {text}")
+        case psycopg.errors.InsufficientPrivilege():
+            return Refused(f"node {node} refuses for want of a privilege: {text}")
+        case psycopg.OperationalError() | psycopg.InterfaceError():
+            return Unavailable(f"node {node} cannot be reached or lost the connection: {text}")
+        case _:
+            return Refused(f"node {node} refuses: {text}")
+
+
+def lost(error: psycopg.Error) -> bool:
+    """Whether the server may not have told us the outcome: the connection broke, no error came from the server."""
+    return isinstance(error, psycopg.OperationalError) and (error.sqlstate is None or error.sqlstate.startswith("57P"))
+
+
+@contextmanager
+def deadline(connection: Connection, seconds: float) -> Iterator[None]:
+    """Breaks the connection if the block takes longer: for servers that hang, where no timeout of theirs works.
+
+    The block then fails with the driver's `OperationalError`.
+    """
+    # A duplicate, so that a connection closed meanwhile cannot hand its number to somebody else's socket.
+    handle = socket.socket(fileno=os.dup(connection.fileno()))
+    timer = threading.Timer(seconds, _shut, args=(handle,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        handle.close()
+
+
+def _shut(handle: socket.socket) -> None:
+    try:
+        handle.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it was closed in the same moment: the block is over
+
+
+class ConnectionHolder:
+    """Keeps idle connections per node, so that a poll or a step does not begin with a handshake.
+
+    Safe to share between threads: a connection is lent to one of them at a time.
+    """
+
+    def __init__(self, purpose: str, timeouts: Timeouts = DEFAULT_TIMEOUTS, idle_per_node: int = 1) -> None:
+        self._purpose = purpose
+        self._timeouts = timeouts
+        self._idle_per_node = idle_per_node
+        self._idle: dict[tuple[Address, Target], list[Connection]] = defaultdict(list)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @contextmanager
+    def borrow(self, address: Address, target: Target = Target.PRIMARY) -> Iterator[Connection]:
+        """Lends a connection; after an error it is closed, otherwise kept. Driver errors become ours."""
+        connection = self._take(address, target) or connect(
+            address, purpose=self._purpose, timeouts=self._timeouts, target=target
+        )
+        kept = False
+        try:
+            with translated(address.node):
+                yield connection
+            kept = self._give_back(address, target, connection)
+        finally:
+            if not kept:
+                connection.close()
+
+    def forget(self, node: str) -> None:
+        """Closes the idle connections of a node: its server has changed."""
+        with self._lock:
+            connections = [c for (address, _), idle in self._idle.items() if address.node == node for c in idle]
+            for key in [key for key in self._idle if key[0].node == node]:
+                del self._idle[key]
+        for connection in connections:
+            connection.close()
+
+    def close(self) -> None:
+        """Closes every idle connection; those that are lent are closed when they come back. Idempotent."""
+        with self._lock:
+            self._closed = True
+            connections = [connection for idle in self._idle.values() for connection in idle]
+            self._idle.clear()
+        for connection in connections:
+            connection.close()
+
+    def _take(self, address: Address, target: Target) -> Connection | None:
+        while True:
+            with self._lock:
+                idle = self._idle.get((address, target))
+                if not idle:
+                    return None
+                connection = idle.pop()
+            if _looks_alive(connection):
+                return connection
+            connection.close()
+
+    def _give_back(self, address: Address, target: Target, connection: Connection) -> bool:
+        if connection.closed or connection.info.transaction_status != TransactionStatus.IDLE:
+            return False
+        with self._lock:
+            idle = self._idle[address, target]
+            if self._closed or len(idle) >= self._idle_per_node:
+                return False
+            idle.append(connection)
+            return True
+
+
+def _looks_alive(connection: Connection) -> bool:
+    # An idle connection has nothing to read, except the end: the server is gone, or tells us that it goes.
+    if connection.closed:
+        return False
+    poller = select.poll()
+    poller.register(connection.fileno(), select.POLLIN)
+    return not poller.poll(0)
+
+
+def _parameters(address: Address) -> dict[str, str | int]:
+    try:
+        return {name: value for name, value in conninfo_to_dict(address.dsn).items() if value is not None}
+    except psycopg.ProgrammingError:
+        # libpq quotes the offending part, which may be a password.
+        raise UserError(f"the DSN of node {address.node} is not one that PostgreSQL's clients understand") from None
+
+
+def _options(timeouts: Timeouts) -> str:
+    settings = {
+        "statement_timeout": _milliseconds(timeouts.statement),
+        "lock_timeout": _milliseconds(timeouts.lock),
+        "idle_in_transaction_session_timeout": _milliseconds(timeouts.idle_in_transaction),
+        # Bounds and samples are read as text: one format, whatever the database's own settings are.
+        "timezone": "UTC",
+        "datestyle": "ISO",
+        "standard_conforming_strings": "on",
+    }
+    return " ".join(f"-c {name}={value}" for name, value in settings.items())
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def _sentence(error: psycopg.Error) -> str:
+    primary = error.diag.message_primary
+    return primary or " ".join(str(error).split()) or type(error).__name__

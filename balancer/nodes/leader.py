@@ -1,0 +1,77 @@
+"""A leader's steps on a node: every one of them first checks, and raises, the leader's epoch recorded there.
+
+Everything of ours that changes a node runs inside `node_transaction`, or, for commands that PostgreSQL does not allow
+in a transaction, inside `node_command`. A predecessor who wakes up late is then refused by the node itself. Reading
+needs neither.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from balancer.errors import Fenced, OutcomeUnknown, Refused
+from balancer.nodes.connection import Connection, Cursor, lost, translate
+from balancer.nodes.schema import LEADER_LOCK
+
+
+@contextmanager
+def node_transaction(connection: Connection, leader_epoch: int, node: str = "") -> Iterator[Cursor]:
+    """A transaction under this leader's epoch. With `node`, the database must be that node.
+
+    Raises `Fenced` if the node has seen a newer leader, `OutcomeUnknown` if the connection broke during COMMIT.
+    Driver errors become ours; nothing is applied when it raises anything but `OutcomeUnknown`.
+    """
+    assert connection.autocommit, "the transaction would begin before the check"
+    label = node or connection.info.dbname
+    committing = False
+    try:
+        with connection.transaction(), connection.cursor() as cursor:
+            _enter(cursor, leader_epoch, node)
+            yield cursor
+            committing = True
+    except psycopg.Error as error:
+        if committing and lost(error):
+            raise OutcomeUnknown(f"the connection to node {label} broke during a commit") from error
+        raise translate(label, error) from error
+
+
+@contextmanager
+def node_command(connection: Connection, leader_epoch: int, node: str = "") -> Iterator[Connection]:
+    """For commands outside of transactions: the check right before, under a lock that a new leader waits for.
+
+    The commands inside may only touch objects named after the caller's own migration.
+    """
+    # The epoch is raised first, without the shared lock: two sessions that both held it and both wanted to raise
+    # would wait for each other.
+    with node_transaction(connection, leader_epoch, node):
+        pass
+    try:
+        connection.execute("SELECT pg_advisory_lock_shared(%s, 0)", (LEADER_LOCK,))
+        try:
+            seen = _seen(connection)
+            if seen != leader_epoch:
+                raise _fenced(seen, leader_epoch)
+            yield connection
+        finally:
+            if not connection.closed:
+                connection.execute("SELECT pg_advisory_unlock_shared(%s, 0)", (LEADER_LOCK,))
+    except psycopg.Error as error:
+        raise translate(node or connection.info.dbname, error) from error
+
+
+def _enter(cursor: Cursor, leader_epoch: int, node: str) -> None:
+    row = cursor.execute("SELECT balancer.enter(%s, %s)", (leader_epoch, node)).fetchone()
+    if row is None or row[0] is None:
+        raise Refused(f"our schema on node {node} is damaged: balancer.node is empty")
+    if row[0] != leader_epoch:
+        raise _fenced(row[0], leader_epoch)
+
+
+def _seen(connection: Connection) -> int:
+    row = connection.execute("SELECT leader_epoch FROM balancer.node").fetchone()
+    return int(row[0]) if row else 0
+
+
+def _fenced(seen: int, mine: int) -> Fenced:
+    return Fenced(f"the node has seen a leader with epoch {seen}; this one has {mine}")

@@ -1,0 +1,219 @@
+"""Our schema `balancer` on a node: installed and upgraded here, in one transaction, and nowhere else.
+
+`node` (one row) says which node of which cluster this database is and which leader it has seen; `tablet` says what it
+owns. It is the node's copy, what fences and clients' proofs are made of; the directory is the truth. A new version
+appends a step: steps that have shipped are never edited.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from balancer.errors import Refused
+from balancer.nodes import client_functions, fence_functions
+from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.names import Name
+
+LEADER_LOCK = 0x7461626C  # classid of our advisory locks ("tabl"); objid 0: leaders
+
+
+class OwnState(StrEnum):
+    """What a node says of a tablet."""
+
+    OWNED = "owned"
+    FENCED = "fenced"
+    INCOMING = "incoming"
+    MOVED = "moved"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """Which node of which cluster a database is, and the newest leader it has seen."""
+
+    cluster: str
+    node: str
+    leader_epoch: int
+    schema_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedTablet:
+    """A row of `balancer.tablet`."""
+
+    id: int
+    epoch: int
+    state: OwnState
+    partitions: tuple[Name, ...]
+    migration: str | None = None
+    deadline: datetime | None = None
+    moved_to: str | None = None
+
+
+STEPS: tuple[str, ...] = (
+    """
+    CREATE TABLE balancer.node (
+        one boolean PRIMARY KEY DEFAULT true CHECK (one),
+        cluster text NOT NULL,
+        node text NOT NULL,
+        leader_epoch bigint NOT NULL DEFAULT 0,
+        schema_version integer NOT NULL
+    );
+    CREATE TABLE balancer.tablet (
+        id bigint PRIMARY KEY,
+        epoch bigint NOT NULL,
+        state text NOT NULL CHECK (state IN ('owned', 'fenced', 'incoming', 'moved')),
+        schemas text[] NOT NULL,
+        partitions text[] NOT NULL,
+        migration text,
+        deadline timestamptz,
+        moved_to text,
+        changed timestamptz NOT NULL DEFAULT now(),
+        CHECK (cardinality(schemas) = cardinality(partitions)),
+        CHECK ((state = 'moved') = (moved_to IS NOT NULL))
+    );
+    COMMENT ON TABLE balancer.tablet IS 'What this node owns; written by tablet-balancer only';
+    GRANT USAGE ON SCHEMA balancer TO PUBLIC;
+    GRANT SELECT ON balancer.node, balancer.tablet TO PUBLIC;
+
+    -- The newest leader this node has seen, after raising it to mine. Two transactions of one leader share the row;
+    -- raising it waits for the former leader's transactions (row) and commands outside of transactions (advisory).
+    CREATE FUNCTION balancer.enter(mine bigint, expected_node text) RETURNS bigint
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    DECLARE
+        seen balancer.node;
+    BEGIN
+        SELECT * INTO seen FROM balancer.node;
+        IF expected_node <> '' AND seen.node <> expected_node THEN
+            RAISE EXCEPTION 'this database is node %, not node %', seen.node, expected_node USING ERRCODE = 'TB003';
+        END IF;
+        IF seen.leader_epoch < mine THEN
+            PERFORM pg_advisory_xact_lock(1952539244, 0);
+            UPDATE balancer.node SET leader_epoch = mine WHERE leader_epoch < mine;
+        END IF;
+        SELECT * INTO seen FROM balancer.node FOR SHARE;
+        RETURN seen.leader_epoch;
+    END $$;
+    REVOKE ALL ON FUNCTION balancer.enter(bigint, text) FROM PUBLIC;
+
+    -- A client's proof of ownership, in the transaction that used the tablet and after it did: silence means yes.
+    CREATE FUNCTION balancer.prove(wanted bigint, known_epoch bigint) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    DECLARE
+        mine balancer.tablet;
+    BEGIN
+        SELECT * INTO mine FROM balancer.tablet WHERE id = wanted;
+        IF NOT FOUND OR mine.state IN ('incoming', 'moved') OR mine.epoch <> known_epoch THEN
+            RAISE EXCEPTION 'tablet % is not here with epoch %', wanted, known_epoch
+                USING ERRCODE = 'TB002', DETAIL = format('node=%s epoch=%s', mine.moved_to, mine.epoch);
+        END IF;
+    END $$;
+    """,
+    fence_functions.STEP,
+    client_functions.STEP,
+)
+"""What brings a node from version n to n + 1."""
+
+
+def install_schema(connection: Connection, cluster: str, node: str) -> int:
+    """Installs or upgrades; returns the version. Idempotent. Refuses a database that is another node's."""
+    with connection.transaction(), connection.cursor() as cursor:
+        # Two starting at once: the second waits here and then finds it done.
+        cursor.execute("SELECT pg_advisory_xact_lock(%s, 1)", (LEADER_LOCK,))
+        known = read_identity(cursor)
+        if known is not None and (known.cluster, known.node) != (cluster, node):
+            raise Refused(
+                f"this database is node {known.node} of cluster {known.cluster}; it cannot be node {node} of {cluster}"
+            )
+        version = known.schema_version if known else 0
+        if version > len(STEPS):
+            raise Refused(f"node {node} has version {version} of our schema; this program knows {len(STEPS)}")
+        if known is None:
+            cursor.execute("CREATE SCHEMA IF NOT EXISTS balancer")
+        for step in STEPS[version:]:
+            cursor.execute(step)
+        if known is None:
+            cursor.execute(
+                "INSERT INTO balancer.node (cluster, node, schema_version) VALUES (%s, %s, %s)",
+                (cluster, node, len(STEPS)),
+            )
+        elif version < len(STEPS):
+            cursor.execute("UPDATE balancer.node SET schema_version = %s", (len(STEPS),))
+    return len(STEPS)
+
+
+def remove_schema(connection: Connection) -> None:
+    """Takes away everything of ours from a node that leaves the cluster. The user's tables stay as they are."""
+    connection.execute("DROP SCHEMA IF EXISTS balancer CASCADE")
+
+
+def read_identity(cursor: Cursor) -> NodeIdentity | None:
+    """Which node this database is, or None if our schema is not there."""
+    if not installed(cursor):
+        return None
+    cursor.execute("SELECT cluster, node, leader_epoch, schema_version FROM balancer.node")
+    row = cursor.fetchone()
+    return NodeIdentity(*row) if row else None
+
+
+def installed(cursor: Cursor) -> bool:
+    """Whether our schema is there."""
+    cursor.execute("SELECT to_regclass('balancer.node') IS NOT NULL")
+    row = cursor.fetchone()
+    return bool(row and row[0])
+
+
+def read_tablets(cursor: Cursor) -> list[OwnedTablet]:
+    """Everything the node says of its tablets, by id."""
+    cursor.execute(
+        "SELECT id, epoch, state, schemas, partitions, migration, deadline, moved_to FROM balancer.tablet ORDER BY id"
+    )
+    return [
+        OwnedTablet(
+            number, epoch, OwnState(state), tuple(map(Name, schemas, partitions)), migration, deadline, moved_to
+        )
+        for number, epoch, state, schemas, partitions, migration, deadline, moved_to in cursor
+    ]
+
+
+_INSERT = """
+INSERT INTO balancer.tablet (id, epoch, state, schemas, partitions, migration, deadline, moved_to)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
+"""
+
+
+def add_tablets(cursor: Cursor, tablets: Sequence[OwnedTablet]) -> None:
+    """Creates the rows that are missing and leaves the others alone; inside the caller's `node_transaction`."""
+    cursor.executemany(_INSERT + "ON CONFLICT (id) DO NOTHING", [_row(tablet) for tablet in tablets])
+
+
+def write_tablets(cursor: Cursor, tablets: Sequence[OwnedTablet]) -> None:
+    """Creates or replaces rows; inside the caller's `node_transaction`."""
+    cursor.executemany(
+        _INSERT
+        + """
+        ON CONFLICT (id) DO UPDATE SET
+            epoch = EXCLUDED.epoch, state = EXCLUDED.state, schemas = EXCLUDED.schemas,
+            partitions = EXCLUDED.partitions, migration = EXCLUDED.migration, deadline = EXCLUDED.deadline,
+            moved_to = EXCLUDED.moved_to, changed = now()
+        """,
+        [_row(tablet) for tablet in tablets],
+    )
+
+
+def forget_tablets(cursor: Cursor, ids: Sequence[int]) -> None:
+    """Removes rows of tablets that no longer exist; inside the caller's `node_transaction`."""
+    cursor.execute("DELETE FROM balancer.tablet WHERE id = ANY(%s)", (list(ids),))
+
+
+def _row(tablet: OwnedTablet) -> tuple[object, ...]:
+    return (
+        tablet.id,
+        tablet.epoch,
+        str(tablet.state),
+        [name.schema for name in tablet.partitions],
+        [name.name for name in tablet.partitions],
+        tablet.migration,
+        tablet.deadline,
+        tablet.moved_to,
+    )

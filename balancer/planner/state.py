@@ -1,0 +1,74 @@
+"""What one tick of a bundle found out: a value that the API, the page and the command line show.
+
+Made by `tick`, read by everybody above; nothing here acts. The four words are never mixed up: `balanced` means that
+there is nothing to do, `blocked` that there is and something is in the way.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from balancer.settings import Mode
+from policies.model import BundleView, PlanResult
+
+
+class Word(StrEnum):
+    """The state of a bundle in one word."""
+
+    BALANCED = "balanced"
+    WORKING = "working"
+    WAITING = "waiting for the schedule"
+    BLOCKED = "blocked"
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleReport:
+    """Whether the bundle may be balanced at this moment, and when it may next."""
+
+    formula: str
+    level: str  # whose formula it is; empty: nobody has one, so always open
+    timezone: str
+    open: bool
+    closes_at: datetime | None
+    next_open: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """One node as the last poll saw it."""
+
+    id: str
+    state: str  # active, draining, closed, down
+    reason: str
+    reachable: bool
+    unreachable_since: datetime | None = None
+    error: str = ""
+    version: str = ""
+    is_standby: bool = False
+    disagreements: tuple[str, ...] = ()  # where its ownership table contradicts the directory
+    poll_seconds: float = 0.0
+    database_bytes: float = 0.0
+    connections: int = 0
+    retained_wal_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BundleState:
+    """One bundle after one tick."""
+
+    bundle: str
+    at: datetime
+    mode: Mode
+    word: Word
+    sentence: str  # the word with what, how long still, until when or by what
+    nodes: tuple[NodeReport, ...]
+    schedule: ScheduleReport
+    view: BundleView | None = None  # None: the bundle could not be seen at all
+    plan: PlanResult | None = None
+    plan_id: str = ""
+    paused_until: datetime | None = None
+    paused: bool = False
+    tick_seconds: float = 0.0
+    started: tuple[str, ...] = ()  # migrations that this tick has begun, in words
+    not_started: tuple[str, ...] = ()  # why actions that were due could not be begun
+    error: str = ""  # of the tick itself: one broken bundle never stops another

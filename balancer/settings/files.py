@@ -1,0 +1,210 @@
+"""The shapes of `balancer.toml` and of `bundles/<name>.toml`. Reading them is the business of `load`."""
+
+import re
+import socket
+from pathlib import Path
+from typing import Annotated, Any, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    create_model,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from balancer.settings.derive import check_formula, model_of
+from balancer.settings.migration import MigrationSettings
+from balancer.settings.modes import Mode
+from balancer.settings.units import Dsn, parse_duration, parse_size
+from policies.options import (
+    BalancerOptions,
+    BudgetOptions,
+    HeatOptions,
+    PlacementOptions,
+    TableOptions,
+)
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)?")
+
+
+def check_zone(name: str) -> str:
+    """The name itself, if there is such a time zone."""
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(f'{name!r} is not a time zone; write one as "UTC" or "Europe/Moscow"') from None
+    return name
+
+
+def check_root(name: str) -> str:
+    """A root's name with its schema; `public` where none is given."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f'{name!r} is not a table name; write it as "schema.table"')
+    return name if "." in name else f"public.{name}"
+
+
+def check_directory(url: str) -> str:
+    """The address of the directory, if its scheme is one of ours."""
+    if not url.startswith(("zk://", "zks://", "sqlite://")):
+        raise ValueError('the directory is "zk://host:2181,host:2181/cluster" or "sqlite:///path/to/file"')
+    return url
+
+
+Zone = Annotated[str, AfterValidator(check_zone)]
+FormulaText = Annotated[str, AfterValidator(check_formula)]
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+Size = Annotated[int, BeforeValidator(parse_size)]
+DsnField = Annotated[Dsn, BeforeValidator(Dsn.parse)]
+
+
+class Section(BaseModel):
+    """A part of a file: unknown keys are mistakes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class HttpSettings(Section):
+    """Where the API listens and who may use it."""
+
+    listen: Annotated[str, Field(pattern=r"^.+:\d+$")] = "127.0.0.1:8080"
+    token: SecretStr | None = None
+    """Bearer token for everything that changes something; None: nothing can be changed over HTTP."""
+    token_file: Path | None = None
+    read_requires_token: bool = False
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+
+
+class DirectorySecurity(Section):
+    """How to prove who we are to ZooKeeper, and how to know that it is ZooKeeper."""
+
+    user: str = ""
+    """Digest user; empty: no authentication."""
+    password: SecretStr | None = None
+    password_file: Path | None = None
+    sasl: bool = False
+    """Whether user and password are for SASL DIGEST-MD5 instead of the digest scheme."""
+    tls: bool = False
+    tls_ca: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+
+
+class LogSettings(Section):
+    """How much is logged, and in which form."""
+
+    level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
+    format: Annotated[str, Field(pattern="^(auto|text|json)$")] = "auto"
+    """`auto`: key–value text on a terminal, JSON otherwise."""
+
+
+class _EnvironmentFirst(BaseSettings):
+    """A file whose keys may be overridden by the environment; nothing else is read."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return env_settings, init_settings
+
+
+class DaemonFile(_EnvironmentFirst):
+    """`balancer.toml`: one per instance. The environment (`BALANCER_TICK`, `BALANCER_HTTP__LISTEN`) goes before it."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="BALANCER_", env_nested_delimiter="__", extra="forbid", frozen=True, env_ignore_empty=True
+    )
+
+    directory: Annotated[str, AfterValidator(check_directory)]
+    """Where the directory is kept."""
+    instance: str = Field(default_factory=socket.gethostname)
+    """The name of this instance in the history; by default the host's."""
+    tick: Duration = 10.0
+    """Time between polls; a poll of 2,000 tablets takes tens of milliseconds, so ten seconds cost nothing."""
+    session_timeout: Duration = 10.0
+    """After this time without a sign of life another instance takes over."""
+    poll_timeout: Duration = 5.0
+    """A node that has not answered by then is unreachable for this tick."""
+    schedule: FormulaText = ""
+    """The cluster's default formula; empty: always open."""
+    timezone: Zone = "UTC"
+    mode: Mode = Mode.OBSERVE
+    """The default of bundles: nothing moves until somebody wants it to."""
+    bundles: Path = Path("bundles")
+    """The folder of the bundles' files, relative to this file."""
+    look_back: Duration = 900.0
+    """How far a late tick looks back for a minute in which the schedule was open."""
+    http: HttpSettings = HttpSettings()
+    directory_security: DirectorySecurity = DirectorySecurity()
+    log: LogSettings = LogSettings()
+
+
+class NodeSection(Section):
+    """`[nodes.ID]`: one PostgreSQL database."""
+
+    dsn: DsnField
+    password_file: Path | None = None
+    """A file with the password alone; BALANCER_PASSWORD_<NODE> goes before it, libpq's passfile after it."""
+    zone: str = ""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Its share of the load, relative to the other nodes."""
+    disk: Size | None = None
+    """Bytes its disk holds, where PostgreSQL cannot know; None: not limited."""
+    memory: Size | None = None
+    """Bytes of memory for in-memory tables; None: as much as any other node."""
+
+
+class _TableShape(Section):
+    """What a table is; what decides about it comes from `policies.options.TableOptions`."""
+
+    roots: Annotated[list[Annotated[str, AfterValidator(check_root)]], Field(min_length=1)]
+    layout: Annotated[str, Field(pattern="^(hash|range)$")]
+    key: Annotated[list[str], Field(min_length=1)]
+    tablets: Annotated[int, Field(ge=1, le=10000)] = 16
+    """How many tablets `table create` makes; a power of two for a hash table."""
+    splits: list[Any] = []
+    """For `table create` of a range table: the keys at which it is cut."""
+
+    @model_validator(mode="after")
+    def _vbuckets_are_a_power_of_two(self) -> Self:
+        if self.layout == "hash" and self.tablets & (self.tablets - 1):
+            raise ValueError(f"tablets = {self.tablets}: a hash table has a power of two of them, as in 16 or 64")
+        return self
+
+
+# Made at run time from the option classes; the type checker sees sections whose fields it does not know.
+TableSection: Any = create_model("TableSection", __base__=(_TableShape, model_of(TableOptions)))
+MigrationSection: Any = create_model(
+    "MigrationSection", __base__=(model_of(MigrationSettings), model_of(BudgetOptions))
+)
+BalancerSection: Any = model_of(BalancerOptions)
+HeatSection: Any = model_of(HeatOptions)
+PlacementSection: Any = model_of(PlacementOptions)
+
+
+class BundleFile(_EnvironmentFirst):
+    """`bundles/<name>.toml`. The environment (`BALANCER_BUNDLE_<NAME>__MIGRATION__MODE`) goes before it."""
+
+    model_config = SettingsConfigDict(
+        env_nested_delimiter="__", extra="forbid", frozen=True, arbitrary_types_allowed=True, env_ignore_empty=True
+    )
+
+    mode: Mode | None = None
+    timezone: Zone | None = None
+    tablet_balancer_config: BalancerSection = BalancerSection()
+    heat: HeatSection = HeatSection()
+    placement: PlacementSection = PlacementSection()
+    migration: MigrationSection = MigrationSection()
+    nodes: dict[str, NodeSection] = {}
+    tables: dict[str, TableSection] = {}

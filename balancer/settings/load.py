@@ -1,0 +1,257 @@
+"""Reads all files and either gives the settings whole or says everything that is wrong with them.
+
+Who calls it: the command line and the daemon (also on reload). Nothing is half-loaded: one mistake in one file means
+no settings at all, so that the caller keeps what it had.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic_settings.exceptions import SettingsError
+
+from balancer.errors import UserError
+from balancer.settings import rules
+from balancer.settings.derive import build
+from balancer.settings.files import BundleFile, DaemonFile, NodeSection
+from balancer.settings.migration import MigrationSettings
+from balancer.settings.mistakes import ConfigurationError, Mistake, translate
+from balancer.settings.modes import Mode
+from policies.options import (
+    BalancerOptions,
+    BudgetOptions,
+    BundleOptions,
+    HeatOptions,
+    PlacementOptions,
+    TableOptions,
+)
+
+DEFAULT_PLACES = (Path("balancer.toml"), Path("/etc/tablet-balancer/balancer.toml"))
+_SECTIONS: Mapping[str, type] = {
+    "tablet_balancer_config": BalancerOptions,
+    "heat": HeatOptions,
+    "placement": PlacementOptions,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """One node of a bundle, as the file describes it."""
+
+    id: str
+    dsn: str
+    password: SecretStr | None
+    zone: str
+    weight: float
+    disk: int | None
+    memory: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TableSettings:
+    """What a table is: for `table create` and for checking what was adopted."""
+
+    name: str
+    roots: tuple[str, ...]
+    layout: str
+    key: tuple[str, ...]
+    tablets: int
+    splits: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BundleSettings:
+    """One bundle's file, read."""
+
+    name: str
+    file: Path
+    mode: Mode
+    timezone: str
+    options: BundleOptions
+    migration: MigrationSettings
+    nodes: Mapping[str, NodeSettings]
+    tables: Mapping[str, TableSettings]
+    given: Mapping[str, Any] = field(repr=False, default_factory=dict)
+    """The keys that the file itself sets: where a value came from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that was configured."""
+
+    file: Path
+    daemon: DaemonFile
+    bundles: Mapping[str, BundleSettings]
+    given: Mapping[str, Any] = field(repr=False, default_factory=dict)
+
+    def bundle(self, name: str) -> BundleSettings:
+        """The bundle of this name."""
+        if name not in self.bundles:
+            known = ", ".join(sorted(self.bundles)) or "none"
+            raise UserError(f"there is no bundle {name!r} in {self.file}; there are: {known}")
+        return self.bundles[name]
+
+
+def find_file(path: Path | None) -> Path:
+    """The file that was named, in BALANCER_CONFIG or by the option, or the first of the usual places."""
+    named = path or (Path(os.environ["BALANCER_CONFIG"]) if os.environ.get("BALANCER_CONFIG") else None)
+    if named is not None:
+        return named
+    for place in DEFAULT_PLACES:
+        if place.exists():
+            return place
+    raise UserError(f"no configuration: name one with --config, or write {' or '.join(map(str, DEFAULT_PLACES))}")
+
+
+def load_settings(path: Path | None = None) -> Settings:
+    """Everything, or a ConfigurationError with all that is wrong."""
+    file = find_file(path)
+    mistakes: list[Mistake] = []
+    given = _read(file, mistakes)
+    daemon = _validate(DaemonFile, str(file), given, mistakes)
+    folder = file.parent / (daemon.bundles if isinstance(daemon, DaemonFile) else Path("bundles"))
+    bundles = {}
+    for bundle_file in _bundle_files(folder, given, mistakes):
+        loaded = _load_bundle(bundle_file, daemon, mistakes)
+        if loaded is not None:
+            bundles[loaded.name] = loaded
+    mistakes.extend(_shared_nodes(bundles))
+    if mistakes or not isinstance(daemon, DaemonFile):
+        raise ConfigurationError(mistakes)
+    return Settings(file, daemon, bundles, given)
+
+
+def _bundle_files(folder: Path, given: Mapping[str, Any], mistakes: list[Mistake]) -> list[Path]:
+    if not folder.is_dir():
+        if "bundles" in given:
+            mistakes.append(Mistake(str(folder), "", "the folder of the bundles' files does not exist"))
+        return []
+    return sorted(folder.glob("*.toml"))
+
+
+def _read(file: Path, mistakes: list[Mistake]) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        mistakes.append(Mistake(str(file), "", "the file does not exist"))
+    except (OSError, UnicodeDecodeError) as error:
+        mistakes.append(Mistake(str(file), "", f"cannot be read: {error}"))
+    except tomllib.TOMLDecodeError as error:
+        mistakes.append(Mistake(str(file), "", f"is not TOML: {error}"))
+    return {}
+
+
+def _validate(
+    shape: type[DaemonFile] | type[BundleFile],
+    file: str,
+    given: Mapping[str, Any],
+    mistakes: list[Mistake],
+    env_prefix: str | None = None,
+) -> BaseModel | None:
+    if not given and mistakes and mistakes[-1].file == file:
+        return None  # it could not be read: saying that keys are missing would only confuse
+    try:
+        return shape(_env_prefix=env_prefix, **given)
+    except ValidationError as error:
+        mistakes.extend(translate(file, shape, error))
+    except SettingsError as error:
+        mistakes.append(Mistake("environment", "", str(error)))
+    return None
+
+
+def _load_bundle(file: Path, daemon: BaseModel | None, mistakes: list[Mistake]) -> BundleSettings | None:
+    before = len(mistakes)
+    given = _read(file, mistakes)
+    read = _validate(BundleFile, str(file), given, mistakes, f"{env_prefix(file.stem)}__")
+    if not isinstance(read, BundleFile):
+        return None
+    options = BundleOptions(
+        balancer=build(BalancerOptions, read.tablet_balancer_config),
+        tables={name: build(TableOptions, section) for name, section in read.tables.items()},
+        heat=build(HeatOptions, read.heat),
+        placement=build(PlacementOptions, read.placement),
+        budgets=build(BudgetOptions, read.migration),
+    )
+    migration = build(MigrationSettings, read.migration)
+    mistakes.extend(Mistake(str(file), key, message) for key, message in _broken_rules(options, migration))
+    nodes = {name: _node(name, section, file, mistakes) for name, section in read.nodes.items()}
+    if len(mistakes) > before:
+        return None
+    defaults = daemon if isinstance(daemon, DaemonFile) else None
+    return BundleSettings(
+        name=file.stem,
+        file=file,
+        mode=read.mode or (defaults.mode if defaults else Mode.OBSERVE),
+        timezone=read.timezone or (defaults.timezone if defaults else "UTC"),
+        options=options,
+        migration=migration,
+        nodes=nodes,
+        tables={name: _table(name, section) for name, section in read.tables.items()},
+        given=given,
+    )
+
+
+def env_prefix(name: str) -> str:
+    """How a bundle, or a node, is called in the environment."""
+    return "BALANCER_BUNDLE_" + re.sub(r"\W", "_", name).upper()
+
+
+def _broken_rules(options: BundleOptions, migration: MigrationSettings) -> Iterator[tuple[str, str]]:
+    for key, message in rules.check_migration(migration):
+        yield f"migration.{key}", message
+    for key, message in rules.check_balancer(options.balancer):
+        yield f"tablet_balancer_config.{key}", message
+    for key, message in rules.check_placement(options.placement):
+        yield f"placement.{key}", message
+    for name, table in options.tables.items():
+        for key, message in rules.check_table(table, options.balancer.groups):
+            yield f"tables.{name}.{key}", message
+
+
+def _node(name: str, section: NodeSection, file: Path, mistakes: list[Mistake]) -> NodeSettings:
+    variable = "BALANCER_PASSWORD_" + re.sub(r"\W", "_", name).upper()
+    password = section.dsn.password
+    if os.environ.get(variable):
+        password = SecretStr(os.environ[variable])
+    elif section.password_file is not None:
+        try:
+            password = SecretStr((file.parent / section.password_file).read_text().rstrip("\n"))
+        except OSError as error:
+            mistakes.append(Mistake(str(file), f"nodes.{name}.password_file", f"cannot be read: {error.strerror}"))
+    return NodeSettings(
+        id=name,
+        dsn=section.dsn.text,
+        password=password,
+        zone=section.zone,
+        weight=section.weight,
+        disk=section.disk,
+        memory=section.memory,
+    )
+
+
+def _table(name: str, section: Any) -> TableSettings:
+    return TableSettings(
+        name=name,
+        roots=tuple(section.roots),
+        layout=section.layout,
+        key=tuple(section.key),
+        tablets=section.tablets,
+        splits=tuple(section.splits),
+    )
+
+
+def _shared_nodes(bundles: Mapping[str, BundleSettings]) -> Iterator[Mistake]:
+    """A node belongs to one bundle: two policies over one disk would work against each other."""
+    owners: dict[str, str] = {}
+    for bundle in bundles.values():
+        for node in bundle.nodes:
+            if node in owners:
+                yield Mistake(
+                    str(bundle.file), f"nodes.{node}", f"the bundle {owners[node]!r} has a node of this name too"
+                )
+            owners.setdefault(node, bundle.name)

@@ -1,0 +1,74 @@
+"""Rules between several keys of a bundle's file: what a type alone cannot say."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from balancer.settings.migration import MigrationSettings
+from policies.options import BalancerOptions, GroupOptions, PlacementOptions, TableOptions
+
+_DIMENSIONS = ("bytes", "memory", "write_rate", "read_rate", "tablets")
+
+
+def check_balancer(options: BalancerOptions) -> Iterator[tuple[str, str]]:
+    """Of `[tablet_balancer_config]`."""
+    if not options.min_tablet_size <= options.desired_tablet_size <= options.max_tablet_size:
+        yield "desired_tablet_size", "must lie between min_tablet_size and max_tablet_size"
+    sizes = (
+        options.min_in_memory_tablet_size,
+        options.desired_in_memory_tablet_size,
+        options.max_in_memory_tablet_size,
+    )
+    if not sizes[0] < sizes[1] < sizes[2]:
+        yield (
+            "desired_in_memory_tablet_size",
+            "must lie between min_in_memory_tablet_size and max_in_memory_tablet_size and differ from both",
+        )
+    if options.soft_in_memory_cell_balance_threshold > options.hard_in_memory_cell_balance_threshold:
+        yield (
+            "soft_in_memory_cell_balance_threshold",
+            "must not exceed hard_in_memory_cell_balance_threshold: moves would stop before they start",
+        )
+    if options.tablet_to_cell_ratio <= 0:
+        yield "tablet_to_cell_ratio", "must be greater than 0"
+
+
+def check_placement(options: PlacementOptions) -> Iterator[tuple[str, str]]:
+    """Of `[placement]`."""
+    for name, weight in options.dimensions.items():
+        if name not in _DIMENSIONS:
+            yield f"dimensions.{name}", f"unknown dimension; allowed: {', '.join(_DIMENSIONS)}"
+        elif weight < 0:
+            yield f"dimensions.{name}", "must be zero or more"
+    if options.stop_threshold > options.start_threshold:
+        yield "stop_threshold", "must not exceed start_threshold: moves would stop before they start"
+    if options.reopen_at_disk_share > options.close_at_disk_share:
+        yield "reopen_at_disk_share", "must not exceed close_at_disk_share: a node would close and open at once"
+
+
+def check_migration(settings: MigrationSettings) -> Iterator[tuple[str, str]]:
+    """Of `[migration]`."""
+    if settings.lock_timeout > settings.write_pause_budget:
+        yield "lock_timeout", "must not exceed write_pause_budget: a waiting lock alone would use it up"
+    if settings.fence_deadline <= settings.write_pause_budget:
+        yield "fence_deadline", "must be longer than write_pause_budget, or fences end before it is used"
+
+
+def check_table(options: TableOptions, groups: Mapping[str, GroupOptions]) -> Iterator[tuple[str, str]]:
+    """Of `[tables.NAME]`."""
+    sizes = (options.min_tablet_size, options.desired_tablet_size, options.max_tablet_size)
+    given = [size for size in sizes if size is not None]
+    if given and (len(given) < 3 or not given[0] < given[1] < given[2]):
+        yield (
+            "desired_tablet_size",
+            "min_tablet_size, desired_tablet_size and max_tablet_size must all be set and strictly increase",
+        )
+    for name in ("desired_tablet_count", "min_tablet_count"):
+        count: Any = getattr(options, name)
+        if count is not None and count < 1:
+            yield name, "must be 1 or more"
+    desired, least = options.desired_tablet_count, options.min_tablet_count
+    if desired is not None and least is not None and least > desired:
+        yield "min_tablet_count", f"must not exceed desired_tablet_count ({desired})"
+    if options.group != "default" and options.group not in groups:
+        known = ", ".join(sorted({"default", *groups}))
+        yield "group", f"there is no group {options.group!r}; there are: {known}"

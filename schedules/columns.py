@@ -1,0 +1,81 @@
+"""A program's values over a whole day at once, the same as those of `evaluator` one by one. `daytable` calls it.
+
+A column has only as many values as it needs: one for a constant, 24 where only `hours` is used, 60 where only
+`minutes` is, 1,440 where both are. Whole columns go through Python's own C loops, which is what makes it quick.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from schedules.lexer import Kind
+from schedules.operators import HIGHEST, IN, LOWEST, NUMERIC, wrap
+from schedules.parser import Program
+
+HOURS: Final = 24
+MINUTES: Final = 60
+
+_WRAPPING: Final[dict[str, Callable[[int, int], int]]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+_FLOORING: Final[dict[str, Callable[[int, int], int]]] = {"/": operator.floordiv, "%": operator.mod}
+
+
+class Column(NamedTuple):
+    """Values by hour, by minute, by both (hours first) or by neither."""
+
+    values: list[int]
+    by_hour: bool = False
+    by_minute: bool = False
+
+    def spread(self, by_hour: bool, by_minute: bool) -> list[int]:
+        """The same values for a wider shape."""
+        values = self.values
+        if by_minute and not self.by_minute:
+            values = [value for value in values for _ in range(MINUTES)]
+        return values * HOURS if by_hour and not self.by_hour else values
+
+
+_VARIABLES: Final = {
+    "hours": Column(list(range(HOURS)), by_hour=True),
+    "minutes": Column(list(range(MINUTES)), by_minute=True),
+}
+
+
+def evaluate_day(program: Program) -> list[int]:
+    """The values of the day's 1,440 minutes. Raises a FormulaEvaluationError if any of them has none."""
+    stack: list[Column] = []
+    for kind, text, _, value in program:
+        if kind is Kind.BINARY:
+            count = value + 1 if text == IN else 2
+            operands = stack[-count:]
+            del stack[-count:]
+            stack.append(_apply(text, operands))
+        elif kind is Kind.NOT:
+            column = stack.pop()
+            stack.append(column._replace(values=list(map(operator.not_, column.values))))
+        elif kind is Kind.NAME:
+            stack.append(_VARIABLES[text])
+        else:
+            stack.append(Column([value]))
+    return stack[0].spread(by_hour=True, by_minute=True)
+
+
+def _apply(symbol: str, operands: list[Column]) -> Column:
+    by_hour = any(column.by_hour for column in operands)
+    by_minute = any(column.by_minute for column in operands)
+    first, *others = (column.spread(by_hour, by_minute) for column in operands)
+    values = _contained(first, others) if symbol == IN else _combined(symbol, first, others[0])
+    return Column(values, by_hour, by_minute)
+
+
+def _contained(elements: list[int], members: list[list[int]]) -> list[int]:
+    return [element in row for element, row in zip(elements, zip(*members, strict=True), strict=True)]
+
+
+def _combined(symbol: str, left: list[int], right: list[int]) -> list[int]:
+    if raw := _WRAPPING.get(symbol):
+        values = list(map(raw, left, right))
+        return values if min(values) >= LOWEST and max(values) <= HIGHEST else [wrap(value) for value in values]
+    # Python's own division rounds down instead of toward zero, which is the same where nothing is negative.
+    if symbol in _FLOORING and min(left) >= 0 and min(right) > 0:
+        return list(map(_FLOORING[symbol], left, right))
+    return list(map(NUMERIC[symbol].apply, left, right))
