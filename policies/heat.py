@@ -22,11 +22,12 @@ from policies.sizes_scope import Proposals, Scope, blocked_tablets
 
 CODES = {
     Word.SPLIT: "heat-split",
-    Word.HOT_KEY: "hot-key",
-    Word.FRONT: "moving-front",
-    Word.SCAN: "scan-bound",
-    Word.TOO_FEW: "too-few-samples",
+    Word.HOT_KEY: "heat-key",
+    Word.FRONT: "heat-front",
+    Word.SCAN: "heat-scan",
+    Word.TOO_FEW: "heat-samples",
 }
+"""Actions and rejections of heat are known by the word before the hyphen: heat has a schedule of its own."""
 
 
 def hot_tablets(view: BundleView, options: HeatOptions) -> dict[int, str]:
@@ -116,7 +117,7 @@ def _kept_back(scope: Scope, row: int) -> tuple[str, str] | None:
         return off[0], f"{off[1]} is false"
     polls, needed = _history(scope, row).hot_polls, scope.options.heat.polls_to_confirm
     if obstacle is None and polls < needed:
-        return "not-confirmed", f"for {polls} polls in a row only, {needed} are needed"
+        return "heat-unconfirmed", f"for {polls} polls in a row only, {needed} are needed"
     return obstacle
 
 
