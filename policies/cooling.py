@@ -42,6 +42,11 @@ class Cooling:
         return np.asarray(relative[self.view.tablets.node], np.float64)
 
     @cached_property
+    def hot_now(self) -> npt.NDArray[np.bool_]:
+        """Which tablets are over their threshold; equal shares that add up to it are not, whatever rounding says."""
+        return np.asarray(self.rates > self.thresholds * (1 + 1e-9), np.bool_)
+
+    @cached_property
     def warm_now(self) -> npt.NDArray[np.bool_]:
         """Which tablets are not below half of their threshold at this moment."""
         return np.asarray(self.rates >= self.thresholds / 2, np.bool_)

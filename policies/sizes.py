@@ -10,7 +10,7 @@ import numpy as np
 
 from policies.cooling import Cooling
 from policies.model import ActionKind, BundleView, Floats, Rejection, TableView
-from policies.options import BundleOptions, GroupOptions
+from policies.options import BundleOptions
 from policies.sizes_bounds import MAX_TABLETS, SizeBounds, size_bounds
 from policies.sizes_hash import merge_leaf, plan_hash, split_leaf
 from policies.sizes_load import load_bounds, load_outliers, plan_load
@@ -79,22 +79,14 @@ def _plan_table(scope: Scope, metrics: Floats | None) -> None:
 
 def _switched_on(scope: Scope, outliers: list[int]) -> bool:
     """Whether the table's tablets may be split and merged by themselves; says so once where they may not."""
-    code, setting = _switch(scope)
-    if code and outliers:
-        ids = tuple(scope.id(row) for row in outliers[:EXAMPLES])
-        text = f"{len(outliers)} tablets of {scope.table.name} are outside their bounds, but {setting} is false"
-        scope.rejections.append(Rejection(ActionKind.RESHARD, ids, code, text))
-    return not code
-
-
-def _switch(scope: Scope) -> tuple[str, str]:
-    """Code and name of the switch that is off, if one is."""
+    off = scope.switch()
     if not scope.options.balancer.enable_tablet_size_balancer:
-        return "size-balancer-off", "enable_tablet_size_balancer"
-    if not scope.table_options.enable_auto_reshard:
-        return "table-off", f"enable_auto_reshard of {scope.table.name}"
-    group = scope.options.balancer.groups.get(scope.table_options.group) or GroupOptions()
-    return ("", "") if group.enable_reshard else ("group-off", f"enable_reshard of group {scope.table_options.group}")
+        off = "size-balancer-off", "enable_tablet_size_balancer"
+    if off is not None and outliers:
+        ids = tuple(scope.id(row) for row in outliers[:EXAMPLES])
+        text = f"{len(outliers)} tablets of {scope.table.name} are outside their bounds, but {off[1]} is false"
+        scope.rejections.append(Rejection(ActionKind.RESHARD, ids, off[0], text))
+    return off is None
 
 
 def _whole_table(scope: Scope, kind: ActionKind) -> bool:

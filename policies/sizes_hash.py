@@ -7,7 +7,7 @@ its sibling. Doubling and halving a whole table are the same two operations over
 from math import log2
 
 from policies.figures import bytes_text
-from policies.leaves import MAX_MODULUS, Leaf
+from policies.leaves import MAX_MODULUS, Leaf, descendants
 from policies.model import ActionKind, Part
 from policies.sizes_bounds import SizeBounds
 from policies.sizes_range import UNLIMITED, may_reshard, merge_shares, outlier_text
@@ -56,14 +56,6 @@ def merge_leaf(scope: Scope, row: int, code: str, why: str, largest: int = UNLIM
         scope.reject(rows, ActionKind.MERGE, "merged-too-large", text)
         return
     scope.reshard(rows, 1, code, f"{why}: 2 become 1 of {bytes_text(size)}", (Part(leaf=parent),))
-
-
-def descendants(leaf: Leaf, count: int) -> tuple[Leaf, ...]:
-    """The leaves that share this one's interval evenly, in the order of their positions."""
-    leaves: tuple[Leaf, ...] = (leaf,)
-    while len(leaves) < count:
-        leaves = tuple(child for parent in leaves for child in parent.children())
-    return leaves
 
 
 def sibling_row(scope: Scope, row: int) -> int | None:

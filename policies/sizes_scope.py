@@ -9,7 +9,7 @@ import numpy as np
 from policies.cooling import Cooling
 from policies.figures import bytes_text
 from policies.model import Action, ActionKind, BundleView, NodeCondition, NodeView, Part, Rejection, TableView
-from policies.options import BundleOptions, Placement, TableOptions
+from policies.options import BundleOptions, GroupOptions, Placement, TableOptions
 from policies.sizes_bounds import MAX_TABLETS
 
 
@@ -94,6 +94,14 @@ class Scope:
             return "source-down", f"its node {self.node(row).id} is down"
         return found
 
+    def switch(self) -> tuple[str, str] | None:
+        """Code and name of the switch that keeps the table's tablets from being split and merged by themselves."""
+        if not self.table_options.enable_auto_reshard:
+            return "table-off", f"enable_auto_reshard of {self.table.name}"
+        name = self.table_options.group
+        group = self.options.balancer.groups.get(name) or GroupOptions()
+        return None if group.enable_reshard else ("group-off", f"enable_reshard of group {name}")
+
     def free(self, row: int) -> bool:
         """Whether a neighbour may be drawn into a range."""
         inside = self.table.first <= row < self.table.last
@@ -137,17 +145,21 @@ class Scope:
 
     def _gathering_node(self, rows: range) -> int | None:
         """The active node with most of the range's bytes, or None where the table's tablets are not moved."""
-        options = self.table_options
-        moved_freely = options.enable_auto_tablet_move and options.placement is Placement.BALANCED
-        if not moved_freely and not self.ordered:
+        if not self.moves_freely and not self.ordered:
             return None
         held: dict[int, int] = {}
         for row, node in zip(rows, self.node_indexes(rows), strict=True):
             held[node] = held.get(node, 0) + self.size(row)
-        able = [node for node in held if self._may_receive(self.view.nodes[node])]
+        able = [node for node in held if self.may_receive(self.view.nodes[node])]
         return min(able, key=lambda node: (-held[node], node), default=None)
 
-    def _may_receive(self, node: NodeView) -> bool:
+    @property
+    def moves_freely(self) -> bool:
+        """Whether a policy may choose the nodes of the table's tablets."""
+        return self.table_options.enable_auto_tablet_move and self.table_options.placement is Placement.BALANCED
+
+    def may_receive(self, node: NodeView) -> bool:
+        """Whether tablets of this table may be brought to a node."""
         zones = self.table_options.zones
         return node.condition is NodeCondition.ACTIVE and (not zones or node.zone in zones)
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from balancer.errors import Refused
+from balancer.nodes import client_functions, fence_functions
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.names import Name
 
@@ -108,6 +109,8 @@ STEPS: tuple[str, ...] = (
         END IF;
     END $$;
     """,
+    fence_functions.STEP,
+    client_functions.STEP,
 )
 """What brings a node from version n to n + 1."""
 
@@ -173,12 +176,22 @@ def read_tablets(cursor: Cursor) -> list[OwnedTablet]:
     ]
 
 
+_INSERT = """
+INSERT INTO balancer.tablet (id, epoch, state, schemas, partitions, migration, deadline, moved_to)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
+"""
+
+
+def add_tablets(cursor: Cursor, tablets: Sequence[OwnedTablet]) -> None:
+    """Creates the rows that are missing and leaves the others alone; inside the caller's `node_transaction`."""
+    cursor.executemany(_INSERT + "ON CONFLICT (id) DO NOTHING", [_row(tablet) for tablet in tablets])
+
+
 def write_tablets(cursor: Cursor, tablets: Sequence[OwnedTablet]) -> None:
     """Creates or replaces rows; inside the caller's `node_transaction`."""
     cursor.executemany(
-        """
-        INSERT INTO balancer.tablet (id, epoch, state, schemas, partitions, migration, deadline, moved_to)
-        VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
+        _INSERT
+        + """
         ON CONFLICT (id) DO UPDATE SET
             epoch = EXCLUDED.epoch, state = EXCLUDED.state, schemas = EXCLUDED.schemas,
             partitions = EXCLUDED.partitions, migration = EXCLUDED.migration, deadline = EXCLUDED.deadline,

@@ -1,0 +1,199 @@
+"""A commit made ready to be written: checked, applied, encoded, measured. The same for every backend.
+
+`prepare` is pure. What it gives is complete: a backend writes it in one atomic request, conditional on the version
+before it and on the leader's epoch, and adds nothing of its own.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from balancer.directory import delta, invariants
+from balancer.directory.codec import StoredEntry, pack, pack_entry, to_document, unpack
+from balancer.directory.model import Kind, LogEntry, Put, Record, Tablet, Transaction
+from balancer.directory.page_codec import pack_page
+from balancer.directory.pages import Page, page_of, start_of
+from balancer.directory.snapshot import Snapshot
+from balancer.directory.views import with_pages
+from balancer.errors import TooLarge
+from policies.leaves import Leaf
+
+LOG_KEPT = 2000
+"""Commits kept in the log: what a client that was away may catch up on without loading anew."""
+
+MAX_REQUEST = 512 * 1024
+"""Bytes of one request. ZooKeeper drops the connection at 1,048,575, which looks like an unknown outcome; half of it
+leaves room. The same for every backend: what works on one machine works in production."""
+
+_OPERATION_OVERHEAD = 128  # bytes of path and header for each part of a request
+_TRIM_AT_ONCE = 4
+
+RecordKey = tuple[Kind, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The small document that every commit rewrites: the version lives and grows here."""
+
+    version: int
+    first: int  # the oldest version whose commit the log still has; version + 1: none
+    next_page: int
+    transaction: str
+    epoch: int = 0  # of the leader, from where the backend keeps it; not part of the document
+    importing: bool = False
+
+    def pack(self) -> bytes:
+        return pack(
+            {
+                "version": self.version,
+                "first": self.first,
+                "next_page": self.next_page,
+                "transaction": self.transaction,
+                "importing": self.importing,
+            }
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes, epoch: int) -> "Root":
+        document = unpack(data)
+        return cls(
+            document["version"],
+            document["first"],
+            document["next_page"],
+            document["transaction"],
+            epoch,
+            document["importing"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Everything that one commit writes."""
+
+    base: int  # the version that must still be the newest
+    leader_epoch: int | None
+    root: Root
+    entry: bytes
+    stored: StoredEntry
+    created_pages: Mapping[int, bytes]
+    changed_pages: Mapping[int, bytes]
+    dropped_pages: frozenset[int]
+    created_records: Mapping[RecordKey, bytes]
+    changed_records: Mapping[RecordKey, bytes]
+    removed_records: tuple[RecordKey, ...]
+    trimmed: tuple[int, ...]
+    snapshot: Snapshot
+
+    @property
+    def version(self) -> int:
+        return self.root.version
+
+    def size(self) -> int:
+        """About how many bytes the request will have."""
+        written = (self.created_pages, self.changed_pages, self.created_records, self.changed_records)
+        parts = [len(data) for mapping in written for data in mapping.values()]
+        others = len(self.dropped_pages) + len(self.removed_records) + len(self.trimmed) + 3
+        data = sum(parts) + len(self.entry) + len(self.root.pack())
+        return data + _OPERATION_OVERHEAD * (len(parts) + others)
+
+
+def prepare(view: Snapshot, first: int, transaction: Transaction, at: float) -> Batch:
+    """The batch that takes `view` one version further; `first` is the oldest commit the log has.
+
+    Raises `Refused`, `Conflict` (removing what is not there) or `TooLarge`.
+    """
+    invariants.check(view, transaction.changes)
+    version = view.version + 1
+    applied = delta.apply(view, transaction.changes, version, None)
+    entry = LogEntry(
+        version,
+        transaction.id,
+        at,
+        transaction.author,
+        transaction.leader_epoch,
+        transaction.reason,
+        transaction.changes,
+    )
+    stored = StoredEntry(entry, applied.repages)
+    trimmed = tuple(range(first, min(first + _TRIM_AT_ONCE, version - LOG_KEPT + 1)))
+    pages = {number: pack_page(applied.snapshot.pages[number]) for number in applied.written}
+    created, changed, removed = _split_records(view, transaction)
+    batch = Batch(
+        view.version,
+        transaction.leader_epoch,
+        Root(version, first + len(trimmed), applied.snapshot.next_page, transaction.id),
+        pack_entry(stored),
+        stored,
+        {number: data for number, data in pages.items() if number not in view.pages},
+        {number: data for number, data in pages.items() if number in view.pages},
+        applied.dropped,
+        created,
+        changed,
+        removed,
+        trimmed,
+        applied.snapshot,
+    )
+    _check_size(batch)
+    return batch
+
+
+def _split_records(
+    view: Snapshot, transaction: Transaction
+) -> tuple[dict[RecordKey, bytes], dict[RecordKey, bytes], tuple[RecordKey, ...]]:
+    created: dict[RecordKey, bytes] = {}
+    changed: dict[RecordKey, bytes] = {}
+    removed: list[RecordKey] = []
+    for change in transaction.changes:
+        key = delta.key_of(change)
+        if key[0] is Kind.TABLET:
+            continue
+        if not isinstance(change, Put):
+            removed.append(key)
+        elif view.find(*key) is None:
+            created[key] = pack(to_document(change.record))
+        else:
+            changed[key] = pack(to_document(change.record))
+    return created, changed, tuple(removed)
+
+
+def _check_size(batch: Batch) -> None:
+    size = batch.size()
+    if size > MAX_REQUEST:
+        pages = len(batch.created_pages) + len(batch.changed_pages)
+        raise TooLarge(
+            f"the commit would take {size} bytes ({len(batch.stored.entry.changes)} changes, {pages} pages, "
+            f"{len(batch.entry)} bytes of log); a request may have {MAX_REQUEST}: commit fewer changes at once"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A whole directory, encoded, for a backend to write in as many requests as it needs."""
+
+    records: Mapping[RecordKey, bytes]
+    pages: Mapping[int, bytes]
+    snapshot: Snapshot
+
+
+def contents_of(records: Sequence[Record], version: int) -> Contents:
+    """A directory made of these records at this version; lawfulness is for the caller to check."""
+    plain = [record for record in records if not isinstance(record, Tablet)]
+    tables: dict[int, list[Tablet]] = defaultdict(list)
+    for record in records:
+        if isinstance(record, Tablet):
+            tables[record.table].append(record)
+    pages: dict[int, Page] = {}
+    for table, tablets in sorted(tables.items()):
+        tablets.sort(key=lambda tablet: start_of(tablet.bounds))
+        first = 0
+        for number, rows in delta.deal(tablets, len(pages) + 1):
+            part = tablets[first : first + rows]
+            pages[number] = page_of(table, isinstance(part[0].bounds, Leaf), version, part)
+            first += rows
+    bare = delta.apply(Snapshot(), [Put(record) for record in plain], version, None).snapshot
+    snapshot = with_pages(bare, pages, len(pages) + 1)
+    return Contents(
+        {(record.kind, record.key): pack(to_document(record)) for record in plain},
+        {number: pack_page(page) for number, page in snapshot.pages.items()},
+        snapshot,
+    )

@@ -1,0 +1,291 @@
+"""Records as JSON documents and as bytes, versioned. Every stored document says which format it is in.
+
+A document of a newer format is refused, not guessed at; fields that are missing take their defaults, so that an older
+document is read by newer software. `export` and `history` show the same documents to people. Nothing here does I/O.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any
+
+from balancer.directory.delta import Repage
+from balancer.directory.model import (
+    Bounds,
+    Bundle,
+    Change,
+    Command,
+    CommandState,
+    Counter,
+    Json,
+    KeyColumn,
+    Kind,
+    Layout,
+    LogEntry,
+    Migration,
+    MigrationKind,
+    MigrationMode,
+    Node,
+    NodeState,
+    Pause,
+    Pin,
+    Plan,
+    Put,
+    RangeBounds,
+    Record,
+    Remove,
+    Table,
+    Tablet,
+    TabletState,
+)
+from balancer.errors import Refused, UserError
+from policies.keys import KeyType
+from policies.leaves import Leaf
+
+FORMAT = 1
+_RAW, _DEFLATED = 0, 1
+_COMPRESS_ABOVE = 256  # bytes
+
+CLASSES: Mapping[Kind, type[Any]] = {
+    one.kind: one for one in (Bundle, Node, Table, Tablet, Migration, Command, Plan, Pin, Pause, Counter)
+}
+
+
+class Malformed(UserError):
+    """A document is not one of ours: which field, and what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """A commit as the log keeps it: what people see, and how the pages were dealt out anew."""
+
+    entry: LogEntry
+    repages: tuple[Repage, ...] = ()
+    reset: bool = False
+    """Everything was replaced (an import): whoever follows loads anew."""
+
+
+def pack(document: Json) -> bytes:
+    """A document as stored bytes: format, compression, JSON."""
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    if len(text) > _COMPRESS_ABOVE:
+        return bytes((FORMAT, _DEFLATED)) + zlib.compress(text, 1)
+    return bytes((FORMAT, _RAW)) + text
+
+
+def unpack(data: bytes) -> Json:
+    """The document in stored bytes."""
+    check_format(data)
+    return json.loads(zlib.decompress(data[2:]) if data[1] == _DEFLATED else data[2:])
+
+
+def check_format(data: bytes) -> None:
+    """Refuses what a newer version of this software has written."""
+    if len(data) < 2 or data[0] < 1:
+        raise Refused("the directory contains data that is not ours")
+    if data[0] > FORMAT:
+        raise Refused(f"the directory is written in format {data[0]}; this software reads up to {FORMAT}: upgrade it")
+
+
+def to_document(record: Record) -> dict[str, Json]:
+    """A record as JSON."""
+    if isinstance(record, Tablet):
+        return _tablet_document(record)
+    if isinstance(record, Migration):
+        plain = {f.name: getattr(record, f.name) for f in fields(record)}
+        return plain | {"targets": [_tablet_document(tablet) for tablet in record.targets]}
+    if isinstance(record, Table):
+        return asdict(record)
+    return {f.name: getattr(record, f.name) for f in fields(record)}
+
+
+def from_document(kind: Kind, document: Json) -> Record:
+    """The record in a document; `Malformed` names the field that is wrong."""
+    cls = CLASSES[kind]
+    if not isinstance(document, dict):
+        raise Malformed(f"a {kind} must be an object, not {type(document).__name__}")
+    values: dict[str, Any] = {}
+    for one in fields(cls):
+        if one.name in document:
+            values[one.name] = _read(kind, one.name, document[one.name])
+        elif one.default is MISSING and one.default_factory is MISSING:
+            raise Malformed(f"a {kind} has no field {one.name!r}")
+    record: Record = cls(**values)
+    return record
+
+
+def _read(kind: Kind, name: str, value: Json) -> Any:
+    reader = _READERS.get((kind, name)) or _READERS.get((None, name))
+    try:
+        return reader(value) if reader else value
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Malformed(f"field {name!r} of a {kind} is wrong: {error}") from None
+
+
+def bounds_document(bounds: Bounds) -> Json:
+    """`[modulus, remainder]` of a leaf; hexadecimal lower and upper of a range."""
+    if isinstance(bounds, Leaf):
+        return [bounds.modulus, bounds.remainder]
+    return {"lower": bounds.lower.hex(), "upper": bounds.upper.hex()}
+
+
+def read_bounds(document: Json) -> Bounds:
+    """The bounds in a document."""
+    if isinstance(document, list):
+        modulus, remainder = document
+        return Leaf(int(modulus), int(remainder))
+    return RangeBounds(bytes.fromhex(document["lower"]), bytes.fromhex(document["upper"]))
+
+
+def _tablet_document(tablet: Tablet) -> dict[str, Json]:
+    document = {
+        "id": tablet.id,
+        "table": tablet.table,
+        "bounds": bounds_document(tablet.bounds),
+        "node": tablet.node,
+        "epoch": tablet.epoch,
+    }
+    if tablet.state is not TabletState.OWNED:
+        document["state"] = tablet.state
+    if tablet.partitions:
+        document["partitions"] = list(tablet.partitions)
+    return document
+
+
+def _read_tablet(document: Json) -> Tablet:
+    record = from_document(Kind.TABLET, document)
+    assert isinstance(record, Tablet)
+    return record
+
+
+def _read_column(document: Json) -> KeyColumn:
+    return KeyColumn(_text(document["name"]), KeyType(document["type"]))
+
+
+def _text(value: Json) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+def _whole(value: Json) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is not a whole number")
+    return value
+
+
+def _number(value: Json) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is not a number")
+    return float(value)
+
+
+def _flag(value: Json) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is not true or false")
+    return value
+
+
+def _moment(value: Json) -> float | None:
+    return None if value is None else _number(value)
+
+
+def _mapping(value: Json) -> Mapping[str, Json]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r} is not an object")
+    return value
+
+
+_READERS: dict[tuple[Kind | None, str], Any] = {
+    (None, "id"): _text,
+    (Kind.TABLE, "id"): _whole,
+    (Kind.TABLET, "id"): _whole,
+    (None, "name"): _text,
+    (None, "bundle"): _text,
+    (None, "node"): _text,
+    (None, "dsn"): _text,
+    (None, "zone"): _text,
+    (None, "reason"): _text,
+    (None, "author"): _text,
+    (None, "verb"): _text,
+    (None, "error"): _text,
+    (None, "result"): _text,
+    (None, "source_node"): _text,
+    (None, "target_node"): _text,
+    (None, "table"): _whole,
+    (None, "tablet"): _whole,
+    (None, "epoch"): _whole,
+    (None, "next"): _whole,
+    (None, "attempt"): _whole,
+    (None, "weight"): _number,
+    (None, "created"): _number,
+    (None, "updated"): _number,
+    (None, "until"): _moment,
+    (None, "finished"): _flag,
+    (None, "detail"): _mapping,
+    (None, "arguments"): _mapping,
+    (None, "bounds"): read_bounds,
+    (None, "partitions"): lambda value: tuple(map(_text, value)),
+    (None, "roots"): lambda value: tuple(map(_text, value)),
+    (None, "columns"): lambda value: tuple(map(_read_column, value)),
+    (None, "sources"): lambda value: tuple(map(_whole, value)),
+    (None, "targets"): lambda value: tuple(map(_read_tablet, value)),
+    (None, "operation"): MigrationKind,
+    (None, "mode"): MigrationMode,
+    (None, "layout"): Layout,
+    (None, "state"): _text,
+    (Kind.NODE, "state"): NodeState,
+    (Kind.TABLET, "state"): TabletState,
+    (Kind.COMMAND, "state"): CommandState,
+}
+
+
+def change_document(change: Change) -> list[Json]:
+    """A change as `[kind, record]` (put) or `[kind, null, key]` (remove)."""
+    if isinstance(change, Put):
+        return [change.record.kind, to_document(change.record)]
+    return [change.kind, None, change.key]
+
+
+def read_change(document: Json) -> Change:
+    """The change in a document."""
+    kind = Kind(document[0])
+    return Remove(kind, document[2]) if document[1] is None else Put(from_document(kind, document[1]))
+
+
+def pack_entry(stored: StoredEntry) -> bytes:
+    """A log entry as stored bytes."""
+    entry = stored.entry
+    return pack(
+        {
+            "version": entry.version,
+            "transaction": entry.transaction,
+            "at": entry.at,
+            "author": entry.author,
+            "leader_epoch": entry.leader_epoch,
+            "reason": entry.reason,
+            "changes": [change_document(change) for change in entry.changes],
+            "repages": [[one.table, one.old, one.new] for one in stored.repages],
+            "reset": stored.reset,
+        }
+    )
+
+
+def unpack_entry(data: bytes) -> StoredEntry:
+    """The log entry in stored bytes."""
+    document = unpack(data)
+    entry = LogEntry(
+        document["version"],
+        document["transaction"],
+        document["at"],
+        document["author"],
+        document["leader_epoch"],
+        document["reason"],
+        tuple(map(read_change, document["changes"])),
+    )
+    repages = tuple(
+        Repage(table, tuple(old), tuple((number, rows) for number, rows in new))
+        for table, old, new in document["repages"]
+    )
+    return StoredEntry(entry, repages, document["reset"])

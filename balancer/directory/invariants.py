@@ -1,0 +1,250 @@
+"""Which sets of records are lawful. Every commit is checked before it is sent; `violations` checks a whole directory.
+
+A commit's check looks only at what the commit touches and at what that refers to, so its cost does not depend on the
+size of the directory: the tablets that a commit takes away and the tablets that it puts must cover the same positions,
+and then the rest of the table still covers the rest. Nothing here does I/O.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from balancer.directory.delta import key_of, tablets_of
+from balancer.directory.lawful import record_faults
+from balancer.directory.model import Change, Kind, Layout, Put, Remove, Table
+from balancer.directory.pages import end_of, start_of, whole
+from balancer.directory.snapshot import Snapshot, typed_key
+from balancer.errors import Conflict, Refused
+
+Interval = tuple[Any, Any]
+
+
+def check(snapshot: Snapshot, changes: Sequence[Change]) -> None:
+    """Raises `Refused` if these changes would break an invariant, `Conflict` if they remove what is not there."""
+    after = Overlay(snapshot, changes)
+    for fault in _faults(snapshot, after, changes):
+        raise Refused(f"the commit would break the directory: {fault}")
+
+
+class Overlay:
+    """The snapshot with the changes over it, as far as the checks ask; nothing is copied."""
+
+    def __init__(self, snapshot: Snapshot, changes: Sequence[Change]) -> None:
+        self.before = snapshot
+        self.changed: dict[tuple[Kind, str], Any] = {}
+        for change in changes:
+            key = key_of(change)
+            if key in self.changed:
+                raise Refused(f"the commit changes {key[0]} {key[1]!r} twice")
+            if isinstance(change, Remove) and snapshot.find(*key) is None:
+                raise Conflict(f"{key[0]} {key[1]!r} cannot be removed: it is not there any more")
+            self.changed[key] = change.record if isinstance(change, Put) else None
+
+    def find(self, kind: Kind, key: object) -> Any:
+        """The record after the changes, or None."""
+        text = str(key)
+        if (kind, text) in self.changed:
+            return self.changed[kind, text]
+        return self.before.find(kind, text)
+
+    def every(self, kind: Kind) -> Iterator[Any]:
+        """The records of a kind, other than tablets, after the changes."""
+        for key, record in self.before.of(kind).items():
+            if (kind, str(key)) not in self.changed:
+                yield record
+        yield from (record for (of, _), record in self.changed.items() if of is kind and record is not None)
+
+    def touched(self, kind: Kind) -> bool:
+        return any(of is kind for of, _ in self.changed)
+
+
+def _faults(snapshot: Snapshot, after: Overlay, changes: Sequence[Change]) -> Iterator[str]:
+    for change in changes:
+        kind, key = key_of(change)
+        before = snapshot.find(kind, key)
+        if isinstance(change, Put):
+            yield from record_faults(before, change.record, after.find)
+        else:
+            yield from _removal_faults(after, kind, key)
+    yield from _coverage_faults(after)
+    yield from _busy_faults(after)
+    yield from _name_faults(after)
+
+
+def _removal_faults(after: Overlay, kind: Kind, key: str) -> Iterator[str]:
+    if kind is Kind.BUNDLE:
+        for of, word in ((Kind.NODE, "node"), (Kind.TABLE, "table")):
+            for record in after.every(of):
+                if record.bundle == key:
+                    yield f"bundle {key!r} still has {word} {record.key!r}"
+    elif kind is Kind.NODE:
+        yield from _node_removal_faults(after, key)
+    elif kind is Kind.TABLE:
+        for migration in after.every(Kind.MIGRATION):
+            if not migration.finished and migration.table == int(key):
+                yield f"table {key} is still part of migration {migration.id}"
+
+
+def _node_removal_faults(after: Overlay, node: str) -> Iterator[str]:
+    for page in after.before.pages.values():
+        if node in page.names:
+            number = page.names.index(node)
+            for row, owner in enumerate(page.node):
+                tablet = after.find(Kind.TABLET, page.ids[row]) if owner == number else None
+                if tablet is not None and tablet.node == node:
+                    yield f"node {node!r} still owns tablet {tablet.id}"
+                    return
+    for migration in after.every(Kind.MIGRATION):
+        if not migration.finished and node in (migration.source_node, migration.target_node):
+            yield f"node {node!r} is still part of migration {migration.id}"
+
+
+def _coverage_faults(after: Overlay) -> Iterator[str]:
+    """For each table touched: what was there before and what is there afterwards must be the same positions."""
+    old: dict[int, list[Interval]] = defaultdict(list)
+    new: dict[int, list[Interval]] = defaultdict(list)
+    for (kind, key), record in after.changed.items():
+        if kind is Kind.TABLET:
+            before = after.before.find_tablet(int(key))
+            if before is not None:
+                old[before.table].append((start_of(before.bounds), end_of(before.bounds)))
+            if record is not None:
+                new[record.table].append((start_of(record.bounds), end_of(record.bounds)))
+        elif kind is Kind.TABLE:
+            old.setdefault(int(key), [])
+    for table_id in {**old, **new}:
+        yield from _table_faults(after, table_id, old[table_id], new[table_id])
+
+
+def _table_faults(after: Overlay, table_id: int, old: list[Interval], new: list[Interval]) -> Iterator[str]:
+    table: Table | None = after.find(Kind.TABLE, table_id)
+    before = after.before.find(Kind.TABLE, str(table_id))
+    if table is not None and before is None:
+        old = [whole(table.layout is Layout.HASH)]
+    elif table is None and before is not None and sum(map(len, after.before.pages_of(table_id))) != len(old):
+        yield f"table {table_id} is removed, but some of its tablets are not"
+        return
+    if table is None:
+        if new:
+            yield f"there is no table {table_id} for tablets to belong to"
+        return
+    fault = _difference(_union(old), new)
+    if fault:
+        yield f"the tablets of table {table.name!r} {fault}"
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Adjacent intervals as one; none of them overlap."""
+    result: list[Interval] = []
+    for start, end in sorted(intervals):
+        if result and result[-1][1] == start:
+            result[-1] = (result[-1][0], end)
+        else:
+            result.append((start, end))
+    return result
+
+
+def _difference(wanted: list[Interval], new: list[Interval]) -> str | None:
+    """How intervals fail to cover the wanted positions exactly once."""
+    ordered = sorted(new)
+    for (_, end), (start, _) in itertools.pairwise(ordered):
+        if start < end:
+            return f"would overlap at {_show(start)}"
+    covered = _union(ordered)
+    if covered == wanted:
+        return None
+    for start, end in wanted:
+        if not any(a <= start and end <= b for a, b in covered):
+            return f"would leave a gap between {_show(start)} and {_show(end)}"
+    for start, end in covered:
+        if not any(a <= start and end <= b for a, b in wanted):
+            return f"would overlap others between {_show(start)} and {_show(end)}"
+    return None
+
+
+def _show(position: Any) -> str:
+    return position.hex() or "the lowest key" if isinstance(position, bytes) else f"position {position:#x}"
+
+
+def _busy_faults(after: Overlay) -> Iterator[str]:
+    """One unfinished migration per tablet."""
+    claimed: dict[int, str] = {}
+    for (kind, _), migration in after.changed.items():
+        if kind is not Kind.MIGRATION or migration is None or migration.finished:
+            continue
+        for tablet_id in sorted(tablets_of(migration)):
+            other = claimed.setdefault(tablet_id, migration.id)
+            holder = after.before.busy.get(tablet_id)
+            if other == migration.id and holder not in (None, migration.id):
+                current = after.find(Kind.MIGRATION, holder)
+                if current is not None and not current.finished and tablet_id in tablets_of(current):
+                    other = holder or other
+            if other != migration.id:
+                yield f"tablet {tablet_id} is already part of migration {other}"
+
+
+def _name_faults(after: Overlay) -> Iterator[str]:
+    """Names and roots of tables are unique."""
+    if not after.touched(Kind.TABLE):
+        return
+    names: set[str] = set()
+    roots: set[tuple[str, str]] = set()
+    for table in after.every(Kind.TABLE):
+        if table.name in names:
+            yield f"there are two tables named {table.name!r}"
+        names.add(table.name)
+        for root in table.roots:
+            if (table.bundle, root) in roots:
+                yield f"root {root!r} belongs to two tables of bundle {table.bundle!r}"
+            roots.add((table.bundle, root))
+
+
+def violations(snapshot: Snapshot) -> Iterator[str]:
+    """Everything that is wrong with a whole directory, one sentence each."""
+    find: Callable[[Kind, object], Any] = lambda kind, key: snapshot.find(kind, str(key))  # noqa: E731
+    for kind in (kind for kind in Kind if kind is not Kind.TABLET):
+        for key, record in snapshot.of(kind).items():
+            if typed_key(kind, record.key) != key:
+                yield f"{kind} {key!r} is stored under another key than its own"
+            yield from record_faults(None, record, find, standing=True)
+    overlay = Overlay(snapshot, ())
+    yield from _name_faults(overlay)
+    yield from _every_busy_fault(snapshot)
+    seen: set[int] = set()
+    for table_id in {*snapshot.tables, *snapshot.index}:
+        yield from _whole_table_faults(snapshot, table_id, seen, find)
+
+
+def _whole_table_faults(
+    snapshot: Snapshot, table_id: int, seen: set[int], find: Callable[[Kind, object], Any]
+) -> Iterator[str]:
+    table = snapshot.tables.get(table_id)
+    if table is None:
+        yield f"there are tablets of table {table_id}, but no such table"
+        return
+    at, last = whole(table.layout is Layout.HASH)
+    for tablet in snapshot.tablets(table_id):
+        start, end = start_of(tablet.bounds), end_of(tablet.bounds)
+        if start != at:
+            word = "overlap" if start < at else "leave a gap"  # type: ignore[operator]
+            yield f"the tablets of table {table.name!r} {word} before tablet {tablet.id}"
+        at = end
+        if tablet.id in seen:
+            yield f"tablet {tablet.id} is there twice"
+        seen.add(tablet.id)
+        if snapshot.find_tablet(tablet.id) != tablet:
+            yield f"tablet {tablet.id} is not found by its id"
+        yield from record_faults(None, tablet, find, standing=True)
+    if at != last:
+        yield f"the tablets of table {table.name!r} leave a gap at the end"
+
+
+def _every_busy_fault(snapshot: Snapshot) -> Iterator[str]:
+    claimed: dict[int, str] = {}
+    for migration in snapshot.migrations.values():
+        if not migration.finished:
+            for tablet_id in tablets_of(migration):
+                other = claimed.setdefault(tablet_id, migration.id)
+                if other != migration.id:
+                    yield f"tablet {tablet_id} is part of two migrations, {other} and {migration.id}"

@@ -1,0 +1,253 @@
+"""What every backend shares: a cached view kept new by deltas, and the commit that is conditional on what it touches.
+
+A backend (`sqlite`, `zookeeper`) says how the root, the log, the pages and the records are read and how one `Batch` is
+written atomically; everything about versions, conflicts, rebasing and exactly-once lives here, once.
+May be called from several threads. Two locks, always taken in this order: one for commits, one for the view.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Self
+
+from balancer.clock import Clock, SystemClock
+from balancer.directory import delta
+from balancer.directory.batch import Batch, Contents, Root, contents_of, prepare
+from balancer.directory.codec import StoredEntry
+from balancer.directory.contract import Leadership
+from balancer.directory.model import Json, Kind, LogEntry, Record, Transaction
+from balancer.directory.snapshot import Snapshot
+from balancer.directory.watch import PollingFollower, Signal
+from balancer.errors import Conflict, Fenced, Refused, Unavailable
+
+_RECENT = 4000  # commits whose keys are remembered for finding conflicts without reading the log
+
+
+class Stale(Exception):
+    """The root has moved on since the batch was made: nothing was written, and this batch never will be."""
+
+
+class PagedDirectory(ABC):
+    """The directory over pages; see `contract.Directory` for what its methods promise."""
+
+    def __init__(self, clock: Clock | None = None, timeout: float = 10.0) -> None:
+        self.clock: Clock = clock or SystemClock()
+        self.timeout = timeout
+        """Seconds a call waits for servers, locks and other processes before it gives up."""
+        self._view: Snapshot | None = None
+        self._first = 1
+        self._recent: deque[tuple[int, str, frozenset[tuple[Kind, str]]]] = deque(maxlen=_RECENT)
+        self._commit_lock = threading.Lock()
+        self._view_lock = threading.RLock()
+        self._followers: list[PollingFollower] = []
+
+    # What a backend gives.
+
+    @abstractmethod
+    def _read_root(self) -> Root:
+        """The newest root, at least as new as every commit acknowledged to anybody before the call."""
+
+    @abstractmethod
+    def _load(self) -> tuple[Snapshot, Root]:
+        """A consistent view, read in full."""
+
+    @abstractmethod
+    def _read_entries(self, after: int, upto: int) -> list[StoredEntry] | None:
+        """The commits `after < version <= upto`; None where the log does not have them all any more."""
+
+    @abstractmethod
+    def _write(self, batch: Batch) -> None:
+        """Writes a batch exactly once; raises `Stale`, `Fenced`, `Unavailable` or `OutcomeUnknown`."""
+
+    @abstractmethod
+    def _replace(self, contents: Contents, root: Root, entry: StoredEntry, leader_epoch: int) -> None:
+        """Writes a whole directory in place of what is there."""
+
+    @abstractmethod
+    def _signal(self) -> Signal:
+        """Something that wakes up when the root may have changed."""
+
+    @abstractmethod
+    def campaign(self, name: str, timeout: float | None = None) -> Leadership | None: ...
+
+    @abstractmethod
+    def leader(self) -> str | None: ...
+
+    @abstractmethod
+    def publish(self, topic: str, name: str, document: Json) -> None: ...
+
+    @abstractmethod
+    def published(self, topic: str) -> Mapping[str, Json]: ...
+
+    @abstractmethod
+    def unpublish(self, topic: str, name: str) -> None: ...
+
+    @abstractmethod
+    def _close(self) -> None: ...
+
+    # What is the same everywhere.
+
+    def snapshot(self) -> Snapshot:
+        """A consistent view, as new as every commit that was acknowledged before the call."""
+        return self._refresh()
+
+    def history(self, after: int = 0, limit: int = 100) -> Sequence[LogEntry]:
+        """Commits with a version above `after`, oldest first; as far back as the log is kept."""
+        root = self._read_root()
+        start = max(after, root.first - 1)
+        stored = self._read_entries(start, min(root.version, start + limit))
+        if stored is None:  # trimmed in the meantime
+            return self.history(after, limit)
+        return [one.entry for one in stored]
+
+    def commit(self, transaction: Transaction) -> int:
+        """Applies all changes or none, exactly once; see `contract.Directory.commit`."""
+        with self._holding(self._commit_lock):
+            view = self._view if self._view is not None else self._refresh()
+            if transaction.base > view.version or transaction.leader_epoch not in (None, view.epoch):
+                view = self._refresh()
+            deadline = self.clock.monotonic() + self.timeout
+            while True:
+                if self.clock.monotonic() > deadline:
+                    raise Unavailable(f"others committed faster for {self.timeout:.0f} s; nothing was applied")
+                try:
+                    done = self._already_done(transaction, view)
+                    if done is not None:
+                        return done
+                    batch = prepare(view, self._first, transaction, self.clock.now().timestamp())
+                    self._write(batch)
+                except Stale:
+                    view = self._refresh()
+                except (Conflict, Refused):
+                    newer = self._refresh()
+                    self._check_epoch(transaction, newer)
+                    if newer.version == view.version:
+                        raise
+                    view = newer
+                else:
+                    self._advance(batch)
+                    return batch.version
+
+    def restore(self, records: Sequence[Record], *, reason: str, author: str, leader_epoch: int) -> int:
+        """Replaces the whole directory by these records; returns the new version. For imports.
+
+        The caller has checked the records (`invariants.violations`) and leads with `leader_epoch`.
+        """
+        with self._holding(self._commit_lock):
+            version = self._import_version()
+            contents = contents_of(records, version)
+            entry = LogEntry(
+                version, f"import-{version}", self.clock.now().timestamp(), author, leader_epoch, reason, ()
+            )
+            root = Root(version, version, contents.snapshot.next_page, entry.transaction)
+            self._replace(contents, root, StoredEntry(entry, reset=True), leader_epoch)
+            return self._refresh().version
+
+    def _import_version(self) -> int:
+        """The version that an import will have."""
+        return self._read_root().version + 1
+
+    def follow(self) -> PollingFollower:
+        """Starts following; the first snapshot is loaded when this returns."""
+        follower = PollingFollower(self._refresh, self._signal(), self.clock)
+        self._followers.append(follower)
+        return follower
+
+    def close(self) -> None:
+        """Lets go of connections, followers and leadership. Idempotent."""
+        for follower in self._followers:
+            follower.close()
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _refresh(self) -> Snapshot:
+        """Brings the cached view up to the newest root, by deltas where the log has them."""
+        with self._holding(self._view_lock):
+            root = self._read_root()
+            if root.importing:
+                raise Unavailable("the directory is being imported; try again when the import has finished")
+            view = self._view
+            if view is not None and root.version < view.version:
+                return view
+            if view is None or not self._catch_up(view, root):
+                self._view, root = self._load()
+                self._recent.clear()
+            assert self._view is not None
+            self._first = root.first
+            if self._view.epoch < root.epoch:
+                self._view = replace(self._view, epoch=root.epoch)
+            return self._view
+
+    def _catch_up(self, view: Snapshot, root: Root) -> bool:
+        if root.version == view.version:
+            return True
+        entries = self._read_entries(view.version, root.version) if root.first <= view.version + 1 else None
+        if entries is None or any(stored.reset for stored in entries):
+            return False
+        for stored in entries:
+            view = delta.apply(view, stored.entry.changes, stored.entry.version, stored.repages).snapshot
+            self._remember(stored.entry)
+        self._view = view
+        return True
+
+    def _advance(self, batch: Batch) -> None:
+        """After a commit of our own: the next view is known without reading anything."""
+        with self._holding(self._view_lock):
+            if self._view is not None and self._view.version == batch.base:
+                epoch = max(self._view.epoch, batch.leader_epoch or 0)
+                self._view = replace(batch.snapshot, epoch=epoch)
+                self._first = batch.root.first
+                self._remember(batch.stored.entry)
+
+    def _remember(self, entry: LogEntry) -> None:
+        keys = frozenset(delta.key_of(change) for change in entry.changes)
+        self._recent.append((entry.version, entry.transaction, keys))
+
+    def _already_done(self, transaction: Transaction, view: Snapshot) -> int | None:
+        """The version of this very transaction if it is in the log; `Conflict` if what it touches has changed."""
+        if transaction.base > view.version:
+            raise Conflict(f"the commit is based on version {transaction.base}, the newest is {view.version}")
+        keys = {delta.key_of(change) for change in transaction.changes}
+        for version, other, touched in self._since(transaction.base, view.version):
+            if other == transaction.id:
+                return version
+            for kind, key in keys & touched:
+                raise Conflict(f"{kind} {key!r} was changed in version {version}, after version {transaction.base}")
+        self._check_epoch(transaction, view)
+        return None
+
+    def _since(self, base: int, upto: int) -> Iterator[tuple[int, str, frozenset[tuple[Kind, str]]]]:
+        """Version, transaction and keys of every commit after `base`; `Conflict` where the log is too short."""
+        with self._holding(self._view_lock):
+            recent = [one for one in self._recent if base < one[0] <= upto]
+        known_from = recent[0][0] if recent else upto + 1
+        if base + 1 < known_from:
+            entries = self._read_entries(base, known_from - 1)
+            if entries is None or any(stored.reset for stored in entries):
+                raise Conflict(f"the log does not reach back to version {base}, on which the commit is based")
+            for stored in entries:
+                keys = frozenset(delta.key_of(change) for change in stored.entry.changes)
+                yield stored.entry.version, stored.entry.transaction, keys
+        yield from recent
+
+    def _check_epoch(self, transaction: Transaction, view: Snapshot) -> None:
+        epoch = transaction.leader_epoch
+        if epoch is not None and view.epoch != epoch:
+            raise Fenced(f"a commit under leader epoch {epoch} was refused: the newest is {view.epoch}")
+
+    @contextmanager
+    def _holding(self, lock: "threading.Lock | threading.RLock") -> Iterator[None]:
+        if not lock.acquire(timeout=self.timeout * 2):
+            raise Unavailable(f"another thread has kept the directory busy for {self.timeout * 2:.0f} s")
+        try:
+            yield
+        finally:
+            lock.release()

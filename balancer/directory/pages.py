@@ -1,0 +1,257 @@
+"""Pages: the tablets of one table between two positions, in columns. A page never changes; an edit makes a new one.
+
+A position is what tablets are ordered by: the encoded key for range tables, the 64-bit position of `policies.leaves`
+for hash tables. `snapshot` reads pages, `delta` makes new ones, `page_codec` stores them. Nobody else looks inside:
+the arrays could be changed, and must not be.
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterator, MutableSequence, Sequence
+from dataclasses import dataclass
+from sys import intern
+from typing import Any, cast
+
+from balancer.directory.model import Bounds, RangeBounds, Tablet, TabletState
+from policies.keys import HIGHEST, LOWEST
+from policies.leaves import POSITIONS, Leaf, reverse_bits
+
+Position = int | bytes
+
+STATES = (TabletState.OWNED, TabletState.QUARANTINED)
+"""The states by the number that is stored: append only."""
+
+_STATE_NUMBERS = {state: number for number, state in enumerate(STATES)}
+_SEPARATOR = "\0"  # between the names of one tablet's partitions; no PostgreSQL name contains it
+
+
+def start_of(bounds: Bounds) -> Position:
+    """The first position of a tablet."""
+    return bounds.start() if isinstance(bounds, Leaf) else bounds.lower
+
+
+def end_of(bounds: Bounds) -> Position:
+    """The first position after a tablet."""
+    return bounds.start() + bounds.width() if isinstance(bounds, Leaf) else bounds.upper
+
+
+def whole(hashed: bool) -> tuple[Position, Position]:
+    """The positions of a whole table."""
+    return (0, POSITIONS) if hashed else (LOWEST, HIGHEST)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Page:
+    """Tablets without a gap between them, in key order; `version` is that of the commit that last changed it."""
+
+    table: int
+    hashed: bool
+    version: int
+    ids: "array[int]"
+    starts: Sequence[Any]  # array of Q, or list of bytes
+    end: Any  # Position
+    bits: "array[int]"  # log2 of the modulus; empty for range tables
+    names: tuple[str, ...]  # node ids
+    node: "array[int]"  # index into names
+    epochs: "array[int]"
+    states: "array[int]"  # index into STATES
+    partitions: tuple[str, ...]  # empty when no tablet names its partitions
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[Tablet]:
+        return map(self.tablet, range(len(self.ids)))
+
+    @property
+    def start(self) -> Any:
+        return self.starts[0]
+
+    def holds(self, position: Any) -> bool:
+        """Whether a position lies between its ends."""
+        return bool(len(self.ids)) and bool(self.starts[0] <= position < self.end)
+
+    def row_at(self, position: Any) -> int:
+        """The row of the tablet that owns a position which this page holds."""
+        return bisect_right(self.starts, position) - 1
+
+    def row_of(self, tablet_id: int) -> int | None:
+        """The row of a tablet, by its id."""
+        try:
+            return self.ids.index(tablet_id)
+        except ValueError:
+            return None
+
+    def end_of_row(self, row: int) -> Any:
+        """The first position after the tablet at this row."""
+        return self.starts[row + 1] if row + 1 < len(self.starts) else self.end
+
+    def tablet(self, row: int) -> Tablet:
+        """The tablet at this row, made anew at each call."""
+        start = self.starts[row]
+        bounds: Bounds = (
+            Leaf(1 << self.bits[row], reverse_bits(start)) if self.hashed else RangeBounds(start, self.end_of_row(row))
+        )
+        return Tablet(
+            self.ids[row],
+            self.table,
+            bounds,
+            self.names[self.node[row]],
+            self.epochs[row],
+            STATES[self.states[row]],
+            _split(self.partitions[row]) if self.partitions else (),
+        )
+
+    def weight(self) -> int:
+        """Bytes that do not compress well: keys and names. A page is split by them too."""
+        keys = 0 if self.hashed else sum(map(len, self.starts))
+        return keys + sum(map(len, self.partitions))
+
+
+def page_of(table: int, hashed: bool, version: int, tablets: Sequence[Tablet]) -> Page:
+    """A page of tablets that follow one another without a gap."""
+    rows = _Rows(table, hashed)
+    rows.append(tablets)
+    return rows.page(version, end_of(tablets[-1].bounds) if tablets else whole(hashed)[0])
+
+
+def edited(page: Page, version: int, removed: Collection[int], added: Sequence[Tablet]) -> Page:
+    """The page without the removed ids and with the added tablets; it may come out empty."""
+    rows = _Rows(page.table, page.hashed)
+    rows.extend(page, 0, len(page))
+    for tablet_id in removed:
+        row = rows.ids.index(tablet_id)
+        rows.delete(row)
+    for tablet in added:
+        rows.insert(bisect_left(rows.starts, start_of(tablet.bounds)), tablet)
+    return rows.page(version, _new_end(page, rows, added))
+
+
+def joined(pages: Sequence[Page], version: int) -> Page:
+    """Adjacent pages as one."""
+    rows = _Rows(pages[0].table, pages[0].hashed)
+    for page in pages:
+        rows.extend(page, 0, len(page))
+    return rows.page(version, pages[-1].end)
+
+
+def cut(page: Page, first: int, last: int, version: int) -> Page:
+    """The rows `first <= row < last` as a page of their own."""
+    rows = _Rows(page.table, page.hashed)
+    rows.extend(page, first, last)
+    return rows.page(version, page.end_of_row(last - 1) if last > first else page.end)
+
+
+def _new_end(page: Page, rows: "_Rows", added: Sequence[Tablet]) -> Position:
+    """The end of the last row that is left: an added one's own, or where the old page says it ended."""
+    if not rows.ids:
+        return page.end  # type: ignore[no-any-return]
+    last = rows.ids[-1]
+    for tablet in added:
+        if tablet.id == last:
+            return end_of(tablet.bounds)
+    row = page.row_of(last)
+    assert row is not None
+    return page.end_of_row(row)  # type: ignore[no-any-return]
+
+
+class _Rows:
+    """Columns under construction."""
+
+    def __init__(self, table: int, hashed: bool) -> None:
+        self.table = table
+        self.hashed = hashed
+        self.ids = array("q")
+        self.starts: MutableSequence[Any] = array("Q") if hashed else []
+        self.bits = array("B")
+        self.names: dict[str, int] = {}
+        self.node = array("H")
+        self.epochs = array("Q")
+        self.states = array("B")
+        self.partitions: list[str] = []
+
+    def extend(self, page: Page, first: int, last: int) -> None:
+        """Appends rows of a page."""
+        if page.partitions:
+            self.partitions.extend([""] * (len(self.ids) - len(self.partitions)))
+            self.partitions.extend(page.partitions[first:last])
+        self.ids.extend(page.ids[first:last])
+        self.starts.extend(page.starts[first:last])
+        self.bits.extend(page.bits[first:last])
+        self.epochs.extend(page.epochs[first:last])
+        self.states.extend(page.states[first:last])
+        if not self.names:
+            self.names = {name: number for number, name in enumerate(page.names)}
+            self.node.extend(page.node[first:last])
+        else:
+            numbers = [self.names.setdefault(name, len(self.names)) for name in page.names]
+            self.node.extend(map(numbers.__getitem__, page.node[first:last]))
+
+    def append(self, tablets: Sequence[Tablet]) -> None:
+        """Appends many tablets at once, to columns that are empty."""
+        self.ids.extend([tablet.id for tablet in tablets])
+        self.starts.extend([start_of(tablet.bounds) for tablet in tablets])
+        if self.hashed:
+            self.bits.extend([cast(Leaf, tablet.bounds).modulus.bit_length() - 1 for tablet in tablets])
+        for name in sorted({tablet.node for tablet in tablets}):
+            self.names[intern(name)] = len(self.names)
+        self.node.extend([self.names[tablet.node] for tablet in tablets])
+        self.epochs.extend([tablet.epoch for tablet in tablets])
+        self.states.extend([_STATE_NUMBERS[tablet.state] for tablet in tablets])
+        if any(tablet.partitions for tablet in tablets):
+            self.partitions = [_SEPARATOR.join(tablet.partitions) for tablet in tablets]
+
+    def delete(self, row: int) -> None:
+        for column in (self.ids, self.starts, self.node, self.epochs, self.states):
+            del column[row]
+        if self.hashed:
+            del self.bits[row]
+        if self.partitions:
+            del self.partitions[row]
+
+    def insert(self, row: int, tablet: Tablet) -> None:
+        if tablet.partitions and not self.partitions:
+            self.partitions = [""] * len(self.ids)
+        if tablet.partitions or self.partitions:
+            self.partitions.extend([""] * (len(self.ids) - len(self.partitions)))
+            self.partitions.insert(row, _SEPARATOR.join(tablet.partitions))
+        self.ids.insert(row, tablet.id)
+        self.starts.insert(row, start_of(tablet.bounds))
+        if isinstance(tablet.bounds, Leaf):
+            self.bits.insert(row, tablet.bounds.modulus.bit_length() - 1)
+        self.node.insert(row, self.names.setdefault(intern(tablet.node), len(self.names)))
+        self.epochs.insert(row, tablet.epoch)
+        self.states.insert(row, _STATE_NUMBERS[tablet.state])
+
+    def page(self, version: int, end: Position) -> Page:
+        """The finished page, with only those node names that are used."""
+        names, node = self._compact()
+        if self.partitions:
+            self.partitions.extend([""] * (len(self.ids) - len(self.partitions)))
+        partitions = tuple(self.partitions) if any(self.partitions) else ()
+        return Page(
+            self.table,
+            self.hashed,
+            version,
+            self.ids,
+            self.starts,
+            end,
+            self.bits,
+            names,
+            node,
+            self.epochs,
+            self.states,
+            partitions,
+        )
+
+    def _compact(self) -> "tuple[tuple[str, ...], array[int]]":
+        used = sorted(set(self.node))
+        if len(used) == len(self.names):
+            return tuple(self.names), self.node
+        every = tuple(self.names)
+        renumbered = {old: new for new, old in enumerate(used)}
+        return tuple(every[number] for number in used), array("H", map(renumbered.__getitem__, self.node))
+
+
+def _split(names: str) -> tuple[str, ...]:
+    return tuple(names.split(_SEPARATOR)) if names else ()

@@ -1,0 +1,269 @@
+"""The directory in one SQLite file: the embedded default, for everything that runs on one machine.
+
+WAL, synchronous FULL: a commit that was acknowledged survives a crash of the machine. A commit takes the write lock
+first (BEGIN IMMEDIATE), so its checks and its writes are one. `PRAGMA data_version` is the watch. Connections are
+borrowed from a small pool, one thread at a time. This package alone imports sqlite3.
+"""
+
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from balancer.clock import Clock
+from balancer.directory.batch import Batch, Contents, RecordKey, Root
+from balancer.directory.codec import StoredEntry, from_document, pack, pack_entry, unpack, unpack_entry
+from balancer.directory.contract import Leadership
+from balancer.directory.delta import apply
+from balancer.directory.model import Json, Kind, Put
+from balancer.directory.notes import check_note
+from balancer.directory.page_codec import unpack_page
+from balancer.directory.paged import PagedDirectory, Stale
+from balancer.directory.snapshot import Snapshot
+from balancer.directory.sqlite_election import SqliteLeadership, campaign
+from balancer.directory.views import with_pages
+from balancer.errors import Fenced, Unavailable, UserError
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS root (
+    only INTEGER PRIMARY KEY CHECK (only = 1), version INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS page (number INTEGER PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS record (
+    kind TEXT NOT NULL, key TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS log (version INTEGER PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS leader (
+    only INTEGER PRIMARY KEY CHECK (only = 1), epoch INTEGER NOT NULL, name TEXT, beat INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS note (
+    topic TEXT NOT NULL, name TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (topic, name)) WITHOUT ROWID;
+"""
+_POLL = 0.02  # seconds between looks at data_version: about ten microseconds each
+
+
+class SqliteDirectory(PagedDirectory):
+    """See `contract.Directory`. `lease` is how long, in seconds, a leader that hangs keeps others waiting."""
+
+    def __init__(self, path: Path, *, clock: Clock | None = None, timeout: float = 10.0, lease: float = 5.0) -> None:
+        super().__init__(clock, timeout)
+        self._path = path
+        self._lease = lease
+        self._idle: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
+        self._closed = threading.Event()
+        self._leaderships: list[SqliteLeadership] = []
+        self._prepare()
+
+    def _prepare(self) -> None:
+        if not self._path.parent.is_dir():
+            raise UserError(f"the folder {self._path.parent} of the directory's file does not exist")
+        fresh = Root(0, 1, 1, "")
+        with self._connection() as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            with self._writing(connection):
+                for statement in _SCHEMA.split(";"):
+                    connection.execute(statement)
+                connection.execute("INSERT OR IGNORE INTO root VALUES (1, 0, ?)", (fresh.pack(),))
+                connection.execute("INSERT OR IGNORE INTO leader VALUES (1, 0, NULL, 0)")
+        os.chmod(self._path, 0o600)
+
+    def open(self) -> sqlite3.Connection:
+        """A connection of one's own; the caller closes it."""
+        try:
+            connection = sqlite3.connect(
+                self._path, timeout=self.timeout, isolation_level=None, check_same_thread=False
+            )
+        except sqlite3.Error as error:
+            raise Unavailable(f"the directory's file {self._path} cannot be opened: {error}") from None
+        connection.execute("PRAGMA synchronous = FULL")
+        return connection
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        if self._closed.is_set():
+            raise Unavailable("the directory has been closed")
+        try:
+            connection = self._idle.get_nowait()
+        except queue.Empty:
+            connection = self.open()
+        try:
+            yield connection
+        except sqlite3.Error as error:
+            raise Unavailable(f"the directory's file {self._path} cannot be used: {error}") from error
+        finally:
+            self._give_back(connection)
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        if self._closed.is_set():
+            connection.close()
+        else:
+            self._idle.put(connection)
+
+    @contextmanager
+    def _writing(self, connection: sqlite3.Connection) -> Iterator[None]:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """A write transaction: the lock is held from its beginning."""
+        with self._connection() as connection, self._writing(connection):
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A read transaction: one consistent view."""
+        with self._connection() as connection:
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            finally:
+                connection.execute("ROLLBACK")
+
+    def _read_root(self) -> Root:
+        with self.reading() as connection:
+            return _root(connection)
+
+    def _load(self) -> tuple[Snapshot, Root]:
+        with self.reading() as connection:
+            root = _root(connection)
+            records = connection.execute("SELECT kind, data FROM record").fetchall()
+            pages = connection.execute("SELECT number, data FROM page").fetchall()
+        puts = [Put(from_document(Kind(kind), unpack(data))) for kind, data in records]
+        snapshot = apply(Snapshot(epoch=root.epoch), puts, root.version, ()).snapshot
+        return with_pages(snapshot, {number: unpack_page(data) for number, data in pages}, root.next_page), root
+
+    def _read_entries(self, after: int, upto: int) -> list[StoredEntry] | None:
+        with self.reading() as connection:
+            rows = connection.execute(
+                "SELECT data FROM log WHERE version > ? AND version <= ? ORDER BY version", (after, upto)
+            ).fetchall()
+        return [unpack_entry(data) for (data,) in rows] if len(rows) == max(upto - after, 0) else None
+
+    def _write(self, batch: Batch) -> None:
+        with self.writing() as connection:
+            root = _root(connection)
+            if batch.leader_epoch is not None and root.epoch != batch.leader_epoch:
+                raise Fenced(
+                    f"a commit under leader epoch {batch.leader_epoch} was refused: the newest is {root.epoch}"
+                )
+            if root.version != batch.base:
+                raise Stale
+            _write_root(connection, batch.root)
+            _write_pages(connection, batch.created_pages, batch.changed_pages)
+            _write_records(connection, batch.created_records, batch.changed_records)
+            connection.executemany("DELETE FROM page WHERE number = ?", [(one,) for one in batch.dropped_pages])
+            connection.executemany("DELETE FROM record WHERE kind = ? AND key = ?", batch.removed_records)
+            connection.executemany("DELETE FROM log WHERE version = ?", [(one,) for one in batch.trimmed])
+            connection.execute("INSERT INTO log VALUES (?, ?)", (batch.version, batch.entry))
+
+    def _replace(self, contents: Contents, root: Root, entry: StoredEntry, leader_epoch: int) -> None:
+        with self.writing() as connection:
+            before = _root(connection)
+            if before.epoch != leader_epoch:
+                raise Fenced(f"an import under leader epoch {leader_epoch} was refused: the newest is {before.epoch}")
+            if before.version != root.version - 1:
+                raise Unavailable("the directory was changed while it was being imported; nothing was applied")
+            for table in ("page", "record", "log"):
+                connection.execute(f"DELETE FROM {table}")  # noqa: S608 - names from the line above
+            _write_root(connection, root)
+            _write_pages(connection, contents.pages)
+            _write_records(connection, contents.records)
+            connection.execute("INSERT INTO log VALUES (?, ?)", (root.version, pack_entry(entry)))
+
+    def _signal(self) -> "DataVersion":
+        return DataVersion(self.open())
+
+    def campaign(self, name: str, timeout: float | None = None) -> Leadership | None:
+        """Waits to become leader; None when the timeout has passed."""
+        leadership = campaign(self, self._path, name, timeout, self._lease)
+        if leadership is not None:
+            self._leaderships.append(leadership)
+        return leadership
+
+    def leader(self) -> str | None:
+        """The name of the present leader, for information."""
+        with self.reading() as connection:
+            name: str | None = connection.execute("SELECT name FROM leader").fetchone()[0]
+            return name
+
+    def publish(self, topic: str, name: str, document: Json) -> None:
+        """Leaves a note; the last one wins."""
+        data = pack(document)
+        check_note(topic, name, data)
+        with self.writing() as connection:
+            connection.execute("INSERT OR REPLACE INTO note VALUES (?, ?, ?)", (topic, name, data))
+
+    def published(self, topic: str) -> Mapping[str, Json]:
+        """The notes under a topic."""
+        with self.reading() as connection:
+            rows = connection.execute("SELECT name, data FROM note WHERE topic = ?", (topic,)).fetchall()
+        return {name: unpack(data) for name, data in rows}
+
+    def unpublish(self, topic: str, name: str) -> None:
+        """Takes a note away. Idempotent."""
+        with self.writing() as connection:
+            connection.execute("DELETE FROM note WHERE topic = ? AND name = ?", (topic, name))
+
+    def _close(self) -> None:
+        for leadership in self._leaderships:
+            leadership.resign()
+        self._closed.set()
+        while True:
+            try:
+                self._idle.get_nowait().close()
+            except queue.Empty:
+                return
+
+
+class DataVersion:
+    """Notices commits of other connections, in this process or another, by `PRAGMA data_version`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._seen = -1
+        self._woken = threading.Event()
+
+    def wait(self, timeout: float) -> None:
+        """Returns when the file may have changed since the last call."""
+        for _ in range(max(1, round(timeout / _POLL))):
+            (now,) = self._connection.execute("PRAGMA data_version").fetchone()
+            if now != self._seen:
+                self._seen = now
+                return
+            if self._woken.wait(_POLL):
+                return
+
+    def wake(self) -> None:
+        """Makes a waiter return at once."""
+        self._woken.set()
+
+    def close(self) -> None:
+        """Closes its connection."""
+        self._connection.close()
+
+
+def _root(connection: sqlite3.Connection) -> Root:
+    data, epoch = connection.execute("SELECT data, epoch FROM root, leader").fetchone()
+    return Root.unpack(data, epoch)
+
+
+def _write_root(connection: sqlite3.Connection, root: Root) -> None:
+    connection.execute("UPDATE root SET version = ?, data = ?", (root.version, root.pack()))
+
+
+def _write_pages(connection: sqlite3.Connection, *mappings: Mapping[int, bytes]) -> None:
+    for mapping in mappings:
+        connection.executemany("INSERT OR REPLACE INTO page VALUES (?, ?)", mapping.items())
+
+
+def _write_records(connection: sqlite3.Connection, *mappings: Mapping[RecordKey, bytes]) -> None:
+    for mapping in mappings:
+        rows: Iterable[tuple[str, str, bytes]] = [(kind, key, data) for (kind, key), data in mapping.items()]
+        connection.executemany("INSERT OR REPLACE INTO record VALUES (?, ?, ?)", rows)
