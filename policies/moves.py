@@ -13,10 +13,11 @@ from policies.model import Floats, Ints, NodeCondition
 from policies.movers import move_by_count, move_by_metric, move_in_memory
 from policies.options import BundleOptions
 from policies.placement import balance
-from policies.placement_candidates import Decider, Standings, deciders, standings
+from policies.placement_candidates import Decider, Standings, deciders, is_resting, standings
 from policies.placement_fill import make_spread
 from policies.placement_functions import follow_functions
 from policies.placement_loads import Bools, Problem, State, initial_state
+from policies.placement_refine import Able
 from policies.placement_urgent import drain, movable_in_need, relieve_disks, spread_out
 from policies.reasons import Taken
 
@@ -124,7 +125,8 @@ def _objective(moves: Moves, options: BundleOptions, free: Bools) -> None:
     spread_out(problem, state, mine, options, spread)
     moves.mark(previous, Taken.SPREAD)
     previous = state.owner.copy()
-    result = balance(problem, state, mine, options, spread)
+    resting = is_resting(moves.standing) & deciders(problem, options, Decider.OBJECTIVE)
+    result = balance(problem, state, Able(mine, resting), options, spread)
     moves.started = result.started
     moves.mark(previous, Taken.LOAD)
     for give, take in result.swapped:

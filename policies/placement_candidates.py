@@ -94,6 +94,11 @@ def standings(problem: Problem, options: BundleOptions) -> Standings:
     return out
 
 
+def is_resting(standing: Standings) -> Bools:
+    """T: which tablets will be able to move soon: their migration runs, or has just ended."""
+    return np.isin(standing, [_NUMBER[Left.IN_FLIGHT], _NUMBER[Left.COOLING_DOWN]])
+
+
 def history_standing(view: BundleView, options: BundleOptions, history: TabletHistory) -> Left | None:
     """What a tablet's past forbids now."""
     budgets = options.budgets
