@@ -8,6 +8,7 @@ not matter and any node may leave. Modulo, jump and fibonacci know them by their
 
 from collections.abc import Callable, Sequence
 from math import gcd
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -66,15 +67,20 @@ def jump(numbers: UInts, nodes: Sequence[Node]) -> Places:
     """
     slots = np.repeat(np.arange(len(nodes)), _slot_counts(nodes))
     found = np.zeros(len(numbers), np.int64)
-    at, state, jumped = np.arange(len(numbers)), numbers.copy(), np.zeros(len(numbers), np.int64)
+    for start in range(0, len(numbers), CHUNK):
+        _jump_to_slots(numbers[start : start + CHUNK], len(slots), found[start : start + CHUNK])
+    return slots[found]
+
+
+def _jump_to_slots(numbers: UInts, count: int, found: Places) -> None:
+    """All numbers jump at once; those that have jumped beyond the last slot stay where they were before."""
+    at, state, jumped = np.arange(len(numbers)), numbers, np.zeros(len(numbers))
     while len(at):
         found[at] = jumped
         state = state * _JUMP_FACTOR + np.uint64(1)
-        scale = _JUMP_SCALE / ((state >> np.uint64(33)) + np.uint64(1)).astype(np.float64)
-        jumped = ((jumped + 1) * scale).astype(np.int64)
-        going = jumped < len(slots)
+        jumped = np.floor((jumped + 1) * (_JUMP_SCALE / ((state >> np.uint64(33)) + np.uint64(1))))
+        going = jumped < count
         at, state, jumped = at[going], state[going], jumped[going]
-    return slots[found]
 
 
 def rendezvous(numbers: UInts, nodes: Sequence[Node]) -> Places:
@@ -85,12 +91,12 @@ def rendezvous(numbers: UInts, nodes: Sequence[Node]) -> Places:
     found = np.zeros(len(numbers), np.int64)
     for start in range(0, len(numbers), CHUNK):
         mixed, places = _mix(numbers[start : start + CHUNK]), found[start : start + CHUNK]
-        best = np.full(len(mixed), -1 if even else -np.inf, np.float64)
+        best = np.zeros(len(mixed), np.uint64 if even else np.float64)
         for index, (seed, weight) in enumerate(zip(seeds, weights, strict=True)):
-            tickets = _mix(mixed ^ seed).astype(np.float64)
+            tickets: npt.NDArray[Any] = _mix(mixed ^ seed)
             if not even:
                 # −weight / ln(ticket): the winner's chance is then its part of all weights
-                np.divide(-weight, np.log((tickets + 1.0) / (2.0**64 + 2.0**12)), out=tickets)
+                tickets = -weight / np.log((tickets + 1.0) / (2.0**64 + 2.0**12))
             won = tickets > best
             np.copyto(best, tickets, where=won)
             np.copyto(places, index, where=won)

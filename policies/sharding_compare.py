@@ -14,14 +14,14 @@ from policies.sharding import Node, Places, UInts, place
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One function over one set of keys."""
+    """One way to place one set of keys."""
 
     function: str
-    stay_when_one_comes: float
+    stay_when_one_comes: float | None
     """Share of the keys that keep their node when a node is added; `most` is what any even function could keep."""
-    most_when_one_comes: float
-    stay_when_one_goes: float
-    most_when_one_goes: float
+    most_when_one_comes: float | None
+    stay_when_one_goes: float | None
+    most_when_one_goes: float | None
     keys_per_node: float
     deviation: float
     """Standard deviation of the keys per node from what is due to each by its weight."""
@@ -37,15 +37,26 @@ def compare(
     more = place(function, keys, [*nodes, added])
     fewer = place(function, keys, nodes[:-1]) if len(nodes) > 1 else np.full(len(keys), -1)
     total = sum(weight for _, weight in nodes)
-    due = np.array([weight for _, weight in nodes]) / total * len(keys)
-    counts = np.bincount(now, minlength=len(nodes))
     return Comparison(
-        function=function.value,
-        stay_when_one_comes=float((now == more).mean()),
-        most_when_one_comes=total / (total + added[1]),
-        stay_when_one_goes=float((now == fewer).mean()),
-        most_when_one_goes=1 - nodes[-1][1] / total,
-        keys_per_node=len(keys) / len(nodes),
-        deviation=float(np.sqrt(np.mean((counts - due) ** 2))),
-        fullest=float((counts / due).max()),
+        function.value,
+        float((now == more).mean()),
+        total / (total + added[1]),
+        float((now == fewer).mean()),
+        1 - nodes[-1][1] / total,
+        len(keys) / len(nodes),
+        *_evenness(now, nodes),
     )
+
+
+def present(owners: Sequence[int], nodes: Sequence[Node]) -> Comparison:
+    """How even keys are as they are placed now; an owner below 0 is none of the nodes."""
+    placed = np.array([owner for owner in owners if owner >= 0], np.int64)
+    return Comparison("present", None, None, None, None, len(placed) / len(nodes), *_evenness(placed, nodes))
+
+
+def _evenness(placed: Places, nodes: Sequence[Node]) -> tuple[float, float]:
+    """The deviation from what is due, and the fullest node."""
+    weights = np.array([weight for _, weight in nodes])
+    due = weights / weights.sum() * len(placed)
+    counts = np.bincount(placed, minlength=len(nodes))
+    return float(np.sqrt(np.mean((counts - due) ** 2))), float((counts / np.maximum(due, 1e-9)).max())

@@ -11,6 +11,7 @@ import structlog
 
 from balancer.api.source import LeaderView
 from balancer.clock import Clock
+from balancer.daemon.beginner import Beginner
 from balancer.daemon.enrol import enrol
 from balancer.daemon.leader import LeaderLoop
 from balancer.daemon.leading import Leading
@@ -29,7 +30,6 @@ from balancer.nodes.connection import Address
 from balancer.planner.node_samples import NodeSampler
 from balancer.planner.recorder import Recorder
 from balancer.planner.report import Reporter
-from balancer.planner.start import Beginner
 from balancer.planner.state import BundleState
 from balancer.polling.addresses import addresses_of
 from balancer.settings import MigrationSettings, Settings

@@ -10,6 +10,7 @@ from dataclasses import replace
 import structlog
 
 from balancer.clock import Clock
+from balancer.daemon.beginner import Beginner
 from balancer.daemon.pool import MigrationPool
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import (
@@ -25,7 +26,6 @@ from balancer.directory.model import (
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Conflict, Fenced
 from balancer.planner.commands import Outcome, carry_out
-from balancer.planner.start import Beginner
 from balancer.settings import BundleSettings, Settings
 from policies.model import Action, NodeChange
 

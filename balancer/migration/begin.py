@@ -35,6 +35,7 @@ def begin_move(
     *,
     mode: MigrationMode = MigrationMode.REPLICATE,
     reason: str = "",
+    code: str = "",
     warm: bool = False,
     force: bool = False,
     clock: Clock | None = None,
@@ -66,7 +67,7 @@ def begin_move(
         reason=reason,
         created=now,
         updated=now,
-        detail=Detail(leader_epoch=leadership.epoch, warm=warm).document(),
+        detail=Detail(leader_epoch=leadership.epoch, code=code, warm=warm).document(),
     )
     directory.commit(
         Transaction(

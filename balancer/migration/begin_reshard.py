@@ -96,10 +96,15 @@ def begin_reshard(
     *,
     mode: MigrationMode = MigrationMode.REPLICATE,
     reason: str = "",
+    code: str = "",
+    then: Sequence[str] = (),
     force: bool = False,
     clock: Clock | None = None,
 ) -> Migration:
-    """Journals that these tablets of one node become those parts, which must cover exactly the same keys."""
+    """Journals that these tablets of one node become those parts, which must cover exactly the same keys.
+
+    `then` names for each part the node it should go to afterwards; empty: it stays.
+    """
     snapshot = directory.snapshot()
     tablets = tuple(snapshot.tablet(tablet) for tablet in tablet_ids)
     _check_sources(snapshot, tablets, force)
@@ -125,7 +130,12 @@ def begin_reshard(
         reason=reason,
         created=now,
         updated=now,
-        detail=Detail(leader_epoch=leadership.epoch, before=tuple(map(pack_tablet, tablets))).document(),
+        detail=Detail(
+            leader_epoch=leadership.epoch,
+            code=code,
+            then=tuple((target.id, node) for target, node in zip(targets, then, strict=False) if node),
+            before=tuple(map(pack_tablet, tablets)),
+        ).document(),
     )
     directory.commit(
         Transaction(

@@ -21,6 +21,10 @@ class Detail:
     version: int = VERSION
     leader_epoch: int = 0
     """Of the leader that wrote it."""
+    code: str = ""
+    """The policy's word for its reason; empty: an operator's wish."""
+    then: tuple[tuple[int, str], ...] = ()
+    """Tablet → node: where a tablet that a split makes should go afterwards."""
     warm: bool = False
     """Whether the tablet is of an in-memory table: it is read into the target's cache before the switch."""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
@@ -52,6 +56,7 @@ class Detail:
         default = Detail()
         found = asdict(self)
         found["sequences"] = [list(pair) for pair in self.sequences]
+        found["then"] = [list(pair) for pair in self.then]
         found["before"] = [dict(tablet) for tablet in self.before]
         kept = {name: value for name, value in found.items() if getattr(self, name) != getattr(default, name)}
         return {"version": self.version, **kept}
@@ -93,6 +98,7 @@ def read_detail(migration: Migration) -> Detail:
         raise Refused(f"migration {migration.id} was written by a newer version of this program")
     known = {item.name for item in fields(Detail)}
     values = {name: value for name, value in document.items() if name in known}
+    values["then"] = tuple((int(tablet), str(node)) for tablet, node in document.get("then", ()))
     values["sequences"] = tuple((str(name), int(value)) for name, value in document.get("sequences", ()))
     values["before"] = tuple(document.get("before", ()))
     return Detail(**values)

@@ -8,9 +8,8 @@ starter (a standby, or nobody leads) everything but acting is done just the same
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Protocol
-
-import numpy as np
 
 from balancer.clock import Clock
 from balancer.directory.model import Migration, MigrationKind, Node
@@ -18,7 +17,8 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.nodes.connection import Address
 from balancer.planner import windows
-from balancer.planner.memory import Memory
+from balancer.planner.follow_up import follow_ups
+from balancer.planner.memory import HEAT_CODES, Memory
 from balancer.planner.samples import AskNode, Samples
 from balancer.planner.state import BundleState, NodeReport, ScheduleReport, Word
 from balancer.planner.verdict import Situation, verdict
@@ -28,11 +28,10 @@ from balancer.polling.view import Capacity, Remembered, build_view
 from balancer.settings import BundleSettings, FinishBy, Mode, Settings
 from balancer.settings.units import format_size
 from balancer.settings.windows import bundle_schedule, group_schedule, heat_schedule
-from policies.cooling import Cooling
+from policies.heat import hot_tablets
 from policies.model import Action, BundleView, NodeChange, PlanResult
 from policies.plan import make_plan, restricted
 
-HEAT = "heat"
 RATE_SAMPLE = 20  # finished moves from which the rate of the next ones is estimated
 
 
@@ -155,7 +154,7 @@ class BundleTick:
             capacities={node.id: Capacity(node.disk, node.memory) for node in bundle.nodes.values()},
             remembered=remembered,
         )
-        hot = hot_tablets(view, bundle)
+        hot = list(hot_tablets(view, bundle.options.heat))
         self._memory.note_rates(view)
         self._memory.note_heat(hot)
         history = self._memory.history(view, migrations, bundle.options.heat.min_rows_per_second / 2)
@@ -203,12 +202,20 @@ class BundleTick:
             case Mode.APPROVE:
                 return occasion.approved if schedule.open else ()
             case Mode.AUTONOMOUS:
+                owed = self._owed(occasion)
                 shut = self._shut_groups(occasion)
                 if schedule.open and heat.open and not shut:
-                    return plan.actions
+                    return [*owed, *_without(plan.actions, owed)]
                 options = restricted(occasion.bundle.options, balance=schedule.open, heat=heat.open, closed_groups=shut)
                 due = make_plan(view, options).actions
-                return due if schedule.open else tuple(action for action in due if action.code.startswith(HEAT))
+                return [*owed, *_without([a for a in due if schedule.open or a.code in HEAT_CODES], owed)]
+
+    def _owed(self, occasion: Occasion) -> list[Action]:
+        """Moves that splits for heat asked for, as many as the budget of moves leaves room for."""
+        snapshot, name = occasion.snapshot, occasion.bundle.name
+        running = sum(1 for record in snapshot.migrations.values() if record.bundle == name and not record.finished)
+        room = occasion.bundle.options.budgets.moves_total - running
+        return list(islice(follow_ups(snapshot, name, self._clock.now().timestamp()), max(0, room)))
 
     def _shut_groups(self, occasion: Occasion) -> frozenset[str]:
         """Groups with a schedule of their own that is closed at this moment."""
@@ -226,20 +233,17 @@ class BundleTick:
         return pause is not None and (pause.until is None or pause.until > self._clock.now().timestamp())
 
 
+def _without(actions: Sequence[Action], others: Sequence[Action]) -> list[Action]:
+    """Those actions that touch no tablet of the others'."""
+    taken = {tablet for action in others for tablet in action.tablets}
+    return [action for action in actions if not taken.intersection(action.tablets)]
+
+
 def failed_tick(occasion: Occasion, error: str, now: datetime) -> BundleState:
     """The state of a bundle whose tick itself failed: nothing is known of it but that."""
     schedule = ScheduleReport("", "", occasion.bundle.timezone, False, None, None)
     word = f"the tick failed: {error}"
     return BundleState(occasion.bundle.name, now, occasion.bundle.mode, Word.BLOCKED, word, (), schedule, error=error)
-
-
-def hot_tablets(view: BundleView, bundle: BundleSettings) -> list[int]:
-    """The tablets over a heat threshold in this poll."""
-    heat = bundle.options.heat
-    if not heat.enable or not len(view.tablets):
-        return []
-    cooling = Cooling(view, heat)
-    return [int(tablet) for tablet in view.tablets.ids[np.flatnonzero(cooling.rates >= cooling.thresholds)]]
 
 
 def in_words(migration: Migration) -> str:

@@ -184,11 +184,14 @@ def test_tablets_that_are_spoken_for_are_left(fields: dict[str, Any], code: str)
 
 def test_switches_are_honoured() -> None:
     assert _codes(_hot_view(), _options(enable_auto_reshard=False)) == [((3,), "table-off")]
-    grouped = BalancerOptions(groups={"default": GroupOptions(enable_reshard=False)})
-    assert _codes(_hot_view(), _options(balancer=grouped)) == [((3,), "group-off")]
     off = HeatOptions(enable=False)
     assert plan_heat(_hot_view(), _options(off)) == ((), ())
     assert not hot_tablets(_hot_view(), off)
+
+
+def test_heat_acts_while_the_schedules_of_groups_are_closed() -> None:
+    closed = BalancerOptions(groups={"default": GroupOptions(enable_reshard=False, enable_move=False)})
+    assert _one(_hot_view(), _options(balancer=closed)).code == "heat-split"
 
 
 def _hash_view(shares: list[float]) -> BundleView:
@@ -261,3 +264,15 @@ def test_sizes_do_not_undo_what_heat_has_done() -> None:
     actions, rejections = plan_sizes(view, BundleOptions())
     assert not actions
     assert [one.code for one in rejections] == ["too-warm"]
+
+
+def test_sizes_do_not_undo_what_heat_has_done_while_its_schedule_is_closed() -> None:
+    lately = TabletHistory(split_for_heat_at=NOW - 60)
+    view = bundle({"t": Tablets([100, 100])}, ("a",), history={1: lately, 2: lately})
+    assert [one.code for one in plan_sizes(view, _options(HeatOptions(enable=False))).rejections] == ["too-warm"]
+
+
+def test_without_heat_a_load_does_not_keep_small_tablets_apart() -> None:
+    view = bundle({"t": Tablets([100, 100], writes=1000)}, ("a",), history={1: TabletHistory(max_rate_5m=1000.0)})
+    assert [one.code for one in plan_sizes(view, _options()).rejections] == ["too-warm"]
+    assert len(plan_sizes(view, _options(HeatOptions(enable=False))).actions) == 1
