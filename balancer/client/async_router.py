@@ -173,7 +173,7 @@ class AsyncRouter:
                     await pool.open()
                 return Loan(pool, await pool.getconn(timeout))
             case Execute(loan, statements):
-                await loan.connection.execute(statements)
+                await loan.connection.execute(statements, prepare=False)
             case GiveBack(loan):
                 await loan.pool.putconn(loan.connection)
             case AwaitChange(version, timeout):

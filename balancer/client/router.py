@@ -188,7 +188,7 @@ class Router:
                     pool.open()
                 return Loan(pool, pool.getconn(timeout))
             case Execute(loan, statements):
-                loan.connection.execute(statements)
+                loan.connection.execute(statements, prepare=False)
             case GiveBack(loan):
                 loan.pool.putconn(loan.connection)
             case AwaitChange(version, timeout):
