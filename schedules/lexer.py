@@ -93,9 +93,11 @@ def _number(text: str, at: int) -> tuple[Token, int]:
     match = _NUMBER.match(text, at)
     if match is None:
         raise FormulaSyntaxError("`-` here must touch the digits of a negative number (write `0 - x`)", text, at)
+    negative = match.group().startswith("-")
     digits = match.group().lstrip("-").lstrip("0") or "0"
     # The length is looked at first: Python refuses to convert very long digits.
-    value = int(match.group()) if len(digits) <= _DIGITS else HIGHEST + 1
+    size = int(digits) if len(digits) <= _DIGITS else HIGHEST + 2
+    value = -size if negative else size
     if not LOWEST <= value <= HIGHEST:
         raise FormulaSyntaxError("the number does not fit in 64 bits", text, at, f"{LOWEST} to {HIGHEST}")
     return Token(Kind.NUMBER, str(value), at, value), match.end()

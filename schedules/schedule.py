@@ -12,15 +12,7 @@ from typing import Final
 
 from schedules.daytable import CLOSED, DAY_MINUTES, OPEN, DayTable, Failures, day_table
 from schedules.formula import Formula
-from schedules.stretches import (
-    MINUTE,
-    Stretch,
-    change_between,
-    offset_at,
-    stretches,
-    to_datetime,
-    to_microseconds,
-)
+from schedules.stretches import MINUTE, Stretch, stretch_at, stretches, to_datetime, to_microseconds
 
 LOOK_BACK: Final = timedelta(hours=1)
 """How far a late tick looks back by default: longer than any sensible tick, shorter than a night's pause."""
@@ -107,7 +99,7 @@ class Schedule:
         return f"Schedule({str(self.formula)!r}, {self.zone})"
 
     def _is_open(self, at: int) -> bool:
-        minute = (at + offset_at(self.zone, at)) // MINUTE
+        minute = (at + stretch_at(self.zone, at).offset) // MINUTE
         return bool(self.table.minutes[minute % DAY_MINUTES])
 
     def _find(self, state: bytes, start: int) -> int | None:
@@ -147,6 +139,7 @@ class Schedule:
 
     def _minute_start(self, at: int) -> int:
         """When the present minute of the wall clock began: on the full minute, or at a jump of the clock."""
-        offset = offset_at(self.zone, at)
-        start = (at + offset) // MINUTE * MINUTE - offset
-        return start if offset_at(self.zone, start) == offset else change_between(self.zone, start, at)
+        stretch = stretch_at(self.zone, at)
+        start = (at + stretch.offset) // MINUTE * MINUTE - stretch.offset
+        unbroken = start >= stretch.start or stretch_at(self.zone, start).offset == stretch.offset
+        return start if unbroken else stretch.start

@@ -6,6 +6,7 @@ or repeated. Times are whole microseconds since 1970 in UTC: arithmetic on datet
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 SECOND: Final = 1_000_000
@@ -41,34 +42,46 @@ def to_datetime(at: int) -> datetime:
     return _EPOCH + timedelta(microseconds=at)
 
 
-def offset_at(zone: tzinfo, at: int) -> int:
-    """How far the zone's wall clock is ahead of UTC."""
+def stretch_at(zone: tzinfo, at: int) -> Stretch:
+    """The part of the UTC day around `at` in which the offset stays what it is then."""
+    return next(stretch for stretch in _stretches_of(zone, at // DAY) if at < stretch.end)
+
+
+def stretches(zone: tzinfo, start: int) -> Iterator[Stretch]:
+    """Stretches one after another from `start` on, cut at midnight UTC."""
+    for day in range(start // DAY, _END // DAY):
+        for stretch in _stretches_of(zone, day):
+            if stretch.end > start:
+                yield stretch if stretch.start >= start else stretch._replace(start=start)
+
+
+@lru_cache(maxsize=4096)
+def _stretches_of(zone: tzinfo, day: int) -> tuple[Stretch, ...]:
+    """One for most days since 1970, two for a day on which the wall clock jumps.
+
+    A jump is noticed by comparing the offsets at both ends; no zone has ever changed twice within four days.
+    """
+    start, end = day * DAY, (day + 1) * DAY
+    before, after = _offset(zone, start), _offset(zone, end)
+    if before == after:
+        return (Stretch(start, end, before),)
+    jump = _jump_between(zone, start, end)
+    parts = (Stretch(start, jump, before), Stretch(jump, end, after))
+    return tuple(part for part in parts if part.start < part.end)
+
+
+def _offset(zone: tzinfo, at: int) -> int:
     offset = to_datetime(at).astimezone(zone).utcoffset()
     assert offset is not None
     return offset // _MICROSECOND
 
 
-def stretches(zone: tzinfo, start: int) -> Iterator[Stretch]:
-    """Stretches of at most a day, one after another from `start` on.
-
-    A change is noticed by comparing the offsets a day apart; no zone has ever changed twice within four days.
-    """
-    offset = offset_at(zone, start)
-    while start < _END:
-        end = min(start + DAY, _END)
-        later = offset_at(zone, end)
-        if later != offset:
-            end = change_between(zone, start, end)
-        yield Stretch(start, end, offset)
-        start, offset = end, later
-
-
-def change_between(zone: tzinfo, before: int, after: int) -> int:
-    """The first moment with another offset than at `before`, when there is one change up to `after`."""
-    offset = offset_at(zone, before)
+def _jump_between(zone: tzinfo, before: int, after: int) -> int:
+    """The first moment with another offset than at `before`, when there is one jump up to `after`."""
+    offset = _offset(zone, before)
     while after - before > 1:
         middle = (before + after) // 2
-        if offset_at(zone, middle) == offset:
+        if _offset(zone, middle) == offset:
             before = middle
         else:
             after = middle

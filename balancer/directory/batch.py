@@ -4,17 +4,19 @@
 before it and on the leader's epoch, and adds nothing of its own.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from balancer.directory import delta, invariants
 from balancer.directory.codec import StoredEntry, pack, pack_entry, to_document, unpack
 from balancer.directory.model import Kind, LogEntry, Put, Record, Tablet, Transaction
 from balancer.directory.page_codec import pack_page
-from balancer.directory.pages import start_of
+from balancer.directory.pages import Page, page_of, start_of
 from balancer.directory.snapshot import Snapshot
+from balancer.directory.views import with_pages
 from balancer.errors import TooLarge
+from policies.leaves import Leaf
 
 LOG_KEPT = 2000
 """Commits kept in the log: what a client that was away may catch up on without loading anew."""
@@ -113,7 +115,7 @@ def prepare(view: Snapshot, first: int, transaction: Transaction, at: float) -> 
         transaction.changes,
     )
     stored = StoredEntry(entry, applied.repages)
-    trimmed = tuple(range(first, min(first + _TRIM_AT_ONCE, version - LOG_KEPT)))
+    trimmed = tuple(range(first, min(first + _TRIM_AT_ONCE, version - LOG_KEPT + 1)))
     pages = {number: pack_page(applied.snapshot.pages[number]) for number in applied.written}
     created, changed, removed = _split_records(view, transaction)
     batch = Batch(
@@ -173,17 +175,23 @@ class Contents:
     snapshot: Snapshot
 
 
-def contents_of(records: Iterable[Record], version: int) -> Contents:
+def contents_of(records: Sequence[Record], version: int) -> Contents:
     """A directory made of these records at this version; lawfulness is for the caller to check."""
-    plain: list[Record] = []
-    tablets: list[Tablet] = []
+    plain = [record for record in records if not isinstance(record, Tablet)]
+    tables: dict[int, list[Tablet]] = defaultdict(list)
     for record in records:
-        (tablets if isinstance(record, Tablet) else plain).append(record)  # type: ignore[arg-type]
-    tablets.sort(key=lambda tablet: tablet.table)
-    snapshot = delta.apply(Snapshot(), [Put(record) for record in plain], version, None).snapshot
-    for _, group in groupby(tablets, key=lambda tablet: tablet.table):
-        ordered = sorted(group, key=lambda tablet: start_of(tablet.bounds))
-        snapshot = delta.apply(snapshot, [Put(tablet) for tablet in ordered], version, None).snapshot
+        if isinstance(record, Tablet):
+            tables[record.table].append(record)
+    pages: dict[int, Page] = {}
+    for table, tablets in sorted(tables.items()):
+        tablets.sort(key=lambda tablet: start_of(tablet.bounds))
+        first = 0
+        for number, rows in delta.deal(tablets, len(pages) + 1):
+            part = tablets[first : first + rows]
+            pages[number] = page_of(table, isinstance(part[0].bounds, Leaf), version, part)
+            first += rows
+    bare = delta.apply(Snapshot(), [Put(record) for record in plain], version, None).snapshot
+    snapshot = with_pages(bare, pages, len(pages) + 1)
     return Contents(
         {(record.kind, record.key): pack(to_document(record)) for record in plain},
         {number: pack_page(page) for number, page in snapshot.pages.items()},

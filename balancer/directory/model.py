@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from policies.keys import HIGHEST, LOWEST, KeyType
 from policies.leaves import Leaf
-from policies.options import MigrationMode
+from policies.options import MigrationMode as MigrationMode  # part of the model for everybody above
 
 Json = Any
 """What `json.loads` gives: kept opaque here, owned by the package that wrote it."""
@@ -41,6 +41,10 @@ class NodeState(StrEnum):
     DRAINING = "draining"
     CLOSED = "closed"  # keeps what it has, gets nothing new
     DOWN = "down"
+
+
+CLOSED_BY_DAEMON = "closed by the daemon: "
+"""How the reason of a closed node begins that may be opened again without an operator."""
 
 
 class Layout(StrEnum):

@@ -8,7 +8,7 @@ May be called from several threads. Two locks, always taken in this order: one f
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Self
@@ -131,7 +131,7 @@ class PagedDirectory(ABC):
                     self._advance(batch)
                     return batch.version
 
-    def restore(self, records: Iterable[Record], *, reason: str, author: str, leader_epoch: int) -> int:
+    def restore(self, records: Sequence[Record], *, reason: str, author: str, leader_epoch: int) -> int:
         """Replaces the whole directory by these records; returns the new version. For imports.
 
         The caller has checked the records (`invariants.violations`) and leads with `leader_epoch`.

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
 from sys import intern
-from typing import Any
+from typing import Any, cast
 
 from balancer.directory.model import Bounds, RangeBounds, Tablet, TabletState
 from policies.keys import HIGHEST, LOWEST
@@ -111,8 +111,7 @@ class Page:
 def page_of(table: int, hashed: bool, version: int, tablets: Sequence[Tablet]) -> Page:
     """A page of tablets that follow one another without a gap."""
     rows = _Rows(table, hashed)
-    for tablet in tablets:
-        rows.insert(len(rows.ids), tablet)
+    rows.append(tablets)
     return rows.page(version, end_of(tablets[-1].bounds) if tablets else whole(hashed)[0])
 
 
@@ -187,6 +186,20 @@ class _Rows:
         else:
             numbers = [self.names.setdefault(name, len(self.names)) for name in page.names]
             self.node.extend(map(numbers.__getitem__, page.node[first:last]))
+
+    def append(self, tablets: Sequence[Tablet]) -> None:
+        """Appends many tablets at once, to columns that are empty."""
+        self.ids.extend([tablet.id for tablet in tablets])
+        self.starts.extend([start_of(tablet.bounds) for tablet in tablets])
+        if self.hashed:
+            self.bits.extend([cast(Leaf, tablet.bounds).modulus.bit_length() - 1 for tablet in tablets])
+        for name in sorted({tablet.node for tablet in tablets}):
+            self.names[intern(name)] = len(self.names)
+        self.node.extend([self.names[tablet.node] for tablet in tablets])
+        self.epochs.extend([tablet.epoch for tablet in tablets])
+        self.states.extend([_STATE_NUMBERS[tablet.state] for tablet in tablets])
+        if any(tablet.partitions for tablet in tablets):
+            self.partitions = [_SEPARATOR.join(tablet.partitions) for tablet in tablets]
 
     def delete(self, row: int) -> None:
         for column in (self.ids, self.starts, self.node, self.epochs, self.states):

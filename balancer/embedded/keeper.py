@@ -1,9 +1,11 @@
 """Stops the servers of a folder when the process that started them is gone, however it went.
 
 A `Keeper` holds the writing end of a pipe; its child process waits for the end of that pipe, which the kernel brings
-about even after SIGKILL, and then stops every server whose pid file lies below the folder.
+about even after SIGKILL, and then stops every server whose pid file lies below the folder. It holds a lock meanwhile:
+the next keeper of the same folder waits for it, so that the last one's clean-up never meets the next one's servers.
 """
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -11,6 +13,7 @@ import sys
 from pathlib import Path
 
 from balancer.embedded import process
+from balancer.errors import Unavailable
 
 PATIENCE = 20.0
 
@@ -24,9 +27,16 @@ class Keeper:
         self._child = subprocess.Popen(
             [sys.executable, "-m", "balancer.embedded.keeper", str(folder.absolute())],
             stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             start_new_session=True,
             env=environment,
         )
+        assert self._child.stdout is not None
+        ready = self._child.stdout.read(1)
+        self._child.stdout.close()
+        if not ready:
+            self.close()
+            raise Unavailable(f"the keeper of {folder} did not start")
 
     def close(self) -> None:
         """Ends the guard; it stops whatever still runs. Idempotent."""
@@ -54,12 +64,17 @@ def stop_servers(folder: Path) -> None:
 
 
 def main() -> None:
-    """Waits for the end of standard input, then stops the servers."""
+    """Waits for the end of standard input, then stops the servers. The lock goes with the process."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / "keeper.lock", os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.write(sys.stdout.fileno(), b"!")
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    stop_servers(Path(sys.argv[1]))
+    stop_servers(folder)
 
 
 if __name__ == "__main__":

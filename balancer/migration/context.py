@@ -17,13 +17,14 @@ from balancer.migration.links import Links
 from balancer.migration.machine import State, Track, track_of, traits
 from balancer.migration.progress import ProgressMeter
 from balancer.migration.record import Detail, read_detail
-from balancer.migration.settings import MigrationSettings
 from balancer.nodes.bounds import KeyColumn, KeyRange
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.fence import Fence
 from balancer.nodes.leader import node_command, node_transaction
 from balancer.nodes.names import Name, parse_name, partition_name
 from balancer.nodes.partition import Place
+from balancer.nodes.shape import Shape
+from balancer.settings import MigrationSettings
 
 
 class Context:
@@ -56,6 +57,8 @@ class Context:
         self.track: Track = track_of(record.operation, record.mode)
         self.fence: Fence | None = None
         self.fenced_at: float | None = None  # monotonic; None: writers are not held back
+        self.shapes: tuple[Shape, ...] | None = None  # of the source's partitions, once read
+        self.different = False  # the copy was not what the source is
         self.prepared: object | None = None  # what `verifying` hands to `swapping`
 
     @property
@@ -76,6 +79,10 @@ class Context:
     def target_places(self) -> tuple[Place, ...]:
         """Every partition that exists after."""
         return tuple(place for tablet in self.record.targets for place in places(self.table, tablet))
+
+    def target_places_by_root(self) -> tuple[Place, ...]:
+        """Likewise, root after root: a referenced root is complete when the one that refers to it comes."""
+        return tuple(sorted(self.target_places, key=lambda place: self.roots.index(place.root)))
 
     @property
     def roots(self) -> tuple[Name, ...]:

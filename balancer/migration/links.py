@@ -13,7 +13,8 @@ from balancer.nodes.connection import Address, Connection, Timeouts, connect, tr
 Addresses = Callable[[str], Address]
 """Node id → where it is now."""
 
-_STEP_TIMEOUTS = Timeouts(statement=60.0, lock=2.0, idle_in_transaction=60.0)
+# Idle in a transaction, it holds the leader's row on the node: a successor must not wait long for one that hangs.
+_STEP_TIMEOUTS = Timeouts(statement=60.0, lock=2.0, idle_in_transaction=5.0)
 
 
 class Links:
@@ -54,14 +55,21 @@ class Links:
     @contextmanager
     def replication(self, node: str) -> Iterator[Connection]:
         """A connection for making a slot; closed afterwards, and with it the slot's snapshot."""
-        connection = connect(
-            self._addresses(node), purpose=self._purpose, timeouts=_STEP_TIMEOUTS, replication=True
-        )
+        connection = connect(self._addresses(node), purpose=self._purpose, timeouts=_STEP_TIMEOUTS, replication=True)
         try:
             with translated(node):
                 yield connection
         finally:
             connection.close()
+
+    def evict(self, node: str) -> None:
+        """Ends the sessions that another leader left on a node for this migration: a copy that hangs holds locks."""
+        with translated(node):
+            self.control(node).execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name = %s AND pid <> pg_backend_pid()",
+                (f"tablet-balancer {self._purpose}",),
+            )
 
     def close(self) -> None:
         """Closes everything; the next use opens anew. Idempotent."""

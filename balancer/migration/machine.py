@@ -9,7 +9,8 @@ Theory of operation
 Four tracks share the states: a move or a reshard (split, merge, or n tablets into m on one node), each either
 *replicate* (writers go on while rows are copied) or *read-only* (writers are held back from the start).
 
-    move, replicate      planned preparing copying catching_up | fencing draining verifying sealing committing | opening retiring done
+    move, replicate      planned preparing copying catching_up fencing draining verifying sealing committing
+                         | opening retiring done
     move, read-only      planned preparing fencing copying verifying sealing committing | opening retiring done
     reshard, replicate   planned preparing copying catching_up verifying swapping committing | retiring done
     reshard, read-only   planned preparing fencing copying verifying swapping committing | retiring done
@@ -58,6 +59,7 @@ out, new ones in, `balancer.tablet` saying so. Root and keys are the same before
 both maps until the directory follows in `committing`. A successor asks the node whether the swap happened.
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -173,7 +175,7 @@ def path(track: Track) -> tuple[State, ...]:
 
 def _table(track: Track) -> dict[tuple[State, Event], State]:
     states = _PATHS[track]
-    table = {(here, Event.STEP): after for here, after in zip(states, states[1:], strict=False)}
+    table = {(here, Event.STEP): after for here, after in itertools.pairwise(states)}
     for state in states:
         if state not in _TOO_LATE and state not in _FINAL:
             table[state, Event.CANCEL] = _S.CANCELLING

@@ -23,7 +23,8 @@ class Blocker:
 
 _HOLDERS = """
     SELECT l.pid, coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), 0)::float8,
-           coalesce(nullif(a.application_name, ''), a.backend_type, 'unknown')
+           CASE WHEN a.backend_type = 'client backend' THEN coalesce(nullif(a.application_name, ''), 'a client')
+                ELSE coalesce(a.backend_type, 'unknown') END
     FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE l.locktype = 'relation' AND l.granted AND l.relation = ANY(%s::regclass[])
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -43,9 +44,7 @@ _PREPARED = """
 def find_blockers(connection: Connection, partitions: Sequence[Name]) -> list[Blocker]:
     """Oldest first. Prepared transactions are named by their global id."""
     names = [str(partition) for partition in partitions]
-    found = {
-        (pid, what): Blocker(pid, age, what) for pid, age, what in connection.execute(_HOLDERS, (names,)) if pid
-    }
+    found = {(pid, what): Blocker(pid, age, what) for pid, age, what in connection.execute(_HOLDERS, (names,)) if pid}
     for age, gid in connection.execute(_PREPARED, (names,)):
         found[None, gid] = Blocker(None, age, f"'{gid}'")
     return sorted(found.values(), key=lambda blocker: -blocker.age)
@@ -55,3 +54,8 @@ def terminate(connection: Connection, blocker: Blocker) -> None:
     """Ends a session; its transaction is rolled back. A prepared transaction is left to its coordinator."""
     if blocker.pid is not None:
         connection.execute("SELECT pg_terminate_backend(%s)", (blocker.pid,))
+
+
+def cancel(connection: Connection, blocker: Blocker) -> None:
+    """Cancels what a session does; autovacuum gives way like this anyway, but only after a second."""
+    connection.execute("SELECT pg_cancel_backend(%s)", (blocker.pid,))

@@ -35,6 +35,8 @@ class KeyColumn(NamedTuple):
 
     name: str
     type: KeyType
+    collation: str = ""
+    """Of a text column in the partition key, by name; empty: C."""
 
 
 def for_values(columns: Sequence[KeyColumn], part: Part) -> sql.Composable:
@@ -44,6 +46,11 @@ def for_values(columns: Sequence[KeyColumn], part: Part) -> sql.Composable:
             sql.Literal(part.modulus), sql.Literal(part.remainder)
         )
     return sql.SQL("FOR VALUES FROM ({}) TO ({})").format(_bound(columns, part.lower), _bound(columns, part.upper))
+
+
+def show_part(columns: Sequence[KeyColumn], part: Part) -> str:
+    """The clause as text, for people."""
+    return for_values(columns, part).as_string(None)
 
 
 def check_expression(columns: Sequence[KeyColumn], part: Part, root_oid: int) -> sql.Composable:
@@ -78,9 +85,8 @@ def attach_scans(columns: Sequence[KeyColumn], part: Part) -> bool:
 
 
 def literal(kind: KeyType, value: KeyValue) -> sql.Composable:
-    """A constant of the column's own type and collation: a wider one would not match the partition's constraint."""
-    typed = sql.SQL("{}::{}").format(sql.Literal(_text(value)), sql.SQL(kind.value))
-    return sql.SQL('{} COLLATE "C"').format(typed) if kind is KeyType.TEXT else typed
+    """A constant of the column's own type: a wider one would not match the partition's constraint."""
+    return sql.SQL("{}::{}").format(sql.Literal(_text(value)), sql.SQL(kind.value))
 
 
 def parse_bound(types: Sequence[KeyType], text: str) -> Part:
@@ -132,7 +138,11 @@ def _side(columns: Sequence[KeyColumn], values: Key, strict: str, last: str) -> 
 
 
 def _test(column: KeyColumn, operator: str, value: KeyValue) -> sql.Composable:
-    return sql.SQL("{} {} {}").format(sql.Identifier(column.name), sql.SQL(operator), literal(column.type, value))
+    constant = literal(column.type, value)
+    if column.type is KeyType.TEXT:
+        # The partition key may have a collation other than its column's; the comparison must use the key's.
+        constant = sql.SQL("{} COLLATE {}").format(constant, sql.Identifier("pg_catalog", column.collation or "C"))
+    return sql.SQL("{} {} {}").format(sql.Identifier(column.name), sql.SQL(operator), constant)
 
 
 def _decoded(columns: Sequence[KeyColumn], data: bytes) -> tuple[Key, bool]:

@@ -37,7 +37,7 @@ _BODY = """
 
 
 def start_capture(
-    cursor: Cursor, migration: str, index: int, partition: Name, key: Sequence[str], lock_timeout: float
+    cursor: Cursor, migration: str, index: int, partition: Name, *, key: Sequence[str], lock_timeout: float
 ) -> None:
     """From this transaction's commit on, every change of the partition is in the log."""
     log, function = log_name(migration, index), capture_name(migration, index)
@@ -87,7 +87,7 @@ def drop_capture(cursor: Cursor, migration: str, index: int, partition: Name) ->
 
 def pending(cursor: Cursor, migration: str, index: int, limit: int | None = None) -> int:
     """How many entries the log has; counts no further than the limit."""
-    statement = sql.SQL("SELECT count(*) FROM (SELECT FROM {} LIMIT {}) AS some").format(
+    statement = sql.SQL("SELECT count(*) FROM (SELECT FROM {} LIMIT {}) AS entries").format(
         log_name(migration, index), sql.Literal(limit)
     )
     row = cursor.execute(statement).fetchone()

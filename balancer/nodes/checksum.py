@@ -136,7 +136,7 @@ def _size(connection: Connection, partition: Name) -> tuple[int, int]:
     return int(row[0]), int(row[1])
 
 
-def _chunk(rows: Rows, first: int, end: int | None) -> sql.Composable:
+def _chunk(rows: Rows, first: int, end: int | None) -> sql.Composed:
     where = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({first},0)"))
     if end is not None:
         where += sql.SQL(" AND ctid < {}::tid").format(sql.Literal(f"({end},0)"))

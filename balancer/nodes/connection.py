@@ -1,8 +1,8 @@
 """Connections to nodes: the one place that opens them, so that each has a name, timeouts and known output formats.
 
 Whoever speaks to a node calls `connect`, or keeps connections over calls with a `ConnectionHolder`, and wraps its
-work in `translated`, which turns the driver's errors into ours. A password is looked up each time a connection is
-opened and is never part of an error, a representation or a log line.
+work in `translated`, which turns the driver's errors into ours. A password is never part of an error, a
+representation or a log line.
 """
 
 import os
@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -54,12 +53,11 @@ DEFAULT_TIMEOUTS = Timeouts()
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a node is and how its password is found: in the environment, in a file, or as libpq finds it."""
+    """Where a node is. Without a password libpq looks for one as it always does (passfile, environment)."""
 
     node: str
     dsn: str = field(repr=False)  # a user may have put a password into it against our advice
-    password_env: str = ""
-    password_file: str = ""
+    password: str | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return f"node {self.node}"
@@ -99,13 +97,19 @@ def connect(
         "target_session_attrs": str(target),
         "options": f"{parameters.get('options', '')} {_options(timeouts)}".strip(),
     }
-    password = _password(address)
-    if password is not None:
-        extra["password"] = password
+    if address.password is not None:
+        extra["password"] = address.password
     if replication:
         extra["replication"] = "database"
     with translated(address.node):
         return psycopg.connect(make_conninfo("", **{**parameters, **extra}), autocommit=autocommit)
+
+
+def full_conninfo(address: Address) -> str:
+    """Address and password as one string, for a server that must connect to this node itself. Not for printing."""
+    parameters = _parameters(address)
+    secret = {} if address.password is None else {"password": address.password}
+    return make_conninfo("", **{**parameters, **secret})
 
 
 @contextmanager
@@ -248,19 +252,6 @@ def _parameters(address: Address) -> dict[str, str | int]:
     except psycopg.ProgrammingError:
         # libpq quotes the offending part, which may be a password.
         raise UserError(f"the DSN of node {address.node} is not one that PostgreSQL's clients understand") from None
-
-
-def _password(address: Address) -> str | None:
-    if address.password_env:
-        if address.password_env not in os.environ:
-            raise UserError(f"node {address.node}: the environment has no variable {address.password_env}")
-        return os.environ[address.password_env]
-    if address.password_file:
-        try:
-            return Path(address.password_file).read_text(encoding="utf-8").rstrip("\r\n")
-        except OSError as error:
-            raise UserError(f"node {address.node}: the password file cannot be read: {error.strerror}") from None
-    return None
 
 
 def _options(timeouts: Timeouts) -> str:

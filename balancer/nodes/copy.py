@@ -37,11 +37,11 @@ class _Stopped(Exception):
 def copy_rows(
     source: Connection,
     target: Connection,
-    read: sql.Composable,
-    write: sql.Composable,
+    read: sql.Composed,
+    write: sql.Composed,
     on_block: Callable[[int], None],
 ) -> Copied:
-    """Pipes `COPY … TO STDOUT` into `COPY … FROM STDIN`. What either side raises is raised here; neither is left open."""
+    """Pipes `COPY … TO STDOUT` into `COPY … FROM STDIN`. What either side raises is raised here."""
     blocks: queue.Queue[bytes | None] = queue.Queue(QUEUED_BLOCKS)
     stop = threading.Event()
     failure: list[BaseException] = []
@@ -67,7 +67,7 @@ def copy_rows(
     return copied
 
 
-def statements(source: Name, target: Name, columns: Sequence[str], binary: bool) -> tuple[sql.Composable, sql.Composable]:
+def statements(source: Name, target: Name, columns: Sequence[str], binary: bool) -> tuple[sql.Composed, sql.Composed]:
     """The two COPY statements for the same columns of a partition and its twin."""
     names = sql.SQL(", ").join(map(sql.Identifier, columns))
     form = sql.SQL("(FORMAT binary)" if binary else "(FORMAT text)")
@@ -75,7 +75,7 @@ def statements(source: Name, target: Name, columns: Sequence[str], binary: bool)
     return read, sql.SQL("COPY {} ({}) FROM STDIN {}").format(target.identifier, names, form)
 
 
-def _read_blocks(connection: Connection, statement: sql.Composable, stop: threading.Event) -> Iterator[bytes]:
+def _read_blocks(connection: Connection, statement: sql.Composed, stop: threading.Event) -> Iterator[bytes]:
     """Rows joined to blocks. The driver's own iterator costs more per row than the server does."""
     raw = connection.pgconn
     raw.send_query(statement.as_bytes(connection))
@@ -107,7 +107,7 @@ def _read_blocks(connection: Connection, statement: sql.Composable, stop: thread
 
 def _write_blocks(
     connection: Connection,
-    statement: sql.Composable,
+    statement: sql.Composed,
     blocks: "queue.Queue[bytes | None]",
     on_block: Callable[[int], None],
     failure: list[BaseException],

@@ -8,6 +8,7 @@ partitions given: callers give them in the order of the table's roots.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from psycopg import sql
 
@@ -49,13 +50,12 @@ class Fence:
         )
 
 
-def raise_fence(
-    cursor: Cursor, partitions: Sequence[Name], fence: Fence, seconds: float, lock_timeout: float
-) -> Fence:
+def raise_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, seconds: float, lock_timeout: float) -> Fence:
     """Fences these partitions for so many seconds; returns the fence with its deadline. `fence.until` is ignored."""
     lock_partitions(cursor, partitions, lock_timeout)
     cursor.execute(
-        "SELECT (extract(epoch FROM clock_timestamp()) + %s)::text, last_value + is_called::int FROM balancer.breaches", (seconds,)
+        "SELECT (extract(epoch FROM clock_timestamp()) + %s)::text, last_value + is_called::int FROM balancer.breaches",
+        (seconds,),
     )
     row = cursor.fetchone()
     assert row is not None
@@ -142,6 +142,11 @@ def has_trigger(cursor: Cursor, partition: Name, trigger: str) -> bool:
     return cursor.fetchone() is not None
 
 
+def deadline_of(fence: Fence) -> datetime | None:
+    """When the fence ends by itself; None if it does not."""
+    return None if fence.until in (SEALED, MOVED) else datetime.fromtimestamp(float(fence.until), UTC)
+
+
 def lock_partitions(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float) -> None:
     """Waits for writers in flight and keeps others out until the transaction ends; readers are not concerned."""
     _set_lock_timeout(cursor, lock_timeout)
@@ -166,11 +171,16 @@ def _check_standing(cursor: Cursor, partitions: Sequence[Name], fence: Fence) ->
             raise Refused(f"the fence of {partition} has expired: writes may have come through")
 
 
+def guard_incoming(cursor: Cursor, partition: Name, fence: Fence) -> None:
+    """Refuses writes to a partition that is being filled, by its own name; replication's apply is let through."""
+    _write(cursor, partition, replace(fence, until=SEALED), always=False)
+
+
 def _set_lock_timeout(cursor: Cursor, seconds: float) -> None:
     cursor.execute("SELECT set_config('lock_timeout', %s, true)", (f"{max(1, round(seconds * 1000))}ms",))
 
 
-def _write(cursor: Cursor, partition: Name, fence: Fence) -> None:
+def _write(cursor: Cursor, partition: Name, fence: Fence, always: bool = True) -> None:
     arguments = sql.SQL(", ").join(map(sql.Literal, fence.arguments()))
     parts = (
         (FENCE_TRIGGER, "BEFORE INSERT OR UPDATE OR DELETE", "FOR EACH ROW"),
@@ -179,10 +189,15 @@ def _write(cursor: Cursor, partition: Name, fence: Fence) -> None:
     for name, events, each in parts:
         cursor.execute(
             sql.SQL(
-                "CREATE OR REPLACE TRIGGER {} " + events + " ON {} " + each + " EXECUTE FUNCTION balancer.refuse_write({})"
+                "CREATE OR REPLACE TRIGGER {} "
+                + events
+                + " ON {} "
+                + each
+                + " EXECUTE FUNCTION balancer.refuse_write({})"
             ).format(sql.Identifier(name), partition.identifier, arguments)
         )
-        # Replication's apply and sessions with session_replication_role = replica are refused as well.
+        # ALWAYS: replication's apply and sessions with session_replication_role = replica are refused as well.
+        word = "ENABLE ALWAYS" if always else "ENABLE"
         cursor.execute(
-            sql.SQL("ALTER TABLE {} ENABLE ALWAYS TRIGGER {}").format(partition.identifier, sql.Identifier(name))
+            sql.SQL("ALTER TABLE {} " + word + " TRIGGER {}").format(partition.identifier, sql.Identifier(name))
         )

@@ -58,26 +58,48 @@ def create_partition(cursor: Cursor, root: Name, shape: Shape, partition: Name) 
     _grant(cursor, name, shape)
 
 
-def build_indexes(cursor: Cursor, shape: Shape, partition: Name) -> None:
-    """Primary key, unique constraints and indexes, after the rows: twice as fast as before them."""
-    for index in shape.indexes:
-        build_index(cursor, shape, index, partition)
+def set_replica_identity(cursor: Cursor, shape: Shape, partition: Name) -> None:
+    """FULL or NOTHING as on the original; an index was chosen when it was built."""
     if shape.replica_identity in ("f", "n"):
         word = "FULL" if shape.replica_identity == "f" else "NOTHING"
         cursor.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY " + word).format(partition.identifier))
 
 
+def analyze(partition: Name) -> sql.Composed:
+    """The statement that gives the planner statistics before the first query comes."""
+    return sql.SQL("ANALYZE {}").format(partition.identifier)
+
+
+def warm(cursor: Cursor, partition: Name) -> None:
+    """Reads a partition into the server's cache: pg_prewarm where it is installed, a plain scan otherwise."""
+    found = cursor.execute("SELECT e.extnamespace::regnamespace::text FROM pg_extension e WHERE extname = 'pg_prewarm'")
+    row = found.fetchone()
+    if row is None:
+        cursor.execute(sql.SQL("SELECT count(*) FROM {}").format(partition.identifier))
+        return
+    prewarm = sql.SQL(
+        "SELECT {}.pg_prewarm(r) FROM (SELECT %s::regclass UNION ALL SELECT indexrelid FROM pg_index"
+    ).format(sql.Identifier(row[0]))
+    cursor.execute(
+        prewarm + sql.SQL(" WHERE indrelid = %s::regclass) AS all_of_it (r)"), (str(partition), str(partition))
+    )
+
+
 def build_index(cursor: Cursor, shape: Shape, index: Index, partition: Name) -> None:
-    """One index of the shape on its twin, under the same name where the twin has the same name."""
-    name = index.name if partition == shape.name else index_name(index.name, shape.name.name, partition.name)
+    """One index of the shape on its twin; readers may go on meanwhile."""
+    name = index_name(index.name, shape.name, partition)
     head = f" ON {shape.quoted} "
     unique, _, tail = index.definition.partition(head)
     if not tail:
         raise Refused(f"the index {index.name} of {shape.name} has a definition that is not understood")
     word = "UNIQUE INDEX" if unique.startswith("CREATE UNIQUE INDEX") else "INDEX"
     create = sql.SQL("CREATE " + word + " {} ON {} ").format(sql.Identifier(name), partition.identifier)
-    # A unique constraint in mid-build would be made twice after a crash; the index alone is found by its name.
     cursor.execute(create + sql.SQL(tail.replace("{", "{{").replace("}", "}}")).format())
+
+
+def finish_index(cursor: Cursor, shape: Shape, index: Index, partition: Name) -> None:
+    """Makes a built index what it is on the original (primary key, replica identity …): a moment, but exclusively."""
+    name = index_name(index.name, shape.name, partition)
     alter = sql.SQL("ALTER TABLE {} ").format(partition.identifier)
     if index.constraint in ("p", "u"):
         kind = "PRIMARY KEY" if index.constraint == "p" else "UNIQUE"
@@ -93,10 +115,12 @@ def build_index(cursor: Cursor, shape: Shape, index: Index, partition: Name) -> 
         cursor.execute(alter + sql.SQL("CLUSTER ON {}").format(sql.Identifier(name)))
 
 
-def index_name(index: str, old: str, new: str) -> str:
-    """A name for the twin's index: the partition's own name in it is replaced, or the new one put before it."""
-    name = index.replace(old, new) if old in index else f"{new}_{index}"
-    return name if len(name.encode()) <= 63 else f"{new[:40]}_{abs(hash_text(index)):x}"[:63]
+def index_name(index: str, old: Name, new: Name) -> str:
+    """The same for a twin of the same name; else the partition's name in it is replaced, or put before it."""
+    if old == new:
+        return index
+    name = index.replace(old.name, new.name) if old.name in index else f"{new.name}_{index}"
+    return name if len(name.encode()) <= 63 else f"{new.name[:40]}_{hash_text(index):x}"[:63]
 
 
 def hash_text(text: str) -> int:
@@ -143,9 +167,7 @@ def add_bound(cursor: Cursor, place: Place, constraint: str) -> None:
 def attach(cursor: Cursor, place: Place, constraint: str) -> None:
     """Makes the partition part of its root; the CHECK of `add_bound` is not needed afterwards."""
     clause = for_values(place.columns, place.part)
-    statement = sql.SQL("ALTER TABLE {} ATTACH PARTITION {} ").format(
-        place.root.identifier, place.partition.identifier
-    )
+    statement = sql.SQL("ALTER TABLE {} ATTACH PARTITION {} ").format(place.root.identifier, place.partition.identifier)
     cursor.execute(statement + clause)
     cursor.execute(
         sql.SQL("ALTER TABLE {} DROP CONSTRAINT IF EXISTS {}").format(
@@ -156,9 +178,7 @@ def attach(cursor: Cursor, place: Place, constraint: str) -> None:
 
 def detach_locked(cursor: Cursor, root: Name, partition: Name) -> None:
     """Detaches within a transaction that already holds the root's ACCESS EXCLUSIVE lock."""
-    cursor.execute(
-        sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(root.identifier, partition.identifier)
-    )
+    cursor.execute(sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(root.identifier, partition.identifier))
 
 
 def detach(connection: Connection, root: Name, partition: Name) -> None:
@@ -178,6 +198,19 @@ def detach_pending(connection: Connection | Cursor, partition: Name) -> bool | N
         "SELECT inhdetachpending FROM pg_inherits WHERE inhrelid = to_regclass(%s)", (str(partition),)
     ).fetchone()
     return None if row is None else bool(row[0])
+
+
+def drop_foreign_keys(cursor: Cursor, partition: Name) -> None:
+    """Takes the foreign keys from a detached partition; one that is gone is fine. `Refused` for an attached one."""
+    if detach_pending(cursor, partition) is not None:
+        raise Refused(f"{partition} is still attached and keeps its foreign keys")
+    cursor.execute(
+        "SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%s) AND contype = 'f' AND conparentid = 0",
+        (str(partition),),
+    )
+    for (name,) in cursor.fetchall():
+        drop = sql.SQL("ALTER TABLE {} DROP CONSTRAINT {}")
+        cursor.execute(drop.format(partition.identifier, sql.Identifier(name)))
 
 
 def drop_partition(cursor: Cursor, partition: Name) -> None:
@@ -201,7 +234,7 @@ def root_oid(cursor: Cursor, root: Name) -> int:
     return int(row[0])
 
 
-def _column_clauses(name: str, shape: Shape) -> list[sql.Composable]:
+def _column_clauses(name: str, shape: Shape) -> list[sql.Composed]:
     column = next(column for column in shape.columns if column.name == name)
     alter = sql.SQL("ALTER COLUMN {} ").format(sql.Identifier(name))
     storage = {"p": "PLAIN", "e": "EXTERNAL", "m": "MAIN", "x": "EXTENDED"}[column.storage]

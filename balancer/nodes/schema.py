@@ -176,12 +176,22 @@ def read_tablets(cursor: Cursor) -> list[OwnedTablet]:
     ]
 
 
+_INSERT = """
+INSERT INTO balancer.tablet (id, epoch, state, schemas, partitions, migration, deadline, moved_to)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
+"""
+
+
+def add_tablets(cursor: Cursor, tablets: Sequence[OwnedTablet]) -> None:
+    """Creates the rows that are missing and leaves the others alone; inside the caller's `node_transaction`."""
+    cursor.executemany(_INSERT + "ON CONFLICT (id) DO NOTHING", [_row(tablet) for tablet in tablets])
+
+
 def write_tablets(cursor: Cursor, tablets: Sequence[OwnedTablet]) -> None:
     """Creates or replaces rows; inside the caller's `node_transaction`."""
     cursor.executemany(
-        """
-        INSERT INTO balancer.tablet (id, epoch, state, schemas, partitions, migration, deadline, moved_to)
-        VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
+        _INSERT
+        + """
         ON CONFLICT (id) DO UPDATE SET
             epoch = EXCLUDED.epoch, state = EXCLUDED.state, schemas = EXCLUDED.schemas,
             partitions = EXCLUDED.partitions, migration = EXCLUDED.migration, deadline = EXCLUDED.deadline,

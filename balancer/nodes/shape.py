@@ -5,6 +5,7 @@ in `refusals`, by name. Reading only.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from balancer.errors import Refused
 from balancer.nodes.connection import Cursor
@@ -84,7 +85,8 @@ class Shape:
 
 
 _TABLE = """
-    SELECT c.oid, format('%%s.%%I', c.relnamespace::regnamespace, c.relname), pg_get_userbyid(c.relowner), c.relreplident, c.relpersistence, c.relkind,
+    SELECT c.oid, format('%%s.%%I', c.relnamespace::regnamespace, c.relname),
+           pg_get_userbyid(c.relowner), c.relreplident, c.relpersistence, c.relkind,
            coalesce(c.reloptions, '{}'), coalesce(t.reloptions, '{}'), obj_description(c.oid, 'pg_class'),
            c.relrowsecurity OR EXISTS (SELECT FROM pg_policy WHERE polrelid = c.oid),
            EXISTS (SELECT FROM pg_rewrite WHERE ev_class = c.oid), c.reltablespace <> 0
@@ -107,8 +109,8 @@ _COLUMNS = """
 
 _INDEXES = """
     SELECT c.relname, pg_get_indexdef(i.indexrelid), k.contype::text,
-           CASE WHEN k.condeferrable THEN ' DEFERRABLE' || CASE WHEN k.condeferred THEN ' INITIALLY DEFERRED' ELSE '' END
-                ELSE '' END,
+           CASE WHEN k.condeferred THEN ' DEFERRABLE INITIALLY DEFERRED'
+                WHEN k.condeferrable THEN ' DEFERRABLE' ELSE '' END,
            obj_description(c.oid, 'pg_class'), i.indisreplident, i.indisclustered
     FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
     LEFT JOIN pg_constraint k ON k.conindid = i.indexrelid AND k.conrelid = i.indrelid AND k.contype IN ('p', 'u', 'x')
@@ -151,8 +153,8 @@ def read_shape(cursor: Cursor, partition: Name) -> Shape:
     if table is None:
         raise Refused(f"there is no table {partition}")
     oid, quoted, owner, identity, persistence, relkind, options, toast, comment, policies, rules, tablespace = table
-    refusals = _refusals(partition, persistence, relkind, policies, rules, tablespace)
-    columns = tuple(Column(*row[:8], tuple(row[8]), *row[9:]) for row in cursor.execute(_COLUMNS, (oid,)))
+    refusals = _refusals(partition, persistence, relkind, policies=policies, rules=rules, tablespace=tablespace)
+    columns = tuple(_column(*row) for row in cursor.execute(_COLUMNS, (oid,)))
     indexes = tuple(Index(*row) for row in cursor.execute(_INDEXES, (oid,)))
     constraints = tuple(
         Constraint(name, kind, text, own, Name(schema, table) if schema else None)
@@ -165,10 +167,10 @@ def read_shape(cursor: Cursor, partition: Name) -> Shape:
         columns=columns,
         indexes=indexes,
         constraints=constraints,
-        triggers=tuple(cursor.execute(_TRIGGERS, (oid,)).fetchall()),  # type: ignore[arg-type]
+        triggers=tuple(cursor.execute(_TRIGGERS, (oid,)).fetchall()),
         options=tuple(options),
         toast_options=tuple(toast),
-        grants=tuple(cursor.execute(_GRANTS, (oid,)).fetchall()),  # type: ignore[arg-type]
+        grants=tuple(cursor.execute(_GRANTS, (oid,)).fetchall()),
         comment=comment,
         replica_identity=identity,
         key=tuple(row[0] for row in cursor.execute(_KEY, (oid,))),
@@ -176,8 +178,14 @@ def read_shape(cursor: Cursor, partition: Name) -> Shape:
     )
 
 
+def _column(*row: Any) -> Column:
+    *begin, options, comment, portable = row
+    values = (*begin, tuple(options), comment, portable)
+    return Column(*values)
+
+
 def _refusals(
-    partition: Name, persistence: str, kind: str, policies: bool, rules: bool, tablespace: bool
+    partition: Name, persistence: str, kind: str, *, policies: bool, rules: bool, tablespace: bool
 ) -> tuple[str, ...]:
     found = []
     if kind != "r":
@@ -209,7 +217,9 @@ _FINGERPRINT = """
         LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
         UNION ALL
         SELECT format('constraint %%s %%s', conname, pg_get_constraintdef(k.oid)) FROM t
-        JOIN pg_constraint k ON k.conrelid = t.oid WHERE conname !~ '^tb_m[0-9a-z]+_bound$'
+        JOIN pg_constraint k ON k.conrelid = t.oid JOIN pg_class c ON c.oid = t.oid
+        -- A root has one more per partition of every root it references: those come and go with tablets.
+        WHERE conname !~ '^tb_m[0-9a-z]+_bound$' AND (k.conparentid = 0 OR c.relispartition)
         UNION ALL
         SELECT format('index %%s', pg_get_indexdef(i.indexrelid)) FROM t JOIN pg_index i ON i.indrelid = t.oid
         WHERE i.indisvalid

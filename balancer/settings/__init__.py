@@ -3,6 +3,7 @@
 `load_settings` is the entry; everything it returns is frozen. Secrets are `SecretStr`: they print as asterisks.
 """
 
+from balancer.settings.files import DaemonFile
 from balancer.settings.load import BundleSettings, NodeSettings, Settings, TableSettings, load_settings
 from balancer.settings.migration import FinishBy, MigrationSettings
 from balancer.settings.mistakes import ConfigurationError, Mistake
@@ -11,6 +12,7 @@ from balancer.settings.modes import Mode
 __all__ = [
     "BundleSettings",
     "ConfigurationError",
+    "DaemonFile",
     "FinishBy",
     "MigrationSettings",
     "Mistake",

@@ -177,7 +177,8 @@ def _load_bundle(file: Path, daemon: BaseModel | None, mistakes: list[Mistake]) 
         placement=build(PlacementOptions, read.placement),
         budgets=build(BudgetOptions, read.migration),
     )
-    mistakes.extend(Mistake(str(file), key, message) for key, message in _broken_rules(options))
+    migration = build(MigrationSettings, read.migration)
+    mistakes.extend(Mistake(str(file), key, message) for key, message in _broken_rules(options, migration))
     nodes = {name: _node(name, section, file, mistakes) for name, section in read.nodes.items()}
     if len(mistakes) > before:
         return None
@@ -188,7 +189,7 @@ def _load_bundle(file: Path, daemon: BaseModel | None, mistakes: list[Mistake]) 
         mode=read.mode or (defaults.mode if defaults else Mode.OBSERVE),
         timezone=read.timezone or (defaults.timezone if defaults else "UTC"),
         options=options,
-        migration=build(MigrationSettings, read.migration),
+        migration=migration,
         nodes=nodes,
         tables={name: _table(name, section) for name, section in read.tables.items()},
         given=given,
@@ -200,7 +201,9 @@ def env_prefix(name: str) -> str:
     return "BALANCER_BUNDLE_" + re.sub(r"\W", "_", name).upper()
 
 
-def _broken_rules(options: BundleOptions) -> Iterator[tuple[str, str]]:
+def _broken_rules(options: BundleOptions, migration: MigrationSettings) -> Iterator[tuple[str, str]]:
+    for key, message in rules.check_migration(migration):
+        yield f"migration.{key}", message
     for key, message in rules.check_balancer(options.balancer):
         yield f"tablet_balancer_config.{key}", message
     for key, message in rules.check_placement(options.placement):

@@ -1,44 +1,65 @@
-"""How a migration is carried out: the part of a bundle's `[migration]` section that decides nothing, only limits."""
+"""How a migration is carried out: the part of a bundle's `[migration]` section that decides nothing, only limits.
+
+The other part (`policies.options.BudgetOptions`) decides how much is done at once.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
 
-from policies.options import GB, MB, Bytes, MigrationMode, Seconds
+from policies.options import GB, Bytes, MigrationMode, Seconds
 
 
 class FinishBy(StrEnum):
-    """What happens to a migration that still runs when its window closes."""
+    """How migrations and the end of their window go together."""
 
-    FINISH = "finish"
-    PARK = "park"
+    WINDOW = "window"  # start only what is expected to finish in it; what runs over may finish
+    PARK = "park"  # likewise, and what runs over is held at a safe point until the next window
+    ANY = "any"  # the schedule says when to start, and nothing more
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationSettings:
-    """Limits and patience of one migration."""
+    """How a migration behaves towards the applications and the servers."""
 
     mode: MigrationMode = MigrationMode.REPLICATE
-    """`replicate` (writers wait for milliseconds) or `read-only` (writers wait for the whole copy)."""
+    """`replicate`: writers wait for milliseconds; `read-only`: for the whole copy, where nothing else works."""
+    finish_by: FinishBy = FinishBy.WINDOW
+    """`window`, `park` or `any`; windows of a minute (`minutes % 20 == 0`) need `any` to move large tablets."""
     write_pause_budget: Seconds = 0.25
-    """Longest time that writers of a tablet are held back; 250 ms passes for a slow query, not for an outage."""
-    lock_timeout: Seconds = 0.2
-    """Longest wait for a lock, because the application queues behind it; shorter than the pause budget."""
-    statement_timeout: Seconds = 60.0
-    """Longest time for one statement on a node, copies excepted."""
-    copy_bytes_per_second: Annotated[float, "bytes"] = 0.0
-    """Throttle of a copy; 0: as fast as both nodes allow."""
+    """Longest time writers may be held back by a replicated move. 250 ms: below what a user notices as a failure."""
+    lock_timeout: Seconds = 0.1
+    """How long a statement of ours waits for a lock; whoever comes later waits behind it. Less than the budget."""
+    fence_deadline: Seconds = 2.0
+    """After this an unsealed fence ends by itself. Longer than the budget, so that only a dead daemon meets it."""
+    read_only_fence_deadline: Seconds = 15.0
+    """The same in read-only mode, renewed at a third of it while rows are copied."""
+    fence_attempts: int = 20
+    """Fences tried (a lock not granted, a budget exceeded) before the migration gives up."""
+    retry_back_off: Seconds = 0.2
+    """Seconds before the second fence; doubled each time up to `retry_back_off_limit`."""
+    retry_back_off_limit: Seconds = 10.0
+    """Longest pause between two fences: a blocker of minutes is worth asking for every ten seconds."""
+    throttle: Bytes | None = None
+    """Bytes copied per second; None: as fast as the servers can."""
     wal_budget: Bytes = 8 * GB
-    """Most WAL that a migration's slot may retain on the source; the migration is given up beyond it."""
-    min_disk_free: Bytes = 1 * GB
-    """Disk space that must be left on the target after the copy, where it can be known."""
-    catch_up_patience: Seconds = 600.0
-    """How long the lag may fail to shrink before the migration is given up."""
-    drain_lag: Bytes = 1 * MB
-    """The fence is only considered below this lag."""
-    retire_grace: Seconds = 10.0
-    """How long a former owner keeps the detached partition before it is dropped: for readers with old plans."""
+    """Write-ahead log that a migration may keep a source from recycling; beyond it the migration is given up."""
+    disk_budget: Bytes | None = None
+    """Bytes a migration may add on the target; None: not limited here (the planner knows the nodes' disks)."""
+    lag_patience: Seconds = 300.0
+    """Seconds without a new smallest lag after which catching up is given up as hopeless."""
+    retire_grace: Seconds = 5.0
+    """Seconds between the switch and the drop of the former owner's rows: readers with an old map finish in peace."""
     terminate_blockers: bool = False
-    """Whether sessions that block a fence for longer than the budget may be terminated."""
-    finish_by: FinishBy = FinishBy.FINISH
-    """What runs over the end of its window is allowed to finish, or parked at a safe point."""
+    """Whether sessions that keep a fence from being taken are ended; otherwise they are named and waited for."""
+    blocker_age: Seconds = 5.0
+    """Seconds a transaction must have lasted before it may be ended as a blocker."""
+    checksum_pages: int = 4096
+    """Pages (8 kB) per chunk of a checksum: 32 MB, so that a throttle or a cancel is heard several times a second."""
+    copy_rows_per_chunk: int = 20_000
+    """Rows written by one statement while a split or merge fills its partitions: each is a short transaction."""
+    verify_keys_in_fence: int = 2000
+    """Changed keys left to compare when the fence is taken; more of them are first compared without it."""
+    retry_patience: Seconds = 120.0
+    """How long a step is tried again while a server is out of reach; then it is given up (before the commit)."""
+    index_workers: int | None = None
+    """Parallel workers for building indexes on the target; None: the server's own setting."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from balancer.settings.migration import MigrationSettings
 from policies.options import BalancerOptions, GroupOptions, PlacementOptions, TableOptions
 
 _DIMENSIONS = ("bytes", "memory", "write_rate", "read_rate", "tablets")
@@ -42,6 +43,14 @@ def check_placement(options: PlacementOptions) -> Iterator[tuple[str, str]]:
         yield "stop_threshold", "must not exceed start_threshold: moves would stop before they start"
     if options.reopen_at_disk_share > options.close_at_disk_share:
         yield "reopen_at_disk_share", "must not exceed close_at_disk_share: a node would close and open at once"
+
+
+def check_migration(settings: MigrationSettings) -> Iterator[tuple[str, str]]:
+    """Of `[migration]`."""
+    if settings.lock_timeout > settings.write_pause_budget:
+        yield "lock_timeout", "must not exceed write_pause_budget: a waiting lock alone would use it up"
+    if settings.fence_deadline <= settings.write_pause_budget:
+        yield "fence_deadline", "must be longer than write_pause_budget, or fences end before it is used"
 
 
 def check_table(options: TableOptions, groups: Mapping[str, GroupOptions]) -> Iterator[tuple[str, str]]:

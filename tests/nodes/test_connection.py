@@ -20,7 +20,7 @@ from balancer.nodes.connection import (
     deadline,
     translated,
 )
-from tests.support.proxy import StallingProxy
+from tests.support.tcp_proxy import StallingProxy
 
 
 def without_password(dsn: str) -> str:
@@ -36,23 +36,15 @@ def test_every_connection_is_named_and_bounded(connection: Connection) -> None:
     assert row == ("tablet-balancer test", "30s", "2s", "1min", "UTC", "ISO, MDY")
 
 
-def test_the_password_comes_from_the_environment_or_a_file(
-    postgres18: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_password_is_given_or_found_in_a_passfile(postgres18: PostgresServer, tmp_path: Path) -> None:
     dsn = without_password(postgres18.dsn())
-    monkeypatch.setenv("NODE_A_PASSWORD", postgres18.password())
-    connect(Address("a", dsn, password_env="NODE_A_PASSWORD")).close()
-    file = tmp_path / "password"
-    file.write_text(postgres18.password() + "\n")
-    connect(Address("a", dsn, password_file=str(file))).close()
+    connect(Address("a", dsn, postgres18.password())).close()
     passfile = tmp_path / "pgpass"
     passfile.write_text(f"*:*:*:*:{postgres18.password()}\n")
     passfile.chmod(0o600)
     connect(Address("a", f"{dsn}?passfile={passfile}")).close()
-    with pytest.raises(UserError, match="no variable MISSING"):
-        connect(Address("a", dsn, password_env="MISSING"))
-    with pytest.raises(UserError, match="cannot be read: No such file"):
-        connect(Address("a", dsn, password_file=str(tmp_path / "missing")))
+    with pytest.raises(Unavailable, match="node a cannot be reached"):
+        connect(Address("a", dsn, "wrong"))
 
 
 @pytest.mark.quick
@@ -60,10 +52,10 @@ def test_no_password_in_what_people_see() -> None:
     address = Address("a", "postgresql://u:hidden@h1,h2/db?x=hidden")
     with pytest.raises(UserError) as failure:
         connect(address)
-    good = Address("a", "postgresql://u:hidden@h1,h2/db")
+    good = Address("a", "postgresql://u:hidden@h1,h2/db", "hidden")
     assert good.hosts() == "h1,h2/db"
     assert good.has_several_hosts()
-    assert "hidden" not in f"{failure.value} {address!r} {address} {good.hosts()}"
+    assert "hidden" not in f"{failure.value} {address!r} {address} {good!r} {good.hosts()}"
 
 
 def test_an_unknown_user_or_a_dead_server_is_unavailable(postgres18: PostgresServer) -> None:

@@ -68,7 +68,7 @@ class Shards:
     def count(self, user: int | None = None, root: str = "orders") -> int:
         """Rows over all nodes, of one user or of all."""
         where = "" if user is None else f" WHERE user_id = {user}"
-        return sum(self.node(name).execute(f"SELECT count(*) FROM {root}{where}").fetchone()[0] for name in self.dsns)  # type: ignore[index,arg-type]
+        return sum(self.node(name).execute(f"SELECT count(*) FROM {root}{where}").fetchone()[0] for name in self.dsns)  # type: ignore[index]
 
     def fence(self, number: int, seconds: float = 5.0) -> Fence:
         """As a migration fences: durable, with a deadline."""

@@ -1,0 +1,182 @@
+"""Operators' commands: put into the directory, so that they work from any host, and carried out by the leader."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from balancer.cli.output import Output, OutputOption, say, show_json
+from balancer.cli.places import ConfigOption, DirectoryOption, directory_of, operator
+from balancer.clock import SystemClock
+from balancer.directory.contract import Directory
+from balancer.directory.model import Command, CommandState, Put, Transaction
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import Refused, Unavailable, UserError
+from balancer.planner.commands import request
+from balancer.settings.units import parse_duration
+
+PATIENCE = 30.0
+
+ReasonOption = Annotated[str, typer.Option("--reason", help="kept in the history")]
+DurationOption = Annotated[str | None, typer.Option(help='how long, as in "90m" or "2d"; else until ended')]
+
+
+def submit(directory: Directory, verb: str, arguments: dict[str, Any], patience: float = PATIENCE) -> Command:
+    """Puts a command into the directory and waits until the leader has answered it."""
+    clock = SystemClock()
+    command = request(verb, arguments, operator(), clock.now())
+    base = directory.snapshot().version
+    directory.commit(Transaction((Put(command),), base, f"{verb} asked for", command.author))
+    follower = directory.follow()
+    try:
+        deadline = clock.monotonic() + patience
+        seen = follower.snapshot
+        while (answered := _answer(seen, command.id)) is None:
+            left = deadline - clock.monotonic()
+            if left <= 0:
+                raise Unavailable(
+                    f"no leader has answered within {patience:.0f} s; the command {command.id} waits in the directory"
+                )
+            seen = follower.wait(seen.version, left)
+    finally:
+        follower.close()
+    if answered.state is CommandState.REFUSED:
+        raise Refused(answered.result)
+    return answered
+
+
+def _answer(snapshot: Snapshot, command: str) -> Command | None:
+    found = snapshot.commands.get(command)
+    return None if found is None or found.state is CommandState.WAITING else found
+
+
+def _give(verb: str, arguments: dict[str, Any], directory: str | None, config: Path | None, output: Output) -> None:
+    with directory_of(directory, config) as opened:
+        answered = submit(opened, verb, {name: value for name, value in arguments.items() if value is not None})
+    if output is Output.JSON:
+        show_json({"command": answered.id, "state": answered.state, "result": answered.result})
+    else:
+        say(answered.result)
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return float(str(parse_duration(text)))
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def drain(
+    node: str,
+    reason: ReasonOption = "",
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Empties a node: its tablets move away, within the schedule and the budgets."""
+    _give("drain", {"node": node, "reason": reason}, directory, config, output)
+
+
+def undrain(
+    node: str,
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Makes a draining or closed node active again."""
+    _give("undrain", {"node": node}, directory, config, output)
+
+
+def close(
+    node: str,
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Closes a node to new tablets; it keeps what it has."""
+    _give("close", {"node": node}, directory, config, output)
+
+
+def pin(
+    tablet: str,
+    until: DurationOption = None,
+    reason: ReasonOption = "",
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Keeps a tablet where it is."""
+    _give("pin", {"tablet": tablet, "seconds": _seconds(until), "reason": reason}, directory, config, output)
+
+
+def unpin(
+    tablet: str,
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Lets a pinned tablet move again."""
+    _give("unpin", {"tablet": tablet}, directory, config, output)
+
+
+def pause(
+    target: Annotated[str, typer.Argument(help="a bundle, or a migration's id with --migration")],
+    for_: Annotated[str | None, typer.Option("--for", help='how long, as in "2h"')] = None,
+    migration: Annotated[bool, typer.Option("--migration", help="the name is a migration's id")] = False,
+    reason: ReasonOption = "",
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Starts nothing new in a bundle, or holds one migration at its next safe point."""
+    kind = "migration" if migration else "bundle"
+    _give("pause", {kind: target, "seconds": _seconds(for_), "reason": reason}, directory, config, output)
+
+
+def resume(
+    target: Annotated[str, typer.Argument(help="a bundle, or a migration's id with --migration")],
+    migration: Annotated[bool, typer.Option("--migration", help="the name is a migration's id")] = False,
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Ends a pause."""
+    _give("resume", {"migration" if migration else "bundle": target}, directory, config, output)
+
+
+def cancel(
+    migration: str,
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Gives up a migration before its commit; the source keeps the tablet."""
+    _give("cancel", {"migration": migration}, directory, config, output)
+
+
+def release(
+    tablet: str,
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Ends the quarantine of a tablet."""
+    _give("release", {"tablet": tablet}, directory, config, output)
+
+
+def apply(
+    plan: str,
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Approves a proposed plan of a bundle in mode `approve`."""
+    _give("apply", {"plan": plan}, directory, config, output)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds these commands to the tree."""
+    for command in (drain, undrain, close, pin, unpin, pause, resume, cancel, release, apply):
+        app.command()(command)

@@ -1,0 +1,95 @@
+"""When things are done: APScheduler, one job per bundle, coalesced and never overlapping.
+
+APScheduler follows the wall clock, so a clock that is set back would silence it for as long. Whoever runs the loop
+calls `nudge` about once a second: a job that is late by the monotonic clock is made due at once.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.interval import IntervalTrigger
+
+from balancer.clock import Clock
+
+LATE = 2.0  # intervals without a run after which the wall clock is not believed any more
+LANES = 32  # bundles that may tick at the same moment; a slow one holds up nobody else
+
+
+class Ticker:
+    """Calls functions at intervals; each in a thread of its own, never twice at the same time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._scheduler = BackgroundScheduler(
+            executors={"default": ThreadPoolExecutor(LANES)},
+            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
+            timezone="UTC",
+        )
+        self._lock = threading.Lock()
+        self._intervals: dict[str, float] = {}
+        self._began: dict[str, float] = {}
+        self._running: set[str] = set()
+
+    def start(self) -> None:
+        """Begins; functions that were added before run at once."""
+        self._scheduler.start()
+
+    def set(self, jobs: Mapping[str, tuple[float, Callable[[], None]]]) -> None:
+        """Makes these the functions to call (name → interval in seconds, function); others are no longer called."""
+        with self._lock:
+            known = set(self._intervals)
+        for name in known - set(jobs):
+            self._scheduler.remove_job(name)
+            with self._lock:
+                self._intervals.pop(name, None)
+                self._began.pop(name, None)
+        for name, (seconds, function) in jobs.items():
+            with self._lock:
+                self._intervals[name] = seconds
+                self._began[name] = self._clock.monotonic()
+            self._scheduler.add_job(
+                self._call,
+                IntervalTrigger(seconds=seconds),
+                args=(name, function),
+                id=name,
+                replace_existing=True,
+                next_run_time=self._clock.now(),
+            )
+
+    def run_soon(self, name: str) -> None:
+        """Makes a function due at once; it still never overlaps itself."""
+        job = self._scheduler.get_job(name)
+        if job is not None:
+            job.modify(next_run_time=self._clock.now())
+
+    def nudge(self) -> list[str]:
+        """Makes due what is late by the monotonic clock; returns the names of those."""
+        now = self._clock.monotonic()
+        with self._lock:
+            late = [
+                name
+                for name, seconds in self._intervals.items()
+                if name not in self._running and now - self._began[name] > LATE * seconds + 1.0
+            ]
+            for name in late:
+                self._began[name] = now
+        for name in late:
+            self.run_soon(name)
+        return late
+
+    def stop(self) -> None:
+        """Waits for what runs and calls nothing more. Idempotent."""
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=True)
+
+    def _call(self, name: str, function: Callable[[], None]) -> None:
+        with self._lock:
+            self._began[name] = self._clock.monotonic()
+            self._running.add(name)
+        try:
+            function()
+        finally:
+            with self._lock:
+                self._running.discard(name)

@@ -1,0 +1,150 @@
+"""What PostgreSQL's catalog says of a partitioned root and its partitions, or why it cannot be one of ours.
+
+`read_root` and `read_partitions` are used by adoption, creation, sampling and migrations. They only read; a refusal
+names the object and what is allowed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from balancer.errors import Refused
+from balancer.nodes.bounds import KeyColumn, Part, parse_bound
+from balancer.nodes.connection import Cursor
+from balancer.nodes.names import Name
+from policies.keys import KeyType
+
+HASH = "hash"
+RANGE = "range"
+_STRATEGIES: Mapping[str, str] = {"h": HASH, "r": RANGE}
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A partitioned table, as far as it decides where rows go."""
+
+    name: Name
+    oid: int
+    layout: str  # hash | range
+    columns: tuple[KeyColumn, ...]
+    owner: str
+
+    @property
+    def key_types(self) -> tuple[KeyType, ...]:
+        return tuple(column.type for column in self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """An attached partition and its part of the key space."""
+
+    name: Name
+    oid: int
+    part: Part
+    unlogged: bool = False
+
+
+_ROOT = """
+SELECT c.oid::bigint, c.relkind::text, c.relispartition, p.partstrat::text, pg_get_userbyid(c.relowner),
+       nullif(p.partdefid, 0)::regclass::text
+FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_partitioned_table p ON p.partrelid = c.oid
+WHERE n.nspname = %s AND c.relname = %s
+"""
+
+# One row per key column. Expressions have attribute number 0 and join nothing.
+_KEY = """
+SELECT a.attname, format_type(a.atttypid, NULL), o.opcdefault AND o.opcnamespace = 'pg_catalog'::regnamespace,
+       o.opcname, l.collname, l.collisdeterministic,
+       CASE l.collprovider
+           WHEN 'b' THEN true
+           WHEN 'c' THEN l.collcollate IN ('C', 'POSIX')
+           WHEN 'd' THEN (SELECT d.datlocprovider = 'b' OR d.datlocprovider = 'c' AND d.datcollate IN ('C', 'POSIX')
+                          FROM pg_database d WHERE d.datname = current_database())
+           ELSE false
+       END
+FROM pg_partitioned_table p
+CROSS JOIN generate_series(0, p.partnatts - 1) AS i
+LEFT JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = p.partattrs[i] AND p.partattrs[i] <> 0
+LEFT JOIN pg_opclass o ON o.oid = p.partclass[i]
+LEFT JOIN pg_collation l ON l.oid = p.partcollation[i]
+WHERE p.partrelid = %s
+ORDER BY i
+"""
+
+_PARTITIONS = """
+SELECT n.nspname, c.relname, c.oid::bigint, c.relkind::text, c.relpersistence = 'u',
+       i.inhdetachpending, pg_get_expr(c.relpartbound, c.oid)
+FROM pg_inherits i
+JOIN pg_class c ON c.oid = i.inhrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE i.inhparent = %s
+ORDER BY c.oid
+"""
+
+
+def find_root(cursor: Cursor, name: Name) -> Root | None:
+    """The root, or None where there is no such table. Raises `Refused` for what cannot be one."""
+    row = cursor.execute(_ROOT, name).fetchone()
+    if row is None:
+        return None
+    oid, kind, is_partition, strategy, owner, default = row
+    if kind != "p":
+        raise Refused(f"{name} is not a partitioned table")
+    if is_partition:
+        raise Refused(f"{name} is itself a partition; name the table at the top")
+    if strategy not in _STRATEGIES:
+        raise Refused(f"{name} is partitioned by LIST; only RANGE and HASH can be balanced")
+    if default is not None:
+        raise Refused(f"{name} has the DEFAULT partition {default}, which would take any key")
+    layout = _STRATEGIES[strategy]
+    return Root(name, oid, layout, _read_key(cursor, name, oid, layout), owner)
+
+
+def read_root(cursor: Cursor, name: Name) -> Root:
+    """The root; `Refused` where there is none."""
+    root = find_root(cursor, name)
+    if root is None:
+        raise Refused(f"there is no table {name}")
+    return root
+
+
+def _read_key(cursor: Cursor, name: Name, oid: int, layout: str) -> tuple[KeyColumn, ...]:
+    cursor.execute(_KEY, (oid,))
+    columns = []
+    for column, type_name, default_class, class_name, collation, deterministic, by_bytes in cursor.fetchall():
+        if column is None:
+            raise Refused(f"the key of {name} contains an expression; only plain columns can be balanced")
+        where = f'key column "{column}" of {name}'
+        if type_name not in set(KeyType):
+            raise Refused(f"{where} is of type {type_name}; known are {', '.join(KeyType)}")
+        if not default_class:
+            raise Refused(f"{where} uses the operator class {class_name}; only the type's own default is known")
+        if collation is not None and not deterministic:
+            raise Refused(f'{where} has the nondeterministic collation "{collation}"; use a deterministic one')
+        if layout == RANGE and collation is not None and not by_bytes:
+            raise Refused(f'{where} has the collation "{collation}"; ranges of texts are known under collation C only')
+        columns.append(KeyColumn(column, KeyType(type_name), collation or ""))
+    return tuple(columns)
+
+
+def read_partitions(cursor: Cursor, root: Root) -> list[Partition]:
+    """The partitions attached to a root, in no particular order of keys."""
+    cursor.execute(_PARTITIONS, (root.oid,))
+    return [_partition(root, row) for row in cursor.fetchall()]
+
+
+def _partition(root: Root, row: tuple[object, ...]) -> Partition:
+    schema, relation, oid, kind, unlogged, detaching, bound = row
+    name = Name(str(schema), str(relation))
+    if kind == "p":
+        raise Refused(f"partition {name} has partitions of its own; only one level can be balanced")
+    if kind != "r":
+        raise Refused(f"partition {name} is a foreign table; its rows are not on this node")
+    if detaching:
+        raise Refused(f"partition {name} is half detached: ALTER TABLE {root.name} DETACH PARTITION {name} FINALIZE")
+    assert isinstance(oid, int)
+    try:
+        return Partition(name, oid, parse_bound(root.key_types, str(bound)), bool(unlogged))
+    except Refused as error:
+        raise Refused(f"partition {name}: {error}") from error

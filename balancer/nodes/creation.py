@@ -1,0 +1,40 @@
+"""Empty partitions of a new table, made and, if the making fails, taken away again.
+
+Called by `balancer.tables`. Partitions that hold rows are the business of migrations.
+"""
+
+from collections.abc import Sequence
+
+from psycopg import sql
+
+from balancer.errors import Refused
+from balancer.nodes.bounds import Part, for_values
+from balancer.nodes.catalog import Root
+from balancer.nodes.connection import Cursor
+from balancer.nodes.names import Name
+
+
+def create_partition(cursor: Cursor, root: Root, name: Name, part: Part) -> None:
+    """An empty attached partition; it belongs to the root's owner, as if he had made it himself."""
+    cursor.execute(
+        sql.SQL("CREATE TABLE {} PARTITION OF {} {}").format(
+            name.identifier, root.name.identifier, for_values(root.columns, part)
+        )
+    )
+    cursor.execute(sql.SQL("ALTER TABLE {} OWNER TO {}").format(name.identifier, sql.Identifier(root.owner)))
+
+
+def drop_empty(cursor: Cursor, root: Name, names: Sequence[Name]) -> None:
+    """Drops partitions that were made in vain. Refuses one that somebody has written to."""
+    for name in names:
+        # Detached first: a foreign key of a colocated root holds on to an attached partition.
+        cursor.execute(sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(root.identifier, name.identifier))
+        row = cursor.execute(sql.SQL("SELECT EXISTS (SELECT FROM {})").format(name.identifier)).fetchone()
+        if row is not None and row[0]:
+            raise Refused(f"{name} holds rows already and is not dropped")
+        cursor.execute(sql.SQL("DROP TABLE {}").format(name.identifier))
+
+
+def run_definition(cursor: Cursor, text: str) -> None:
+    """The user's own CREATE TABLE statements, inside the caller's transaction."""
+    cursor.execute(text.encode())

@@ -1,0 +1,121 @@
+"""Whether a node's own word on what it owns agrees with the directory. Pure: both sides are given as values.
+
+A node restored from a backup believes in an older world: epochs that are lower, tablets that have moved away long ago.
+It is not trusted until an operator has looked: nothing is planned with it, and its claims are shown beside the truth.
+"""
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+from enum import StrEnum
+
+from balancer.nodes.names import Name
+from balancer.nodes.poll import Claim, NodePoll
+from balancer.nodes.schema import OwnState
+
+_HOLDING = (OwnState.OWNED, OwnState.FENCED)
+
+
+class Kind(StrEnum):
+    """What is wrong, as a stable word."""
+
+    NOT_INSTALLED = "not-installed"
+    WRONG_DATABASE = "wrong-database"
+    LEADER_WENT_BACK = "leader-went-back"
+    DIRECTORY_BEHIND = "directory-behind"
+    MISSING = "missing"
+    OLD_EPOCH = "old-epoch"
+    NOT_OWNED = "not-owned"
+    FORMER_OWNER = "former-owner"
+    DETACHED = "detached"
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A tablet as the directory has it: its owner, epoch and partitions."""
+
+    node: str
+    epoch: int
+    partitions: tuple[Name, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """One point in which node and directory differ, as a sentence."""
+
+    kind: Kind
+    text: str
+    tablet: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What the directory says, as far as one node is concerned."""
+
+    cluster: str
+    node: str
+    leader_epoch: int
+    """The newest leader's epoch."""
+    seen_epoch: int
+    """The greatest leader's epoch this node was ever known to have recorded; 0: not known."""
+    tablets: Mapping[int, Expected]
+    """Of every node: a claim on another's tablet is looked up here too."""
+    busy: Set[int] = frozenset()
+    """Tablets in unfinished migrations: the two sides may differ for a while."""
+
+
+def disagreements(poll: NodePoll, world: World) -> list[Disagreement]:
+    """Everything in which they differ; empty: the node is to be trusted."""
+    mine = {number: tablet for number, tablet in world.tablets.items() if tablet.node == world.node}
+    if poll.identity is None:
+        return (
+            [Disagreement(Kind.NOT_INSTALLED, "our schema is missing, but tablets are recorded here")] if mine else []
+        )
+    wrong = list(_identity(poll, world))
+    if any(found.kind is Kind.WRONG_DATABASE for found in wrong):
+        return wrong
+    claims = {claim.tablet: claim for claim in poll.claims}
+    attached = {Name(partition.schema, partition.name) for partition in poll.partitions}
+    for number, expected in mine.items():
+        if number not in world.busy:
+            wrong.extend(_owned(number, expected, claims.get(number), attached))
+    for number, claim in claims.items():
+        if number not in mine and number not in world.busy and claim.state in _HOLDING:
+            wrong.append(_foreign(claim, world.tablets.get(number)))
+    return wrong
+
+
+def _identity(poll: NodePoll, world: World) -> Iterator[Disagreement]:
+    assert poll.identity is not None
+    cluster, node, epoch = poll.identity.cluster, poll.identity.node, poll.identity.leader_epoch
+    if (cluster, node) != (world.cluster, world.node):
+        yield Disagreement(Kind.WRONG_DATABASE, f"this database is node {node} of cluster {cluster}")
+    elif epoch < world.seen_epoch:
+        text = f"it had seen leader {world.seen_epoch} and now knows only {epoch}: restored from a backup"
+        yield Disagreement(Kind.LEADER_WENT_BACK, text)
+    elif epoch > world.leader_epoch:
+        text = f"it has seen leader {epoch}, the directory only {world.leader_epoch}: the directory is an old copy"
+        yield Disagreement(Kind.DIRECTORY_BEHIND, text)
+
+
+def _owned(number: int, expected: Expected, claim: Claim | None, attached: Set[Name]) -> Iterator[Disagreement]:
+    if claim is None:
+        yield Disagreement(Kind.MISSING, f"tablet {number} should be here, and the node knows nothing of it", number)
+    elif claim.epoch < expected.epoch:
+        text = f"tablet {number} has epoch {claim.epoch} here and {expected.epoch} in the directory: an old copy"
+        yield Disagreement(Kind.OLD_EPOCH, text, number)
+    elif claim.epoch > expected.epoch:
+        text = f"tablet {number} has epoch {claim.epoch} here and only {expected.epoch} in the directory"
+        yield Disagreement(Kind.DIRECTORY_BEHIND, text, number)
+    elif claim.state not in _HOLDING:
+        text = f"tablet {number} should be owned here, and the node calls it {claim.state}"
+        yield Disagreement(Kind.NOT_OWNED, text, number)
+    else:
+        for name in expected.partitions:
+            if name not in attached:
+                yield Disagreement(Kind.DETACHED, f"partition {name} of tablet {number} is not attached", number)
+
+
+def _foreign(claim: Claim, expected: Expected | None) -> Disagreement:
+    owner = f"it belongs to node {expected.node} with epoch {expected.epoch}" if expected else "it no longer exists"
+    text = f"tablet {claim.tablet} is claimed here with epoch {claim.epoch}, but {owner}"
+    return Disagreement(Kind.FORMER_OWNER, text, claim.tablet)

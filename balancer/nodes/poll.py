@@ -1,0 +1,199 @@
+"""One request per node and poll: what each partition holds and does, how the node is, and what it says it owns.
+
+Called by `balancer.polling` only. Counters are read by object id (`pg_stat_get_*`), which costs a tenth of the views.
+Sizes are of the main forks: heap, toast and indexes. A partition that somebody holds with ACCESS EXCLUSIVE is not asked
+for its size, because the question would wait for the lock: the catalog's page count is taken for it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from balancer.nodes.connection import Connection
+from balancer.nodes.names import Name
+from balancer.nodes.schema import NodeIdentity, OwnState
+
+
+class PartitionStats(NamedTuple):
+    """One attached partition. Counters are since the last reset; a poll shows them up to a second late."""
+
+    root: int
+    """Index of its root among those asked for."""
+    schema: str
+    name: str
+    oid: int
+    heap_bytes: int
+    toast_bytes: int
+    index_bytes: int
+    rows: int
+    dead_rows: int
+    inserted: int
+    updated: int
+    deleted: int
+    sequential_reads: int
+    """Rows read by sequential scans."""
+    index_reads: int
+    """Rows fetched through indexes."""
+    blocks_read: int
+    blocks_hit: int
+    last_vacuum: datetime | None
+
+    @property
+    def bytes(self) -> int:
+        return self.heap_bytes + self.toast_bytes + self.index_bytes
+
+    @property
+    def bloat(self) -> float:
+        """A hint: the share of dead rows, 0 to 1."""
+        return self.dead_rows / (self.rows + self.dead_rows) if self.dead_rows else 0.0
+
+
+class Slot(NamedTuple):
+    """A replication slot and the WAL it keeps from being removed."""
+
+    name: str
+    logical: bool
+    active: bool
+    retained_bytes: int
+    wal_status: str  # reserved, extended, unreserved, lost
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """The server behind a node."""
+
+    version: int  # 180004
+    in_recovery: bool
+    started: datetime
+    now: datetime
+    stats_reset: datetime | None
+    database_bytes: int
+    connections: int
+    max_connections: int
+    slots: tuple[Slot, ...] = ()
+
+    @property
+    def uptime(self) -> float:
+        """Seconds since the server was started."""
+        return (self.now - self.started).total_seconds()
+
+
+class Claim(NamedTuple):
+    """What the node says of a tablet."""
+
+    tablet: int
+    epoch: int
+    state: OwnState
+    moved_to: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodePoll:
+    """Everything that one poll of one node saw."""
+
+    facts: NodeFacts
+    partitions: tuple[PartitionStats, ...]
+    identity: NodeIdentity | None
+    """None: our schema is not installed."""
+    claims: tuple[Claim, ...]
+
+
+_FACTS = """
+SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), pg_postmaster_start_time(), clock_timestamp(),
+       d.stats_reset, pg_database_size(d.datid),
+       (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
+       current_setting('max_connections')::int
+FROM pg_stat_database d WHERE d.datname = current_database();
+"""
+
+_SLOTS = """
+SELECT slot_name, slot_type = 'logical', active, greatest(0, coalesce(pg_wal_lsn_diff(
+           CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END, restart_lsn
+       ), 0))::bigint, coalesce(wal_status, 'lost')
+FROM pg_replication_slots;
+"""
+
+_PARTITIONS = """
+WITH locked AS MATERIALIZED (
+    SELECT DISTINCT relation FROM pg_locks
+    WHERE locktype = 'relation' AND mode = 'AccessExclusiveLock'
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+), leaf AS MATERIALIZED (
+    SELECT r.number - 1 AS root, rn.nspname, c.relname, c.oid, c.reltoastrelid, c.relpages, c.reltuples,
+           c.oid NOT IN (SELECT relation FROM locked) AS free
+    FROM unnest({schemas}::text[], {names}::text[]) WITH ORDINALITY AS r (schema, name, number)
+    JOIN pg_namespace rn ON rn.nspname = r.schema
+    JOIN pg_class rc ON rc.relnamespace = rn.oid AND rc.relname = r.name
+    JOIN pg_inherits i ON i.inhparent = rc.oid
+    JOIN pg_class c ON c.oid = i.inhrelid AND c.relnamespace = rc.relnamespace
+)
+SELECT l.root, l.nspname, l.relname, l.oid::bigint,
+       coalesce(CASE WHEN l.free THEN pg_relation_size(l.oid) END, l.relpages * 8192::bigint),
+       CASE WHEN l.reltoastrelid <> 0 AND l.free THEN coalesce(pg_relation_size(l.reltoastrelid), 0) ELSE 0 END,
+       coalesce(x.size, 0),
+       coalesce(nullif(pg_stat_get_live_tuples(l.oid), 0), greatest(l.reltuples, 0)::bigint),
+       pg_stat_get_dead_tuples(l.oid),
+       pg_stat_get_tuples_inserted(l.oid), pg_stat_get_tuples_updated(l.oid), pg_stat_get_tuples_deleted(l.oid),
+       pg_stat_get_tuples_returned(l.oid), pg_stat_get_tuples_fetched(l.oid) + coalesce(x.fetched, 0),
+       pg_stat_get_blocks_fetched(l.oid) + coalesce(x.blocks, 0)
+           - pg_stat_get_blocks_hit(l.oid) - coalesce(x.hits, 0),
+       pg_stat_get_blocks_hit(l.oid) + coalesce(x.hits, 0),
+       greatest(pg_stat_get_last_vacuum_time(l.oid), pg_stat_get_last_autovacuum_time(l.oid))
+FROM leaf l
+-- Per leaf, through the index of pg_index: a join of two sets whose sizes the planner cannot know goes quadratic.
+CROSS JOIN LATERAL (
+    SELECT sum(CASE WHEN l.free THEN pg_relation_size(i.indexrelid)
+                    ELSE (SELECT c.relpages * 8192::bigint FROM pg_class c WHERE c.oid = i.indexrelid)
+               END)::bigint AS size,
+           sum(pg_stat_get_tuples_fetched(i.indexrelid))::bigint AS fetched,
+           sum(pg_stat_get_blocks_fetched(i.indexrelid))::bigint AS blocks,
+           sum(pg_stat_get_blocks_hit(i.indexrelid))::bigint AS hits
+    FROM pg_index i
+    WHERE i.indrelid = l.oid
+) x;
+"""
+
+_OWNERSHIP = """
+SELECT cluster, node, leader_epoch, schema_version FROM balancer.node;
+SELECT id, epoch, state, moved_to FROM balancer.tablet;
+"""
+
+
+def poll_node(connection: Connection, roots: Sequence[Name]) -> NodePoll:
+    """Measures the node and the partitions of these roots; roots that it does not have are left out."""
+    try:
+        return _poll(connection, roots, with_ownership=True)
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        return _poll(connection, roots, with_ownership=False)  # our schema is not installed yet
+
+
+def statement(roots: Sequence[Name]) -> sql.Composed:
+    """The part of the request that measures partitions."""
+    return sql.SQL(_PARTITIONS).format(
+        schemas=sql.Literal([root.schema for root in roots]), names=sql.Literal([root.name for root in roots])
+    )
+
+
+def _poll(connection: Connection, roots: Sequence[Name], *, with_ownership: bool) -> NodePoll:
+    request = sql.SQL(_FACTS + _SLOTS) + statement(roots) + sql.SQL(_OWNERSHIP if with_ownership else "")
+    # Without parameters the whole request travels as one message and takes one round trip.
+    with psycopg.ClientCursor(connection) as cursor:
+        results = _results(cursor.execute(request))
+        facts, slots, partitions = next(results), next(results), next(results)
+        identity, claims = (next(results), next(results)) if with_ownership else ([], [])
+    return NodePoll(
+        replace(NodeFacts(*facts[0]), slots=tuple(map(Slot._make, slots))),
+        tuple(map(PartitionStats._make, partitions)),
+        NodeIdentity(*identity[0]) if identity else None,
+        tuple(Claim(tablet, epoch, OwnState(state), moved_to) for tablet, epoch, state, moved_to in claims),
+    )
+
+
+def _results(cursor: psycopg.Cursor[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    yield cursor.fetchall()
+    while cursor.nextset():
+        yield cursor.fetchall()

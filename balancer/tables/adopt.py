@@ -1,0 +1,197 @@
+"""Takes over a partitioned table that somebody else made: partitions become tablets, and nothing of theirs changes.
+
+Order: everything is read and checked; missing roots are made on the other nodes; the directory's commit is the moment
+of adoption; then each node is told what it owns. Who is interrupted in between runs it again: a table that is already
+in the directory as found is only told to the nodes once more.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from balancer.directory.contract import Directory
+from balancer.directory.model import (
+    Bounds,
+    Bundle,
+    Change,
+    Counter,
+    KeyColumn,
+    Kind,
+    Layout,
+    Node,
+    Put,
+    RangeBounds,
+    Table,
+    Tablet,
+    Transaction,
+)
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import Conflict, Refused
+from balancer.nodes.bounds import Part
+from balancer.nodes.connection import Connection
+from balancer.nodes.definition import make_roots, read_definition
+from balancer.nodes.leader import node_transaction
+from balancer.nodes.names import Name, parse_name
+from balancer.nodes.schema import OwnedTablet, OwnState, add_tablets, install_schema
+from balancer.tables.coverage import check_coverage, in_key_order
+from balancer.tables.survey import Found, survey
+from policies.leaves import Leaf
+
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TableRequest:
+    """What the user wants: a table of a bundle by its roots; layout and key as the file says, to be compared."""
+
+    bundle: str
+    name: str
+    roots: tuple[Name, ...]
+    layout: str
+    key: tuple[str, ...]
+    author: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """What came of it: the table and its tablets in key order."""
+
+    table: Table
+    tablets: tuple[Tablet, ...]
+    found: Found
+
+
+def inspect(request: TableRequest, nodes: Mapping[str, Connection]) -> Found:
+    """What an adoption would take over; refuses what it would refuse. Changes nothing."""
+    found = survey(request.name, request.roots, nodes)
+    check_request(request, found)
+    check_coverage(request.name, found.roots[0].columns, found.tablets)
+    return found
+
+
+def check_request(request: TableRequest, found: Found) -> None:
+    """Refuses a table that is another one than the file describes."""
+    root = found.roots[0]
+    names = tuple(column.name for column in root.columns)
+    if (root.layout, names) != (request.layout, request.key):
+        raise Refused(
+            f"table {request.name}: the bundle's file says {request.layout} by ({', '.join(request.key)}),"
+            f" but {root.name} is {root.layout} by ({', '.join(names)})"
+        )
+
+
+def adopt(
+    request: TableRequest, directory: Directory, nodes: Mapping[str, Connection], records: Sequence[Node], cluster: str
+) -> Adopted:
+    """Takes the table over. `records` are the bundle's nodes, put into the directory where they are missing."""
+    found = inspect(request, nodes)
+    for node, connection in nodes.items():
+        install_schema(connection, cluster, node)
+    spread_roots(found, nodes, directory.snapshot().epoch)
+    table, tablets = _record(request, found, directory, records)
+    tell_nodes(directory.snapshot().epoch, table, tablets, nodes)
+    return Adopted(table, tuple(tablets), found)
+
+
+def spread_roots(found: Found, nodes: Mapping[str, Connection], leader_epoch: int) -> None:
+    """Makes the roots, without partitions, on the nodes that lack them."""
+    if not found.without:
+        return
+    with nodes[found.home].cursor() as cursor:
+        definitions = [read_definition(cursor, root) for root in found.roots]
+    for node in found.without:
+        with node_transaction(nodes[node], leader_epoch, node) as cursor:
+            make_roots(cursor, definitions)
+
+
+def tell_nodes(leader_epoch: int, table: Table, tablets: Sequence[Tablet], nodes: Mapping[str, Connection]) -> None:
+    """Records on each node what it owns. Safe to repeat."""
+    roots = [parse_name(root) for root in table.roots]
+    for node, connection in nodes.items():
+        mine = [tablet for tablet in tablets if tablet.node == node]
+        with node_transaction(connection, leader_epoch, node) as cursor:
+            # What is there may be newer than our snapshot: a migration may have moved a tablet meanwhile.
+            add_tablets(cursor, [owned_row(tablet, roots) for tablet in mine])
+
+
+def owned_row(tablet: Tablet, roots: Sequence[Name]) -> OwnedTablet:
+    """The node's row of a tablet it owns."""
+    names = tuple(Name(root.schema, name) for root, name in zip(roots, tablet.partitions, strict=True))
+    return OwnedTablet(tablet.id, tablet.epoch, OwnState.OWNED, names)
+
+
+def _record(
+    request: TableRequest, found: Found, directory: Directory, records: Sequence[Node]
+) -> tuple[Table, list[Tablet]]:
+    for _ in range(ATTEMPTS):
+        snapshot = directory.snapshot()
+        known = [table for table in snapshot.tables.values() if table.name == request.name]
+        if known:
+            return known[0], _already(snapshot, known[0], found)
+        table, tablets = _new_records(request, found, snapshot)
+        changes = (
+            *missing_parents(request.bundle, snapshot, records),
+            Put(table),
+            *map(Put, tablets),
+            Put(Counter("table", table.id + 1)),
+            Put(Counter("tablet", tablets[-1].id + 1)),
+        )
+        reason = f"adopt table {request.name} with {len(tablets)} tablets"
+        try:
+            directory.commit(Transaction(changes, snapshot.version, reason, request.author))
+        except Conflict:
+            continue
+        return table, tablets
+    raise Conflict(f"table {request.name} could not be recorded: others kept changing the directory")
+
+
+def _new_records(request: TableRequest, found: Found, snapshot: Snapshot) -> tuple[Table, list[Tablet]]:
+    root = found.roots[0]
+    table = Table(
+        id=next_id(snapshot, "table"),
+        name=request.name,
+        bundle=request.bundle,
+        layout=Layout(root.layout),
+        columns=tuple(KeyColumn(column.name, column.type) for column in root.columns),
+        roots=tuple(str(root.name) for root in found.roots),
+    )
+    first = next_id(snapshot, "tablet")
+    tablets = [
+        Tablet(
+            id=number,
+            table=table.id,
+            bounds=to_bounds(tablet.part),
+            node=tablet.node,
+            partitions=tuple(name.name for name in tablet.partitions),
+        )
+        for number, tablet in enumerate(in_key_order(found.tablets), first)
+    ]
+    return table, tablets
+
+
+def _already(snapshot: Snapshot, table: Table, found: Found) -> list[Tablet]:
+    """The recorded tablets, if the nodes have exactly those."""
+    recorded = list(snapshot.tablets(table.id))
+    there = {(to_bounds(t.part), t.node, tuple(name.name for name in t.partitions)) for t in found.tablets}
+    if {(t.bounds, t.node, t.partitions) for t in recorded} != there:
+        raise Refused(f"table {table.name} is in the directory already, with other tablets than the nodes have")
+    return recorded
+
+
+def missing_parents(bundle: str, snapshot: Snapshot, records: Sequence[Node]) -> Iterator[Change]:
+    """The bundle and its nodes, as far as the directory does not have them."""
+    if snapshot.find(Kind.BUNDLE, bundle) is None:
+        yield Put(Bundle(bundle))
+    for node in records:
+        if snapshot.find(Kind.NODE, node.id) is None:
+            yield Put(node)
+
+
+def next_id(snapshot: Snapshot, name: str) -> int:
+    """The next number of a counter that may not be there yet."""
+    counter = snapshot.counters.get(name)
+    return counter.next if counter else 1
+
+
+def to_bounds(part: Part) -> Bounds:
+    """A node's part as the directory records it."""
+    return part if isinstance(part, Leaf) else RangeBounds(part.lower, part.upper)

@@ -1,0 +1,174 @@
+"""Makes a new table: its roots on every node, its tablets on the nodes that will own them, its records.
+
+Order: ids are reserved in the directory; partitions are made on the nodes, named after those ids; the directory's
+commit makes them tablets. If anything fails before that commit, the partitions made here, which are empty and belong
+to nobody, are dropped again. A root that has partitions already is not touched: that is an adoption.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from balancer.directory.contract import Directory
+from balancer.directory.model import Counter, KeyColumn, Layout, Node, Put, Table, Tablet, Transaction
+from balancer.errors import BalancerError, Conflict, OutcomeUnknown, Refused
+from balancer.nodes.bounds import Part
+from balancer.nodes.catalog import HASH, find_root, read_root
+from balancer.nodes.connection import Connection
+from balancer.nodes.creation import create_partition, drop_empty, run_definition
+from balancer.nodes.leader import node_transaction
+from balancer.nodes.names import Name, partition_name
+from balancer.nodes.schema import add_tablets, forget_tablets, install_schema
+from balancer.tables.adopt import (
+    ATTEMPTS,
+    TableRequest,
+    check_request,
+    missing_parents,
+    next_id,
+    owned_row,
+    spread_roots,
+    to_bounds,
+)
+from balancer.tables.layout import hash_parts, range_parts, spread
+from balancer.tables.survey import Found, survey
+
+BATCH = 64  # partitions per transaction: each holds locks until its end, and the lock table is small
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """What was made: the table and its tablets in key order."""
+
+    table: Table
+    tablets: tuple[Tablet, ...]
+
+
+def create(
+    request: TableRequest,
+    directory: Directory,
+    nodes: Mapping[str, Connection],
+    records: Sequence[Node],
+    cluster: str,
+    *,
+    tablets: int,
+    splits: Sequence[Any] = (),
+    definition: str = "",
+) -> Created:
+    """Makes the table on every node. `definition`: statements that make the roots where no node has them yet."""
+    snapshot = directory.snapshot()
+    if any(table.name == request.name for table in snapshot.tables.values()):
+        raise Refused(f"table {request.name} is in the directory already")
+    for node, connection in nodes.items():
+        install_schema(connection, cluster, node)
+    found = _make_roots(request, nodes, definition, snapshot.epoch)
+    root = found.roots[0]
+    parts = hash_parts(tablets) if root.layout == HASH else range_parts(root.key_types, splits)
+    owners = spread(parts, {record.id: record.weight for record in records})
+    table_id, first = _reserve(request, directory, len(parts))
+    table = Table(
+        id=table_id,
+        name=request.name,
+        bundle=request.bundle,
+        layout=Layout(root.layout),
+        columns=tuple(KeyColumn(column.name, column.type) for column in root.columns),
+        roots=tuple(str(root.name) for root in found.roots),
+    )
+    made = [
+        Tablet(
+            id=number,
+            table=table_id,
+            bounds=to_bounds(part),
+            node=owner,
+            partitions=tuple(partition_name(root.name, number).name for root in found.roots),
+        )
+        for number, (part, owner) in enumerate(zip(parts, owners, strict=True), first)
+    ]
+    names = [root.name for root in found.roots]
+    done: list[Tablet] = []
+    try:
+        for batch in _made(snapshot.epoch, nodes, names, list(zip(made, parts, strict=True))):
+            done += batch
+        _commit(request, directory, records, table, made)
+    except OutcomeUnknown:
+        raise  # it may be a table by now: nothing may be taken away
+    except BalancerError:
+        _undo(snapshot.epoch, nodes, names, done)
+        raise
+    return Created(table, tuple(made))
+
+
+def _make_roots(request: TableRequest, nodes: Mapping[str, Connection], definition: str, leader_epoch: int) -> Found:
+    if definition:
+        for node, connection in nodes.items():
+            if not _has_roots(connection, request.roots):
+                with node_transaction(connection, leader_epoch, node) as cursor:
+                    run_definition(cursor, definition)
+    found = survey(request.name, request.roots, nodes)
+    check_request(request, found)
+    for tablet in found.tablets:
+        raise Refused(f"table {request.name} has the partition {tablet} already; take it over with `table adopt`")
+    spread_roots(found, nodes, leader_epoch)
+    return found
+
+
+def _has_roots(connection: Connection, roots: Sequence[Name]) -> bool:
+    with connection.cursor() as cursor:
+        return all(find_root(cursor, root) is not None for root in roots)
+
+
+def _reserve(request: TableRequest, directory: Directory, count: int) -> tuple[int, int]:
+    """Ids for the table and its tablets, never to be used for anything else."""
+    for _ in range(ATTEMPTS):
+        snapshot = directory.snapshot()
+        table, first = next_id(snapshot, "table"), next_id(snapshot, "tablet")
+        changes = (Put(Counter("table", table + 1)), Put(Counter("tablet", first + count)))
+        reason = f"reserve {count} tablet ids for table {request.name}"
+        try:
+            directory.commit(Transaction(changes, snapshot.version, reason, request.author))
+        except Conflict:
+            continue
+        return table, first
+    raise Conflict(f"no ids could be reserved for table {request.name}: others kept changing the directory")
+
+
+def _commit(
+    request: TableRequest, directory: Directory, records: Sequence[Node], table: Table, tablets: Sequence[Tablet]
+) -> None:
+    for _ in range(ATTEMPTS):
+        snapshot = directory.snapshot()
+        changes = (*missing_parents(request.bundle, snapshot, records), Put(table), *map(Put, tablets))
+        reason = f"create table {request.name} with {len(tablets)} tablets"
+        try:
+            directory.commit(Transaction(changes, snapshot.version, reason, request.author))
+        except Conflict:
+            continue
+        return
+    raise Conflict(f"table {request.name} could not be recorded: others kept changing the directory")
+
+
+def _made(
+    leader_epoch: int, nodes: Mapping[str, Connection], roots: Sequence[Name], tablets: Sequence[tuple[Tablet, Part]]
+) -> Iterator[list[Tablet]]:
+    """Makes the partitions, batch by batch; yields each batch when it is there."""
+    for node, connection in nodes.items():
+        mine = [(tablet, part) for tablet, part in tablets if tablet.node == node]
+        for at in range(0, len(mine), BATCH):
+            batch = mine[at : at + BATCH]
+            with node_transaction(connection, leader_epoch, node) as cursor:
+                for number, name in enumerate(roots):
+                    root = read_root(cursor, name)
+                    for tablet, part in batch:
+                        create_partition(cursor, root, Name(name.schema, tablet.partitions[number]), part)
+                add_tablets(cursor, [owned_row(tablet, roots) for tablet, _ in batch])
+            yield [tablet for tablet, _ in batch]
+
+
+def _undo(leader_epoch: int, nodes: Mapping[str, Connection], roots: Sequence[Name], done: Sequence[Tablet]) -> None:
+    """Takes the partitions of tablets away that did not become any."""
+    for node, connection in nodes.items():
+        mine = [tablet for tablet in done if tablet.node == node]
+        with node_transaction(connection, leader_epoch, node) as cursor:
+            # In the order opposite to the making: a colocated root may refer to the one before it.
+            for number, root in reversed(list(enumerate(roots))):
+                drop_empty(cursor, root, [Name(root.schema, tablet.partitions[number]) for tablet in mine])
+            forget_tablets(cursor, [tablet.id for tablet in mine])

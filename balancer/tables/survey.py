@@ -1,0 +1,126 @@
+"""What the nodes of a bundle hold of one table: read from all of them, compared, and made one finding.
+
+Only reads. Every refusal names the node and the object that is in the way.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from balancer.errors import Refused
+from balancer.nodes.catalog import Partition, Root, find_root, read_partitions
+from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.names import Name
+from balancer.tables.coverage import FoundTablet
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A table as the nodes have it: its roots (as the first node has them), its tablets, and who lacks the roots."""
+
+    table: str
+    roots: tuple[Root, ...]
+    tablets: tuple[FoundTablet, ...]
+    home: str
+    """A node that has the roots."""
+    without: tuple[str, ...] = ()
+    """Nodes that do not have them yet."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Holding:
+    node: str
+    roots: tuple[Root, ...]
+    tablets: tuple[FoundTablet, ...]
+    notes: tuple[str, ...]
+
+
+def survey(table: str, roots: Sequence[Name], nodes: Mapping[str, Connection]) -> Found:
+    """Reads the table on every node. Raises `Refused` for what cannot be balanced."""
+    holdings = []
+    without = []
+    for node, connection in nodes.items():
+        with connection.transaction(), connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            holding = _read_node(cursor, table, node, roots)
+        if holding is None:
+            without.append(node)
+        else:
+            holdings.append(holding)
+    if not holdings:
+        names = ", ".join(map(str, roots))
+        raise Refused(f"table {table}: no node of the bundle has {names}")
+    first = holdings[0]
+    for other in holdings[1:]:
+        _check_alike(table, first, other)
+    return Found(
+        table,
+        first.roots,
+        tuple(tablet for holding in holdings for tablet in holding.tablets),
+        first.node,
+        tuple(without),
+        tuple(note for holding in holdings for note in holding.notes),
+    )
+
+
+def _read_node(cursor: Cursor, table: str, node: str, names: Sequence[Name]) -> _Holding | None:
+    try:
+        roots = _read_roots(cursor, names)
+        if not roots:
+            return None
+        partitions = [read_partitions(cursor, root) for root in roots]
+        tablets = tuple(_join(node, roots, partitions))
+    except Refused as error:
+        raise Refused(f"table {table} on node {node}: {error}") from error
+    unlogged = [str(partition.name) for group in partitions for partition in group if partition.unlogged]
+    notes = (f"node {node}: {', '.join(unlogged)} is unlogged: it moves in read-only mode",) if unlogged else ()
+    return _Holding(node, roots, tablets, notes)
+
+
+def _read_roots(cursor: Cursor, names: Sequence[Name]) -> tuple[Root, ...]:
+    """All of the roots or none of them, with one key."""
+    found = {name: find_root(cursor, name) for name in names}
+    roots = tuple(root for root in found.values() if root is not None)
+    for name, root in found.items():
+        if root is None and roots:
+            raise Refused(f"{roots[0].name} is there, but {name} is not; colocated roots live together")
+    _check_same_key(roots)
+    return roots
+
+
+def _check_same_key(roots: Sequence[Root]) -> None:
+    for first, root in pairwise(roots):
+        if _key(root) != _key(first):
+            raise Refused(
+                f"{root.name} is {_show(root)}, but {first.name} is {_show(first)}: colocated roots share a key"
+            )
+
+
+def _join(node: str, roots: Sequence[Root], partitions: Sequence[Sequence[Partition]]) -> list[FoundTablet]:
+    """One tablet per part; each root must have a partition for each."""
+    by_part = [{partition.part: partition for partition in group} for group in partitions]
+    for root, mine in zip(roots, by_part, strict=True):
+        for part, partition in mine.items():
+            if partition.name.schema != root.name.schema:
+                raise Refused(f"partition {partition.name} is not in the schema of its root {root.name}")
+            for other, theirs in zip(roots, by_part, strict=True):
+                if part not in theirs:
+                    raise Refused(f"partition {partition.name} has no counterpart with the same bound in {other.name}")
+    return [FoundTablet(node, part, tuple(mine[part].name for mine in by_part)) for part in by_part[0]]
+
+
+def _check_alike(table: str, first: _Holding, other: _Holding) -> None:
+    for mine, theirs in zip(first.roots, other.roots, strict=True):
+        if _key(mine) != _key(theirs):
+            raise Refused(
+                f"table {table}: {mine.name} is {_show(mine)} on node {first.node}, but {_show(theirs)} on {other.node}"
+            )
+
+
+def _key(root: Root) -> tuple[object, ...]:
+    return root.layout, *((column.name, column.type) for column in root.columns)
+
+
+def _show(root: Root) -> str:
+    return f"{root.layout} by ({', '.join(f'{column.name} {column.type}' for column in root.columns)})"

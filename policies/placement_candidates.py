@@ -1,0 +1,129 @@
+"""Which tablets may move at all, and who decides about them: one mover per table, so that no two movers fight.
+
+`placement`, the movers and the explanations ask here. A tablet's standing is a small number: 0 is free; the codes up
+to `LAST_HARD` hold whoever asks; those above hold for balancing, not for a drain or a full disk.
+"""
+
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.model import BundleView, NodeCondition, TabletHistory, TableView
+from policies.options import BundleOptions, GroupOptions, InMemoryMode, Mover, Placement
+from policies.placement_loads import Bools, Problem
+from policies.reasons import Left
+
+Standings = npt.NDArray[np.int8]
+
+STANDINGS: tuple[Left | None, ...] = (
+    None,
+    Left.PINNED,
+    Left.QUARANTINED,
+    Left.IN_FLIGHT,
+    Left.BACKING_OFF,
+    Left.SOURCE_DOWN,
+    Left.COOLING_DOWN,
+    Left.TABLE_OFF,
+    Left.MOVER_OFF,
+    Left.GROUP_OFF,
+)
+_NUMBER = {code: number for number, code in enumerate(STANDINGS) if code is not None}
+LAST_HARD = _NUMBER[Left.SOURCE_DOWN]
+
+
+class Decider(StrEnum):
+    """Who decides where a table's tablets live."""
+
+    OBJECTIVE = "objective"
+    COUNT = "count"
+    IN_MEMORY = "in-memory"
+    METRIC = "metric"
+    FUNCTION = "function"
+
+
+def group_of(options: BundleOptions, table: str) -> tuple[str, GroupOptions]:
+    """The group of a table, by name; a group nobody described has the defaults."""
+    name = options.table(table).group
+    return name, options.balancer.groups.get(name) or GroupOptions()
+
+
+def decider(options: BundleOptions, table: TableView) -> Decider:
+    """The one who decides about this table."""
+    settings = options.table(table.name)
+    if settings.placement is not Placement.BALANCED and table.hash:
+        return Decider.FUNCTION
+    if group_of(options, table.name)[1].metric:
+        return Decider.METRIC
+    if settings.in_memory_mode is not InMemoryMode.NONE:
+        return Decider.IN_MEMORY
+    return Decider.COUNT if options.placement.ordinary_mover is Mover.COUNT else Decider.OBJECTIVE
+
+
+def table_standing(options: BundleOptions, table: TableView) -> Left | None:
+    """Why balancing may not move this table's tablets, if it may not."""
+    if not options.table(table.name).enable_auto_tablet_move:
+        return Left.TABLE_OFF
+    if not group_of(options, table.name)[1].enable_move:
+        return Left.GROUP_OFF
+    who = decider(options, table)
+    if who is Decider.IN_MEMORY and not options.balancer.enable_in_memory_cell_balancer:
+        return Left.MOVER_OFF
+    if who in (Decider.OBJECTIVE, Decider.COUNT) and not options.balancer.enable_cell_balancer:
+        return Left.MOVER_OFF
+    return None
+
+
+def standings(problem: Problem, options: BundleOptions) -> Standings:
+    """T: each tablet's standing. The strongest reason wins: a pinned tablet is pinned, whatever else it is."""
+    view = problem.view
+    by_table = [table_standing(options, table) for table in view.tables]
+    numbers = np.array([_NUMBER[code] if code else 0 for code in by_table] or [0], dtype=np.int8)
+    out = numbers[problem.tables]
+    for tablet, history in view.history.items():
+        code = history_standing(view, options, history)
+        if code is not None:
+            _mark(problem, out, [tablet], code)
+    out[problem.conditions(NodeCondition.DOWN)[problem.home]] = _NUMBER[Left.SOURCE_DOWN]
+    _mark(problem, out, [tablet for migration in view.in_flight for tablet in migration.tablets], Left.IN_FLIGHT)
+    _mark(problem, out, sorted(view.quarantined), Left.QUARANTINED)
+    _mark(problem, out, sorted(view.pinned), Left.PINNED)
+    return out
+
+
+def history_standing(view: BundleView, options: BundleOptions, history: TabletHistory) -> Left | None:
+    """What a tablet's past forbids now."""
+    budgets = options.budgets
+    if history.failures >= budgets.quarantine_after:
+        return Left.QUARANTINED
+    if history.failures and history.last_failed is not None:
+        wait = back_off_seconds(options, history.failures)
+        if view.now < history.last_failed + wait:
+            return Left.BACKING_OFF
+    if history.last_migrated is not None and view.now < history.last_migrated + budgets.cool_down:
+        return Left.COOLING_DOWN
+    return None
+
+
+def back_off_seconds(options: BundleOptions, failures: int) -> float:
+    """How long a tablet waits after this many failures in a row: doubled with each."""
+    return options.budgets.back_off * float(2 ** (failures - 1))
+
+
+def deciders(problem: Problem, options: BundleOptions, who: Decider) -> Bools:
+    """T: whose table this one decides about."""
+    mine = np.array([decider(options, table) is who for table in problem.view.tables] or [False], dtype=np.bool_)
+    out: Bools = mine[problem.tables]
+    return out
+
+
+def _mark(problem: Problem, out: Standings, tablets: list[int], code: Left) -> None:
+    wanted = np.array(tablets, dtype=np.int64)
+    at = np.searchsorted(problem.ids, wanted)
+    inside = at < len(problem.ids)
+    at, wanted = at[inside], wanted[inside]
+    at = at[problem.ids[at] == wanted]
+    number = np.int8(_NUMBER[code])
+    if number > LAST_HARD:
+        at = at[(out[at] == 0) | (out[at] > number)]
+    out[at] = number

@@ -1,0 +1,266 @@
+"""A bundle as numbers: each tablet's share of every dimension, what each node holds and what it should hold.
+
+`placement` and the movers build a `Problem` from a `BundleView` once and work on a `State` of it. Tablets are in the
+order of their ids and nodes in the order of theirs, so that the order of the input changes nothing in the plan.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.model import BundleView, Floats, Ints, NodeCondition, NodeView
+from policies.options import BundleOptions
+
+Bools = npt.NDArray[np.bool_]
+
+DIMENSIONS = ("bytes", "memory", "write_rate", "read_rate", "tablets")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What does not change while a plan is made. T tablets, N nodes, D dimensions."""
+
+    view: BundleView
+    nodes: tuple[NodeView, ...]  # by id
+    dimensions: tuple[str, ...]
+    weights: Floats  # D
+    ids: Ints  # T, ascending
+    rows: Ints  # T: the tablet's row in the view
+    tables: Ints  # T: index into the view's tables
+    home: Ints  # T: owner, with migrations in flight credited
+    loads: Floats  # T×D: share of the whole bundle's load
+    sizes: Floats  # T: bytes
+    memory: Floats  # T: bytes that count against nodes' memory
+    due: Floats  # N×D: the share of the whole that the node should hold; 0 where it should hold nothing
+    receiving: Bools  # N: may be given tablets
+    allowed: Bools  # tables×N: by zone
+    disk_used: Floats  # N: bytes in use, with what is in flight
+    disk_room: Floats  # N: bytes it may be given before it would be closed
+    memory_room: Floats  # N: bytes of memory left for in-memory tables
+
+    def index(self, node: str) -> int:
+        """The index of a node, by its id."""
+        return next(i for i, known in enumerate(self.nodes) if known.id == node)
+
+    def row_of(self, tablet: int) -> int:
+        """The index of a tablet, by its id."""
+        at = int(np.searchsorted(self.ids, tablet))
+        if at == len(self.ids) or self.ids[at] != tablet:
+            raise KeyError(tablet)
+        return at
+
+    def conditions(self, *wanted: NodeCondition) -> Bools:
+        """Which nodes are in one of these conditions."""
+        return np.array([node.condition in wanted for node in self.nodes], dtype=np.bool_)
+
+
+@dataclass(slots=True)
+class State:
+    """Who holds what while a plan is made; `home` plus the moves chosen so far."""
+
+    owner: Ints  # T
+    held: Floats  # N×D
+    disk_room: Floats  # N
+    memory_room: Floats  # N
+
+    def move(self, problem: Problem, row: int, target: int) -> None:
+        """Gives one tablet to another node."""
+        source = self.owner[row]
+        self.held[source] -= problem.loads[row]
+        self.held[target] += problem.loads[row]
+        self.disk_room[source] += problem.sizes[row]
+        self.disk_room[target] -= problem.sizes[row]
+        self.memory_room[source] += problem.memory[row]
+        self.memory_room[target] -= problem.memory[row]
+        self.owner[row] = target
+
+    def copy(self) -> "State":
+        """Another state that may change on its own."""
+        return State(self.owner.copy(), self.held.copy(), self.disk_room.copy(), self.memory_room.copy())
+
+
+def build_problem(view: BundleView, options: BundleOptions) -> Problem:
+    """All the numbers of a bundle, in canonical order."""
+    order = sorted(range(len(view.nodes)), key=lambda at: view.nodes[at].id)
+    nodes = tuple(view.nodes[at] for at in order)
+    rank = np.empty(max(len(order), 1), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    columns = view.tablets
+    rows = np.argsort(columns.ids, kind="stable")
+    ids = columns.ids[rows]
+    sizes, memory = columns.sizes[rows], columns.memory[rows]
+    owner = rank[columns.node[rows]]
+    home = _credited(view, ids, owner, {node.id: at for at, node in enumerate(nodes)})
+    names, weights, raw = _dimensions(view, options, rows, _playing(nodes)[home])
+    due = _due(nodes, names, sums(home, raw, len(nodes)))
+    # What a node reports as used was measured before what is in flight has landed.
+    credit = sums(home, sizes[:, None], len(nodes))[:, 0] - sums(owner, sizes[:, None], len(nodes))[:, 0]
+    held = sums(home, sizes[:, None], len(nodes))[:, 0]
+    used = np.array(
+        [held[at] if node.disk_used is None else node.disk_used + credit[at] for at, node in enumerate(nodes)]
+    )
+    return Problem(
+        view=view,
+        nodes=nodes,
+        dimensions=names,
+        weights=weights,
+        ids=ids,
+        rows=rows,
+        tables=_table_of(view)[rows],
+        home=home,
+        loads=raw,
+        sizes=sizes,
+        memory=memory,
+        due=due,
+        receiving=np.array([node.condition is NodeCondition.ACTIVE for node in nodes], dtype=np.bool_),
+        allowed=_allowed(view, options, nodes),
+        disk_used=used,
+        disk_room=_disk_room(nodes, used, options.placement.close_at_disk_share),
+        memory_room=_memory_room(nodes, sums(home, memory[:, None], len(nodes))[:, 0]),
+    )
+
+
+def initial_state(problem: Problem) -> State:
+    """Everything where it is, or will be when what is in flight has landed."""
+    held = sums(problem.home, problem.loads, len(problem.nodes))
+    return State(problem.home.copy(), held, problem.disk_room.copy(), problem.memory_room.copy())
+
+
+def excess(problem: Problem, held: Floats) -> Floats:
+    """N×D: how far each node is above (or below) its due share, relative to it; 0 where nothing is due."""
+    due = problem.due
+    return np.divide(held - due, due, out=np.zeros_like(held), where=due > 0)
+
+
+def tension(problem: Problem, held: Floats) -> Floats:
+    """N: each node's weighted excess in its tightest dimension. The tightest resource decides."""
+    if not problem.dimensions:
+        return np.zeros(len(problem.nodes))
+    worst: Floats = (excess(problem, held) * problem.weights).max(axis=1)
+    return worst
+
+
+def underuse(problem: Problem, held: Floats) -> Floats:
+    """N: how far below its due share each receiving node is on the weighted average of the dimensions."""
+    total = problem.weights.sum()
+    if not total:
+        return np.zeros(len(problem.nodes))
+    mean = (excess(problem, held) * problem.weights).sum(axis=1) / total
+    return np.where(problem.receiving, -mean, 0.0)
+
+
+def _playing(nodes: tuple[NodeView, ...]) -> Bools:
+    """Nodes whose tablets count: a node that is down can neither give nor take."""
+    return np.array([node.condition is not NodeCondition.DOWN for node in nodes], dtype=np.bool_)
+
+
+def sums(owner: Ints, values: Floats, nodes: int) -> Floats:
+    """N×D: the values' sums per owner."""
+    if not values.shape[1]:
+        return np.zeros((nodes, 0))
+    columns = [np.bincount(owner, weights=values[:, d], minlength=nodes) for d in range(values.shape[1])]
+    return np.stack(columns, axis=1).astype(np.float64, copy=False)
+
+
+def _table_of(view: BundleView) -> Ints:
+    out = np.zeros(len(view.tablets), dtype=np.int64)
+    for at, table in enumerate(view.tables):
+        out[table.first : table.last] = at
+    return out
+
+
+def _credited(view: BundleView, ids: Ints, owner: Ints, index: dict[str, int]) -> Ints:
+    """Owners as they will be when everything in flight has landed."""
+    out = owner.copy()
+    for migration in view.in_flight:
+        for tablet in migration.tablets:
+            at = int(np.searchsorted(ids, tablet))
+            if at < len(ids) and ids[at] == tablet and migration.target in index:
+                out[at] = index[migration.target]
+    return out
+
+
+def _dimensions(
+    view: BundleView, options: BundleOptions, rows: Ints, counted: Bools
+) -> tuple[tuple[str, ...], Floats, Floats]:
+    """The dimensions with a weight and a load, their weights, and each tablet's share of the whole in each."""
+    columns = view.tablets
+    values = {
+        "bytes": columns.sizes,
+        "memory": columns.memory,
+        "write_rate": columns.write_rate,
+        "read_rate": columns.read_rate,
+        "tablets": np.ones(len(columns)),
+    }
+    names, weights, loads = [], [], []
+    for name in DIMENSIONS:
+        weight = options.placement.dimensions.get(name, 0.0)
+        load = values[name][rows]
+        total = float(load[counted].sum()) if weight > 0 else 0.0
+        if total > 0:
+            names.append(name)
+            weights.append(weight)
+            loads.append(load / total)
+    stacked = np.stack(loads, axis=1) if loads else np.zeros((len(rows), 0))
+    return tuple(names), np.array(weights), stacked
+
+
+def node_shares(nodes: tuple[NodeView, ...], dimension: str) -> Floats:
+    """What each node should hold of a dimension, relative to the others.
+
+    The operator's weights, where they differ. Where they are all the same, the nodes' own disks (bytes) and memory
+    budgets (memory), if they are known for every node.
+    """
+    weights = np.array([node.weight for node in nodes], dtype=np.float64)
+    if len(nodes) and np.all(weights == weights[0]):
+        capacities = {"bytes": [node.disk_capacity for node in nodes], "memory": [node.memory for node in nodes]}
+        known = [value for value in capacities.get(dimension, []) if value]
+        if known and len(known) == len(nodes):
+            return np.array(known, dtype=np.float64)
+    return weights
+
+
+def _due(nodes: tuple[NodeView, ...], names: tuple[str, ...], held: Floats) -> Floats:
+    """Each node's due share. A closed node below its share keeps what it has: the others share the rest."""
+    staying = np.array([node.condition in (NodeCondition.ACTIVE, NodeCondition.CLOSED) for node in nodes], np.bool_)
+    closed = np.array([node.condition is NodeCondition.CLOSED for node in nodes], dtype=np.bool_)
+    counted = _playing(nodes)
+    due = np.zeros_like(held)
+    for d, name in enumerate(names):
+        due[:, d] = _due_of_one(node_shares(nodes, name) * staying, closed, held[:, d] * counted)
+    return due
+
+
+def _due_of_one(shares: Floats, closed: Bools, held: Floats) -> Floats:
+    fixed = np.zeros(len(shares), dtype=np.bool_)
+    while True:
+        free = shares * ~fixed
+        rest = held.sum() - held[fixed].sum()
+        due: Floats = np.where(fixed, held, free / free.sum() * rest if free.sum() > 0 else 0.0)
+        below = closed & ~fixed & (held < due)
+        if not below.any():
+            return due
+        fixed |= below
+
+
+def _allowed(view: BundleView, options: BundleOptions, nodes: tuple[NodeView, ...]) -> Bools:
+    out = np.ones((len(view.tables), len(nodes)), dtype=np.bool_)
+    for at, table in enumerate(view.tables):
+        zones = options.table(table.name).zones
+        if zones:
+            out[at] = [node.zone in zones for node in nodes]
+    return out
+
+
+def _disk_room(nodes: tuple[NodeView, ...], used: Floats, close_at: float) -> Floats:
+    """Bytes each node may still be given before its disk is so full that it is closed."""
+    capacity = np.array([node.disk_capacity * close_at if node.disk_capacity else np.inf for node in nodes])
+    room: Floats = capacity - used
+    return room
+
+
+def _memory_room(nodes: tuple[NodeView, ...], used: Floats) -> Floats:
+    budgets = np.array([np.inf if node.memory is None else node.memory for node in nodes])
+    room: Floats = budgets - used
+    return room

@@ -1,0 +1,199 @@
+"""Single moves and swaps, each the best there is: the end of a large plan and the whole of a small one.
+
+Every step makes the objective smaller, so nothing can go round in circles; a last sweep that finds nothing ends the
+work, so planning again from the result finds nothing either.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.model import Floats, Ints
+from policies.objective import node_costs
+from policies.placement_fill import Spread
+from policies.placement_loads import Bools, Problem, State, tension, underuse
+
+_SWEEPS = 200
+_STEPS = 20_000
+_ROWS, _RECEIVERS = 128, 32  # considered for one node's move: tablets, and nodes
+_SWAP_NODES, _SWAP_ROWS = 8, 48  # considered for a swap: nodes, and tablets of each side
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a step must achieve."""
+
+    stop: float  # a node this little above its due share gives no more
+    hungry: float  # a node this far below it must be given something
+    min_gain: float
+
+
+class Refinement:
+    """One run over a state; `swapped` has the pairs of rows that changed places."""
+
+    def __init__(self, problem: Problem, state: State, movable: Bools, goal: Goal, spread: Spread | None) -> None:
+        self.problem, self.state, self.goal, self.spread = problem, state, goal, spread
+        self.movable = movable
+        self.swapped: list[tuple[int, int]] = []
+        self.steps = 0
+        rows = np.flatnonzero(movable)
+        self.overhead = float(problem.sizes[rows].mean()) + 1.0 if len(rows) else 1.0
+        by_node = rows[np.argsort(state.owner[rows], kind="stable")]
+        cuts = np.searchsorted(state.owner[by_node], np.arange(1, len(problem.nodes)))
+        self.members: list[Ints] = np.split(by_node, cuts)
+
+    def run(self) -> int:
+        """Moves and swaps until a whole sweep over the nodes finds nothing; says how many steps it took."""
+        if not self.problem.dimensions or not self.problem.receiving.any():
+            return 0
+        for _ in range(_SWEEPS):
+            before = self.steps
+            for node in self._donors():
+                self._relieve(node)
+            if self.steps in (before, _STEPS):
+                break
+        return self.steps
+
+    def _donors(self) -> list[int]:
+        """Nodes that may have to give, the tightest first."""
+        tight = tension(self.problem, self.state.held)
+        floor = 0.0 if self._hungry().any() else self.goal.stop
+        order = np.argsort(-tight, kind="stable")
+        return [int(node) for node in order if tight[node] > floor and len(self.members[node])]
+
+    def _hungry(self) -> Bools:
+        return underuse(self.problem, self.state.held) > self.goal.hungry
+
+    def _relieve(self, node: int) -> None:
+        """Takes tablets off one node until it is within the threshold, or nothing more helps."""
+        while self.steps < _STEPS:
+            tight = float(tension(self.problem, self.state.held)[node])
+            if tight > self.goal.stop:
+                if not (self._best_move(node, self._receivers(node)) or self._best_swap(node)):
+                    return
+            else:
+                # Within its own threshold it gives only to nodes that have far too little, one tablet per sweep.
+                hungry = self._hungry()
+                if tight > 0 and hungry.any():
+                    self._best_move(node, self._receivers(node, hungry))
+                return
+
+    def _receivers(self, node: int, among: Bools | None = None) -> Ints:
+        """The least loaded nodes that may be given something."""
+        allowed = self.problem.receiving.copy() if among is None else among & self.problem.receiving
+        allowed[node] = False
+        nodes = np.flatnonzero(allowed)
+        mean = -underuse(self.problem, self.state.held)[nodes]
+        score = np.maximum(tension(self.problem, self.state.held)[nodes], mean)
+        return nodes[np.argsort(score, kind="stable")][:_RECEIVERS]
+
+    def _best_move(self, source: int, receivers: Ints) -> bool:
+        rows, relief = self._most_relieving(source)
+        if not len(rows) or not len(receivers):
+            return False
+        problem = self.problem
+        loads = problem.loads[rows]
+        gain = relief[:, None] + self._cost_of(receivers) - self._costs(receivers, loads[:, None, :])
+        worth = self.goal.min_gain * 2.0 * (loads * problem.weights**2).sum(axis=1)
+        fits = (gain > np.maximum(worth, 1e-12)[:, None]) & self._fits(rows, receivers)
+        if not fits.any():
+            return False
+        score = np.where(fits, gain / (problem.sizes[rows] + self.overhead)[:, None], -np.inf)
+        at, to = np.unravel_index(int(score.argmax()), score.shape)
+        self._move(int(rows[at]), int(receivers[to]))
+        return True
+
+    def _most_relieving(self, source: int) -> tuple[Ints, Floats]:
+        """The tablets whose departure relieves the node most for their bytes, and by how much each does."""
+        rows, here = self.members[source], np.array([source])
+        relief = self._cost_of(here) - self._costs(here, -self.problem.loads[rows][:, None, :])[:, 0]
+        if len(rows) > _ROWS:
+            best = np.argsort(-relief / (self.problem.sizes[rows] + self.overhead), kind="stable")[:_ROWS]
+            rows, relief = rows[best], relief[best]
+        return rows, relief
+
+    def _best_swap(self, source: int) -> bool:
+        """Exchanges a heavy tablet for a lighter one where no single move helps."""
+        problem = self.problem
+        tightest = int((self._excess(source) * problem.weights).argmax())
+        mine = self._heaviest(self.members[source], tightest)
+        best: tuple[float, int, int, int] | None = None
+        for target in self._receivers(source)[:_SWAP_NODES]:
+            theirs = self._lightest(self.members[target], tightest)
+            found = self._swap_with(source, int(target), mine, theirs)
+            if found is not None and (best is None or found[0] > best[0]):
+                best = (*found, int(target))
+        if best is None:
+            return False
+        _, give, take, target = best
+        self._move(give, target)
+        self._move(take, source)
+        self.swapped.append((give, take))
+        return True
+
+    def _swap_with(self, source: int, target: int, mine: Ints, theirs: Ints) -> tuple[float, int, int] | None:
+        problem, state = self.problem, self.state
+        # A source that is closed, or that the other's table may not use, can give but not take.
+        if not problem.receiving[source] or not len(mine) or not len(theirs):
+            return None
+        change = problem.loads[mine][:, None, :] - problem.loads[theirs][None, :, :]
+        gain = self._cost_of(np.array([source, target])).sum()
+        gain = gain - self._costs_at(source, -change) - self._costs_at(target, change)
+        worth = self.goal.min_gain * 2.0 * (np.abs(change) * problem.weights**2).sum(axis=2)
+        size = problem.sizes[mine][:, None] - problem.sizes[theirs][None, :]
+        fits = (
+            (gain > np.maximum(worth, 1e-12)) & (size <= state.disk_room[target]) & (-size <= state.disk_room[source])
+        )
+        fits &= self._fits(mine, np.array([target]), disk=False) & self._fits(theirs, np.array([source]), disk=False).T
+        if not fits.any():
+            return None
+        both = problem.sizes[mine][:, None] + problem.sizes[theirs][None, :] + 2 * self.overhead
+        score = np.where(fits, gain / both, -np.inf)
+        i, j = np.unravel_index(int(score.argmax()), score.shape)
+        return float(score[i, j]), int(mine[i]), int(theirs[j])
+
+    def _heaviest(self, rows: Ints, dimension: int) -> Ints:
+        return rows[np.argsort(-self.problem.loads[rows, dimension], kind="stable")][:_SWAP_ROWS]
+
+    def _lightest(self, rows: Ints, dimension: int) -> Ints:
+        return rows[np.argsort(self.problem.loads[rows, dimension], kind="stable")][:_SWAP_ROWS]
+
+    def _fits(self, rows: Ints, nodes: Ints, disk: bool = True) -> Bools:
+        """rows×nodes: what the hard limits allow."""
+        problem, state = self.problem, self.state
+        fits: Bools = problem.allowed[problem.tables[rows][:, None], nodes[None, :]]
+        if disk:
+            fits = fits & (problem.sizes[rows][:, None] <= state.disk_room[nodes])
+        memory = problem.memory[rows][:, None]
+        fits = fits & ((memory == 0) | (memory <= state.memory_room[nodes]))
+        if self.spread is not None:
+            fits = fits & ~self.spread.full(problem.tables[rows][:, None], nodes[None, :])
+        return fits
+
+    def _move(self, row: int, target: int) -> None:
+        source = int(self.state.owner[row])
+        self.state.move(self.problem, row, target)
+        if self.spread is not None:
+            self.spread.move(int(self.problem.tables[row]), source, target)
+        self.members[source] = self.members[source][self.members[source] != row]
+        self.members[target] = np.sort(np.append(self.members[target], row))
+        self.steps += 1
+
+    def _excess(self, node: int) -> Floats:
+        due = self.problem.due[node]
+        over: Floats = np.divide(self.state.held[node] - due, due, out=np.zeros_like(due), where=due > 0)
+        return over
+
+    def _cost_of(self, nodes: Ints) -> Floats:
+        """The part of the objective that each of these nodes makes up."""
+        costs: Floats = self._costs(nodes, np.zeros((1, 1, len(self.problem.dimensions))))[0]
+        return costs
+
+    def _costs_at(self, node: int, change: Floats) -> Floats:
+        """What one node's part would be after each of these changes of load."""
+        costs: Floats = self._costs(np.array([node]), change[:, :, None, :])[:, :, 0]
+        return costs
+
+    def _costs(self, nodes: Ints, change: Floats) -> Floats:
+        """…×nodes: what each node's part would be after a change of load."""
+        return node_costs(self.problem, self.state, nodes, change)

@@ -1,0 +1,136 @@
+"""Which tablets leave nodes that hold too much, so that as few bytes as possible are moved. Columns only.
+
+Each overfull node must lose a certain load in one or more dimensions: a covering problem. A price per dimension and
+node, found by a few rounds of dual ascent, says what a unit of that load is worth in bytes; tablets leave in the order
+of worth per byte until some need is met, then the prices are found anew for what remains. `least_bytes` is the dual's
+own value: no choice of tablets can do with fewer bytes.
+"""
+
+import numpy as np
+
+from policies.model import Floats, Ints
+from policies.placement_loads import Bools, Problem, State, excess, sums
+
+_SAMPLE = 100_000
+_ROUNDS = 12
+# What a node need not lose it had better keep: load that goes without need fills up the receivers. The price is small,
+# so that it decides between tablets of nearly equal worth only.
+_SIDE_PRICE = 0.2
+_EPSILON = 1e-12
+
+
+def choose_rows(problem: Problem, state: State, movable: Bools, ceiling: Floats) -> Ints:
+    """The tablets to take away so that no node holds more than its ceiling, as far as that is possible."""
+    need = needs(problem, state, ceiling)
+    rows = np.flatnonzero(movable & _some(need > 0)[state.owner])
+    side = (np.minimum(excess(problem, state.held), 1.0) - 1.0) * _SIDE_PRICE
+    chosen = []
+    for _ in range(len(problem.dimensions)):
+        active = need > _EPSILON
+        rows = rows[_some(active)[state.owner[rows]]]
+        rows = rows[_some(problem.loads[rows] * active[state.owner[rows]] > 0)]
+        if not rows.size:
+            break
+        taken = _take(problem, state.owner[rows], rows, need, side)
+        chosen.append(rows[taken])
+        need = need - sums(state.owner[rows[taken]], problem.loads[rows[taken]], len(need))
+        rows = rows[~taken]
+    return np.concatenate(chosen) if chosen else np.zeros(0, dtype=np.int64)
+
+
+def needs(problem: Problem, state: State, ceiling: Floats) -> Floats:
+    """N×D: the load each node must lose."""
+    return np.where(problem.due > 0, np.maximum(state.held - ceiling, 0.0), 0.0)
+
+
+def least_bytes(problem: Problem, state: State, movable: Bools, ceiling: Floats, rounds: int = 60) -> float:
+    """Bytes that must leave the overfull nodes, whatever the plan: the best dual value found for each node."""
+    need = needs(problem, state, ceiling)
+    rows = np.flatnonzero(movable & _some(need > 0)[state.owner])
+    owner, loads, sizes = state.owner[rows], problem.loads[rows], problem.sizes[rows]
+    best = np.zeros(len(need))
+    singles = [need * (np.arange(need.shape[1]) == d) for d in range(need.shape[1])]
+    for target in (need, *singles):
+        prices = _first_prices(owner, loads, sizes, target)
+        for step in range(rounds):
+            best = np.maximum(best, _dual_value(owner, loads, sizes, target, prices))
+            prices = _ascend(owner, loads, sizes, target, prices, power=0.5 / (1 + step / 20))
+    return float(best.sum())
+
+
+def _take(problem: Problem, owner: Ints, rows: Ints, need: Floats, side: Floats) -> Bools:
+    """Which of the rows leave in this pass: per node the worthiest ones, until one of its needs is met."""
+    active = need > _EPSILON
+    step = max(1, len(rows) // _SAMPLE)
+    sample, nodes = rows[::step], owner[::step]
+    loads, sizes = problem.loads[sample], problem.sizes[sample]
+    scaled = np.where(active, need, 0.0) * _kept(owner, nodes, len(need))[:, None]
+    prices = _first_prices(nodes, loads, sizes, scaled)
+    unit = _bytes_per_load(nodes, loads, sizes, len(need))
+    for _ in range(_ROUNDS):
+        prices = _ascend(nodes, loads, sizes, scaled, prices, power=0.5)
+    prices = np.where(active, prices, side * unit)
+    worth = _worth(prices, owner, problem.loads[rows]) / np.maximum(problem.sizes[rows], 1.0)
+    return _prefixes(owner, worth, problem.loads[rows], np.where(active, need, np.inf))
+
+
+def _prefixes(owner: Ints, worth: Floats, loads: Floats, need: Floats) -> Bools:
+    """Per node, the rows in order of worth before any need is met (the row that meets it included)."""
+    order = np.argsort(-worth, kind="stable")
+    order = order[np.argsort(owner[order].astype(np.int32), kind="stable")]
+    nodes = owner[order]
+    before = np.cumsum(loads[order], axis=0) - loads[order]
+    first = np.flatnonzero(np.r_[True, nodes[1:] != nodes[:-1]])
+    lengths = np.diff(np.r_[first, len(nodes)])
+    before -= np.repeat(before[first], lengths, axis=0)
+    taken = np.zeros(len(owner), dtype=np.bool_)
+    taken[order] = (before < need[nodes]).all(axis=1)
+    return taken
+
+
+def _some(flags: Bools) -> Bools:
+    """Which rows have a flag set."""
+    found: Bools = np.any(flags, axis=1)
+    return found
+
+
+def _kept(owner: Ints, sampled: Ints, nodes: int) -> Floats:
+    """The part of each node's rows that is in the sample."""
+    everything = np.maximum(np.bincount(owner, minlength=nodes), 1)
+    share: Floats = np.bincount(sampled, minlength=nodes) / everything
+    return share
+
+
+def _bytes_per_load(owner: Ints, loads: Floats, sizes: Floats, nodes: int) -> Floats:
+    """N×D: bytes per unit of load on each node, the natural scale of a price."""
+    held = sums(owner, loads, nodes)
+    total = np.bincount(owner, weights=sizes, minlength=nodes)[:, None]
+    return np.divide(total, held, out=np.zeros_like(held), where=held > 0)
+
+
+def _first_prices(owner: Ints, loads: Floats, sizes: Floats, need: Floats) -> Floats:
+    parts = (need > 0).sum(axis=1, keepdims=True)
+    scale = np.divide(1.0, parts, out=np.zeros(parts.shape), where=parts > 0)
+    prices: Floats = _bytes_per_load(owner, loads, sizes, len(need)) * scale * (need > 0)
+    return prices
+
+
+def _worth(prices: Floats, owner: Ints, loads: Floats) -> Floats:
+    """What each tablet's load is worth in bytes at its node's prices."""
+    worth: Floats = np.einsum("td,td->t", prices[owner], loads)
+    return worth
+
+
+def _ascend(owner: Ints, loads: Floats, sizes: Floats, need: Floats, prices: Floats, *, power: float) -> Floats:
+    """One round of dual ascent: a dimension that is not covered by what is worth moving becomes dearer."""
+    worthy = _worth(prices, owner, loads) > sizes
+    got = sums(owner[worthy], loads[worthy], len(need))
+    ratio = np.clip(need / np.maximum(got, _EPSILON), 0.25, 4.0)
+    return np.where(need > 0, prices * ratio**power, 0.0)
+
+
+def _dual_value(owner: Ints, loads: Floats, sizes: Floats, need: Floats, prices: Floats) -> Floats:
+    """A lower bound of the bytes each node must lose, for any prices: Lagrange's."""
+    surplus = np.maximum(_worth(prices, owner, loads) - sizes, 0.0)
+    value: Floats = (prices * need).sum(axis=1) - np.bincount(owner, weights=surplus, minlength=len(need))
+    return value

@@ -1,0 +1,103 @@
+"""Every code with which a plan takes or leaves a candidate, and what it means, in one place.
+
+Placement, movers, budgets and explanations use these; metrics and tests know them by their short words.
+"""
+
+from enum import StrEnum
+
+
+class Taken(StrEnum):
+    """Why a move was proposed."""
+
+    DRAIN = "drain"
+    DISK_FULL = "disk-full"
+    SPREAD = "spread"
+    FUNCTION = "function"
+    IN_MEMORY = "in-memory"
+    COUNT = "count"
+    METRIC = "metric"
+    LOAD = "load"
+    SWAP = "swap"
+
+
+class Left(StrEnum):
+    """Why a candidate was not taken."""
+
+    # The tablet does not move, whoever asks.
+    PINNED = "pinned"
+    QUARANTINED = "quarantined"
+    IN_FLIGHT = "in-flight"
+    BACKING_OFF = "backing-off"
+    SOURCE_DOWN = "source-down"
+    # The tablet does not move to balance; it moves when its node is drained or its disk is full.
+    COOLING_DOWN = "cooling-down"
+    TABLE_OFF = "table-off"
+    MOVER_OFF = "mover-off"
+    GROUP_OFF = "group-off"
+    FUNCTION_PLACED = "function-placed"
+    OTHER_MOVER = "other-mover"
+    NO_PAYBACK = "no-payback"
+    # The target does not take it.
+    SAME_NODE = "same-node"
+    TARGET_DOWN = "target-down"
+    TARGET_DRAINING = "target-draining"
+    TARGET_CLOSED = "target-closed"
+    TARGET_DISK = "target-disk"
+    TARGET_MEMORY = "target-memory"
+    WRONG_ZONE = "wrong-zone"
+    TABLE_SPREAD = "table-spread"
+    NO_ROOM = "no-room"
+    # It would not help enough.
+    BALANCED = "balanced"
+    NO_GAIN = "no-gain"
+    # It would help, but not now.
+    MOVES_TOTAL = "moves-total"
+    MOVES_PER_NODE = "moves-per-node"
+    BYTES_PER_WINDOW = "bytes-per-window"
+    WINDOW_TOO_SHORT = "window-too-short"
+    SWAP_NEEDS_TWO = "swap-needs-two"
+    WAITS = "waits"
+    TAKEN = "taken"
+
+
+MEANINGS: dict[str, str] = {
+    Taken.DRAIN: "the node is draining and must be emptied",
+    Taken.DISK_FULL: "the node's disk is over the share at which nodes are closed",
+    Taken.SPREAD: "the node has more tablets of the table than table_spread allows",
+    Taken.FUNCTION: "the table's sharding function puts the tablet there",
+    Taken.IN_MEMORY: "in-memory tables are spread evenly over the nodes' memory",
+    Taken.COUNT: "every node gets an equal number of the table's tablets",
+    Taken.METRIC: "the group's metric is spread evenly over the nodes",
+    Taken.LOAD: "the node carries more than its share and the target less",
+    Taken.SWAP: "no single move helps the node, an exchange of two tablets does",
+    Left.PINNED: "an operator pinned the tablet where it is",
+    Left.QUARANTINED: "the tablet failed too often and waits for an operator",
+    Left.IN_FLIGHT: "a migration of the tablet is running",
+    Left.BACKING_OFF: "the tablet's last migration failed and the back-off is not over",
+    Left.SOURCE_DOWN: "the tablet's node is down: nothing can be copied from it",
+    Left.COOLING_DOWN: "the tablet was migrated a short time ago and rests",
+    Left.TABLE_OFF: "the table has enable_auto_tablet_move = false",
+    Left.MOVER_OFF: "the mover of the tablet's kind is switched off in tablet_balancer_config",
+    Left.GROUP_OFF: "the table's group has enable_move = false",
+    Left.FUNCTION_PLACED: "the table's placement is a sharding function, which alone decides",
+    Left.OTHER_MOVER: "another mover decides about the table",
+    Left.NO_PAYBACK: "copying the tablet costs more than it carries off within payback_horizon",
+    Left.SAME_NODE: "the tablet is on that node already",
+    Left.TARGET_DOWN: "the target is down",
+    Left.TARGET_DRAINING: "the target is being drained",
+    Left.TARGET_CLOSED: "the target is closed to new data",
+    Left.TARGET_DISK: "the target's disk would be over close_at_disk_share",
+    Left.TARGET_MEMORY: "the target's memory for in-memory tables would not hold it",
+    Left.WRONG_ZONE: "the target is outside the table's zones",
+    Left.TABLE_SPREAD: "the target has as many tablets of the table as table_spread allows",
+    Left.NO_ROOM: "no node may take the tablet",
+    Left.BALANCED: "every node is within start_threshold of its share",
+    Left.NO_GAIN: "the move would not make the balance better by min_gain",
+    Left.MOVES_TOTAL: "moves_total migrations run already",
+    Left.MOVES_PER_NODE: "moves_per_node migrations run on one of the two nodes already",
+    Left.BYTES_PER_WINDOW: "bytes_per_window would be exceeded",
+    Left.WINDOW_TOO_SHORT: "the move would not finish before the window closes",
+    Left.SWAP_NEEDS_TWO: "it is half of an exchange, which needs moves_per_node of at least 2",
+    Left.WAITS: "it helps only once other moves of the plan are done",
+    Left.TAKEN: "an earlier action of this plan changes the tablet",
+}

@@ -1,0 +1,52 @@
+"""Configuration reload: by content, however the files were replaced; a wrong file changes nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from balancer.daemon.reload import ConfigurationWatch
+from balancer.settings import Mode, load_settings
+
+pytestmark = pytest.mark.quick
+
+
+def write(folder: Path, mode: str) -> Path:
+    (folder / "bundles").mkdir(parents=True, exist_ok=True)
+    (folder / "bundles" / "shop.toml").write_text(f'mode = "{mode}"\n')
+    (folder / "balancer.toml").write_text('directory = "sqlite:///x.db"\n')
+    return folder / "balancer.toml"
+
+
+def test_a_changed_file_is_noticed_once(tmp_path: Path) -> None:
+    watch = ConfigurationWatch(load_settings(write(tmp_path, "observe")))
+    assert not watch.changed()
+    write(tmp_path, "approve")
+    assert watch.changed()
+    assert watch.reload()
+    assert watch.settings.bundle("shop").mode is Mode.APPROVE
+    assert not watch.changed()
+
+
+def test_a_wrong_file_keeps_the_old_settings_until_it_is_mended(tmp_path: Path) -> None:
+    watch = ConfigurationWatch(load_settings(write(tmp_path, "observe")))
+    write(tmp_path, "autonomuos")
+    assert not watch.reload()
+    assert watch.settings.bundle("shop").mode is Mode.OBSERVE
+    assert "must be 'observe', 'approve' or 'autonomous'" in watch.error
+    write(tmp_path, "autonomous")
+    assert watch.reload()
+    assert watch.error == ""
+
+
+def test_a_swapped_link_is_noticed_as_kubernetes_does_it(tmp_path: Path) -> None:
+    write(tmp_path / "v1", "observe")
+    write(tmp_path / "v2", "approve")
+    link = tmp_path / "..data"
+    link.symlink_to("v1")
+    watch = ConfigurationWatch(load_settings(link / "balancer.toml"))
+    fresh = tmp_path / "..data_tmp"
+    fresh.symlink_to("v2")
+    fresh.rename(link)
+    assert watch.changed()
+    assert watch.reload()
+    assert watch.settings.bundle("shop").mode is Mode.APPROVE

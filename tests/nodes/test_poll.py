@@ -1,0 +1,116 @@
+"""One poll sees every partition's size, rows and counters, the server's facts, and what the node claims."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from balancer.nodes.connection import Address, Connection, Timeouts, connect
+from balancer.nodes.names import Name
+from balancer.nodes.poll import NodePoll, PartitionStats, poll_node
+from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
+
+ROOTS = [Name("public", "orders"), Name("public", "Items"), Name("public", "not there")]
+
+
+@pytest.fixture
+def tables(connection: Connection) -> Connection:
+    connection.execute(
+        """
+        CREATE TABLE orders (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);
+        CREATE TABLE low PARTITION OF orders FOR VALUES FROM (MINVALUE) TO (100);
+        CREATE TABLE high PARTITION OF orders FOR VALUES FROM (100) TO (MAXVALUE);
+        CREATE TABLE "Items" (id int) PARTITION BY RANGE (id);
+        CREATE TABLE items_low PARTITION OF "Items" FOR VALUES FROM (MINVALUE) TO (100);
+        """
+    )
+    return connection
+
+
+def until(connection: Connection, reached: Callable[[NodePoll], bool]) -> NodePoll:
+    """The first poll that shows it: counters arrive some time after the transaction."""
+    for _ in range(100):
+        poll = poll_node(connection, ROOTS)
+        if reached(poll):
+            return poll
+        time.sleep(0.1)
+    raise AssertionError(f"not seen within ten seconds: {poll}")
+
+
+def by_name(poll: NodePoll) -> dict[str, PartitionStats]:
+    return {partition.name: partition for partition in poll.partitions}
+
+
+def test_partitions_are_measured(tables: Connection, address: Address) -> None:
+    with connect(address) as writer:
+        writer.execute("ALTER TABLE low ALTER note SET STORAGE EXTERNAL")
+        writer.execute("INSERT INTO orders SELECT n, repeat('x', 5000) FROM generate_series(0, 49) n")
+        writer.execute("UPDATE orders SET note = note WHERE id < 10")
+        writer.execute("DELETE FROM orders WHERE id = 0")
+        writer.execute("SET enable_seqscan = off")
+        writer.execute("SELECT * FROM orders WHERE id = 7")
+    poll = until(tables, lambda poll: by_name(poll)["low"].deleted == 1)
+    low, high = by_name(poll)["low"], by_name(poll)["high"]
+    assert (low.inserted, low.updated, low.deleted, low.rows) == (50, 10, 1, 49)
+    assert low.index_reads >= 1
+    assert low.heap_bytes > 0
+    assert low.toast_bytes >= 49 * 5000
+    assert low.index_bytes > 0
+    assert low.blocks_hit > 0
+    assert 0 < low.bloat < 1
+    assert (high.inserted, high.heap_bytes, high.root, low.root) == (0, 0, 0, 0)
+    assert by_name(poll)["items_low"].root == 1
+    sizes = tables.execute(
+        "SELECT pg_relation_size('low') + pg_relation_size(reltoastrelid) + pg_relation_size('low_pkey')"
+        " FROM pg_class WHERE relname = 'low'"
+    ).fetchone()
+    assert sizes == (low.bytes,)
+
+
+def test_a_vacuum_is_seen(tables: Connection, address: Address) -> None:
+    with connect(address) as writer:
+        writer.execute("INSERT INTO orders VALUES (1), (2)")
+        writer.execute("VACUUM low")
+    assert until(tables, lambda poll: by_name(poll)["low"].last_vacuum is not None)
+
+
+def test_the_servers_facts_are_there(tables: Connection) -> None:
+    slot = f"slot_{tables.info.dbname}"
+    tables.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
+    try:
+        tables.execute("CREATE TABLE wal AS SELECT generate_series(1, 1000)")
+        facts = poll_node(tables, ROOTS).facts
+    finally:
+        tables.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+    assert facts.version == tables.info.server_version
+    assert not facts.in_recovery
+    assert facts.uptime > 0
+    assert facts.database_bytes > 1_000_000
+    assert 0 < facts.connections < facts.max_connections
+    mine = next(found for found in facts.slots if found.name == slot)
+    assert mine.logical
+    assert not mine.active
+    assert mine.retained_bytes > 10_000
+    assert mine.wal_status == "reserved"
+
+
+def test_claims_are_read_once_our_schema_is_there(tables: Connection) -> None:
+    poll = poll_node(tables, ROOTS)
+    assert (poll.identity, poll.claims) == (None, ())
+    install_schema(tables, "shop", "a")
+    with tables.cursor() as cursor:
+        write_tablets(
+            cursor, [OwnedTablet(1, 2, OwnState.OWNED, ()), OwnedTablet(2, 3, OwnState.MOVED, (), moved_to="b")]
+        )
+    poll = poll_node(tables, ROOTS)
+    assert poll.identity is not None
+    assert poll.identity.node == "a"
+    assert set(poll.claims) == {(1, 2, OwnState.OWNED, None), (2, 3, OwnState.MOVED, "b")}
+
+
+def test_a_locked_partition_does_not_hold_up_the_poll(tables: Connection, address: Address) -> None:
+    tables.execute("INSERT INTO orders SELECT generate_series(1, 50)")
+    tables.execute("VACUUM ANALYZE low")
+    with connect(address, timeouts=Timeouts(lock=0.5)) as other, tables.transaction():
+        tables.execute("LOCK TABLE low IN ACCESS EXCLUSIVE MODE")
+        assert by_name(poll_node(other, ROOTS))["low"].heap_bytes == 8192

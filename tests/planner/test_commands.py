@@ -1,0 +1,114 @@
+"""Operators' commands: what the leader makes of each, and the sentence of each refusal."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from balancer.directory.lawful import TABLET_COUNTER
+from balancer.directory.model import CommandState, Counter, NodeState, Pin, Put
+from balancer.directory.snapshot import Snapshot
+from balancer.directory.sqlite import SqliteDirectory
+from balancer.errors import Refused
+from balancer.planner.commands import Outcome, carry_out, request
+from policies.leaves import Leaf
+from policies.model import ActionKind
+from tests.support.directories import HASHED, RANGED, fill, frame, key, leaves, migration, ranges, transaction
+
+pytestmark = pytest.mark.quick
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[SqliteDirectory]:
+    with SqliteDirectory(tmp_path / "directory.db") as directory:
+        tablets = [*leaves(4), *ranges([10, 20, 30], nodes=("pg-a",))]
+        fill(directory, [*frame(), HASHED, RANGED, *tablets, Counter(TABLET_COUNTER, 2000)])
+        yield directory
+
+
+def give(snapshot: Snapshot, verb: str, **arguments: Any) -> tuple[CommandState, Outcome]:
+    command, outcome = carry_out(request(verb, arguments, "ann@host", NOW), snapshot, NOW)
+    assert command.result == outcome.result
+    return command.state, outcome
+
+
+def test_drain_says_how_many_tablets_will_leave(directory: SqliteDirectory) -> None:
+    state, outcome = give(directory.snapshot(), "drain", node="pg-a", reason="new disk")
+    assert state is CommandState.DONE
+    assert "6 tablets will leave it" in outcome.result
+    (change,) = outcome.changes
+    assert isinstance(change, Put)
+    assert (change.record.state, change.record.reason) == (NodeState.DRAINING, "drained by ann@host: new disk")  # type: ignore[union-attr]
+    assert outcome.replan == "shop"
+
+
+def test_a_pin_ends_by_itself(directory: SqliteDirectory) -> None:
+    _, outcome = give(directory.snapshot(), "pin", tablet="3", seconds=3600)
+    assert outcome.changes == (Put(Pin(3, NOW.timestamp() + 3600, "ann@host", "")),)
+    assert outcome.result == "tablet 3 stays on pg-c until 2026-03-01 13:00:00 UTC"
+
+
+def test_a_split_of_a_vbucket_doubles_its_modulus(directory: SqliteDirectory) -> None:
+    _, outcome = give(directory.snapshot(), "split", tablet="2")
+    (action,) = outcome.actions
+    assert action.kind is ActionKind.SPLIT
+    assert [part.leaf for part in action.parts] == [Leaf(8, 1), Leaf(8, 5)]
+
+
+def test_a_split_at_keys_needs_keys_inside(directory: SqliteDirectory) -> None:
+    _, outcome = give(directory.snapshot(), "split", tablet="1002", keys=[key(15).hex()])
+    assert [part.lower for part in outcome.actions[0].parts] == [key(10), key(15)]
+    state, refusal = give(directory.snapshot(), "split", tablet="1002", keys=[key(20).hex()])
+    assert state is CommandState.REFUSED
+    assert refusal.result == "every key must lie strictly inside tablet 1002"
+
+
+def test_a_merge_joins_neighbours_in_whatever_order_they_are_named(directory: SqliteDirectory) -> None:
+    _, outcome = give(directory.snapshot(), "merge", tablets=["1003", "1002"])
+    (action,) = outcome.actions
+    assert action.tablets == (1002, 1003)
+    assert action.parts[0].lower == key(10)
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "sentence"),
+    [
+        ("move", {"tablet": "1", "node": "pg-a"}, "tablet 1 is on node pg-a already"),
+        ("move", {"tablet": "1", "node": "pg-z"}, "there is no node 'pg-z'; there are: pg-a, pg-b, pg-c"),
+        ("move", {"tablet": "x", "node": "pg-b"}, "'x' is not a tablet's id: ids are numbers, see `balancer tablets`"),
+        ("move", {"tablet": "99", "node": "pg-b"}, "there is no tablet 99 in the directory"),
+        ("move", {"node": "pg-b"}, "the command needs 'tablet'"),
+        ("merge", {"tablets": ["1002", "1004"]}, "tablets 1002 and 1004 are not neighbours"),
+        ("merge", {"tablets": ["1", "2"]}, "only two sibling vbuckets can be merged: (m, r) and (m, r + m/2)"),
+        ("merge", {"tablets": ["1", "1002"]}, "the tablets belong to different tables"),
+        ("merge", {"tablets": ["1"]}, "a merge needs two tablets or more"),
+        ("merge", {"tablets": ["1", "3"]}, "the tablets are on different nodes (pg-a, pg-c): move them together first"),
+        ("pause", {"bundle": "shopp"}, "there is no bundle 'shopp'; there are: shop"),
+        ("cancel", {"migration": "m9"}, "there is no migration 'm9'; see `balancer moves`"),
+    ],
+)
+def test_refusals_say_what_is_wrong(
+    directory: SqliteDirectory, verb: str, arguments: dict[str, Any], sentence: str
+) -> None:
+    state, outcome = give(directory.snapshot(), verb, **arguments)
+    assert (state, outcome.result) == (CommandState.REFUSED, sentence)
+    assert not outcome.changes
+    assert not outcome.actions
+
+
+def test_a_tablet_in_a_migration_is_left_alone(directory: SqliteDirectory) -> None:
+    snapshot = directory.snapshot()
+    running = migration(snapshot.tablet(1), "pg-b", "copying")
+    directory.commit(transaction((Put(running),), snapshot.version))
+    state, outcome = give(directory.snapshot(), "move", tablet="1", node="pg-c")
+    assert (state, outcome.result) == (CommandState.REFUSED, f"tablet 1 is part of migration {running.id} (copying)")
+    assert give(directory.snapshot(), "cancel", migration=running.id)[1].steer == (("cancel", running.id),)
+
+
+def test_an_unknown_verb_names_the_known_ones() -> None:
+    with pytest.raises(Refused, match="there is no command 'explode'; there are: apply, cancel"):
+        request("explode", {}, "ann", NOW)
