@@ -58,7 +58,10 @@ def retiring(ctx: Context) -> Event:
 def _mark_moved(ctx: Context) -> None:
     names = partitions_of(ctx.table, ctx.sources[0])
     with ctx.source() as cursor:
-        there = [name for name in names if partition.exists(cursor, name)]
+        # One whose detach was begun was marked before that, and cannot be altered until the detach is finished.
+        there = [
+            name for name in names if partition.exists(cursor, name) and not partition.detach_pending(cursor, name)
+        ]
         gone = fence.Fence(ctx.id, ctx.leadership.epoch, fence.MOVED, 0, ctx.moved.id, ctx.moved.node, ctx.moved.epoch)
         fence.mark_moved(cursor, there, gone, ctx.settings.lock_timeout * 5)
         schema.write_tablets(
