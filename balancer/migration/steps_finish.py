@@ -43,10 +43,11 @@ def retiring(ctx: Context) -> Event:
     """Tells former clients where the tablet went, takes the stream away, then the rows."""
     _mark_moved(ctx)
     _remove_stream(ctx)
-    with ctx.source_command() as connection:
-        connection.execute("SELECT set_config('lock_timeout', '10s', false)")
-        for place in reversed(ctx.source_places):  # a referenced root's rows go last
+    for place in reversed(ctx.source_places):  # a referenced root's rows go last
+        with ctx.source_command() as connection:
             partition.detach(connection, place.root, place.partition)
+        with ctx.source() as cursor:
+            partition.release_references(cursor, place.partition, ctx.roots)
     _wait_for_grace(ctx)
     _drop_rows(ctx)
     return Event.STEP
