@@ -147,11 +147,8 @@ def _play(show: Show, ended: threading.Event, *, once: bool, limit: float, outpu
 def _until_done(show: Show, ended: threading.Event, *, once: bool, limit: float, quiet: bool) -> Picture | None:
     picture: Picture | None = None
     shown = 0.0
-    with (
-        Live(console=console, refresh_per_second=4, transient=True)
-        if console.is_terminal and not quiet
-        else _Dark() as live
-    ):
+    drawn = console.is_terminal and not quiet
+    with Live(console=console, refresh_per_second=4, transient=True) if drawn else _Dark() as live:
         while not ended.wait(1.0):
             picture = show.step()
             if picture is None:
@@ -209,9 +206,8 @@ def _summarise(show: Show, picture: Picture, output: Output) -> None:
         f" {summary['failed_migrations']} failed")  # fmt: skip
     say(f"  bytes moved      {format_size(summary['bytes'])}")
     if pauses:
-        say(
-            f"  writers waited   {format_duration(pauses[len(pauses) // 2])} median, {format_duration(pauses[-1])} longest"
-        )
+        median, longest = format_duration(pauses[len(pauses) // 2]), format_duration(pauses[-1])
+        say(f"  writers waited   {median} median, {longest} longest")
     say(f"  operations       {picture.count.operations}, failed {picture.count.failed},"
         f" slowest {format_duration(picture.count.slowest)}")  # fmt: skip
     if picture.count.failed:

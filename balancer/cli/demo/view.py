@@ -44,7 +44,7 @@ def panel(picture: Picture) -> RenderableType:
     state = picture.state
     plan = state.plan
     score = "" if plan is None else f"  balance {plan.score_before:.0f}/100"
-    head = Text.assemble((str(state.word), f"bold {_COLOURS[state.word]}"), f": {state.sentence}", (score, "bold"))
+    head = Text.assemble((str(state.word), _STYLES[state.word]), f": {state.sentence}", (score, "bold"))
     return Group(head, "", _nodes(state), "", _migrations(picture), "", _application(picture))
 
 
