@@ -1,18 +1,17 @@
 """The sampler answers from the owner's node, knows a move, and takes silence for no answer."""
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
-from balancer.clock import ManualClock
 from balancer.directory.contract import Directory
 from balancer.directory.model import Node, Put
+from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
-from balancer.errors import Refused
 from balancer.nodes.connection import Address, connect
 from balancer.nodes.names import parse_name
-from balancer.polling.sampler import RENEW_AFTER, NodeSampler
+from balancer.planner.node_samples import NodeSampler
 from balancer.tables.adopt import TableRequest, adopt
 from policies.keys import decode_key
 from policies.model import SampleSource
@@ -26,13 +25,17 @@ def node(any_postgres: PostgresServer, database: Callable[[PostgresServer], Data
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
+def directory(tmp_path: Path) -> Iterator[Directory]:
+    with open_directory(f"sqlite://{tmp_path}/shop.db") as opened:
+        yield opened
 
 
 @pytest.fixture
-def sampler(node: Database, clock: ManualClock) -> Iterator[NodeSampler]:
-    made = NodeSampler(lambda: {"a": Address("a", node.dsn)}, clock)
+def sampler(node: Database, directory: Directory) -> Iterator[NodeSampler]:
+    def address(name: str) -> Address:
+        return Address(name, node.dsn if name == "a" else "postgresql://u@127.0.0.1:1/x")
+
+    made = NodeSampler(address, directory.snapshot)
     yield made
     made.close()
 
@@ -54,39 +57,31 @@ def fill(directory: Directory, node: Database, layout: str) -> None:
 
 
 def test_written_keys_are_found_after_the_first_question(
-    directory: Directory, node: Database, sampler: NodeSampler, clock: ManualClock
+    directory: Directory, node: Database, sampler: NodeSampler
 ) -> None:
     fill(directory, node, "RANGE")
-    snapshot = directory.snapshot()
-    types = snapshot.table("orders").key_types
-    first = sampler.ask(snapshot, 1)
-    assert first is not None
-    assert first.source is SampleSource.STATISTICS
+    types = directory.snapshot().table("orders").key_types
+    assert sampler.ask(1) is None
+    idle = sampler.ask(1)
+    assert idle is not None
+    assert idle.source is SampleSource.STATISTICS
     with node.connect() as connection:
         connection.execute("UPDATE orders SET n = 1 WHERE id BETWEEN 100 AND 119")
-    second = sampler.ask(snapshot, 1)
-    assert second is not None
-    assert second.source is SampleSource.ROW_AGES
-    assert {decode_key(types, key)[0] for key in second.keys} == set(range(100, 120))
-    clock.advance(RENEW_AFTER + 1)
-    sampler.ask(snapshot, 1)
-    renewed = sampler.ask(snapshot, 1)
-    assert renewed is not None
-    assert renewed.keys == ()
+    found = sampler.ask(1)
+    assert found is not None
+    assert found.source is SampleSource.ROW_AGES
+    assert {decode_key(types, key)[0] for key in found.keys} == set(range(100, 120))
 
 
 def test_positions_are_told_of_hash_tables(directory: Directory, node: Database, sampler: NodeSampler) -> None:
     fill(directory, node, "HASH")
-    snapshot = directory.snapshot()
-    assert sampler.ask(snapshot, 1) is None
+    sampler.ask(1)
     with node.connect() as connection:
         connection.execute("UPDATE p0 SET n = 1")
-    found = sampler.ask(snapshot, 1)
+    found = sampler.ask(1)
     assert found is not None
     assert {len(key) for key in found.keys} == {8}
     assert all(key < b"\x80" for key in found.keys)  # the lower half of the positions is tablet 1's
-    with pytest.raises(Refused, match="is a hash table"):
-        sampler.split_keys(snapshot, [snapshot.tablet(1)], 2)
 
 
 def test_neighbours_are_cut_together(directory: Directory, node: Database, sampler: NodeSampler) -> None:
@@ -101,13 +96,10 @@ def test_after_a_move_a_new_baseline_is_taken_and_silence_is_no_answer(
     directory: Directory, node: Database, sampler: NodeSampler
 ) -> None:
     fill(directory, node, "RANGE")
-    snapshot = directory.snapshot()
-    sampler.ask(snapshot, 1)
-    directory.commit(transaction([Put(moved(snapshot.tablet(1), "gone"))], snapshot.version))
-    assert sampler.ask(directory.snapshot(), 1) is None
-    assert sampler.ask(snapshot, 999) is None
-    again = directory.snapshot()
-    directory.commit(transaction([Put(moved(again.tablet(1), "a"))], again.version))
-    back = sampler.ask(directory.snapshot(), 1)
-    assert back is not None
-    assert back.source is SampleSource.STATISTICS
+    sampler.ask(1)
+    for target in ("gone", "a"):
+        snapshot = directory.snapshot()
+        directory.commit(transaction([Put(moved(snapshot.tablet(1), target))], snapshot.version))
+        assert sampler.ask(1) is None
+    assert sampler.ask(1) is not None
+    assert sampler.ask(999) is None
