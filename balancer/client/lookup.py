@@ -58,9 +58,15 @@ class TableMap:
         self.locate: Locator = self._chosen()
 
     def describes(self, snapshot: Snapshot) -> bool:
-        """Whether the table is in this snapshot what it is here: a commit elsewhere leaves its index alone."""
+        """Whether the table is in this snapshot what it is here: a commit elsewhere leaves its pages alone.
+
+        A change of owner leaves the index as it is, because no page begins elsewhere: so the pages are compared too.
+        """
         table = self.table.id
-        return snapshot.index.get(table) is self.index and snapshot.tables.get(table) is self.table
+        if snapshot.index.get(table) is not self.index or snapshot.tables.get(table) is not self.table:
+            return False
+        pages = zip(self.index.numbers, self.pages, strict=True)
+        return all(snapshot.pages[number] is mine.page for number, mine in pages)
 
     def at(self, position: int | bytes) -> Location:
         """The owner of a position."""
