@@ -81,8 +81,9 @@ def _remainders(hashes: UInts) -> Sequence[list[int]]:
 @pytest.mark.parametrize("types", COMBINATIONS, ids=_name)
 def test_hash_of_one_key_is_that_of_the_column(types: tuple[KeyType, ...]) -> None:
     print("seed", SEED)
-    singles = [partition_hash(types, key) for key in zip(*_columns(types), strict=True)]
-    assert singles == _hashes(types).tolist()
+    count = COUNT if len(types) == 1 else COUNT // 10
+    keys = zip(*(column[:count] for column in _columns(types)), strict=True)
+    assert [partition_hash(types, key) for key in keys] == _hashes(types)[:count].tolist()
 
 
 @pytest.mark.parametrize("kind", KeyType)
