@@ -20,6 +20,7 @@ from balancer.migration.links import Addresses, Links
 from balancer.migration.machine import Event, State, Track, after, is_final, track_of, traits
 from balancer.migration.observer import Observer
 from balancer.migration.progress import ProgressMeter
+from balancer.migration.recovery import take_over
 from balancer.settings import MigrationSettings
 
 _FORWARD = frozenset({State.OPENING, State.RETIRING, State.CANCELLING, State.COMMITTING})
@@ -91,7 +92,7 @@ class Runner:
             return self._controls.setdefault(migration, Control())
 
     def _context(self, migration: str, journal: Journal, links: Links, control: Control) -> Context:
-        record = journal.load(migration)
+        record = take_over(journal, journal.load(migration), self._leadership)
         snapshot = self._directory.snapshot()
         # After the commit of a reshard its sources are gone from the directory; the record keeps what they were.
         sources = steps.source_tablets(record, snapshot)

@@ -200,6 +200,19 @@ def detach_pending(connection: Connection | Cursor, partition: Name) -> bool | N
     return None if row is None else bool(row[0])
 
 
+def drop_foreign_keys(cursor: Cursor, partition: Name) -> None:
+    """Takes the foreign keys from a detached partition; one that is gone is fine. `Refused` for an attached one."""
+    if detach_pending(cursor, partition) is not None:
+        raise Refused(f"{partition} is still attached and keeps its foreign keys")
+    cursor.execute(
+        "SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%s) AND contype = 'f' AND conparentid = 0",
+        (str(partition),),
+    )
+    for (name,) in cursor.fetchall():
+        drop = sql.SQL("ALTER TABLE {} DROP CONSTRAINT {}")
+        cursor.execute(drop.format(partition.identifier, sql.Identifier(name)))
+
+
 def drop_partition(cursor: Cursor, partition: Name) -> None:
     """Drops a partition that is detached; one that is gone is fine. Raises `Refused` for an attached one."""
     if detach_pending(cursor, partition) is not None:

@@ -15,7 +15,7 @@ from balancer.directory.open import open_directory
 from balancer.embedded import process
 from balancer.embedded.zookeeper import ZooKeeperServer
 from balancer.errors import Refused, Unavailable, UserError
-from tests.support.certificates import Authority
+from tests.support.zookeeper_certificates import Authority
 from tests.support.directories import fill, transaction
 
 NETTY = tuple(
