@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.model import Node, Put
 from balancer.directory.open import open_directory
@@ -35,7 +36,7 @@ def sampler(node: Database, directory: Directory) -> Iterator[NodeSampler]:
     def address(name: str) -> Address:
         return Address(name, node.dsn if name == "a" else "postgresql://u@127.0.0.1:1/x")
 
-    made = NodeSampler(address, directory.snapshot)
+    made = NodeSampler(address, directory.snapshot, SystemClock())
     yield made
     made.close()
 
