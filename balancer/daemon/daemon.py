@@ -55,7 +55,7 @@ class Daemon:
         self._leading: Leading | None = None
         self._reporter = Reporter(self._instruments)
         self._observer = MigrationWatch(self._reporter, observer)
-        self._sampler = NodeSampler(self.address, lambda: self.follower().snapshot)
+        self._sampler = NodeSampler(self.address, lambda: self.follower().snapshot, clock)
         self._ticks = Ticks(self, self._reporter, self._sampler, clock)
         self._stopping = threading.Event()
         self._commands = threading.Thread(target=self._watch_commands, name="commands", daemon=True)

@@ -161,14 +161,16 @@ class PagedDirectory(ABC):
     def follow(self) -> PollingFollower:
         """Starts following; the first snapshot is loaded when this returns."""
         follower = PollingFollower(self._refresh, self._signal(), self.clock)
-        self._followers.append(follower)
+        self._followers = [*(one for one in self._followers if not one.closed), follower]
         return follower
 
     def close(self) -> None:
         """Lets go of connections, followers and leadership. Idempotent."""
         for follower in self._followers:
-            follower.close()
+            follower.stop()
         self._close()
+        for follower in self._followers:
+            follower.close()
 
     def __enter__(self) -> Self:
         return self

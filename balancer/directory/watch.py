@@ -16,6 +16,7 @@ from balancer.errors import BalancerError
 
 CONFIRM_EVERY = 1.0
 _RETRY_FIRST, _RETRY_MOST = 0.05, 1.0
+_CLOSE_PATIENCE = 30.0  # seconds: more than any single read takes
 
 
 class Signal(Protocol):
@@ -64,14 +65,23 @@ class PollingFollower:
         """Seconds since the snapshot was last known to be the newest."""
         return self._clock.monotonic() - self._confirmed
 
-    def close(self) -> None:
-        """Stops following. Idempotent."""
+    @property
+    def closed(self) -> bool:
+        """Whether it has been told to stop."""
+        return self._closed.is_set()
+
+    def stop(self) -> None:
+        """Tells it to stop, and does not wait."""
         self._closed.set()
         self._signal.wake()
         with self._changed:
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stops following. Idempotent."""
+        self.stop()
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(_CLOSE_PATIENCE)
 
     def _run(self) -> None:
         pause = _RETRY_FIRST

@@ -86,6 +86,7 @@ class Session:
         self.negotiated = lease
         """The session timeout that the server has granted, in seconds."""
         self._hosts = hosts
+        self._closed = threading.Event()
         self._wakers: set[Callable[[], None]] = set()
         handler = Handler(credentials.tls_context())
         secured = credentials.scheme is not Scheme.NONE or credentials.certificate is not None
@@ -141,7 +142,7 @@ class Session:
         try:
             while not self.client.connected:
                 left = deadline - self.clock.monotonic()
-                if left <= 0:
+                if left <= 0 or self._closed.is_set():
                     return False
                 changed.wait(min(left, 0.5))
                 changed.clear()
@@ -186,6 +187,8 @@ class Session:
 
     def close(self) -> None:
         """Ends the session, so that its ephemeral znodes go at once. Idempotent."""
+        self._closed.set()
+        self._on_state(None)
         self.client.stop()
         self.client.close()
 

@@ -6,6 +6,7 @@ is bounded in time by `balancer.nodes.samples`, and asked of the first root, whi
 
 from collections.abc import Callable, Sequence
 
+from balancer.clock import Clock
 from balancer.directory.model import Layout, Table, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
@@ -15,15 +16,20 @@ from balancer.nodes.names import Name, parse_name, partition_name
 from balancer.nodes.samples import current_xid, row_age_samples, split_keys, statistics_samples
 from policies.model import KeySamples
 
+ROW_KEYS = 20  # twentieths of the rows: enough to say what an edge is
+ROW_KEYS_SECONDS = 60.0
+
 
 class NodeSampler:
     """Keeps a connection per node and, per tablet, the transaction from which on rows count as new."""
 
-    def __init__(self, addresses: Callable[[str], Address], snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(self, addresses: Callable[[str], Address], snapshot: Callable[[], Snapshot], clock: Clock) -> None:
         self._addresses = addresses
         self._snapshot = snapshot
         self._holder = ConnectionHolder("samples")
+        self._clock = clock
         self._baselines: dict[tuple[int, int], int] = {}
+        self._row_keys: dict[tuple[int, int], tuple[float, tuple[bytes, ...]]] = {}
 
     def ask(self, tablet_id: int) -> KeySamples | None:
         """Keys written lately in a tablet; None: the node cannot tell.
@@ -39,6 +45,21 @@ class NodeSampler:
             return self._ask(table, tablet)
         except BalancerError:
             return None  # a node that does not answer is said by the poll; here it only means: nothing known
+
+    def row_keys(self, tablet_id: int) -> tuple[bytes, ...]:
+        """Where a range tablet's rows lie, as keys evenly spaced by rank; asked of the node once a minute at most."""
+        tablet = self._snapshot().find_tablet(tablet_id)
+        if tablet is None:
+            return ()
+        now = self._clock.monotonic()
+        known = self._row_keys.get((tablet.id, tablet.epoch))
+        if known is None or now - known[0] > ROW_KEYS_SECONDS:
+            try:
+                keys = tuple(self.split_keys(self._snapshot(), [tablet], ROW_KEYS))
+            except BalancerError:
+                keys = ()
+            known = self._row_keys[tablet.id, tablet.epoch] = now, keys
+        return known[1]
 
     def split_keys(self, snapshot: Snapshot, tablets: Sequence[Tablet], parts: int) -> list[bytes]:
         """The keys at which to cut neighbouring range tablets on one node into parts of about the same size."""

@@ -118,17 +118,24 @@ def test_a_server_with_an_unknown_certificate_is_not_talked_to(secure_port: int,
         )
 
 
-def test_sasl_is_handed_to_kazoo_where_its_package_is_installed() -> None:
-    wanted = Credentials(Scheme.SASL, "balancer", "hunter2")
+def test_sasl_authenticates_where_its_package_is_installed(server_folder: Path) -> None:
+    """pure-sasl is the user's to install: without it there is a sentence, with it a real login on a real server."""
     if find_spec("puresasl") is None:
         with pytest.raises(UserError, match="pip install pure-sasl"):
-            wanted.client_options()
-    else:
-        assert wanted.client_options()["sasl_options"] == {
-            "mechanism": "DIGEST-MD5",
-            "username": "balancer",
-            "password": "hunter2",
-        }
+            open_directory("zk://localhost:1/sasl", credentials=Credentials(Scheme.SASL, "balancer", "hunter2"))
+        return
+    login = server_folder / "jaas.conf"
+    login.write_text(
+        'Server { org.apache.zookeeper.server.auth.DigestLoginModule required user_balancer="hunter2"; };\n'
+    )
+    provider = {"authProvider.1": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"}
+    options = (f"-Djava.security.auth.login.config={login}",)
+    with ZooKeeperServer(server_folder / "sasl", provider, options) as server:
+        url = f"zk://{server.address}/sasl"
+        with open_directory(url, credentials=Credentials(Scheme.SASL, "balancer", "hunter2")) as directory:
+            fill(directory)
+        with pytest.raises(Refused, match="does not allow"):  # the server ends the connection at the login
+            open_directory(url, credentials=Credentials(Scheme.SASL, "balancer", "wrong"))
 
 
 def _below(client: KazooClient, path: str) -> list[str]:
