@@ -15,8 +15,8 @@ from balancer.directory.open import open_directory
 from balancer.embedded import process
 from balancer.embedded.zookeeper import ZooKeeperServer
 from balancer.errors import Refused, Unavailable, UserError
-from tests.support.zookeeper_certificates import Authority
 from tests.support.directories import fill, transaction
+from tests.support.zookeeper_certificates import Authority
 
 NETTY = tuple(
     f"netty-{part}.jar"
