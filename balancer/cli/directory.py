@@ -25,12 +25,6 @@ _ELECTION_PATIENCE = 3.0
 _CHANGES_SHOWN = 3
 
 
-def register(top: typer.Typer) -> None:
-    """Adds these commands to the tree."""
-    top.add_typer(app, name="directory")
-    top.command("history")(history)
-
-
 @app.command("export")
 def export_(
     file: Annotated[Path | None, typer.Argument(help="where to write; else to standard output")] = None,

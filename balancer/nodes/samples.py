@@ -5,7 +5,7 @@ from a sample of its blocks. `row_age_samples` finds hot keys by the age of rows
 asked only for tablets that somebody suspects, and say how far they may be believed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import log, sqrt
@@ -33,7 +33,7 @@ class SplitKeys:
     """Where to cut: encoded keys in order, how they were found, and how far to believe that the parts are equal."""
 
     keys: tuple[bytes, ...]
-    method: str  # exact, statistics or sample
+    method: str  # exact, statistics, sample, or the last two
     confidence: float  # 0 to 1
 
 
@@ -46,22 +46,25 @@ class _Size:
 
 
 def split_keys(
-    connection: Connection, partition: Name, columns: Sequence[KeyColumn], parts: int, seconds: float = SECONDS
+    connection: Connection,
+    partitions: Sequence[Name],
+    columns: Sequence[KeyColumn],
+    parts: int,
+    seconds: float = SECONDS,
 ) -> SplitKeys:
-    """Keys that cut a range partition into parts of equal size: `parts − 1` of them, fewer where keys repeat.
+    """Keys that cut neighbouring range partitions, taken together, into parts of equal size.
 
-    Raises `Refused` where no key can be found: the tablet is empty, or all its rows have one key.
+    `parts − 1` of them, fewer where keys repeat. Raises `Refused` where no key can be found: there are no rows, or all
+    of them have one key.
     """
     with _bounded(connection, seconds) as cursor:
-        size = _size(cursor, partition)
-        found = (
-            _exact(cursor, partition, columns, parts)
-            if size.rows <= EXACT_ROWS
-            else _from_statistics(cursor, partition, columns, parts, size)
-            or _from_blocks(cursor, partition, columns, parts, size)
-        )
+        sizes = {partition: _size(cursor, partition) for partition in partitions}
+        if sum(size.rows for size in sizes.values()) <= EXACT_ROWS:
+            found = _exact(cursor, partitions, columns, parts)
+        else:
+            found = _estimated(cursor, sizes, columns, parts)
     if not found.keys:
-        raise Refused(f"{partition} has no two different keys to cut between")
+        raise Refused(f"{', '.join(map(str, partitions))} has no two different keys to cut between")
     return found
 
 
@@ -138,50 +141,68 @@ def _size(cursor: Cursor, partition: Name) -> _Size:
     return _Size(max(analysed, live) or blocks * 200.0, blocks, changed)
 
 
-def _exact(cursor: Cursor, partition: Name, columns: Sequence[KeyColumn], parts: int) -> SplitKeys:
+def _exact(cursor: Cursor, partitions: Sequence[Name], columns: Sequence[KeyColumn], parts: int) -> SplitKeys:
     """The keys at the very ranks, in one pass over the sorted keys."""
     # Part number of a row: (place − 1) · parts / total in whole numbers; a row that begins a new one is a cut.
     cursor.execute(
         sql.SQL(
             """
             SELECT {key} FROM (
-                SELECT {names}, row_number() OVER (ORDER BY {order}) AS place, count(*) OVER () AS total FROM {table}
+                SELECT {names}, row_number() OVER (ORDER BY {order}) AS place, count(*) OVER () AS total
+                FROM ({rows}) united
             ) ranked
-            WHERE place > 1 AND (place - 1) * {parts} / total <> (place - 2) * {parts} / total
+            WHERE place = 1 OR (place - 1) * {parts} / total <> (place - 2) * {parts} / total
             ORDER BY place
             """
         ).format(
             key=_key(columns),
-            names=sql.SQL(", ").join(sql.Identifier(column.name) for column in columns),
+            names=_names(columns),
             order=_order(columns),
-            table=partition.identifier,
+            rows=sql.SQL(" UNION ALL ").join(
+                sql.SQL("SELECT {} FROM {}").format(_names(columns), partition.identifier) for partition in partitions
+            ),
             parts=sql.Literal(parts),
         )
     )
     types = [column.type for column in columns]
-    found = [encode_key(types, key) for key in _keys(cursor, types)]
-    lowest = _lowest(cursor, partition, columns)
+    # The first key there is comes first; a cut at it would leave an empty part below.
+    lowest, *found = [encode_key(types, key) for key in _keys(cursor, types)] or [b""]
     return SplitKeys(tuple(sorted({key for key in found if key != lowest})), "exact", 1.0)
 
 
-def _lowest(cursor: Cursor, partition: Name, columns: Sequence[KeyColumn]) -> bytes | None:
-    """The first key there is: a cut at it would leave an empty part below."""
-    types = [column.type for column in columns]
-    cursor.execute(
-        sql.SQL("SELECT {} FROM {} ORDER BY {} LIMIT 1").format(_key(columns), partition.identifier, _order(columns))
-    )
-    return next((encode_key(types, key) for key in _keys(cursor, types)), None)
+def _estimated(cursor: Cursor, sizes: Mapping[Name, _Size], columns: Sequence[KeyColumn], parts: int) -> SplitKeys:
+    """From each partition's histogram, or from its blocks where that is too coarse or too old."""
+    total = sum(size.rows for size in sizes.values())
+    points: list[Point] = []
+    confidence = 0.0
+    methods = set()
+    for partition, size in sizes.items():
+        share = size.rows / total
+        wanted = max(1.0, parts * share)
+        found = _histogram(cursor, partition, columns[0], size, wanted) or _blocks(cursor, partition, columns, size)
+        weight = sum(point.weight for point in found.points) or 1.0
+        points += [Point(point.key, point.weight / weight * share) for point in found.points]
+        confidence += share * max(0.0, found.freshness * (1 - wanted * found.error))
+        methods.add(found.method)
+    return SplitKeys(cuts(sorted(points), parts), " and ".join(sorted(methods)), confidence)
 
 
-def _from_statistics(
-    cursor: Cursor, partition: Name, columns: Sequence[KeyColumn], parts: int, size: _Size
-) -> SplitKeys | None:
-    points = _statistics(cursor, partition, columns[0])
-    keys = cuts(points, parts)
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """How the keys of one partition are spread: points, how they were found, and how far a rank may be off."""
+
+    points: list[Point]
+    method: str
+    error: float
+    freshness: float = 1.0
+
+
+def _histogram(cursor: Cursor, partition: Name, column: KeyColumn, size: _Size, parts: float) -> _Picture | None:
+    points = _statistics(cursor, partition, column)
     freshness = _freshness(size)
-    if len(points) < BUCKETS_PER_PART * parts or len(keys) < parts - 1 or freshness < 0.5:
+    if len(points) < BUCKETS_PER_PART * parts or freshness < 0.5 or len(cuts(points, 2)) == 0:
         return None
-    return SplitKeys(keys, "statistics", freshness * (1 - parts / len(points)))
+    return _Picture(points, "statistics", 1 / len(points), freshness)
 
 
 def _statistics(cursor: Cursor, partition: Name, column: KeyColumn) -> list[Point]:
@@ -216,7 +237,7 @@ def _freshness(size: _Size) -> float:
     return max(0.0, 1 - size.changed / max(size.rows, 1.0))
 
 
-def _from_blocks(cursor: Cursor, partition: Name, columns: Sequence[KeyColumn], parts: int, size: _Size) -> SplitKeys:
+def _blocks(cursor: Cursor, partition: Name, columns: Sequence[KeyColumn], size: _Size) -> _Picture:
     types = [column.type for column in columns]
     share = _share(size)
     cursor.execute(
@@ -227,7 +248,7 @@ def _from_blocks(cursor: Cursor, partition: Name, columns: Sequence[KeyColumn], 
     points = sorted(Point(encode_key(types, key), 1.0) for key in _keys(cursor, types))
     # Rows of one block resemble each other, so the blocks count, not the rows (Dvoretzky–Kiefer–Wolfowitz, 95 %).
     blocks = max(1.0, size.blocks * share / 100)
-    return SplitKeys(cuts(points, parts), "sample", max(0.0, 1 - parts * sqrt(log(40) / (2 * blocks))))
+    return _Picture(points, "sample", sqrt(log(40) / (2 * blocks)))
 
 
 def _share(size: _Size) -> float:
@@ -237,6 +258,10 @@ def _share(size: _Size) -> float:
 
 def _key(columns: Sequence[KeyColumn]) -> sql.Composable:
     return sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(column.name)) for column in columns)
+
+
+def _names(columns: Sequence[KeyColumn]) -> sql.Composable:
+    return sql.SQL(", ").join(sql.Identifier(column.name) for column in columns)
 
 
 def _order(columns: Sequence[KeyColumn]) -> sql.Composable:

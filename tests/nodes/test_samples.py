@@ -41,7 +41,7 @@ def shares(connection: Connection, found: SplitKeys) -> list[float]:
 
 def test_a_small_tablet_is_cut_exactly(connection: Connection) -> None:
     fill(connection, "SELECT n * n FROM generate_series(1, 1000) n")
-    found = split_keys(connection, PART, [ID], 4)
+    found = split_keys(connection, [PART], [ID], 4)
     assert (found.method, found.confidence) == ("exact", 1.0)
     assert shares(connection, found) == [0.25] * 4
 
@@ -52,7 +52,7 @@ def test_a_large_tablet_is_cut_by_statistics(
 ) -> None:
     monkeypatch.setattr(samples, "EXACT_ROWS", 1000)
     fill(connection, "SELECT (random() ^ 3 * 1e9)::bigint FROM generate_series(1, 50000) n")
-    found = split_keys(connection, PART, [ID], parts)
+    found = split_keys(connection, [PART], [ID], parts)
     assert found.method == "statistics"
     assert 0.8 < found.confidence < 1
     assert max(shares(connection, found)) < 1 / parts + 0.05
@@ -66,7 +66,7 @@ def test_a_stale_or_missing_histogram_gives_way_to_a_sample(
     monkeypatch.setattr(samples, "MAX_BLOCKS", 100)
     fill(connection, "SELECT random() * 1e9, repeat('x', 100) FROM generate_series(1, 50000) n")
     connection.execute("DELETE FROM pg_statistic WHERE starelid = '\"Part\"'::regclass")
-    found = split_keys(connection, PART, [ID], 2)
+    found = split_keys(connection, [PART], [ID], 2)
     assert found.method == "sample"
     assert 0.5 < found.confidence < 0.9
     assert abs(shares(connection, found)[0] - 0.5) < 0.1
@@ -79,21 +79,32 @@ def test_keys_of_several_columns_and_types_are_cut(connection: Connection) -> No
         'who text COLLATE "POSIX", at numeric',
     )
     columns = [KeyColumn("who", KeyType.TEXT), KeyColumn("at", KeyType.NUMERIC)]
-    found = split_keys(connection, PART, columns, 2)
+    found = split_keys(connection, [PART], columns, 2)
     assert decode_key([KeyType.TEXT, KeyType.NUMERIC], found.keys[0]) == ("k5", 5)
+
+
+@pytest.mark.parametrize("exact", [1000, 10_000_000])
+def test_neighbours_are_cut_together(connection: Connection, monkeypatch: pytest.MonkeyPatch, exact: int) -> None:
+    monkeypatch.setattr(samples, "EXACT_ROWS", exact)
+    fill(connection, "SELECT n FROM generate_series(1, 6000) n")
+    connection.execute("CREATE TABLE other AS SELECT n::bigint AS id FROM generate_series(6001, 24000) n")
+    connection.execute("ANALYZE other")
+    found = split_keys(connection, [PART, Name("public", "other")], [ID], 3)
+    assert found.method == ("statistics" if exact == 1000 else "exact")
+    assert [decode_key([ID.type], key)[0] for key in found.keys] == pytest.approx([8001, 16001], rel=0.1)
 
 
 def test_repeated_keys_give_fewer_cuts_and_none_is_refused(connection: Connection) -> None:
     fill(connection, "SELECT CASE WHEN n < 900 THEN 1 ELSE 2 END FROM generate_series(1, 1000) n")
-    assert [decode_key([ID.type], key) for key in split_keys(connection, PART, [ID], 16).keys] == [(2,)]
+    assert [decode_key([ID.type], key) for key in split_keys(connection, [PART], [ID], 16).keys] == [(2,)]
     connection.execute('DELETE FROM "Part" WHERE id = 2')
     with pytest.raises(Refused, match="no two different keys"):
-        split_keys(connection, PART, [ID], 2)
+        split_keys(connection, [PART], [ID], 2)
     connection.execute('TRUNCATE "Part"')
     with pytest.raises(Refused, match="no two different keys"):
-        split_keys(connection, PART, [ID], 2)
+        split_keys(connection, [PART], [ID], 2)
     with pytest.raises(Refused, match="there is no partition"):
-        split_keys(connection, Name("public", "gone"), [ID], 2)
+        split_keys(connection, [Name("public", "gone")], [ID], 2)
 
 
 def test_a_hot_tail_is_found_by_the_age_of_its_rows(connection: Connection) -> None:
@@ -137,7 +148,7 @@ def test_statistics_are_a_poor_source_and_say_so(connection: Connection) -> None
 def test_sampling_ends_in_time(connection: Connection) -> None:
     fill(connection, "SELECT n FROM generate_series(1, 100000) n")
     with pytest.raises(Unavailable), translated("a"):
-        split_keys(connection, PART, [ID], 2, seconds=0.001)
+        split_keys(connection, [PART], [ID], 2, seconds=0.001)
     assert connection.execute("SHOW statement_timeout").fetchone() == ("30s",)
 
 
