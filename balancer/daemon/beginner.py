@@ -11,7 +11,7 @@ from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Bounds, Migration, RangeBounds, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
-from balancer.migration.begin import begin_move
+from balancer.migration.begin import Also, begin_move, nothing_else
 from balancer.migration.begin_reshard import begin_reshard
 from balancer.settings import BundleSettings
 from policies.leaves import Leaf
@@ -31,11 +31,15 @@ class Beginner:
         self._split_keys = split_keys
         self._clock = clock
 
-    def begin(self, action: Action, bundle: BundleSettings) -> Migration:
-        """Journals the migration; raises an error of ours where that is not possible."""
-        return self._move(action, bundle) if action.kind is ActionKind.MOVE else self._reshard(action, bundle)
+    def begin(self, action: Action, bundle: BundleSettings, also: Also = nothing_else) -> Migration:
+        """Journals the migration, with whatever else belongs into the same commit.
 
-    def _move(self, action: Action, bundle: BundleSettings) -> Migration:
+        Raises an error of ours where that is not possible.
+        """
+        begin = self._move if action.kind is ActionKind.MOVE else self._reshard
+        return begin(action, bundle, also)
+
+    def _move(self, action: Action, bundle: BundleSettings, also: Also) -> Migration:
         return begin_move(
             self._directory,
             self._leadership,
@@ -45,10 +49,11 @@ class Beginner:
             reason=action.reason,
             code=action.code,
             warm=bundle.options.table(action.table).in_memory_mode is not InMemoryMode.NONE,
+            also=also,
             clock=self._clock,
         )
 
-    def _reshard(self, action: Action, bundle: BundleSettings) -> Migration:
+    def _reshard(self, action: Action, bundle: BundleSettings, also: Also) -> Migration:
         snapshot = self._directory.snapshot()
         tablets = [snapshot.tablet(tablet) for tablet in action.tablets]
         parts = action.parts or self._chosen(snapshot, tablets, action.count)
@@ -62,6 +67,7 @@ class Beginner:
             reason=action.reason,
             code=action.code,
             then=["" if part.node == source else part.node for part in parts],
+            also=also,
             clock=self._clock,
         )
 

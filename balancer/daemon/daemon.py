@@ -6,15 +6,19 @@ Every bundle ticks on its own: an error of one is its state, and never another's
 
 import threading
 from collections.abc import Mapping
+from functools import partial
 
 import structlog
 
+from balancer import __version__
 from balancer.api.source import LeaderView
 from balancer.clock import Clock
 from balancer.daemon.beginner import Beginner
 from balancer.daemon.enrol import enrol
+from balancer.daemon.housekeeping import Housekeeping
 from balancer.daemon.leader import LeaderLoop
 from balancer.daemon.leading import Leading
+from balancer.daemon.measured import MeasuredDirectory
 from balancer.daemon.notify import Notifier
 from balancer.daemon.pool import MigrationPool
 from balancer.daemon.reload import ConfigurationWatch
@@ -23,6 +27,7 @@ from balancer.daemon.ticks import Ticks
 from balancer.daemon.watching import MigrationWatch
 from balancer.directory.configured import open_configured
 from balancer.directory.contract import Directory, Follower, Leadership
+from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Unavailable
 from balancer.instruments import Instruments
 from balancer.migration.observer import Observer
@@ -37,6 +42,9 @@ from balancer.settings import MigrationSettings, Settings
 log = structlog.get_logger()
 
 POOL_PATIENCE = 10.0
+HOUSEKEEPING = "housekeeping of the leader"  # a space keeps it apart from the names of bundles
+HOUSEKEEPING_SECONDS = 60.0
+COMMAND_SECONDS = 0.5
 
 
 class Daemon:
@@ -53,6 +61,8 @@ class Daemon:
         self._follower: Follower | None = None
         self._elector: LeaderLoop | None = None
         self._leading: Leading | None = None
+        self._housekeeping: Housekeeping | None = None
+        self._enrol_again = False
         self._reporter = Reporter(self._instruments)
         self._observer = MigrationWatch(self._reporter, observer)
         self._sampler = NodeSampler(self.address, lambda: self.follower().snapshot, clock)
@@ -82,7 +92,12 @@ class Daemon:
     def start(self) -> None:
         """Opens the directory, stands for election and begins to tick."""
         settings = self.settings()
-        self._directory = open_configured(settings.daemon, self._clock)
+        self._directory = MeasuredDirectory(
+            open_configured(settings.daemon, self._clock), self._instruments, self._clock
+        )
+        self._instruments.info.labels(__version__).set(1)
+        self._instruments.configuration_bad.set(0)
+        self._instruments.configuration_at.set(self._clock.now().timestamp())
         self._follower = self._directory.follow()
         self._elector = LeaderLoop(self._directory, settings.daemon.instance, self._elected, self._deposed)
         self._elector.start()
@@ -97,9 +112,13 @@ class Daemon:
             log.warning("a tick was late by the monotonic clock", bundle=bundle)
         if self._watch.changed():
             self.reload()
-        leading = self.leading
+        if self._enrol_again:
+            self._enrol()
+        leading, follower = self.leading, self.follower()
         self._instruments.leader.set(leading is not None)
-        self._instruments.leader_epoch.set(leading.leadership.epoch if leading else self.follower().snapshot.epoch)
+        self._instruments.leader_epoch.set(leading.leadership.epoch if leading else follower.snapshot.epoch)
+        self._instruments.directory_age.set(follower.age())
+        self._instruments.directory_version.set(follower.snapshot.version)
         self._last_step = self._clock.monotonic()
         self._notifier.alive()
 
@@ -113,8 +132,7 @@ class Daemon:
             log.info("configuration read", bundles=sorted(self.settings().bundles))
             self._set_jobs()
             self._ticks.forget(self.settings().bundles)
-            if (leading := self.leading) is not None:
-                enrol(self.directory(), leading.leadership, self.settings())
+            self._enrol()
         else:
             log.error("the configuration is wrong and was not used", error=self._watch.error)
         self._notifier.ready(self._status())
@@ -123,13 +141,17 @@ class Daemon:
         """Start-up is over, the API included."""
         self._notifier.ready(self._status())
 
-    def stop(self) -> None:
-        """Hands over at once and ends. Idempotent."""
+    def hand_over(self) -> None:
+        """Gives up the leadership and stands for none any more; reads are still answered. Idempotent."""
         self._notifier.stopping()
         self._stopping.set()
-        self._ticker.stop()
         if self._elector is not None:
             self._elector.stop()
+
+    def stop(self) -> None:
+        """Hands over at once and ends. Idempotent."""
+        self.hand_over()  # first: a tick in flight may wait for a node that does not answer
+        self._ticker.stop()
         if self._commands.is_alive():
             self._commands.join()
         self._ticks.close()
@@ -184,9 +206,24 @@ class Daemon:
 
     def _set_jobs(self) -> None:
         settings = self.settings()
-        self._ticker.set(
-            {name: (settings.daemon.tick, lambda name=name: self._ticks.run(name)) for name in settings.bundles}  # type: ignore[misc]
-        )
+        jobs = {name: (settings.daemon.tick, partial(self._ticks.run, name)) for name in settings.bundles}
+        self._ticker.set({**jobs, HOUSEKEEPING: (HOUSEKEEPING_SECONDS, self._keep_house)})
+
+    def _keep_house(self) -> None:
+        keeper = self._housekeeping
+        if keeper is not None and self.leading is not None:
+            keeper.run()
+
+    def _enrol(self) -> None:
+        """What the configuration says of bundles and nodes goes into the directory, sooner or later."""
+        leading = self.leading
+        try:
+            if leading is not None:
+                enrol(self.directory(), leading.leadership, self.settings())
+            self._enrol_again = False
+        except BalancerError as error:
+            self._enrol_again = True
+            log.warning("the configuration could not be recorded yet", error=str(error))
 
     def _migration_settings(self, bundle: str) -> MigrationSettings:
         return self.settings().bundle(bundle).migration
@@ -207,19 +244,23 @@ class Daemon:
             leadership,
             pool=pool,
             beginner=Beginner(directory, leadership, self._sampler.split_keys, self._clock),
+            reporter=self._reporter,
             settings=self.settings,
             replan=self.run_soon,
             clock=self._clock,
+        )
+        self._housekeeping = Housekeeping(
+            directory, leadership, settings=self.settings, addresses=self.address, reporter=self._reporter
         )
         taken_over = pool.recover()
         self._leading = leading
         log.info("leading", epoch=leadership.epoch, migrations_taken_over=taken_over)
         leading.answer_commands(directory.snapshot())
-        for bundle in self.settings().bundles:
-            self.run_soon(bundle)
+        for job in (*self.settings().bundles, HOUSEKEEPING):
+            self.run_soon(job)
 
     def _deposed(self) -> None:
-        leading, self._leading = self._leading, None
+        leading, self._leading, self._housekeeping = self._leading, None, None
         if leading is not None:
             leading.leadership.resign()
             leading.pool.close(POOL_PATIENCE)
@@ -229,17 +270,27 @@ class Daemon:
         follower = self.follower()
         seen = -1
         while not self._stopping.is_set():
-            snapshot = follower.wait(seen, 0.5)
+            snapshot = follower.wait(seen, COMMAND_SECONDS)
             leading = self.leading
-            if leading is None or snapshot.version == seen:
+            if snapshot.version == seen or leading is None:
+                seen = snapshot.version  # whoever is elected answers what waits, from a newer snapshot than this
                 continue
-            try:
-                leading.answer_commands(snapshot)
-            except BalancerError as error:
-                log.warning("commands wait", error=str(error))
+            if self._answer(leading, snapshot):
+                seen = snapshot.version
+            else:
                 self._stopping.wait(1.0)
-                continue
-            seen = snapshot.version
+
+    def _answer(self, leading: Leading, snapshot: Snapshot) -> bool:
+        try:
+            leading.answer_commands(snapshot)
+        except BalancerError as error:
+            log.warning("commands wait", error=str(error))
+            return False
+        except Exception:
+            # The thread's last boundary: a defect in one verb must not end the others for ever.
+            log.exception("commands wait")
+            return False
+        return True
 
     def _status(self) -> str:
         return f"{len(self.settings().bundles)} bundles"

@@ -1,4 +1,6 @@
-"""Keeps the directory's bundles and nodes in step with the configuration. The leader calls it, at election and reload.
+"""Keeps the directory's bundles and nodes in step with the configuration. The leader calls it.
+
+At its election, after a reload, and now and then, because a node may become empty at any time.
 
 Addresses, zones and weights follow the file; a node's state is the operators' and stays. A node that is no longer in
 the file is removed once it owns nothing; until then it stays, and the bundle says why.
@@ -47,6 +49,9 @@ def changes_of(snapshot: Snapshot, settings: Settings) -> Iterator[Change]:
             if wanted != known:
                 yield Put(wanted)
     configured = {node for bundle in settings.bundles.values() for node in bundle.nodes}
+    running = [record for record in snapshot.migrations.values() if not record.finished]
+    busy = {node for record in running for node in (record.source_node, record.target_node)}
     for node in snapshot.nodes.values():
-        if node.id not in configured and node.bundle in settings.bundles and not tablets_on(snapshot, node.id):
+        gone = node.id not in configured | busy and node.bundle in settings.bundles
+        if gone and not tablets_on(snapshot, node.id):
             yield Remove(Kind.NODE, node.id)

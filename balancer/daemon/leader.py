@@ -16,6 +16,7 @@ log = structlog.get_logger()
 
 LOOK_SECONDS = 0.1
 RETRY_SECONDS = 1.0
+REST_SECONDS = 2.0  # after a leadership that could not be used: others get their chance
 
 
 class LeaderLoop:
@@ -60,21 +61,33 @@ class LeaderLoop:
                 log.warning("cannot stand for election", error=str(error))
                 self._stopping.wait(RETRY_SECONDS)
                 continue
+            except Exception:
+                # The thread's last boundary: an instance that campaigns no more looks alive and never leads.
+                log.exception("cannot stand for election")
+                self._stopping.wait(RETRY_SECONDS)
+                continue
             if won is not None:
                 self._lead(won)
 
     def _lead(self, won: Leadership) -> None:
         log.info("elected", epoch=won.epoch)
         self._leadership = won
+        resting = False
         try:
             self._elected(won)
             while won.held() and not self._stopping.wait(LOOK_SECONDS):
                 pass
         except BalancerError as error:
             log.error("cannot lead", error=str(error), epoch=won.epoch)
-            self._stopping.wait(RETRY_SECONDS)
+            resting = True
+        except Exception:
+            # As above: whatever is wrong with leading, another instance may be able to.
+            log.exception("cannot lead", epoch=won.epoch)
+            resting = True
         finally:
             self._leadership = None
-            self._deposed()
             won.resign()
+            self._deposed()
             log.info("no longer leading", epoch=won.epoch)
+        if resting:
+            self._stopping.wait(REST_SECONDS)

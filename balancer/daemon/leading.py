@@ -1,10 +1,10 @@
-"""What only the leader does: begins and runs migrations, closes and opens nodes, carries out commands.
+"""What only the leader does: begins and runs migrations, closes and opens nodes, keeps plans, carries out commands.
 
 One object per leadership; when that is over, every part of it refuses to act, because each step checks the epoch.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import structlog
@@ -24,12 +24,17 @@ from balancer.directory.model import (
     Transaction,
 )
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import BalancerError, Conflict, Fenced
-from balancer.planner.commands import Outcome, carry_out
+from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Unavailable
+from balancer.migration.begin import Also, nothing_else
+from balancer.planner import plans
+from balancer.planner.commands import Outcome, carry_out, refused
+from balancer.planner.report import Reporter
 from balancer.settings import BundleSettings, Settings
-from policies.model import Action, NodeChange
+from policies.model import Action, BundleView, NodeChange, PlanResult
 
 log = structlog.get_logger()
+
+ATTEMPTS = 5  # at a commit that others keep overtaking
 
 
 class Leading:
@@ -42,6 +47,7 @@ class Leading:
         *,
         pool: MigrationPool,
         beginner: Beginner,
+        reporter: Reporter,
         settings: Callable[[], Settings],
         replan: Callable[[str], None],
         clock: Clock,
@@ -50,18 +56,20 @@ class Leading:
         self.pool = pool
         self._directory = directory
         self._beginner = beginner
+        self._reporter = reporter
         self._settings = settings
         self._replan = replan
         self._clock = clock
         self._lock = threading.Lock()  # commands come from the watcher and, at election, from the loop
 
-    def start(self, action: Action, bundle: BundleSettings) -> Migration:
+    def start(self, action: Action, bundle: BundleSettings, also: Also = nothing_else) -> Migration:
         """Journals a migration and sets it to work."""
         self.leadership.check()
-        migration = self._beginner.begin(action, bundle)
+        migration = self._beginner.begin(action, bundle, also)
         log.info(
             "migration begun", migration=migration.id, kind=action.kind, tablets=action.tablets, reason=action.reason
         )
+        self._reporter.started(bundle.name, action.kind, action.code)
         self.pool.start(migration)
         return migration
 
@@ -73,50 +81,104 @@ class Leading:
             return
         state = NodeState(str(change.condition))
         reason = "" if state is NodeState.ACTIVE else f"{CLOSED_BY_DAEMON}{change.reason}"
-        self.commit(
+        self._commit(
             (Put(replace(node, state=state, reason=reason)),), snapshot, f"{state} node {node.id}: {change.reason}"
         )
         log.info("node changed", node=node.id, state=state, reason=change.reason)
+
+    def propose(self, plan: PlanResult, view: BundleView, bundle: BundleSettings) -> str:
+        """Records a plan, if it is a new one; returns the id of the one that stands, empty: there is none."""
+        snapshot = self._directory.snapshot()
+        plan_id, changes = plans.propose(snapshot, plan, view, bundle.options, bundle.mode)
+        if changes and not self._record(changes, snapshot, f"plan of bundle {bundle.name}"):
+            return ""
+        return plan_id
+
+    def settle(self, plan: str, handled: Sequence[Action], failures: Sequence[str]) -> None:
+        """Records which of a plan's actions have been handled, and why some could not be started."""
+        for _ in range(ATTEMPTS):
+            snapshot = self._directory.snapshot()
+            found = snapshot.plans.get(plan)
+            if found is None or found.state not in (plans.PROPOSED, plans.APPROVED):
+                return
+            if self._record((plans.settle(found, handled, failures),), snapshot, f"plan {plan} carried out"):
+                return
+
+    def park(self, bundle: str, overrunning: frozenset[str]) -> None:
+        """Holds these migrations of a bundle at a safe point, and lets go on those it held before."""
+        self.pool.park(bundle, overrunning)
 
     def answer_commands(self, snapshot: Snapshot) -> None:
         """Carries out every command that waits, oldest first."""
         with self._lock:
             waiting = [command for command in snapshot.commands.values() if command.state is CommandState.WAITING]
             for command in sorted(waiting, key=lambda command: command.created):
-                self._answer(command)
+                self._answer(command.id)
 
-    def _answer(self, command: Command) -> None:
-        snapshot = self._directory.snapshot()
-        present = snapshot.commands.get(command.id)
-        if present is None or present.state is not CommandState.WAITING:
+    def _answer(self, command: str) -> None:
+        for _ in range(ATTEMPTS):
+            snapshot = self._directory.snapshot()
+            present = snapshot.commands.get(command)
+            if present is None or present.state is not CommandState.WAITING:
+                return
+            answered, outcome = carry_out(present, snapshot, self._clock.now())
+            try:
+                answered = self._carry_out(answered, outcome, snapshot)
+            except Conflict:
+                continue  # something moved meanwhile: nothing was done, and the command is looked at anew
+            self._answered(answered, outcome)
             return
-        answered, outcome = carry_out(present, snapshot, self._clock.now())
-        try:
-            answered = self._do(answered, outcome, snapshot)
-            changes = (*outcome.changes, Put(answered)) if answered.state is CommandState.DONE else (Put(answered),)
-            self.commit(changes, snapshot, f"{command.verb}: {answered.result}", command.author)
-        except Conflict:
-            return  # something moved meanwhile: the command still waits and is looked at again with the next change
-        log.info("command", verb=command.verb, author=command.author, state=answered.state, result=answered.result)
-        if outcome.replan:
+        log.warning("a command waits: others keep changing what it touches", command=command)
+
+    def _answered(self, command: Command, outcome: Outcome) -> None:
+        log.info("command", verb=command.verb, author=command.author, state=command.state, result=command.result)
+        self._reporter.answered(command.verb, command.state)
+        if outcome.replan and command.state is CommandState.DONE:
             self._replan(outcome.replan)
 
-    def _do(self, command: Command, outcome: Outcome, snapshot: Snapshot) -> Command:
-        """Acts as the outcome says; an error of ours becomes the command's refusal."""
-        results = []
+    def _carry_out(self, command: Command, outcome: Outcome, snapshot: Snapshot) -> Command:
+        """Acts as the outcome says and records the answer; a refusal of ours becomes the command's.
+
+        The answer is in the very commit that changes the directory or begins the migration: whatever dies in between,
+        a successor finds both or neither, and carries it out once.
+        """
         try:
             for verb, migration in outcome.steer:
                 self.pool.steer(verb, migration)
-            for action in outcome.actions:
-                bundle = self._settings().bundle(snapshot.table(action.table).bundle)
-                results.append(self.start(action, bundle).id)
+            if outcome.actions:
+                return self._start(command, outcome.actions[0], snapshot)
+            self._commit((*outcome.changes, Put(command)), snapshot, f"{command.verb}: {command.result}", command)
+        except (Conflict, Fenced, OutcomeUnknown, Unavailable):
+            raise  # not the command's fault: it still waits
+        except BalancerError as error:
+            command = refused(command, str(error))
+            self._commit((Put(command),), snapshot, f"{command.verb}: {command.result}", command)
+        return command
+
+    def _start(self, command: Command, action: Action, snapshot: Snapshot) -> Command:
+        answered: list[Command] = []
+
+        def answer(migration: Migration) -> tuple[Change, ...]:
+            answered.append(replace(command, result=f"{command.result}: {migration.id}"))
+            return (Put(answered[-1]),)
+
+        bundle = self._settings().bundle(snapshot.table(action.table).bundle)
+        self.start(action, bundle, answer)
+        return answered[-1]
+
+    def _record(self, changes: tuple[Change, ...], snapshot: Snapshot, reason: str) -> bool:
+        """Writes what only explains; it is no reason to stop when that cannot be."""
+        try:
+            self._commit(changes, snapshot, reason)
         except Fenced:
             raise
         except BalancerError as error:
-            return replace(command, state=CommandState.REFUSED, result=str(error))
-        return replace(command, result=f"{command.result}: {', '.join(results)}") if results else command
+            log.warning("the plan could not be recorded", error=str(error))
+            return False
+        return True
 
-    def commit(self, changes: tuple[Change, ...], snapshot: Snapshot, reason: str, author: str = "") -> None:
-        """Changes the directory under this leadership."""
-        author = author or self._settings().daemon.instance
+    def _commit(
+        self, changes: tuple[Change, ...], snapshot: Snapshot, reason: str, command: Command | None = None
+    ) -> None:
+        author = command.author if command is not None else self._settings().daemon.instance
         self._directory.commit(Transaction(changes, snapshot.version, reason, author, self.leadership.epoch))

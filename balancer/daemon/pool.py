@@ -12,7 +12,7 @@ import structlog
 from balancer.clock import Clock
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Migration
-from balancer.errors import BalancerError, Fenced, Refused
+from balancer.errors import BalancerError, Fenced, Refused, UserError
 from balancer.logs import bind_migration
 from balancer.migration.links import Addresses
 from balancer.migration.observer import Observer
@@ -23,6 +23,8 @@ from balancer.settings import MigrationSettings
 log = structlog.get_logger()
 
 RETRY_SECONDS = 2.0
+DEFECT_SECONDS = 30.0
+WINDOW = "its window to open again"
 
 
 class MigrationPool:
@@ -47,6 +49,8 @@ class MigrationPool:
         self._lock = threading.Lock()
         self._runners: dict[str, Runner] = {}
         self._threads: dict[str, threading.Thread] = {}
+        self._parked: dict[str, frozenset[str]] = {}  # bundle → migrations that wait for their window
+        self._paused: set[str] = set()  # by operators: a window that opens does not let these go on
         self._closing = threading.Event()
 
     def recover(self) -> int:
@@ -62,7 +66,7 @@ class MigrationPool:
             self._directory,
             self._leadership,
             self._addresses,
-            self._settings_of(migration.bundle),
+            self._settings(migration.bundle),
             clock=self._clock,
             observer=self._observer,
         )
@@ -83,6 +87,25 @@ class MigrationPool:
         if runner is None:
             raise Refused(f"migration {migration} does not run")
         {"cancel": runner.cancel, "pause": runner.pause, "resume": runner.resume}[verb](migration)
+        with self._lock:
+            if verb == "pause":
+                self._paused.add(migration)
+            else:
+                self._paused.discard(migration)
+
+    def park(self, bundle: str, overrunning: frozenset[str]) -> None:
+        """Holds these migrations of a bundle at a safe point; those it held before and that are not among them go on.
+
+        Called at every tick: what was taken up anew after an interruption is held again.
+        """
+        with self._lock:
+            held = self._parked.get(bundle, frozenset())
+            self._parked[bundle] = overrunning
+            steered = {one: runner for one, runner in self._runners.items() if one not in self._paused}
+        for migration in overrunning & steered.keys():
+            steered[migration].pause(migration, WINDOW)
+        for migration in (held - overrunning) & steered.keys():
+            steered[migration].resume(migration)
 
     def running(self) -> frozenset[str]:
         """The ids of those that run."""
@@ -101,22 +124,35 @@ class MigrationPool:
     def _run(self, runner: Runner, migration: Migration) -> None:
         with bind_migration(migration.id, migration.sources, migration.source_node, migration.target_node):
             try:
-                while not self._attempt(runner, migration.id):
-                    self._closing.wait(RETRY_SECONDS)
+                while (again_in := self._attempt(runner, migration.id)) is not None:
+                    self._closing.wait(again_in)
             finally:
                 with self._lock:
                     self._runners.pop(migration.id, None)
                     self._threads.pop(migration.id, None)
+                    self._paused.discard(migration.id)
 
-    def _attempt(self, runner: Runner, migration: str) -> bool:
-        """Whether there is nothing more to do here: it has ended, or we no longer lead."""
+    def _attempt(self, runner: Runner, migration: str) -> float | None:
+        """After how many seconds to try again; None: it has ended, or we no longer lead."""
+        again_in = RETRY_SECONDS
         try:
             last = runner.run(migration)
         except Fenced:
             log.info("migration left to the next leader")
-            return True
+            return None
         except BalancerError as error:
             log.warning("migration interrupted", error=str(error))
-            return self._closing.is_set() or not self._leadership.held()
-        log.info("migration finished", state=last.state, error=last.error)
-        return True
+        except Exception:
+            # The thread's last boundary: a defect in one step must not leave a journaled migration to nobody.
+            log.exception("migration interrupted unexpectedly")
+            again_in = DEFECT_SECONDS
+        else:
+            log.info("migration finished", state=last.state, error=last.error)
+            return None
+        return None if self._closing.is_set() or not self._leadership.held() else again_in
+
+    def _settings(self, bundle: str) -> MigrationSettings:
+        try:
+            return self._settings_of(bundle)
+        except UserError:
+            return MigrationSettings()  # the bundle was taken out of the configuration: what runs is still finished

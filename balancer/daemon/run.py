@@ -45,5 +45,6 @@ def run(settings: Settings, clock: Clock | None = None) -> None:
                 daemon.reload()
             daemon.step()
     finally:
+        daemon.hand_over()  # before anything that may take its time
         server.stop()
         daemon.stop()

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.jobstores.base import JobLookupError
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
@@ -31,6 +32,7 @@ class Ticker:
         self._intervals: dict[str, float] = {}
         self._began: dict[str, float] = {}
         self._running: set[str] = set()
+        self._again: set[str] = set()
 
     def start(self) -> None:
         """Begins; functions that were added before run at once."""
@@ -59,10 +61,15 @@ class Ticker:
             )
 
     def run_soon(self, name: str) -> None:
-        """Makes a function due at once; it still never overlaps itself."""
-        job = self._scheduler.get_job(name)
-        if job is not None:
-            job.modify(next_run_time=self._clock.now())
+        """Makes a function due at once, or as soon as its present run is over: it never overlaps itself."""
+        with self._lock:
+            if name in self._running:
+                self._again.add(name)
+                return
+        try:
+            self._scheduler.modify_job(name, next_run_time=self._clock.now())
+        except JobLookupError:
+            return  # it was taken away
 
     def nudge(self) -> list[str]:
         """Makes due what is late by the monotonic clock; returns the names of those."""
@@ -93,3 +100,7 @@ class Ticker:
         finally:
             with self._lock:
                 self._running.discard(name)
+                again = name in self._again
+                self._again.discard(name)
+            if again:
+                self.run_soon(name)

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
@@ -10,6 +10,7 @@ import structlog
 from balancer.clock import Clock
 from balancer.daemon.leading import Leading
 from balancer.directory.contract import Directory, Follower
+from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.planner import plans
 from balancer.planner.node_samples import NodeSampler
@@ -44,6 +45,15 @@ class Surroundings(Protocol):
     def follower(self) -> Follower: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Bundle:
+    """What the ticks of one bundle keep; the lock is held while one runs, so that nothing is closed under it."""
+
+    tick: BundleTick
+    poller: Poller
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
 class Ticks:
     """Runs the ticks and keeps the states. `run` may be called for several bundles at once, once for each."""
 
@@ -53,7 +63,7 @@ class Ticks:
         self._sampler = sampler
         self._clock = clock
         self._lock = threading.Lock()
-        self._ticks: dict[str, tuple[BundleTick, Poller]] = {}
+        self._bundles: dict[str, _Bundle] = {}
         self._states: dict[str, BundleState] = {}
         self._leader: str | None = None
 
@@ -72,84 +82,74 @@ class Ticks:
         bundle = settings.bundles.get(name)
         if bundle is None:
             return  # it was taken out of the configuration a moment ago
-        with structlog.contextvars.bound_contextvars(bundle=name):
-            occasion = self._occasion(settings, bundle)
-            try:
-                state = self._tick(settings, bundle).run(occasion)
-                state = self._record_plan(occasion, state)
-            except BalancerError as error:
-                log.warning("tick failed", error=str(error))
-                state = failed_tick(occasion, str(error), self._clock.now())
-            except Exception as error:
-                # The last boundary of a tick: a defect in one bundle's tick must not end the others'.
-                log.exception("tick failed unexpectedly")
-                state = failed_tick(occasion, f"a defect: {type(error).__name__}: {error}", self._clock.now())
-            self._keep(occasion, state)
+        kept = self._bundle(settings, bundle)
+        with structlog.contextvars.bound_contextvars(bundle=name), kept.lock:
+            if self._bundles.get(name) is kept:
+                snapshot = self._around.follower().snapshot
+                self._keep(snapshot, self._state(kept.tick, settings, bundle, snapshot))
 
     def forget(self, bundles: Mapping[str, BundleSettings]) -> None:
         """Ends the ticks of bundles that are no longer configured."""
         with self._lock:
-            gone = [name for name in self._ticks if name not in bundles]
-            closing = [self._ticks.pop(name)[1] for name in gone]
-            for name in gone:
+            gone = {name: self._bundles.pop(name) for name in list(self._bundles) if name not in bundles}
+        for name, kept in gone.items():
+            with kept.lock:
+                kept.poller.close()
+            with self._lock:
                 self._states.pop(name, None)
-        for poller in closing:
-            poller.close()
+            self._reporter.forget(name)
+            self._around.recorder.forget(name)
 
     def close(self) -> None:
         """Closes the pollers. Idempotent."""
         self.forget({})
 
-    def _tick(self, settings: Settings, bundle: BundleSettings) -> BundleTick:
+    def _bundle(self, settings: Settings, bundle: BundleSettings) -> _Bundle:
         with self._lock:
-            if bundle.name not in self._ticks:
+            if bundle.name not in self._bundles:
                 daemon = settings.daemon
                 poller = Poller(cluster_name(daemon.directory), self._clock, daemon.poll_timeout)
-                samples = Samples(self._around.directory(), bundle.options.heat.min_samples)
-                self._ticks[bundle.name] = BundleTick(poller, samples, self._sampler, self._clock), poller
-            return self._ticks[bundle.name][0]
+                tick = BundleTick(poller, Samples(self._around.directory()), self._sampler, self._clock)
+                self._bundles[bundle.name] = _Bundle(tick, poller)
+            return self._bundles[bundle.name]
 
-    def _occasion(self, settings: Settings, bundle: BundleSettings) -> Occasion:
-        snapshot = self._around.follower().snapshot
-        leading = self._around.leading
+    def _state(self, tick: BundleTick, settings: Settings, bundle: BundleSettings, snapshot: Snapshot) -> BundleState:
+        try:
+            return tick.run(self._occasion(settings, bundle, snapshot))
+        except BalancerError as error:
+            log.warning("tick failed", error=str(error))
+            return failed_tick(bundle, str(error), self._clock.now())
+        except Exception as error:
+            # The last boundary of a tick: a defect in one bundle's tick must not end the others'.
+            log.exception("tick failed unexpectedly")
+            return failed_tick(bundle, f"a defect: {type(error).__name__}: {error}", self._clock.now())
+
+    def _occasion(self, settings: Settings, bundle: BundleSettings, snapshot: Snapshot) -> Occasion:
         try:
             self._leader = self._around.directory().leader()
         except BalancerError:
             self._leader = None
-        approved = plans.in_state(snapshot, bundle.name, plans.APPROVED)
-        proposed = plans.in_state(snapshot, bundle.name, plans.PROPOSED)
+        asked = bundle.mode is Mode.APPROVE
+        approved = plans.in_state(snapshot, bundle.name, plans.APPROVED) if asked else None
+        standing = approved or plans.in_state(snapshot, bundle.name, plans.PROPOSED)
         return Occasion(
             bundle=bundle,
             settings=settings,
             snapshot=snapshot,
             addresses=addresses_of([bundle]),
             leader=self._leader,
-            starter=leading,
+            starter=self._around.leading,
             approved=plans.actions_of(approved) if approved else (),
-            proposed=proposed.id if proposed else "",
+            plan=standing.id if standing else "",
         )
 
-    def _record_plan(self, occasion: Occasion, state: BundleState) -> BundleState:
-        """Writes the plan into the directory where we lead and it is a new one; settles an approved one."""
-        leading = self._around.leading
-        if leading is None or state.plan is None or state.view is None:
-            return state
-        snapshot = occasion.snapshot
-        plan_id, changes = plans.propose(snapshot, state.plan, state.view, occasion.bundle.options)
-        approved = plans.in_state(snapshot, occasion.bundle.name, plans.APPROVED)
-        if approved is not None and occasion.bundle.mode is Mode.APPROVE and (state.started or state.not_started):
-            changes = (*changes, plans.settle(approved, state.not_started))
-        if changes:
-            leading.commit(changes, snapshot, f"plan of bundle {occasion.bundle.name}")
-        return replace(state, plan_id=plan_id)
-
-    def _keep(self, occasion: Occasion, state: BundleState) -> None:
+    def _keep(self, snapshot: Snapshot, state: BundleState) -> None:
         with self._lock:
             before = self._states.get(state.bundle)
             self._states[state.bundle] = state
         if before is None or (before.word, before.sentence) != (state.word, state.sentence):
             log.info("state", word=state.word, sentence=state.sentence)
-        migrations = [record for record in occasion.snapshot.migrations.values() if record.bundle == state.bundle]
+        migrations = [record for record in snapshot.migrations.values() if record.bundle == state.bundle]
         self._reporter.observe(state, migrations)
         self._around.recorder.record(state)
         if self._around.leading is not None:

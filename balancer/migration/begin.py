@@ -4,12 +4,14 @@ Called by the planner and the command line; `Runner.run` then carries it out. Ev
 directory alone is refused here.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from uuid import uuid4
 
 from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import (
+    Change,
     Migration,
     MigrationKind,
     MigrationMode,
@@ -26,6 +28,14 @@ from balancer.migration.journal import AUTHOR
 from balancer.migration.machine import State
 from balancer.migration.record import Detail
 
+Also = Callable[[Migration], tuple[Change, ...]]
+"""What else is recorded in the commit that begins a migration: the answer to the command that asked for it."""
+
+
+def nothing_else(_: Migration) -> tuple[Change, ...]:
+    """Of a migration that no command asked for."""
+    return ()
+
 
 def begin_move(
     directory: Directory,
@@ -38,6 +48,7 @@ def begin_move(
     code: str = "",
     warm: bool = False,
     force: bool = False,
+    also: Also = nothing_else,
     clock: Clock | None = None,
 ) -> Migration:
     """Journals the move of a tablet. With `force`, also to a node that is not active or of a quarantined tablet."""
@@ -71,7 +82,7 @@ def begin_move(
     )
     directory.commit(
         Transaction(
-            changes=(Put(migration),),
+            changes=(Put(migration), *also(migration)),
             base=snapshot.version,
             reason=f"move tablet {tablet_id} from {tablet.node} to {target_node}: {reason or 'asked for'}",
             author=AUTHOR,

@@ -23,7 +23,7 @@ from balancer.directory.model import (
 )
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
-from balancer.migration.begin import check_free, new_id
+from balancer.migration.begin import Also, check_free, new_id, nothing_else
 from balancer.migration.journal import AUTHOR
 from balancer.migration.machine import State
 from balancer.migration.record import Detail, pack_tablet
@@ -99,6 +99,7 @@ def begin_reshard(
     code: str = "",
     then: Sequence[str] = (),
     force: bool = False,
+    also: Also = nothing_else,
     clock: Clock | None = None,
 ) -> Migration:
     """Journals that these tablets of one node become those parts, which must cover exactly the same keys.
@@ -139,7 +140,7 @@ def begin_reshard(
     )
     directory.commit(
         Transaction(
-            changes=(Put(migration), Put(Counter(TABLET_COUNTER, counter.next + len(targets)))),
+            changes=(Put(migration), Put(Counter(TABLET_COUNTER, counter.next + len(targets))), *also(migration)),
             base=snapshot.version,
             reason=f"{operation} tablets {', '.join(map(str, tablet_ids))}: {reason or 'asked for'}",
             author=AUTHOR,

@@ -129,7 +129,7 @@ class Context:
         if self.fenced_at is not None and self.state not in (State.COPYING, State.OPENING):
             self.check_budget()
         while self.control.paused and not facts.writers_held and facts.cancellable:
-            self.progress.waiting("an operator to resume it")
+            self.progress.waiting(self.control.waiting_for)
             self.control.wait(0.2)
             self.leadership.check()
             if self.control.cancelled:

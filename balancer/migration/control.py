@@ -25,6 +25,8 @@ class Control:
         self._go = threading.Event()
         self._go.set()
         self.reason = ""
+        self.waiting_for = ""
+        """What a paused migration waits for, in words."""
 
     def cancel(self, reason: str) -> None:
         """Takes effect at the next checkpoint of a state that may still be cancelled."""
@@ -32,8 +34,9 @@ class Control:
         self._cancel.set()
         self._go.set()
 
-    def pause(self) -> None:
+    def pause(self, waiting_for: str = "an operator to resume it") -> None:
         """Takes effect at the next checkpoint at which writers are not held back."""
+        self.waiting_for = waiting_for
         self._go.clear()
 
     def resume(self) -> None:

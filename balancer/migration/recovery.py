@@ -11,19 +11,26 @@ from dataclasses import replace
 from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Migration
+from balancer.errors import Refused
 from balancer.migration.journal import Journal
 from balancer.migration.machine import Recovery, State, Track, track_of, traits
 from balancer.migration.record import read_detail
 
 
 def recover(directory: Directory, leadership: Leadership, clock: Clock | None = None) -> list[Migration]:
-    """Decides about every unfinished migration; returns them, oldest first, for `Runner.run`."""
+    """Decides about every unfinished migration; returns them, oldest first, for `Runner.run`.
+
+    One that cannot be decided about (a newer version wrote it) is left as it is, and keeps nobody else waiting.
+    """
     journal = Journal(directory, leadership, clock or SystemClock())
     unfinished = [record for record in directory.snapshot().migrations.values() if not record.finished]
-    return [
-        take_over(journal, journal.load(record.id), leadership)
-        for record in sorted(unfinished, key=lambda record: record.created)
-    ]
+    found = []
+    for record in sorted(unfinished, key=lambda record: record.created):
+        try:
+            found.append(take_over(journal, journal.load(record.id), leadership))
+        except Refused:
+            continue
+    return found
 
 
 def take_over(journal: Journal, record: Migration, leadership: Leadership) -> Migration:

@@ -79,9 +79,9 @@ class Runner:
             raise Refused(f"migration {migration} is {record.state}: it is too late to cancel it")
         self._control(migration).cancel(reason)
 
-    def pause(self, migration: str) -> None:
+    def pause(self, migration: str, waiting_for: str = "an operator to resume it") -> None:
         """Holds a migration at its next checkpoint at which writers are not held back."""
-        self._control(migration).pause()
+        self._control(migration).pause(waiting_for)
 
     def resume(self, migration: str) -> None:
         """Lets a paused migration go on."""

@@ -100,6 +100,8 @@ class NodePoll:
     identity: NodeIdentity | None
     """None: our schema is not installed."""
     claims: tuple[Claim, ...]
+    seconds: float = 0.0
+    """How long the answer took."""
 
 
 _FACTS = """

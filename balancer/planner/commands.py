@@ -35,6 +35,8 @@ from balancer.errors import BalancerError, Refused
 from policies.leaves import Leaf
 from policies.model import Action, ActionKind, Part
 
+MOST_PARTS = 1000  # of one split: all of them are made at once on the tablet's node
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -83,7 +85,7 @@ class Context:
     @staticmethod
     def number(text: str) -> int:
         """A tablet's id."""
-        if not text.isdigit():
+        if not (text.isascii() and text.isdigit()):
             raise Refused(f"{text!r} is not a tablet's id: ids are numbers, see `balancer tablets`")
         return int(text)
 
@@ -101,8 +103,17 @@ def carry_out(command: Command, snapshot: Snapshot, now: datetime) -> tuple[Comm
     try:
         outcome = VERBS[command.verb](context)
     except BalancerError as error:
-        return replace(command, state=CommandState.REFUSED, result=str(error)), Outcome(str(error))
+        return refused(command, str(error)), Outcome(str(error))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        # Arguments come from anywhere, also from newer versions: no wish of one operator may end the leader.
+        text = f"{command.verb} with {dict(command.arguments)!r} is not understood by the leader"
+        return refused(command, text), Outcome(text)
     return replace(command, state=CommandState.DONE, result=outcome.result), outcome
+
+
+def refused(command: Command, why: str) -> Command:
+    """The command as it is kept when it cannot be carried out."""
+    return replace(command, state=CommandState.REFUSED, result=why)
 
 
 def tablets_on(snapshot: Snapshot, node: str) -> int:
@@ -120,9 +131,7 @@ def _drain(context: Context) -> Outcome:
     if node.state is NodeState.DRAINING:
         return Outcome(f"node {node.id} is draining already")
     reason = f"drained by {context.author}: {context.arguments.get('reason') or 'no reason given'}"
-    count = sum(
-        1 for table in context.snapshot.tables for tablet in context.snapshot.tablets(table) if tablet.node == node.id
-    )
+    count = tablets_on(context.snapshot, node.id)
     return Outcome(
         f"node {node.id} is draining: {count} tablets will leave it; `balancer status` says when it may be taken away",
         (Put(replace(node, state=NodeState.DRAINING, reason=reason)),),
@@ -221,8 +230,8 @@ def _split(context: Context) -> Outcome:
         if keys:
             parts = tuple(Part(lower=lower) for lower in (tablet.bounds.lower, *keys))
     count = len(parts) or int(context.arguments.get("parts") or 2)
-    if count < 2:
-        raise Refused("a split makes two parts or more")
+    if not 2 <= count <= MOST_PARTS:
+        raise Refused(f"a split makes two parts or more, and at most {MOST_PARTS}")
     action = Action(
         ActionKind.SPLIT, table.name, (tablet.id,), _why(context), "operator", tablet.node, "", parts, count
     )

@@ -98,9 +98,8 @@ def past(migrations: Iterable[Migration]) -> dict[int, TabletHistory]:
                 before = found.get(tablet, TabletHistory())
                 found[tablet] = replace(before, failures=before.failures + 1, last_failed=migration.updated)
         elif migration.state == DONE:
-            heat = migration.operation is MigrationKind.SPLIT and str(migration.detail.get("code", "")).startswith(
-                "heat"
-            )
+            code = str(migration.detail.get("code", ""))
+            heat = migration.operation is MigrationKind.SPLIT and code.startswith(HEAT)
             for target in migration.targets:
                 before = found.get(target.id, TabletHistory())
                 split = migration.updated if heat else before.split_for_heat_at

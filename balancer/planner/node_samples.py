@@ -4,6 +4,7 @@ The tick asks for hot tablets whose clients tell too little; whoever begins a sp
 is bounded in time by `balancer.nodes.samples`, and asked of the first root, which names a table's heat.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 
 from balancer.clock import Clock
@@ -19,6 +20,7 @@ from policies.model import KeySamples
 ROW_KEYS = 20  # twentieths of the rows: enough to say what an edge is
 ROW_KEYS_SECONDS = 60.0
 BASELINE_SECONDS = 300.0
+BASELINE_LIFE = 2 * BASELINE_SECONDS
 
 Baseline = tuple[float, int]
 """When it was taken, and the newest transaction then."""
@@ -32,6 +34,7 @@ class NodeSampler:
         self._snapshot = snapshot
         self._holder = ConnectionHolder("samples")
         self._clock = clock
+        self._lock = threading.Lock()  # of the two memories below: every bundle's tick asks
         self._baselines: dict[tuple[int, int], tuple[Baseline | None, Baseline | None]] = {}
         self._row_keys: dict[tuple[int, int], tuple[float, tuple[bytes, ...]]] = {}
 
@@ -56,14 +59,19 @@ class NodeSampler:
         if tablet is None:
             return ()
         now = self._clock.monotonic()
-        known = self._row_keys.get((tablet.id, tablet.epoch))
-        if known is None or now - known[0] > ROW_KEYS_SECONDS:
-            try:
-                keys = tuple(self.split_keys(self._snapshot(), [tablet], ROW_KEYS))
-            except BalancerError:
-                keys = ()
-            known = self._row_keys[tablet.id, tablet.epoch] = now, keys
-        return known[1]
+        with self._lock:
+            fresh = {key: known for key, known in self._row_keys.items() if now - known[0] <= ROW_KEYS_SECONDS}
+            self._row_keys = fresh
+            known = fresh.get((tablet.id, tablet.epoch))
+        if known is not None:
+            return known[1]
+        try:
+            keys = tuple(self.split_keys(self._snapshot(), [tablet], ROW_KEYS))
+        except BalancerError:
+            keys = ()
+        with self._lock:
+            self._row_keys[tablet.id, tablet.epoch] = now, keys
+        return keys
 
     def split_keys(self, snapshot: Snapshot, tablets: Sequence[Tablet], parts: int) -> list[bytes]:
         """The keys at which to cut neighbouring range tablets on one node into parts of about the same size."""
@@ -92,10 +100,17 @@ class NodeSampler:
     def _baseline(self, tablet: Tablet, connection: Connection) -> int | None:
         """The transaction after which rows count as new: some minutes old, so that "lately" stays lately."""
         key, now = (tablet.id, tablet.epoch), self._clock.monotonic()
-        older, newer = self._baselines.get(key, (None, None))
+        with self._lock:
+            # One that nobody has renewed for so long would call an hour "lately".
+            self._baselines = {
+                one: pair for one, pair in self._baselines.items() if pair[1] and now - pair[1][0] <= BASELINE_LIFE
+            }
+            older, newer = self._baselines.get(key, (None, None))
         if newer is None or now - newer[0] > BASELINE_SECONDS:
             with connection.cursor() as cursor:
-                self._baselines[key] = newer, (now, current_xid(cursor))
+                taken = now, current_xid(cursor)
+            with self._lock:
+                self._baselines[key] = newer, taken
         chosen = older or newer
         return None if chosen is None else chosen[1]
 

@@ -48,9 +48,8 @@ class Sample:
 class Samples:
     """What clients have reported lately. One per bundle; belongs to its tick."""
 
-    def __init__(self, directory: Directory, enough: int) -> None:
+    def __init__(self, directory: Directory) -> None:
         self._directory = directory
-        self._enough = enough
         self._seen: dict[str, float] = {}
         self._tables: dict[int, deque[Sample]] = {}
 
@@ -61,35 +60,47 @@ class Samples:
         except BalancerError:
             return  # samples are no part of the truth: the next tick asks again
         for client, note in notes.items():
-            if self._seen.get(client) != note["at"]:
-                self._seen[client] = note["at"]
-                self._take(note)
+            try:
+                if self._seen.get(client) != note["at"]:
+                    self._seen[client] = note["at"]
+                    self._take(note)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                continue  # anybody may leave a note: one that is none must not end a tick
         self._seen = {client: at for client, at in self._seen.items() if client in notes}
         for samples in self._tables.values():
             while samples and samples[0].at < now - MEMORY_SECONDS:
                 samples.popleft()
 
     def _take(self, note: Mapping[str, Json]) -> None:
+        at = float(note["at"])
         for table, samples in note["tables"].items():
-            kept = self._tables.setdefault(int(table), deque(maxlen=MOST_SAMPLES))
-            kept.extend(Sample(note["at"], bytes.fromhex(key), weight, write) for key, weight, write in samples)
+            read = [Sample(at, bytes.fromhex(key), float(weight), bool(write)) for key, weight, write in samples]
+            self._tables.setdefault(int(table), deque(maxlen=MOST_SAMPLES)).extend(read)
 
-    def of(self, view: BundleView, snapshot: Snapshot, tablets: Sequence[int], ask: AskNode) -> dict[int, KeySamples]:
-        """Samples by tablet; the node is asked where clients have told too little."""
+    def of(
+        self, view: BundleView, snapshot: Snapshot, tablets: Sequence[int], ask: AskNode, enough: int
+    ) -> dict[int, KeySamples]:
+        """Samples by tablet; the node is asked where clients have told less than `enough`."""
         found: dict[int, KeySamples] = {}
-        ids = {table.name: table.id for table in snapshot.tables.values() if table.bundle == view.bundle}
         rows = dict(zip(tablets, _rows(view, tablets), strict=True))
+        hot = {row: next(table for table in view.tables if table.first <= row < table.last) for row in rows.values()}
+        told_of = self._sorted(snapshot, view.bundle, {table.name for table in hot.values()})
         for tablet, row in rows.items():
-            table = next(table for table in view.tables if table.first <= row < table.last)
+            table = hot[row]
             lower, upper = bounds(view, table, row)
-            samples = sorted(self._tables.get(ids[table.name], ()), key=lambda sample: sample.key)
-            keys = [sample.key for sample in samples]
+            samples, keys = told_of[table.name]
             told = _told(samples[bisect_left(keys, lower) : bisect_left(keys, upper)])
-            if len(told.keys) < self._enough:
+            if len(told.keys) < enough:
                 told = ask.ask(tablet) or told
             if told.keys:
                 found[tablet] = told if table.hash else replace(told, row_keys=ask.row_keys(tablet))
         return found
+
+    def _sorted(self, snapshot: Snapshot, bundle: str, tables: set[str]) -> dict[str, tuple[list[Sample], list[bytes]]]:
+        """Per table what clients have told, by key, and the keys."""
+        ids = {table.name: table.id for table in snapshot.tables.values() if table.bundle == bundle}
+        told = {name: sorted(self._tables.get(ids[name], ()), key=lambda sample: sample.key) for name in tables}
+        return {name: (samples, [sample.key for sample in samples]) for name, samples in told.items()}
 
 
 def bounds(view: BundleView, table: TableView, row: int) -> tuple[bytes, bytes]:

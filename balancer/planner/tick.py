@@ -8,29 +8,26 @@ starter (a standby, or nobody leads) everything but acting is done just the same
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Protocol
 
 from balancer.clock import Clock
-from balancer.directory.model import Migration, MigrationKind, Node
+from balancer.directory.model import Migration, MigrationKind
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import BalancerError
+from balancer.errors import BalancerError, Fenced
 from balancer.nodes.connection import Address
-from balancer.planner import windows
-from balancer.planner.follow_up import follow_ups
-from balancer.planner.memory import HEAT, Memory
+from balancer.planner.follow_up import affordable, credited, follow_ups
+from balancer.planner.memory import Memory
+from balancer.planner.openings import Openings, look
+from balancer.planner.reports import in_words, node_reports, running
 from balancer.planner.samples import AskNode, Samples
 from balancer.planner.state import BundleState, NodeReport, ScheduleReport, Word
 from balancer.planner.verdict import Situation, verdict
-from balancer.polling.poller import ClusterPoll, Health, Poller
-from balancer.polling.poller import NodeReport as PolledNode
+from balancer.polling.poller import ClusterPoll, Poller
 from balancer.polling.view import Capacity, Remembered, build_view
-from balancer.settings import BundleSettings, FinishBy, Mode, Settings
-from balancer.settings.units import format_size
-from balancer.settings.windows import bundle_schedule, group_schedule, heat_schedule
+from balancer.settings import BundleSettings, Mode, Settings
 from policies.heat import hot_tablets
 from policies.model import Action, BundleView, NodeChange, PlanResult
-from policies.plan import make_plan, restricted
+from policies.plan import make_plan
 
 RATE_SAMPLE = 20  # finished moves from which the rate of the next ones is estimated
 
@@ -43,6 +40,15 @@ class Starter(Protocol):
 
     def change_node(self, change: NodeChange) -> None:
         """Closes a node to new data, or opens it again."""
+
+    def propose(self, plan: PlanResult, view: BundleView, bundle: BundleSettings) -> str:
+        """Records a plan, if it is a new one; returns the id of the one that stands, empty: there is none."""
+
+    def settle(self, plan: str, handled: Sequence[Action], failures: Sequence[str]) -> None:
+        """Records which of a plan's actions have been handled, and why some could not be started."""
+
+    def park(self, bundle: str, overrunning: frozenset[str]) -> None:
+        """Holds these migrations of a bundle at a safe point, and lets go on those it held before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +63,40 @@ class Occasion:
     starter: Starter | None = None
     approved: tuple[Action, ...] = ()
     """In mode `approve`: the actions of an approved plan that have not been started yet."""
-    proposed: str = ""
-    """In mode `approve`: the plan that waits."""
+    plan: str = ""
+    """The plan that stands: the approved one, or else the proposed one."""
+
+    @property
+    def pause_until(self) -> datetime | None:
+        """When an operator's pause ends; None: never by itself, or there is none."""
+        pause = self.snapshot.pauses.get(self.bundle.name)
+        return None if pause is None or pause.until is None else datetime.fromtimestamp(pause.until, UTC)
+
+    def paused(self, now: datetime) -> bool:
+        """Whether an operator has paused the bundle."""
+        pause = self.snapshot.pauses.get(self.bundle.name)
+        return pause is not None and (pause.until is None or pause.until > now.timestamp())
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What one tick knows when it acts."""
+
+    occasion: Occasion
+    now: datetime
+    openings: Openings
+    view: BundleView
+    owed: Sequence[Action]
+    plan: PlanResult
+
+
+@dataclass(frozen=True, slots=True)
+class _Acts:
+    """What a tick has done: the plan's actions it came to, migrations begun, in words, and why others could not be."""
+
+    handled: tuple[Action, ...] = ()
+    started: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
 
 
 class BundleTick:
@@ -78,36 +116,22 @@ class BundleTick:
         began = self._clock.monotonic()
         now = self._clock.now()
         poll = self._poller.poll(occasion.snapshot, occasion.addresses)
-        schedule, heat = self._schedules(occasion, now)
-        view = self._view(occasion, poll, schedule, now)
-        options = occasion.bundle.options
-        plan = make_plan(view, options)
-        refused, started = self._act(occasion, view, plan, schedule, heat)
-        nodes = tuple(
-            _node_report(poll.nodes.get(node.id), node)
-            for node in occasion.snapshot.nodes.values()
-            if node.bundle == occasion.bundle.name
-        )
-        pause = occasion.snapshot.pauses.get(occasion.bundle.name)
-        paused = pause is not None and (pause.until is None or pause.until > now.timestamp())
-        until = None if pause is None or pause.until is None else datetime.fromtimestamp(pause.until, UTC)
-        situation = Situation(
-            now=now,
-            mode=occasion.bundle.mode,
-            plan=plan,
-            nodes=nodes,
-            schedule=schedule,
-            running=[*_running(occasion.snapshot, occasion.bundle.name), *started],
-            started=len(started),
-            paused=paused,
-            paused_until=until,
-            leading=occasion.starter is not None,
-            leader=occasion.leader,
-            waiting_plan=occasion.proposed,
-            refused=refused[0] if refused else "",
-        )
-        word, sentence = verdict(situation)
+        openings = look(occasion.settings, occasion.bundle, now, self._last)
+        self._note_window(openings, now)
+        view = self._view(occasion, poll, openings, now)
+        owed = self._owed(occasion, view, openings, now)
+        view = credited(view, owed)
+        plan = make_plan(view, occasion.bundle.options)
+        moment = _Moment(occasion, now, openings, view, owed, plan)
+        starter = occasion.starter
+        plan_id = occasion.plan if starter is None else starter.propose(plan, view, occasion.bundle)
+        acts = _act(moment)
+        if starter is not None and plan_id and acts.handled:
+            starter.settle(plan_id, acts.handled, acts.refused)
+        nodes = node_reports(occasion.snapshot, occasion.bundle.name, poll)
+        word, sentence = verdict(_situation(moment, plan_id, nodes, acts))
         self._last = now
+        paused = occasion.paused(now)
         return BundleState(
             bundle=occasion.bundle.name,
             at=self._clock.now(),
@@ -115,34 +139,28 @@ class BundleTick:
             word=word,
             sentence=sentence,
             nodes=nodes,
-            schedule=schedule,
+            schedule=openings.bundle,
             view=view,
             plan=plan,
-            plan_id=occasion.proposed,
-            paused_until=until if paused else None,
+            plan_id=plan_id,
+            paused_until=occasion.pause_until if paused else None,
             paused=paused,
             tick_seconds=self._clock.monotonic() - began,
-            started=tuple(started),
-            not_started=tuple(refused),
+            started=acts.started,
+            not_started=acts.refused,
         )
 
-    def _schedules(self, occasion: Occasion, now: datetime) -> tuple[ScheduleReport, ScheduleReport]:
-        settings, bundle = occasion.settings, occasion.bundle
-        reports = [
-            windows.report(found, bundle.timezone, now, self._last, settings.daemon.look_back)
-            for found in (bundle_schedule(settings, bundle), heat_schedule(settings, bundle))
-        ]
-        if not reports[0].open:
+    def _note_window(self, openings: Openings, now: datetime) -> None:
+        if not openings.any:
             self._opened = None
         elif self._opened is None:
             self._opened = now
-        return reports[0], reports[1]
 
-    def _view(self, occasion: Occasion, poll: ClusterPoll, schedule: ScheduleReport, now: datetime) -> BundleView:
+    def _view(self, occasion: Occasion, poll: ClusterPoll, openings: Openings, now: datetime) -> BundleView:
         bundle, snapshot = occasion.bundle, occasion.snapshot
         migrations = [record for record in snapshot.migrations.values() if record.bundle == bundle.name]
         remembered = Remembered(
-            window_seconds_left=_seconds_left(bundle, schedule, now),
+            window_seconds_left=openings.seconds_left(now, bundle.migration.finish_by),
             bytes_moved_in_window=self._moved(migrations),
             measured_bytes_per_second=_measured_rate(migrations),
         )
@@ -154,158 +172,125 @@ class BundleTick:
             capacities={node.id: Capacity(node.disk, node.memory) for node in bundle.nodes.values()},
             remembered=remembered,
         )
-        hot = list(hot_tablets(view, bundle.options.heat))
+        heat = bundle.options.heat
+        hot = list(hot_tablets(view, heat))
         self._memory.note_rates(view)
         self._memory.note_heat(hot)
-        history = self._memory.history(view, migrations, bundle.options.heat.min_rows_per_second / 2)
+        history = self._memory.history(view, migrations, heat.min_rows_per_second / 2)
         samples = {}
         if hot:
             self._samples.gather(now.timestamp())
-            samples = self._samples.of(view, snapshot, hot, self._ask_node)
+            samples = self._samples.of(view, snapshot, hot, self._ask_node, heat.min_samples)
         return replace(view, history=history, samples=samples)
 
     def _moved(self, migrations: Sequence[Migration]) -> float:
-        """Bytes of the migrations begun since the present window opened."""
+        """Bytes of the moves begun since the present window opened."""
         if self._opened is None:
             return 0.0
         since = self._opened.timestamp()
-        return float(sum(record.detail.get("size", 0) for record in migrations if record.created >= since))
+        moves = [record for record in migrations if record.operation is MigrationKind.MOVE and record.created >= since]
+        return float(sum(record.detail.get("size", 0) for record in moves))
 
-    def _act(
-        self, occasion: Occasion, view: BundleView, plan: PlanResult, schedule: ScheduleReport, heat: ScheduleReport
-    ) -> tuple[list[str], list[str]]:
-        """Starts what may be started now; returns why something could not be, and what was started in words."""
-        starter = occasion.starter
-        if starter is None or not (schedule.open or heat.open) or self._paused(occasion):
-            return [], []
-        if occasion.bundle.mode is Mode.AUTONOMOUS:
-            for change in plan.node_changes:
-                starter.change_node(change)
-        refused: list[str] = []
-        started: list[str] = []
-        for action in self._due(occasion, view, plan, schedule, heat):
-            try:
-                migration = starter.start(action, occasion.bundle)
-            except BalancerError as error:
-                refused.append(f"{action.kind} of tablet {action.tablets[0]} cannot be started: {error}")
-            else:
-                started.append(in_words(migration))
-        return refused, started
-
-    def _due(
-        self, occasion: Occasion, view: BundleView, plan: PlanResult, schedule: ScheduleReport, heat: ScheduleReport
-    ) -> Sequence[Action]:
-        """The actions that mode and schedules allow at this moment."""
-        match occasion.bundle.mode:
-            case Mode.OBSERVE:
-                return ()
-            case Mode.APPROVE:
-                return occasion.approved if schedule.open else ()
-            case Mode.AUTONOMOUS:
-                owed = self._owed(occasion)
-                shut = self._shut_groups(occasion)
-                if schedule.open and heat.open and not shut:
-                    return [*owed, *_without(plan.actions, owed)]
-                options = restricted(occasion.bundle.options, balance=schedule.open, heat=heat.open, closed_groups=shut)
-                due = make_plan(view, options).actions
-                return [*owed, *_without([a for a in due if schedule.open or a.code.startswith(HEAT)], owed)]
-
-    def _owed(self, occasion: Occasion) -> list[Action]:
-        """Moves that splits for heat asked for, as many as the budget of moves leaves room for."""
-        snapshot, name = occasion.snapshot, occasion.bundle.name
-        running = sum(1 for record in snapshot.migrations.values() if record.bundle == name and not record.finished)
-        room = occasion.bundle.options.budgets.moves_total - running
-        return list(islice(follow_ups(snapshot, name, self._clock.now().timestamp()), max(0, room)))
-
-    def _shut_groups(self, occasion: Occasion) -> frozenset[str]:
-        """Groups with a schedule of their own that is closed at this moment."""
-        bundle, settings, now = occasion.bundle, occasion.settings, self._clock.now()
-        shut = set()
-        for name, group in bundle.options.balancer.groups.items():
-            if group.schedule.strip():
-                found = group_schedule(settings, bundle, name)
-                if not windows.report(found, bundle.timezone, now, self._last, settings.daemon.look_back).open:
-                    shut.add(name)
-        return frozenset(shut)
-
-    def _paused(self, occasion: Occasion) -> bool:
-        pause = occasion.snapshot.pauses.get(occasion.bundle.name)
-        return pause is not None and (pause.until is None or pause.until > self._clock.now().timestamp())
+    def _owed(self, occasion: Occasion, view: BundleView, openings: Openings, now: datetime) -> list[Action]:
+        """Moves that splits for heat asked for, where this tick may start them."""
+        if occasion.starter is None or occasion.bundle.mode is not Mode.AUTONOMOUS:
+            return []
+        if not openings.heat.open or occasion.paused(now):
+            return []
+        owed = follow_ups(occasion.snapshot, occasion.bundle.name, now.timestamp())
+        return affordable(owed, view, occasion.bundle.options)
 
 
-def _without(actions: Sequence[Action], others: Sequence[Action]) -> list[Action]:
-    """Those actions that touch no tablet of the others'."""
-    taken = {tablet for action in others for tablet in action.tablets}
-    return [action for action in actions if not taken.intersection(action.tablets)]
+def _act(moment: _Moment) -> _Acts:
+    """Parks what runs over its window, and starts what may be started now."""
+    occasion, openings = moment.occasion, moment.openings
+    starter, bundle = occasion.starter, occasion.bundle
+    if starter is None:
+        return _Acts()
+    starter.park(bundle.name, openings.overrunning(occasion.snapshot, bundle))
+    if not openings.any or occasion.paused(moment.now):
+        return _Acts()
+    refused: list[str] = []
+    if bundle.mode is Mode.AUTONOMOUS:
+        refused += _change_nodes(starter, moment.plan.node_changes)
+    started: list[str] = []
+    due = tuple(_due(moment))
+    for action in (*moment.owed, *due):
+        try:
+            migration = starter.start(action, bundle)
+        except Fenced:
+            raise
+        except BalancerError as error:
+            refused.append(f"{action.kind} of tablet {action.tablets[0]} cannot be started: {error}")
+        else:
+            started.append(in_words(migration))
+    return _Acts(due, tuple(started), tuple(refused))
 
 
-def failed_tick(occasion: Occasion, error: str, now: datetime) -> BundleState:
-    """The state of a bundle whose tick itself failed: nothing is known of it but that."""
-    schedule = ScheduleReport("", "", occasion.bundle.timezone, False, None, None)
-    word = f"the tick failed: {error}"
-    return BundleState(occasion.bundle.name, now, occasion.bundle.mode, Word.BLOCKED, word, (), schedule, error=error)
+def _due(moment: _Moment) -> Sequence[Action]:
+    """The actions that mode and schedules allow at this moment."""
+    openings, plan = moment.openings, moment.plan
+    match moment.occasion.bundle.mode:
+        case Mode.OBSERVE:
+            return ()
+        case Mode.APPROVE:
+            return [action for action in moment.occasion.approved if openings.allows(action)]
+        case Mode.AUTONOMOUS:
+            if openings.all or not plan.actions:
+                return plan.actions
+            # Planned anew without what must wait: the budgets' room is for what may start now.
+            due = make_plan(moment.view, openings.narrowed()).actions
+            return [action for action in due if openings.allows(action)]
 
 
-def in_words(migration: Migration) -> str:
-    """A migration in a few words, for the sentence of a bundle."""
-    tablets = ", ".join(map(str, migration.sources[:3])) + (", …" if len(migration.sources) > 3 else "")
-    noun = "tablet" if len(migration.sources) == 1 else "tablets"
-    where = (
-        f" from {migration.source_node} to {migration.target_node}"
-        if migration.operation is MigrationKind.MOVE
-        else f" on {migration.source_node}"
+def _situation(moment: _Moment, plan_id: str, nodes: tuple[NodeReport, ...], acts: _Acts) -> Situation:
+    occasion, view = moment.occasion, moment.view
+    bundle, snapshot = occasion.bundle, occasion.snapshot
+    held = moment.openings.overrunning(snapshot, bundle)
+    records = running(snapshot, bundle.name)
+    waits = bundle.mode is Mode.APPROVE and not occasion.approved
+    return Situation(
+        now=moment.now,
+        mode=bundle.mode,
+        plan=moment.plan,
+        nodes=nodes,
+        owned={node.id: int((view.tablets.node == at).sum()) for at, node in enumerate(view.nodes)},
+        schedule=moment.openings.bundle,
+        running=[*(in_words(one) for one in records if one.id not in held), *acts.started],
+        held=[in_words(one, parked=True) for one in records if one.id in held],
+        started=len(acts.started),
+        paused=occasion.paused(moment.now),
+        paused_until=occasion.pause_until,
+        leading=occasion.starter is not None,
+        leader=occasion.leader,
+        waiting_plan=plan_id if waits else "",
+        refused=acts.refused[0] if acts.refused else "",
     )
-    size = migration.detail.get("size")
-    details = f"{migration.state}, {format_size(size)}" if size else migration.state
-    return f"{migration.operation} of {noun} {tablets}{where} ({details})"
 
 
-def _running(snapshot: Snapshot, bundle: str) -> list[str]:
-    records = [record for record in snapshot.migrations.values() if record.bundle == bundle and not record.finished]
-    return [in_words(record) for record in sorted(records, key=lambda record: record.created)]
+def _change_nodes(starter: Starter, changes: Sequence[NodeChange]) -> list[str]:
+    refused = []
+    for change in changes:
+        try:
+            starter.change_node(change)
+        except Fenced:
+            raise
+        except BalancerError as error:
+            refused.append(f"node {change.node} cannot be made {change.condition}: {error}")
+    return refused
 
 
-def _seconds_left(bundle: BundleSettings, schedule: ScheduleReport, now: datetime) -> float | None:
-    """Until the window closes; None where nothing has to be finished by then."""
-    if bundle.migration.finish_by is FinishBy.ANY or schedule.closes_at is None:
-        return None
-    return max(0.0, (schedule.closes_at - now).total_seconds())
+def failed_tick(bundle: BundleSettings, error: str, now: datetime) -> BundleState:
+    """The state of a bundle whose tick itself failed: nothing is known of it but that."""
+    schedule = ScheduleReport("", "", bundle.timezone, False, None, None)
+    word = f"the tick failed: {error}"
+    return BundleState(bundle.name, now, bundle.mode, Word.BLOCKED, word, (), schedule, error=error)
 
 
 def _measured_rate(migrations: Sequence[Migration]) -> float | None:
     """Bytes per second of the newest finished moves, from first to last byte of each; None: nothing measured yet."""
-    done = [
-        record
-        for record in migrations
-        if record.finished and record.state == "done" and record.operation is MigrationKind.MOVE
-    ]
+    done = [record for record in migrations if record.state == "done" and record.operation is MigrationKind.MOVE]
     newest = sorted(done, key=lambda record: record.updated)[-RATE_SAMPLE:]
     size = sum(record.detail.get("size", 0) for record in newest)
     seconds = sum(record.updated - record.created for record in newest)
     return size / seconds if size and seconds else None
-
-
-def _node_report(polled: PolledNode | None, record: Node) -> NodeReport:
-    if polled is None:
-        return NodeReport(record.id, str(record.state), record.reason, False, error="it is not in the bundle's file")
-    silent = polled.unreachable
-    facts = polled.poll.facts if polled.poll else None
-    return NodeReport(
-        id=record.id,
-        state=str(record.state),
-        reason=record.reason,
-        reachable=silent is None,
-        unreachable_since=None if silent is None else datetime.fromtimestamp(silent.since, UTC),
-        error="" if silent is None else silent.reason,
-        version=_version(facts.version) if facts else "",
-        is_standby=polled.health is Health.STANDBY,
-        disagreements=tuple(found.text for found in polled.disagreements),
-        database_bytes=float(facts.database_bytes) if facts else 0.0,
-        connections=facts.connections if facts else 0,
-        retained_wal_bytes=float(sum(slot.retained_bytes for slot in facts.slots)) if facts else 0.0,
-    )
-
-
-def _version(number: int) -> str:
-    """`180004` as PostgreSQL writes it: 18.4."""
-    return f"{number // 10000}.{number % 10000}"

@@ -4,7 +4,7 @@ The order of the questions is the order of importance to an operator: what runs,
 what is waited for. "Balanced" is only said when none of them applies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -21,8 +21,10 @@ class Situation:
     mode: Mode
     plan: PlanResult
     nodes: Sequence[NodeReport]
+    owned: Mapping[str, int]  # node → how many tablets it has
     schedule: ScheduleReport
     running: Sequence[str]  # migrations in words
+    held: Sequence[str]  # those that wait at a safe point for their window
     started: int
     paused: bool
     paused_until: datetime | None
@@ -37,14 +39,20 @@ def verdict(situation: Situation) -> tuple[Word, str]:
     wanted = len(situation.plan.actions) + situation.plan.pending_moves
     if situation.running:
         return Word.WORKING, _working(situation)
+    if situation.held:
+        return Word.WAITING, _held(situation)
     broken = [node for node in situation.nodes if not node.reachable or node.is_standby or node.disagreements]
     if broken:
         return Word.BLOCKED, _broken(broken[0], len(broken))
     if not wanted:
         return _idle(situation)
-    for blocked in (_steering(situation), situation.refused):
-        if blocked:
-            return Word.BLOCKED, blocked
+    blocked = _steering(situation) or situation.refused
+    if blocked:
+        return Word.BLOCKED, blocked
+    return _to_come(situation, wanted)
+
+
+def _to_come(situation: Situation, wanted: int) -> tuple[Word, str]:
     if not situation.schedule.open:
         return Word.WAITING, _waiting(situation, wanted)
     return Word.WORKING, f"{_actions(wanted)} about to start"
@@ -58,6 +66,12 @@ def _working(situation: Situation) -> str:
     return words + (f"; {_actions(left)} to follow" if left else "")
 
 
+def _held(situation: Situation) -> str:
+    more = len(situation.held) - 1
+    words = situation.held[0] + (f" and {more} more" if more else "")
+    return f"{words} until the schedule opens, {_opening(situation.schedule)}"
+
+
 def _broken(node: NodeReport, count: int) -> str:
     more = f", and {count - 1} more" if count > 1 else ""
     if not node.reachable:
@@ -69,15 +83,28 @@ def _broken(node: NodeReport, count: int) -> str:
 
 
 def _idle(situation: Situation) -> tuple[Word, str]:
-    draining = [node for node in situation.nodes if node.state == "draining"]
+    hindrance = _hindrance(situation.plan)
+    draining = [node.id for node in situation.nodes if node.state == "draining"]
+    stuck = [node for node in draining if situation.owned.get(node)]
+    if stuck:
+        left = situation.owned[stuck[0]]
+        why = hindrance or "no node may take them"
+        return Word.BLOCKED, f"node {stuck[0]} cannot be emptied, {_count(left, 'tablet')} left: {why}"
+    if hindrance and situation.plan.score_before < situation.plan.bound - 1:
+        return Word.BLOCKED, hindrance
     if draining:
-        return Word.BALANCED, f"nothing to do; node {draining[0].id} is empty and may be taken away"
-    counts = situation.plan.counts
-    hindered = {code: count for code, count in counts.items() if code in _HINDRANCES and count}
-    if hindered and situation.plan.score_before < situation.plan.bound - 1:
-        code = max(hindered, key=lambda code: hindered[code])
-        return Word.BLOCKED, f"{hindered[code]} candidates are kept back: {_HINDRANCES[code]}"
+        names, verb = " and ".join(draining), "are" if len(draining) > 1 else "is"
+        return Word.BALANCED, f"nothing to do; node {names} {verb} empty and may be taken away"
     return Word.BALANCED, f"score {situation.plan.score_before:.0f} of 100; nothing to do"
+
+
+def _hindrance(plan: PlanResult) -> str:
+    """What keeps most candidates back, in words; empty: nothing that an operator could change."""
+    hindered = {code: count for code, count in plan.counts.items() if code in _HINDRANCES and count}
+    if not hindered:
+        return ""
+    code = max(hindered, key=lambda code: hindered[code])
+    return f"{_count(hindered[code], 'candidate')} kept back: {_HINDRANCES[code]}"
 
 
 _HINDRANCES = {
@@ -98,7 +125,7 @@ def _steering(situation: Situation) -> str:
         return f"paused by an operator{until}; {wanted} kept back"
     if situation.mode is Mode.OBSERVE:
         return f"the mode is observe: {wanted} proposed, none will be started"
-    if situation.mode is Mode.APPROVE and situation.waiting_plan:
+    if situation.waiting_plan:
         return f"plan {situation.waiting_plan} waits for approval: balancer apply {situation.waiting_plan}"
     if not situation.leading and situation.leader is None:
         return f"no instance leads; {wanted} kept back"
@@ -106,10 +133,17 @@ def _steering(situation: Situation) -> str:
 
 
 def _waiting(situation: Situation, wanted: int) -> str:
-    schedule = situation.schedule
+    return f"{_actions(wanted)} until the schedule opens, {_opening(situation.schedule)}"
+
+
+def _opening(schedule: ScheduleReport) -> str:
     until = f"until {schedule.next_open:%Y-%m-%d %H:%M} UTC" if schedule.next_open else "for ever: it never opens"
-    return f"{_actions(wanted)} until the schedule opens, {until} ({schedule.formula})"
+    return f"{until} ({schedule.formula})"
 
 
 def _actions(count: int) -> str:
-    return f"{count} action{'' if count == 1 else 's'}"
+    return _count(count, "action")
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -6,7 +6,7 @@ is a standby or contradicts the directory is a value in the result; what was las
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -102,7 +102,8 @@ class Poller:
 
         def ask() -> NodePoll:
             with self._holder.borrow(address, target) as connection, deadline(connection, self._patience):
-                return poll_node(connection, roots)
+                began = self._clock.monotonic()
+                return replace(poll_node(connection, roots), seconds=self._clock.monotonic() - began)
 
         return ask
 

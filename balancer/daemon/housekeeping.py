@@ -1,0 +1,104 @@
+"""What the leader does now and then: forgets old records, keeps the nodes' list, looks for leftovers of migrations.
+
+A daemon that runs for months would otherwise fill the directory with finished migrations and answered commands. What
+the policies and the planner still read (failures, cool-downs, follow-ups) is far younger than what is forgotten here;
+the history of commits is kept by the directory itself.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import structlog
+
+from balancer.daemon.enrol import enrol
+from balancer.directory.contract import Directory, Leadership
+from balancer.directory.model import Change, CommandState, Kind, Remove, Transaction
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import BalancerError
+from balancer.migration.doctor import leftovers
+from balancer.migration.links import Addresses
+from balancer.migration.progress import TOPIC as PROGRESS
+from balancer.planner.report import Reporter
+from balancer.settings import Settings
+
+log = structlog.get_logger()
+
+KEPT_MIGRATIONS = 500  # finished ones, of all bundles
+KEPT_COMMANDS = 200  # answered ones
+AT_ONCE = 100  # removals per commit: far below what a directory takes
+
+
+class Housekeeping:
+    """Under one leadership. `run` is called about once a minute; a part that fails does not keep the others from it."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        leadership: Leadership,
+        *,
+        settings: Callable[[], Settings],
+        addresses: Addresses,
+        reporter: Reporter,
+    ) -> None:
+        self._directory = directory
+        self._leadership = leadership
+        self._settings = settings
+        self._addresses = addresses
+        self._reporter = reporter
+
+    def run(self) -> None:
+        """Everything once."""
+        for part in (self.enrol, self.forget, self.forget_notes, self.look_for_leftovers):
+            try:
+                part()
+            except BalancerError as error:
+                log.warning("housekeeping waits", part=part.__name__, error=str(error))
+
+    def enrol(self) -> None:
+        """A node that left the configuration goes from the directory when its last tablet has left it."""
+        enrol(self._directory, self._leadership, self._settings())
+
+    def forget(self) -> int:
+        """Takes away records that nobody needs any more; returns how many."""
+        total = 0
+        while removals := tuple(islice(forgettable(snapshot := self._directory.snapshot()), AT_ONCE)):
+            author = self._settings().daemon.instance
+            reason = f"{len(removals)} old records forgotten"
+            self._directory.commit(Transaction(removals, snapshot.version, reason, author, self._leadership.epoch))
+            total += len(removals)
+        return total
+
+    def forget_notes(self) -> None:
+        """Takes away notes of progress whose migration is over: its leader died before it could."""
+        migrations = self._directory.snapshot().migrations
+        for name in self._directory.published(PROGRESS):
+            record = migrations.get(name)
+            if record is None or record.finished:
+                self._directory.unpublish(PROGRESS, name)
+
+    def look_for_leftovers(self) -> None:
+        """Counts what migrations have left on the nodes; nodes that are out of reach are left out."""
+        found = leftovers(self._directory, self._addresses)
+        nodes = self._directory.snapshot().nodes
+        counts = Counter({node: len(objects) for node, objects in found.items()})
+        for bundle in self._settings().bundles:
+            mine = [node.id for node in nodes.values() if node.bundle == bundle and node.id in found]
+            self._reporter.leftovers(bundle, {node: counts[node] for node in mine})
+        for node, objects in found.items():
+            if objects:
+                log.warning("leftovers of migrations; `balancer doctor` shows them", node=node, count=len(objects))
+
+
+def forgettable(snapshot: Snapshot) -> Iterator[Change]:
+    """Finished migrations and answered commands beyond the newest, oldest first."""
+    finished = [record for record in snapshot.migrations.values() if record.finished]
+    for record in sorted(finished, key=lambda record: record.updated)[: max(0, len(finished) - KEPT_MIGRATIONS)]:
+        yield Remove(Kind.MIGRATION, record.id)
+    states = (CommandState.DONE, CommandState.REFUSED)
+    answered = [command for command in snapshot.commands.values() if command.state in states]
+    for command in sorted(answered, key=lambda command: command.created)[: max(0, len(answered) - KEPT_COMMANDS)]:
+        yield Remove(Kind.COMMAND, command.id)
+    gone = [pin for pin in snapshot.pins.values() if snapshot.find_tablet(pin.tablet) is None]
+    for pin in gone:
+        yield Remove(Kind.PIN, pin.key)

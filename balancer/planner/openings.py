@@ -1,0 +1,96 @@
+"""Which windows of a bundle are open at this moment, and what that allows. The tick asks; nothing is decided elsewhere.
+
+A group of tables and heat may have formulas of their own, which take the place of the bundle's. What an operator asked
+for by name is nobody's window: it starts at once and is never parked.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from balancer.directory.model import Migration
+from balancer.directory.snapshot import Snapshot
+from balancer.planner import windows
+from balancer.planner.follow_up import CODE as FOLLOW_UP
+from balancer.planner.memory import HEAT
+from balancer.planner.state import ScheduleReport
+from balancer.settings import BundleSettings, FinishBy, Settings
+from balancer.settings.windows import bundle_schedule, group_schedule, heat_schedule
+from policies.model import Action
+from policies.options import BundleOptions
+from policies.plan import restricted
+
+BY_OPERATORS = ("", "operator")
+"""The codes of migrations that were asked for by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Openings:
+    """The schedules of a bundle as they stand now."""
+
+    bundle: ScheduleReport
+    heat: ScheduleReport
+    groups: Mapping[str, ScheduleReport]  # those with a formula of their own
+    options: BundleOptions
+
+    @property
+    def any(self) -> bool:
+        """Whether anything at all may start."""
+        return self.bundle.open or self.heat.open or any(group.open for group in self.groups.values())
+
+    @property
+    def all(self) -> bool:
+        """Whether everything may start."""
+        return self.bundle.open and self.heat.open and all(group.open for group in self.groups.values())
+
+    def window(self, table: str, code: str) -> ScheduleReport:
+        """The schedule that an action of this code on this table belongs to."""
+        if code.startswith(HEAT) or code == FOLLOW_UP:
+            return self.heat
+        return self.groups.get(self.options.table(table).group, self.bundle)
+
+    def allows(self, action: Action) -> bool:
+        """Whether its window is open."""
+        return self.window(action.table, action.code).open
+
+    def narrowed(self) -> BundleOptions:
+        """The options without what has to wait for its window."""
+        names = {"default", *self.options.balancer.groups}
+        names |= {self.options.table(table).group for table in self.options.tables}
+        shut = frozenset(name for name in names if not self.groups.get(name, self.bundle).open)
+        return restricted(self.options, balance=True, heat=self.heat.open, closed_groups=shut)
+
+    def seconds_left(self, now: datetime, finish_by: FinishBy) -> float | None:
+        """Until the first of the open windows closes; None where nothing has to be finished by then."""
+        reports = [self.bundle] if self.bundle.open else [self.heat, *self.groups.values()]
+        ends = [report.closes_at for report in reports if report.open and report.closes_at is not None]
+        if finish_by is FinishBy.ANY or not ends:
+            return None
+        return max(0.0, (min(ends) - now).total_seconds())
+
+    def overrunning(self, snapshot: Snapshot, bundle: BundleSettings) -> frozenset[str]:
+        """Unfinished migrations that must be held until their window opens again: with `finish_by = "park"` only."""
+        if bundle.migration.finish_by is not FinishBy.PARK:
+            return frozenset()
+        return frozenset(
+            record.id
+            for record in snapshot.migrations.values()
+            if record.bundle == bundle.name and not record.finished and self._is_over(snapshot, record)
+        )
+
+    def _is_over(self, snapshot: Snapshot, record: Migration) -> bool:
+        code = str(record.detail.get("code", ""))
+        return code not in BY_OPERATORS and not self.window(snapshot.tables[record.table].name, code).open
+
+
+def look(settings: Settings, bundle: BundleSettings, now: datetime, since: datetime | None) -> Openings:
+    """The schedules at a tick; `since` is the tick before it."""
+    own = [name for name, group in bundle.options.balancer.groups.items() if group.schedule.strip()]
+    found = {name: group_schedule(settings, bundle, name) for name in own}
+    patience = settings.daemon.look_back
+    return Openings(
+        windows.report(bundle_schedule(settings, bundle), bundle.timezone, now, since, patience),
+        windows.report(heat_schedule(settings, bundle), bundle.timezone, now, since, patience),
+        {name: windows.report(one, bundle.timezone, now, since, patience) for name, one in found.items()},
+        bundle.options,
+    )
