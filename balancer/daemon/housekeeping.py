@@ -13,12 +13,13 @@ import structlog
 
 from balancer.daemon.enrol import enrol
 from balancer.directory.contract import Directory, Leadership
-from balancer.directory.model import Change, CommandState, Kind, Remove, Transaction
+from balancer.directory.model import Change, CommandState, Kind, Migration, MigrationKind, Remove, Transaction
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.migration.doctor import leftovers
 from balancer.migration.links import Addresses
 from balancer.migration.progress import TOPIC as PROGRESS
+from balancer.planner.memory import HEAT
 from balancer.planner.report import Reporter
 from balancer.settings import Settings
 
@@ -90,9 +91,15 @@ class Housekeeping:
                 log.warning("leftovers of migrations; `balancer doctor` shows them", node=node, count=len(objects))
 
 
+def _needed(snapshot: Snapshot, record: Migration) -> bool:
+    """Whether it made tablets for heat that still exist: once they have cooled, they may be joined again."""
+    heat = record.operation is MigrationKind.SPLIT and str(record.detail.get("code", "")).startswith(HEAT)
+    return heat and any(snapshot.find_tablet(target.id) is not None for target in record.targets)
+
+
 def forgettable(snapshot: Snapshot) -> Iterator[Change]:
     """Finished migrations and answered commands beyond the newest, oldest first."""
-    finished = [record for record in snapshot.migrations.values() if record.finished]
+    finished = [record for record in snapshot.migrations.values() if record.finished and not _needed(snapshot, record)]
     for record in sorted(finished, key=lambda record: record.updated)[: max(0, len(finished) - KEPT_MIGRATIONS)]:
         yield Remove(Kind.MIGRATION, record.id)
     states = (CommandState.DONE, CommandState.REFUSED)

@@ -1,0 +1,107 @@
+"""Which windows are open, what they allow, and what is held when they close."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from balancer.directory.contract import Directory
+from balancer.directory.model import Put
+from balancer.directory.open import open_directory
+from balancer.planner.openings import Openings, look
+from balancer.settings import FinishBy, Settings, load_settings
+from policies.model import Action, ActionKind
+from tests.support.directories import fill, migration, transaction
+
+pytestmark = pytest.mark.quick
+
+BUNDLE = """
+[tablet_balancer_config]
+tablet_balancer_schedule = "hours == 3"
+[tablet_balancer_config.groups.bulk]
+schedule = "hours == 4"
+[heat]
+schedule = "hours == 5"
+[migration]
+finish_by = "park"
+[tables.orders]
+roots = ["public.orders"]
+layout = "hash"
+key = ["user_id"]
+[tables.events]
+roots = ["public.events"]
+layout = "range"
+key = ["at"]
+group = "bulk"
+"""
+ORDERS = Action(ActionKind.MOVE, "orders", (1,), "", "load", "a", "b")
+EVENTS = Action(ActionKind.MOVE, "events", (1001,), "", "load", "a", "b")
+HEAT = Action(ActionKind.SPLIT, "orders", (2,), "", "heat-split", "a")
+FOLLOW_UP = Action(ActionKind.MOVE, "orders", (3,), "", "follow-up", "a", "b")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "bundles" / "shop.toml").write_text(BUNDLE)
+    (tmp_path / "balancer.toml").write_text('directory = "sqlite:///x.db"\n')
+    return load_settings(tmp_path / "balancer.toml")
+
+
+def at(settings: Settings, hour: int, minute: int = 0) -> Openings:
+    now = datetime(2026, 3, 1, hour, minute, 30, tzinfo=UTC)
+    return look(settings, settings.bundle("shop"), now, now)
+
+
+@pytest.mark.parametrize(
+    ("hour", "allowed"), [(2, []), (3, [ORDERS]), (4, [EVENTS]), (5, [HEAT, FOLLOW_UP]), (6, [])], ids=str
+)
+def test_each_window_allows_its_own(settings: Settings, hour: int, allowed: list[Action]) -> None:
+    openings = at(settings, hour)
+    assert [action for action in (ORDERS, EVENTS, HEAT, FOLLOW_UP) if openings.allows(action)] == allowed
+    assert openings.any == bool(allowed)
+    assert not openings.all
+
+
+def test_options_are_narrowed_to_what_may_start(settings: Settings) -> None:
+    bulk = at(settings, 4).narrowed()
+    assert {name: group.enable_move for name, group in bulk.balancer.groups.items()} == {"default": False, "bulk": True}
+    assert not bulk.heat.enable
+    own = at(settings, 3).narrowed()
+    assert {name: group.enable_move for name, group in own.balancer.groups.items()} == {"default": True, "bulk": False}
+    assert at(settings, 5).narrowed().heat.enable
+
+
+def test_the_time_left_is_that_of_the_open_window(settings: Settings) -> None:
+    now = datetime(2026, 3, 1, 3, 59, 30, tzinfo=UTC)
+    openings = at(settings, 3, 59)
+    assert openings.seconds_left(now, FinishBy.WINDOW) == 30.0
+    assert openings.seconds_left(now, FinishBy.PARK) == 30.0
+    assert openings.seconds_left(now, FinishBy.ANY) is None
+    assert at(settings, 5).seconds_left(datetime(2026, 3, 1, 5, 0, 30, tzinfo=UTC), FinishBy.WINDOW) == 3570.0
+
+
+def test_what_runs_over_its_window_is_held_but_not_what_an_operator_asked_for(
+    settings: Settings, tmp_path: Path
+) -> None:
+    with open_directory(f"sqlite://{tmp_path}/directory.db") as directory:
+        fill(directory)
+        begun = {
+            number: begin(directory, number, code) for number, code in ((1, "load"), (2, "heat-x"), (3, "operator"))
+        }
+        snapshot, bundle = directory.snapshot(), settings.bundle("shop")
+    assert at(settings, 2).overrunning(snapshot, bundle) == {begun[1], begun[2]}
+    assert at(settings, 3).overrunning(snapshot, bundle) == {begun[2]}
+    assert at(settings, 5).overrunning(snapshot, bundle) == {begun[1]}
+    patient = replace(bundle, migration=replace(bundle.migration, finish_by=FinishBy.WINDOW))
+    assert at(settings, 2).overrunning(snapshot, patient) == frozenset()
+
+
+def begin(directory: Directory, tablet: int, code: str) -> str:
+    snapshot = directory.snapshot()
+    found = snapshot.tablet(tablet)
+    target = "pg-b" if found.node != "pg-b" else "pg-a"
+    record = replace(migration(found, target, "copying"), detail={"code": code})
+    directory.commit(transaction((Put(record),), snapshot.version))
+    return record.id
