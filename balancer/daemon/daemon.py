@@ -250,7 +250,12 @@ class Daemon:
             clock=self._clock,
         )
         self._housekeeping = Housekeeping(
-            directory, leadership, settings=self.settings, addresses=self.address, reporter=self._reporter
+            directory,
+            leadership,
+            settings=self.settings,
+            addresses=self.address,
+            reporter=self._reporter,
+            clock=self._clock,
         )
         taken_over = pool.recover()
         self._leading = leading

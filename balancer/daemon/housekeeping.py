@@ -11,6 +11,7 @@ from itertools import islice
 
 import structlog
 
+from balancer.clock import Clock
 from balancer.daemon.enrol import enrol
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Change, CommandState, Kind, Migration, MigrationKind, Remove, Transaction
@@ -41,12 +42,14 @@ class Housekeeping:
         settings: Callable[[], Settings],
         addresses: Addresses,
         reporter: Reporter,
+        clock: Clock,
     ) -> None:
         self._directory = directory
         self._leadership = leadership
         self._settings = settings
         self._addresses = addresses
         self._reporter = reporter
+        self._clock = clock
 
     def run(self) -> None:
         """Everything once."""
@@ -62,8 +65,8 @@ class Housekeeping:
 
     def forget(self) -> int:
         """Takes away records that nobody needs any more; returns how many."""
-        total = 0
-        while removals := tuple(islice(forgettable(snapshot := self._directory.snapshot()), AT_ONCE)):
+        total, now = 0, self._clock.now().timestamp()
+        while removals := tuple(islice(forgettable(snapshot := self._directory.snapshot(), now), AT_ONCE)):
             author = self._settings().daemon.instance
             reason = f"{len(removals)} old records forgotten"
             self._directory.commit(Transaction(removals, snapshot.version, reason, author, self._leadership.epoch))
@@ -97,8 +100,8 @@ def _needed(snapshot: Snapshot, record: Migration) -> bool:
     return heat and any(snapshot.find_tablet(target.id) is not None for target in record.targets)
 
 
-def forgettable(snapshot: Snapshot) -> Iterator[Change]:
-    """Finished migrations and answered commands beyond the newest, oldest first."""
+def forgettable(snapshot: Snapshot, now: float) -> Iterator[Change]:
+    """Finished migrations and answered commands beyond the newest, oldest first; pins and pauses that are over."""
     finished = [record for record in snapshot.migrations.values() if record.finished and not _needed(snapshot, record)]
     for record in sorted(finished, key=lambda record: record.updated)[: max(0, len(finished) - KEPT_MIGRATIONS)]:
         yield Remove(Kind.MIGRATION, record.id)
@@ -106,6 +109,6 @@ def forgettable(snapshot: Snapshot) -> Iterator[Change]:
     answered = [command for command in snapshot.commands.values() if command.state in states]
     for command in sorted(answered, key=lambda command: command.created)[: max(0, len(answered) - KEPT_COMMANDS)]:
         yield Remove(Kind.COMMAND, command.id)
-    gone = [pin for pin in snapshot.pins.values() if snapshot.find_tablet(pin.tablet) is None]
-    for pin in gone:
-        yield Remove(Kind.PIN, pin.key)
+    for ended in (*snapshot.pins.values(), *snapshot.pauses.values()):
+        if ended.until is not None and ended.until <= now:
+            yield Remove(ended.kind, ended.key)

@@ -1,0 +1,42 @@
+"""A directory with a small cluster in it, and a leadership over it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from balancer.directory.contract import Directory, Leadership
+from balancer.directory.open import open_directory
+from balancer.embedded.postgres import PostgresServer
+from tests.support.directories import fill
+from tests.support.fleet import Fleet
+from tests.support.servers import Database
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Directory]:
+    with open_directory(f"sqlite://{tmp_path}/directory.db", lease=5.0) as opened:
+        fill(opened)
+        yield opened
+
+
+@pytest.fixture
+def leadership(directory: Directory) -> Leadership:
+    won = directory.campaign("test", 10.0)
+    assert won is not None
+    return won
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, postgres18: PostgresServer, database: Callable[[PostgresServer], Database]) -> Fleet:
+    """Two nodes and a SQLite directory; all eight vbuckets are on node a."""
+    dsns = {name: database(postgres18).dsn for name in ("a", "b")}
+    made = Fleet(tmp_path, f"sqlite://{tmp_path}/shop.db", dsns)
+    made.bundle = {
+        "tablet_balancer_config": "enable_cell_balancer = true",
+        "migration": 'retire_grace = "100ms"\nmoves_per_node = 4\nmoves_total = 4\ncool_down = "0s"',
+    }
+    made.write_daemon()
+    made.write("autonomous")
+    made.create(["a"], rows=2000)
+    return made
