@@ -76,6 +76,10 @@ class Cluster:
         with self.connect(node) as connection:
             return connection.execute(statement).fetchall()
 
+    def tablets(self) -> list[Tablet]:
+        """As the directory has them now."""
+        return list(self.directory().snapshot().tablets(self.table.id))
+
     def rows(self) -> dict[str, dict[int, int]]:
         """What each node's root shows: node → id → n."""
         root = self.table.roots[0]
@@ -130,7 +134,7 @@ def build(
                     for t in mine
                 ]
                 write_tablets(cursor, rows)
-    nodes = [Node(node, "shop", "postgresql:///shop") for node in dsns]
+    nodes = [Node(node, "shop", dsns[node]) for node in dsns]
     records: list[Record] = [Bundle("shop"), *nodes, table, *tablets]
     directory = cluster.directory()
     directory.commit(
