@@ -45,6 +45,7 @@ def retiring(ctx: Context) -> Event:
     _remove_stream(ctx)
     for place in reversed(ctx.source_places):  # a referenced root's rows go last
         with ctx.source_command() as connection:
+            connection.execute("SELECT set_config('lock_timeout', '10s', false)")
             partition.detach(connection, place.root, place.partition)
         with ctx.source() as cursor:
             partition.release_references(cursor, place.partition, ctx.roots)
@@ -56,7 +57,10 @@ def retiring(ctx: Context) -> Event:
 def _mark_moved(ctx: Context) -> None:
     names = partitions_of(ctx.table, ctx.sources[0])
     with ctx.source() as cursor:
-        there = [name for name in names if partition.exists(cursor, name)]
+        # One whose detach was begun was marked before that, and cannot be altered until the detach is finished.
+        there = [
+            name for name in names if partition.exists(cursor, name) and not partition.detach_pending(cursor, name)
+        ]
         gone = fence.Fence(ctx.id, ctx.leadership.epoch, fence.MOVED, 0, ctx.moved.id, ctx.moved.node, ctx.moved.epoch)
         fence.mark_moved(cursor, there, gone, ctx.settings.lock_timeout * 5)
         schema.write_tablets(

@@ -10,9 +10,9 @@ CLUSTER = "demo"
 BUNDLE = "demo"
 FIRST_NODE = "pg-a"
 DATABASE = "postgres"
-CUSTOMERS = 20_000
-ORDERS = 120_000
-EVENTS = 150_000
+CUSTOMERS = 10_000
+ORDERS = 60_000
+EVENTS = 80_000
 VBUCKETS = 16
 
 ORDERS_DEFINITION = """
@@ -97,7 +97,7 @@ min_samples = 40
 [migration]
 moves_per_node = 2
 moves_total = 4
-cool_down = "5s"
+cool_down = "60s"
 retire_grace = "1s"
 
 {nodes}
