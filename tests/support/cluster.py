@@ -60,7 +60,7 @@ class Cluster:
 
     def directory(self) -> Directory:
         """The directory, opened once more, as another process would."""
-        opened = open_directory(f"sqlite://{self.folder / 'directory.db'}", lease=1.0)
+        opened = open_directory(f"sqlite://{self.folder / 'directory.db'}", lease=10.0)
         self._open.append(opened)
         return opened
 
