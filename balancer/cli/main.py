@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from balancer.cli import config, node, operate, placements, schedule, table
+from balancer.cli import config, node, operate, placements, schedule, simulate, table
 from balancer.cli.output import fail
 from balancer.errors import BalancerError, Refused, Unavailable, UserError
 
@@ -25,6 +25,7 @@ app.add_typer(schedule.app, name="schedule")
 app.add_typer(node.app, name="node")
 app.add_typer(table.app, name="table")
 operate.register(app)
+simulate.register(app)
 placements.register(app)
 
 EXIT_CODES: tuple[tuple[type[BalancerError], int], ...] = ((UserError, 2), (Unavailable, 3), (Refused, 4))
