@@ -10,8 +10,6 @@ import pytest
 from balancer.cli.simulate import read, tell
 from policies.simulator_report import check, draw
 
-pytestmark = pytest.mark.quick
-
 FOLDER = Path(__file__).parent.parent / "scenarios"
 STORIES = sorted(FOLDER.glob("*.txt"))
 
