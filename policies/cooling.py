@@ -59,7 +59,8 @@ class Cooling:
 
     def too_warm(self, rows: range) -> str | None:
         """Why these tablets may not be joined yet; None: they may."""
-        if not self.options.enable or (not self.view.history and not self.warm_now[rows.start : rows.stop].any()):
+        watched = self.options.enable and bool(self.warm_now[rows.start : rows.stop].any())
+        if not watched and not self.view.history:
             return None
         return next((reason for row in rows if (reason := self._warm_text(row)) is not None), None)
 
@@ -67,6 +68,8 @@ class Cooling:
         tablet = int(self.view.tablets.ids[row])
         history = self.view.history.get(tablet)
         split_at = None if history is None else history.split_for_heat_at
+        if split_at is None and not self.options.enable:
+            return None  # but what heat has split is protected also while its schedule is closed
         if split_at is not None and self.view.now - split_at < self.options.min_split_age:
             age, rest = (self.view.now - split_at) / 60, self.options.min_split_age / 60
             return f"tablet {tablet} was split for heat {age:.0f} minutes ago and rests for {rest:.0f}"

@@ -2,7 +2,8 @@
 
 The planner calls `plan_heat` once per plan and bundle; whoever polls calls `hot_tablets` after each poll to count for
 how many polls in a row a tablet has been hot (`TabletHistory.hot_polls`, the present poll included). What a split would
-look like is judged from key samples by `heat_judge`; the thresholds are those of `cooling`.
+look like is judged from key samples by `heat_judge`; the thresholds are those of `cooling`. Heat has a switch and a
+schedule of its own, so a group's `enable_reshard` does not concern it; a table's `enable_auto_reshard` does.
 """
 
 from bisect import bisect_left
@@ -14,7 +15,7 @@ from policies.figures import bytes_text, rate_text, share_text
 from policies.heat_judge import judge
 from policies.heat_verdict import Facts, Verdict, Word
 from policies.keys import HIGHEST
-from policies.model import ActionKind, BundleView, Part, TabletHistory, TableView
+from policies.model import ActionKind, BundleView, Part, Rejection, TabletHistory, TableView
 from policies.options import BundleOptions, HeatOptions
 from policies.sizes import table_bounds
 from policies.sizes_hash import sibling_row
@@ -22,11 +23,14 @@ from policies.sizes_scope import Proposals, Scope, blocked_tablets
 
 CODES = {
     Word.SPLIT: "heat-split",
-    Word.HOT_KEY: "hot-key",
-    Word.FRONT: "moving-front",
-    Word.SCAN: "scan-bound",
-    Word.TOO_FEW: "too-few-samples",
+    Word.HOT_KEY: "heat-key",
+    Word.FRONT: "heat-front",
+    Word.SCAN: "heat-scan",
+    Word.TOO_FEW: "heat-samples",
 }
+"""Actions and rejections of heat are known by the word before the hyphen: heat has a schedule of its own."""
+
+TABLE_OFF = ("table-off", "enable_auto_reshard of the table is false")
 
 
 def hot_tablets(view: BundleView, options: HeatOptions) -> dict[int, str]:
@@ -111,12 +115,12 @@ def _plan_hot(scope: Scope, row: int, trigger: str) -> None:
 
 def _kept_back(scope: Scope, row: int) -> tuple[str, str] | None:
     """Code and reason why a hot tablet is not even judged."""
-    off, obstacle = scope.switch(), scope.obstacle(row)
-    if off is not None:
-        return off[0], f"{off[1]} is false"
+    if not scope.table_options.enable_auto_reshard:
+        return TABLE_OFF
+    obstacle = scope.obstacle(row)
     polls, needed = _history(scope, row).hot_polls, scope.options.heat.polls_to_confirm
     if obstacle is None and polls < needed:
-        return "not-confirmed", f"for {polls} polls in a row only, {needed} are needed"
+        return "heat-unconfirmed", f"for {polls} polls in a row only, {needed} are needed"
     return obstacle
 
 
@@ -166,10 +170,12 @@ def _plan_cold(scope: Scope, row: int, split: list[int]) -> None:
     if other != row + 1 or other not in _within(split, scope.table) or scope.used & {row, other}:
         return
     rows, size = range(row, row + 2), scope.total(range(row, row + 2))
-    why = f"tablets {scope.id(row)} and {scope.id(other)} were split for heat and have cooled: 2 become 1"
+    why = f"tablets {scope.id(row)} and {scope.id(other)} were split for heat: when cool, 2 become 1"
     found = _cold_obstacle(scope, rows, size)
     if found is not None:
-        scope.reject(rows, ActionKind.MERGE, found[0], f"{why} of {bytes_text(size)}, but {found[1]}")
+        # Not `reject`: the second of the two may still be joined with the one after it.
+        reason = f"{why} of {bytes_text(size)}, but {found[1]}"
+        scope.rejections.append(Rejection(ActionKind.MERGE, scope.ids(rows), found[0], reason))
         return
     leaf = scope.view.tablets.leaf(row).parent() if scope.table.hash else None
     part = Part(leaf=leaf) if leaf is not None else Part(scope.view.tablets.lowers[row])
@@ -178,9 +184,8 @@ def _plan_cold(scope: Scope, row: int, split: list[int]) -> None:
 
 def _cold_obstacle(scope: Scope, rows: range, size: int) -> tuple[str, str] | None:
     """Code and reason why two cooled tablets stay as they are. Moving one only to tidy up is not worth its bytes."""
-    off = scope.switch()
-    if off is not None:
-        return off[0], f"{off[1]} is false"
+    if not scope.table_options.enable_auto_reshard:
+        return TABLE_OFF
     bounds = table_bounds(scope.view, scope.options, scope.table)
     if size > bounds.max:
         return "merged-too-large", f"{bytes_text(bounds.max)} is the most"
@@ -188,4 +193,7 @@ def _cold_obstacle(scope: Scope, rows: range, size: int) -> tuple[str, str] | No
         return "min-tablet-count", f"min_tablet_count is {bounds.min_count}"
     if len(set(scope.node_indexes(rows))) > 1:
         return "apart", "they are on different nodes"
+    warm = scope.cooling.too_warm(rows)
+    if warm is not None:
+        return "too-warm", warm
     return next((found for row in rows if (found := scope.obstacle(row)) is not None), None)

@@ -5,11 +5,11 @@ the requests scan across it? Where is the best cut? A vbucket is cut where its t
 about.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 
 from policies.figures import share_text
-from policies.heat_samples import Cut, Request, Requests, best_cut
+from policies.heat_samples import Cut, Requests, best_cut
 from policies.heat_verdict import Evidence, Facts, Verdict, Word, evidence
 from policies.keys import HIGHEST, LOWEST
 from policies.leaves import MAX_MODULUS, POSITIONS, Leaf, descendants
@@ -21,6 +21,9 @@ USELESS = 0.75
 """A split must leave its hottest part less than this share of the load: else it costs much and saves too little."""
 EDGE = 0.10
 """How much of a tablet, from either end, counts as its edge."""
+FRESH = 0.80
+"""A moving front writes new keys: of the writes at an edge this share must have different keys. Where the same few keys
+are written over and over, the edge is merely popular and is cut in its middle."""
 MAX_LEVELS = 3
 """A hot vbucket is split by this many levels at most in one go."""
 
@@ -88,13 +91,14 @@ def _isolate(facts: Facts, samples: KeySamples, requests: Requests, key: bytes, 
 
 def _front(facts: Facts, samples: KeySamples, requests: Requests, options: HeatOptions) -> Verdict | None:
     """Nearly all writes at one end: that end gets a tablet of its own, from the outermost tenth's writes on."""
-    writes = [request for request in requests.requests if request.write]
-    place = _places(facts, requests, samples.row_keys)
-    upper = [request for request in writes if place(request.first) >= 1 - EDGE]
-    lower = [request for request in writes if place(request.first) <= EDGE]
-    for front, edge in ((-1, upper), (0, lower)):
-        share = _weight(edge) / _weight(writes) if edge else 0.0
-        if share < options.front_share:
+    total = sum(request.weight for request in requests.requests if request.write)
+    low, high = _edges(facts, requests, samples.row_keys)
+    firsts = [request.first for request in requests.requests]
+    edges = ((-1, requests.requests[bisect_left(firsts, high) :]), (0, requests.requests[: bisect_right(firsts, low)]))
+    for front, inside in edges:
+        edge = [request for request in inside if request.write]
+        share = sum(request.weight for request in edge) / total if edge else 0.0
+        if share < options.front_share or len({request.first for request in edge}) < FRESH * len(edge):
             continue
         cut = edge[0].first if front else successor(facts.key_types, edge[-1].first)
         if cut is None or not facts.lower < cut < facts.upper:
@@ -106,24 +110,17 @@ def _front(facts: Facts, samples: KeySamples, requests: Requests, options: HeatO
     return None
 
 
-def _weight(requests: Sequence[Request]) -> float:
-    return sum(request.weight for request in requests)
-
-
-def _places(facts: Facts, requests: Requests, row_keys: Sequence[bytes]) -> Callable[[bytes], float]:
-    """Where in the tablet a key stands, from 0 to 1: by rank among its rows, or else by value between its ends."""
+def _edges(facts: Facts, requests: Requests, row_keys: Sequence[bytes]) -> tuple[bytes, bytes]:
+    """Where the lower edge ends and the upper one begins: by rank among the rows, or else by value between the ends."""
     if row_keys:
-        return lambda key: bisect_left(row_keys, key) / len(row_keys)
+        tenth = int(EDGE * len(row_keys))
+        return row_keys[tenth], row_keys[-1 - tenth]
     first = requests.requests[0].first if facts.lower == LOWEST else facts.lower
     last = requests.requests[-1].first if facts.upper == HIGHEST else facts.upper
     same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    low, high = _number(first, same), _number(last, same)
-    return lambda key: (_number(key, same) - low) / (high - low) if low < high else 0.5
-
-
-def _number(key: bytes, start: int) -> int:
-    """The bytes behind a common beginning as one number."""
-    return int.from_bytes(key[start : start + 16].ljust(16, b"\0"), "big")
+    low, high = (int.from_bytes(key[same : same + 16].ljust(16, b"\0"), "big") for key in (first, last))
+    width = int(EDGE * (high - low))
+    return first[:same] + (low + width).to_bytes(16, "big"), first[:same] + (high - width).to_bytes(16, "big")
 
 
 def _judge_leaf(facts: Facts, leaf: Leaf, samples: KeySamples, requests: Requests, hot: bytes | None) -> Verdict:

@@ -11,15 +11,16 @@ import numpy as np
 
 from policies.budgets import Admission
 from policies.closing import node_changes
+from policies.heat import plan_heat
 from policies.metric import parse_metric
-from policies.model import Action, ActionKind, BundleView, Floats, PlanResult, Rejection
+from policies.model import Action, ActionKind, BundleView, Floats, PlanResult, Rejection, TabletHistory
 from policies.moves import Moves, plan_moves
 from policies.options import BundleOptions, GroupOptions
 from policies.order import Picker
 from policies.placement_candidates import LAST_HARD, group_of
 from policies.placement_loads import Bools, Problem, build_problem
 from policies.plan_record import Record
-from policies.reasons import Left
+from policies.reasons import MEANINGS, Left
 from policies.score import bound, score
 from policies.sizes import plan_sizes
 from policies.wording import reason_for
@@ -56,9 +57,20 @@ def make_plan(view: BundleView, options: BundleOptions) -> PlanResult:
 
 
 def reshape(view: BundleView, options: BundleOptions) -> tuple[list[Action], list[Rejection]]:
-    """Splits and merges by size, and the moves that bring tablets together for them; one action per tablet."""
-    proposals = plan_sizes(view, options, table_metrics(view, options))
-    return list(proposals.actions), list(proposals.rejections)
+    """Splits and merges, and the moves that bring tablets together for them; by size first, one action per tablet."""
+    sizes, heat = plan_sizes(view, options, table_metrics(view, options)), plan_heat(view, options)
+    rejections = [*sizes.rejections, *heat.rejections]
+    taken: dict[int, Action] = {}
+    actions = []
+    for action in (*sizes.actions, *heat.actions):
+        first = next((taken[tablet] for tablet in action.tablets if tablet in taken), None)
+        if first is None:
+            actions.append(action)
+            taken |= dict.fromkeys(action.tablets, action)
+        else:
+            reason = f"{action.reason}; but the plan has a {first.kind} of it already ({first.code})"
+            rejections.append(Rejection(action.kind, action.tablets, str(Left.TAKEN), reason, action.target))
+    return actions, rejections
 
 
 def table_metrics(view: BundleView, options: BundleOptions) -> dict[str, Floats]:
@@ -90,6 +102,10 @@ def _admit(
         if urgent.intersection(action.tablets):
             record.reject(action, Left.TAKEN, "its node is being emptied, and that comes first")
             continue
+        failed = _failed_lately(action, problem.view, options)
+        if failed is not None:
+            record.reject(action, failed, MEANINGS[failed])
+            continue
         code = admission.obstacle(action)
         if code is None:
             take(action)
@@ -98,6 +114,15 @@ def _admit(
     for row, gain in picker.others(_rows(problem, spoken)):
         take(move_action(moves, row, gain, options))
     return actions, picker
+
+
+def _failed_lately(action: Action, view: BundleView, options: BundleOptions) -> Left | None:
+    """What failures of a tablet's last migrations forbid; a rest after a success does not keep a split back."""
+    for tablet in action.tablets:
+        standing = history_standing(view, options, view.history.get(tablet, TabletHistory()))
+        if standing in (Left.QUARANTINED, Left.BACKING_OFF):
+            return standing
+    return None
 
 
 def move_action(moves: Moves, row: int, gain: float, options: BundleOptions) -> Action:

@@ -141,7 +141,7 @@ def _sample(reports: Mapping[str, NodeReport], index: TabletIndex, at: float) ->
             tablet = names.get(Name(partition.schema, partition.name))
             if tablet is not None:
                 partitions[tablet].append(partition)
-                sources[tablet] = hash((sources.get(tablet), node, partition.oid, reset))
+                sources[tablet] = sources.get(tablet, 0) ^ hash((node, partition.oid, reset))
     ids = sorted(partitions)
     rows = [partitions[tablet] for tablet in ids]
     counters = [[sum(getattr(p, name) for p in group) for name in COUNTERS] for group in rows]

@@ -109,13 +109,13 @@ def test_a_hot_tablet_is_split_at_the_key_that_divides_its_load() -> None:
 
 
 def test_a_trigger_must_hold_for_several_polls() -> None:
-    assert _codes(_hot_view(history={3: TabletHistory(hot_polls=2)})) == [((3,), "not-confirmed")]
-    assert _codes(_hot_view(history={})) == [((3,), "not-confirmed")]
+    assert _codes(_hot_view(history={3: TabletHistory(hot_polls=2)})) == [((3,), "heat-unconfirmed")]
+    assert _codes(_hot_view(history={})) == [((3,), "heat-unconfirmed")]
 
 
 def test_a_hot_key_gets_a_tablet_of_its_own() -> None:
     action = _one(_hot_view(samples([*range(200, 300), *[242] * 60])))
-    assert action.code == "hot-key"
+    assert action.code == "heat-key"
     assert [part.lower for part in action.parts] == [*encoded(200, 242, 243)]
 
 
@@ -129,7 +129,7 @@ def test_a_hot_key_that_is_alone_is_named() -> None:
     )
     actions, rejections = plan_heat(view, _options())
     assert not actions
-    assert [one.code for one in rejections] == ["hot-key"]
+    assert [one.code for one in rejections] == ["heat-key"]
     assert "key 100 has 100 % of the load" in rejections[0].reason
 
 
@@ -143,7 +143,7 @@ def _front_view(**fields: Any) -> BundleView:
 
 def test_the_growing_end_gets_a_tablet_on_the_coolest_node() -> None:
     action = _one(_front_view())
-    assert action.code == "moving-front"
+    assert action.code == "heat-front"
     assert action.parts == (Part(encoded(200)[0]), Part(encoded(9950)[0], node="c"))
 
 
@@ -162,12 +162,12 @@ def test_the_coolest_node_is_judged_by_its_weight_and_must_be_active() -> None:
 
 def test_a_front_is_not_cut_off_again_and_again() -> None:
     lately = {3: TabletHistory(hot_polls=3, split_for_heat_at=NOW - 60)}
-    assert _codes(_front_view(history=lately)) == [((3,), "moving-front")]
+    assert _codes(_front_view(history=lately)) == [((3,), "heat-front")]
 
 
 def test_too_few_samples_are_said() -> None:
-    assert _codes(_hot_view(samples(range(200, 210)))) == [((3,), "too-few-samples")]
-    assert _codes(replace(_hot_view(), samples={})) == [((3,), "too-few-samples")]
+    assert _codes(_hot_view(samples(range(200, 210)))) == [((3,), "heat-samples")]
+    assert _codes(replace(_hot_view(), samples={})) == [((3,), "heat-samples")]
 
 
 @pytest.mark.parametrize(
@@ -184,11 +184,14 @@ def test_tablets_that_are_spoken_for_are_left(fields: dict[str, Any], code: str)
 
 def test_switches_are_honoured() -> None:
     assert _codes(_hot_view(), _options(enable_auto_reshard=False)) == [((3,), "table-off")]
-    grouped = BalancerOptions(groups={"default": GroupOptions(enable_reshard=False)})
-    assert _codes(_hot_view(), _options(balancer=grouped)) == [((3,), "group-off")]
     off = HeatOptions(enable=False)
     assert plan_heat(_hot_view(), _options(off)) == ((), ())
     assert not hot_tablets(_hot_view(), off)
+
+
+def test_heat_acts_while_the_schedules_of_groups_are_closed() -> None:
+    closed = BalancerOptions(groups={"default": GroupOptions(enable_reshard=False, enable_move=False)})
+    assert _one(_hot_view(), _options(balancer=closed)).code == "heat-split"
 
 
 def _hash_view(shares: list[float]) -> BundleView:
@@ -206,7 +209,7 @@ def test_a_hot_vbucket_becomes_its_children() -> None:
 
 
 def test_a_vbucket_with_one_hot_key_alone_is_named() -> None:
-    assert _codes(_hash_view([0.95])) == [((3,), "hot-key")]
+    assert _codes(_hash_view([0.95])) == [((3,), "heat-key")]
 
 
 def _cooled_view(**fields: Any) -> BundleView:
@@ -240,6 +243,15 @@ def test_cooled_tablets_stay_apart_with_a_reason(fields: dict[str, Any], code: s
     assert _codes(_cooled_view(**fields)) == [((2, 3), code)]
 
 
+def test_a_cooled_tablet_that_cannot_be_joined_to_the_left_is_joined_to_the_right() -> None:
+    hour_ago = TabletHistory(split_for_heat_at=NOW - 3600)
+    warm = replace(hour_ago, max_rate_5m=80.0)
+    view = bundle({"t": Tablets([GB] * 3)}, ("a",), history={1: warm, 2: hour_ago, 3: hour_ago})
+    actions, rejections = plan_heat(view, _options())
+    assert [action.tablets for action in actions] == [(2, 3)]
+    assert [(one.tablets, one.code) for one in rejections] == [((1, 2), "too-warm")]
+
+
 def test_tablets_that_were_busy_in_the_last_five_minutes_stay_apart() -> None:
     split = TabletHistory(split_for_heat_at=NOW - 9999)
     busy = replace(split, max_rate_5m=60.0)
@@ -261,3 +273,15 @@ def test_sizes_do_not_undo_what_heat_has_done() -> None:
     actions, rejections = plan_sizes(view, BundleOptions())
     assert not actions
     assert [one.code for one in rejections] == ["too-warm"]
+
+
+def test_sizes_do_not_undo_what_heat_has_done_while_its_schedule_is_closed() -> None:
+    lately = TabletHistory(split_for_heat_at=NOW - 60)
+    view = bundle({"t": Tablets([100, 100])}, ("a",), history={1: lately, 2: lately})
+    assert [one.code for one in plan_sizes(view, _options(HeatOptions(enable=False))).rejections] == ["too-warm"]
+
+
+def test_without_heat_a_load_does_not_keep_small_tablets_apart() -> None:
+    view = bundle({"t": Tablets([100, 100], writes=1000)}, ("a",), history={1: TabletHistory(max_rate_5m=1000.0)})
+    assert [one.code for one in plan_sizes(view, _options()).rejections] == ["too-warm"]
+    assert len(plan_sizes(view, _options(HeatOptions(enable=False))).actions) == 1

@@ -126,6 +126,12 @@ def test_without_a_histogram_the_end_is_found_between_the_bounds() -> None:
     assert (verdict.word, verdict.cuts) == (Word.FRONT, encoded(100_000))
 
 
+def test_a_popular_end_is_no_moving_front() -> None:
+    rows = encoded(*range(0, 10_000, 100))
+    numbers = [number for number in range(9_950, 9_990) for _ in range(5)]
+    assert judge(WHOLE, samples(numbers, row_keys=rows), OPTIONS).word is Word.SPLIT
+
+
 def test_reads_do_not_make_a_front() -> None:
     rows = encoded(*range(0, 10_000, 100))
     numbers = [*range(9_800, 10_000), *range(0, 9800, 98)]

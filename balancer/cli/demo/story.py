@@ -97,7 +97,7 @@ min_samples = 40
 [migration]
 moves_per_node = 2
 moves_total = 4
-cool_down = "5s"
+cool_down = "60s"
 retire_grace = "1s"
 
 {nodes}
