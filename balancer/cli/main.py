@@ -39,6 +39,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "release": "balancer.cli.operate:release",
     "route": "balancer.cli.route:route",
     "pgbouncer": "balancer.cli.route:app",
+    "forward": "balancer.cli.forward:forward",
 }
 """Command → where it is: a function, or a tree of its own."""
 
