@@ -17,7 +17,7 @@ from policies.model import Action, ActionKind, BundleView, Floats, PlanResult, R
 from policies.moves import Moves, plan_moves
 from policies.options import BundleOptions, GroupOptions
 from policies.order import Picker
-from policies.placement_candidates import LAST_HARD, group_of
+from policies.placement_candidates import LAST_HARD, group_of, history_standing
 from policies.placement_loads import Bools, Problem, build_problem
 from policies.plan_record import Record
 from policies.reasons import MEANINGS, Left

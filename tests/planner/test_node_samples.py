@@ -93,6 +93,14 @@ def test_neighbours_are_cut_together(directory: Directory, node: Database, sampl
     assert [decode_key(types, key)[0] for key in keys] == [2001, 4001, 6001]
 
 
+def test_the_rows_keys_are_evenly_spaced(directory: Directory, node: Database, sampler: NodeSampler) -> None:
+    fill(directory, node, "RANGE")
+    types = directory.snapshot().table("orders").key_types
+    keys = [decode_key(types, key)[0] for key in sampler.row_keys(2)]  # 5000 to 8000
+    assert len(keys) == 19
+    assert keys == pytest.approx([5000 + 150 * n for n in range(1, 20)], abs=2)
+
+
 def test_after_a_move_a_new_baseline_is_taken_and_silence_is_no_answer(
     directory: Directory, node: Database, sampler: NodeSampler
 ) -> None:
