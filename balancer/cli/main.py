@@ -42,6 +42,9 @@ COMMANDS: Final[Mapping[str, str]] = {
     "resume": "balancer.cli.operate:resume",
     "cancel": "balancer.cli.operate:cancel",
     "release": "balancer.cli.operate:release",
+    "route": "balancer.cli.route:route",
+    "pgbouncer": "balancer.cli.route:app",
+    "forward": "balancer.cli.forward:forward",
 }
 """Command → where it is: a function, or a tree of its own."""
 
