@@ -72,7 +72,7 @@ def hash_value(kind: KeyType, value: KeyValue) -> int:
 def hash_bytes(data: bytes) -> int:
     """Jenkins' lookup3 over bytes, with the seed mixed in first."""
     length = len(data)
-    a, b, c = seeded_state(length)
+    a, b, c = _STATES[length] if length < len(_STATES) else seeded_state(length)
     whole = length - length % 12
     for x, y, z in zip(*[iter(unpack(f"<{whole // 4}I", data[:whole]))] * 3, strict=True):
         a, b, c = _mix((a + x) & _M32, (b + y) & _M32, (c + z) & _M32)
@@ -87,7 +87,7 @@ def hash_int(value: int) -> int:
     if not -0x80000000 <= value <= 0x7FFFFFFF:
         high = (value >> 32) & _M32
         low ^= high if value >= 0 else high ^ _M32
-    a, b, c = _INT_STATE
+    a, b, c = _STATES[4]
     return _final((a + low) & _M32, b, c)
 
 
@@ -191,4 +191,4 @@ def _final(a: int, b: int, c: int) -> int:
     return b << 32 | c
 
 
-_INT_STATE = seeded_state(4)
+_STATES = tuple(seeded_state(length) for length in range(64))

@@ -50,6 +50,14 @@ def check_leaf(modulus: int, remainder: int) -> Leaf:
     return Leaf(modulus, remainder)
 
 
+def descendants(leaf: Leaf, count: int) -> tuple[Leaf, ...]:
+    """The leaves that share this one's interval evenly, in the order of their positions."""
+    leaves: tuple[Leaf, ...] = (leaf,)
+    while len(leaves) < count:
+        leaves = tuple(child for parent in leaves for child in parent.children())
+    return leaves
+
+
 def position(hashed: int) -> int:
     """Where a key with this 64-bit hash stands among the leaves."""
     return reverse_bits(hashed)

@@ -71,6 +71,8 @@ class TabletColumns:
     lowers: Sequence[bytes]  # range tables: lower bound; hash tables: b""
     moduli: Ints  # hash tables; 0 for range tables
     remainders: Ints
+    byte_rate: Floats | None = None  # bytes read and written per second; None: not measured
+    cpu_rate: Floats | None = None  # seconds of processor time per second; None: not measured
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -143,6 +145,9 @@ class KeySamples:
     """Whether each sample was a write, in the order of `keys`; empty: all were."""
     confidence: float = 1.0
     """0 to 1: how far the figures may be believed."""
+    row_keys: tuple[bytes, ...] = ()
+    """Keys of the tablet's rows, ascending and evenly spaced by rank, as a histogram has them: where its rows lie,
+    whether in use or not; empty: unknown."""
 
 
 class ActionKind(StrEnum):

@@ -171,7 +171,7 @@ class PlacementOptions:
     close_at_disk_share: float = 0.85
     """A node fuller than this gets no new tablets …"""
     reopen_at_disk_share: float = 0.80
-    """… until it is below this."""
+    """… until it is below this. Moves that balance fill no node further: it must be able to grow without closing."""
     close_at_load: float = 2.0
     """A node that reads or writes this many times its due share gets no new tablets …"""
     reopen_at_load: float = 1.5

@@ -6,15 +6,16 @@ more than `stop_threshold` above it. Large bundles are brought close in bulk, by
 single moves and swaps do the rest. It repeats until nothing changes: planning again from its result gives nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from policies.budgets import bytes_per_second
 from policies.model import Floats
 from policies.options import BundleOptions, PlacementOptions
 from policies.placement_fill import Spread, fill
 from policies.placement_loads import Bools, Problem, State, excess, tension, underuse
-from policies.placement_refine import Goal, Refinement
+from policies.placement_refine import Able, Goal, Refinement
 from policies.placement_shed import choose_rows
 
 _BULK_TABLETS = 200  # fewer are planned by single steps from the start: each is the best there is
@@ -27,7 +28,7 @@ class Balanced:
     """What the objective has done to the state."""
 
     started: bool
-    swapped: frozenset[int] = frozenset()
+    swapped: tuple[tuple[int, int], ...] = ()
 
 
 def is_unbalanced(problem: Problem, held: Floats, above: float, below: float) -> bool:
@@ -36,27 +37,31 @@ def is_unbalanced(problem: Problem, held: Floats, above: float, below: float) ->
 
 
 def balance(
-    problem: Problem, state: State, free: Bools, options: BundleOptions, spread: Spread | None = None
+    problem: Problem, state: State, able: Able, options: BundleOptions, spread: Spread | None = None
 ) -> Balanced:
-    """Changes the state until it is balanced, or as balanced as the free tablets allow."""
+    """Changes the state until it is balanced, or as balanced as the tablets that may move allow."""
     settings = options.placement
     start, stop = settings.start_threshold, settings.stop_threshold
     if not is_unbalanced(problem, state.held, start, start):
         return Balanced(started=False)
-    swapped: set[int] = set()
+    swapped: list[tuple[int, int]] = []
     for _ in range(_ROUNDS):
         before = state.owner.copy()
-        movable = free & pays_back(problem, state, options)
+        movable = able.movable & pays_back(problem, state, options)
         if len(problem.ids) > _BULK_TABLETS:
             _bulk(problem, state, movable, settings, spread)
         refinement = Refinement(
-            problem, state, movable, Goal(stop=stop, hungry=start, min_gain=settings.min_gain), spread
+            problem,
+            state,
+            replace(able, movable=movable),
+            Goal(stop=stop, hungry=start, min_gain=settings.min_gain),
+            spread,
         )
         refinement.run()
-        swapped |= refinement.swapped
+        swapped += refinement.swapped
         if not is_unbalanced(problem, state.held, stop, start) or np.array_equal(before, state.owner):
             break
-    return Balanced(started=True, swapped=frozenset(swapped))
+    return Balanced(started=True, swapped=tuple(swapped))
 
 
 def pays_back(problem: Problem, state: State, options: BundleOptions) -> Bools:
@@ -74,9 +79,8 @@ def pays_back(problem: Problem, state: State, options: BundleOptions) -> Bools:
 
 def payback_seconds(problem: Problem, options: BundleOptions) -> Floats:
     """T: seconds of copying, divided by the part of a node's load that the tablet carries off with it."""
-    rate = problem.view.measured_bytes_per_second or options.budgets.expected_bytes_per_second
     carried = carried_share(problem)
-    copying = problem.sizes / rate
+    copying = problem.sizes / bytes_per_second(problem.view, options)
     return np.divide(copying, carried, out=np.where(copying > 0, np.inf, 0.0), where=carried > 0)
 
 

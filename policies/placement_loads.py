@@ -35,9 +35,9 @@ class Problem:
     due: Floats  # N×D: the share of the whole that the node should hold; 0 where it should hold nothing
     receiving: Bools  # N: may be given tablets
     allowed: Bools  # tables×N: by zone
+    disk_used: Floats  # N: bytes in use, with what is in flight
     disk_room: Floats  # N: bytes it may be given before it would be closed
     memory_room: Floats  # N: bytes of memory left for in-memory tables
-    close_at: float
 
     def index(self, node: str) -> int:
         """The index of a node, by its id."""
@@ -94,8 +94,12 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
     home = _credited(view, ids, owner, {node.id: at for at, node in enumerate(nodes)})
     names, weights, raw = _dimensions(view, options, rows, _playing(nodes)[home])
     due = _due(nodes, names, sums(home, raw, len(nodes)))
+    # What a node reports as used was measured before what is in flight has landed.
     credit = sums(home, sizes[:, None], len(nodes))[:, 0] - sums(owner, sizes[:, None], len(nodes))[:, 0]
-    used = sums(home, sizes[:, None], len(nodes))[:, 0]
+    held = sums(home, sizes[:, None], len(nodes))[:, 0]
+    used = np.array(
+        [held[at] if node.disk_used is None else node.disk_used + credit[at] for at, node in enumerate(nodes)]
+    )
     return Problem(
         view=view,
         nodes=nodes,
@@ -111,9 +115,9 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
         due=due,
         receiving=np.array([node.condition is NodeCondition.ACTIVE for node in nodes], dtype=np.bool_),
         allowed=_allowed(view, options, nodes),
-        disk_room=_disk_room(nodes, used, credit, options.placement.close_at_disk_share),
+        disk_used=used,
+        disk_room=_disk_room(nodes, used, options.placement.close_at_disk_share),
         memory_room=_memory_room(nodes, sums(home, memory[:, None], len(nodes))[:, 0]),
-        close_at=options.placement.close_at_disk_share,
     )
 
 
@@ -156,7 +160,7 @@ def sums(owner: Ints, values: Floats, nodes: int) -> Floats:
     if not values.shape[1]:
         return np.zeros((nodes, 0))
     columns = [np.bincount(owner, weights=values[:, d], minlength=nodes) for d in range(values.shape[1])]
-    return np.stack(columns, axis=1)
+    return np.stack(columns, axis=1).astype(np.float64, copy=False)
 
 
 def _table_of(view: BundleView) -> Ints:
@@ -218,26 +222,21 @@ def node_shares(nodes: tuple[NodeView, ...], dimension: str) -> Floats:
 
 
 def _due(nodes: tuple[NodeView, ...], names: tuple[str, ...], held: Floats) -> Floats:
-    """Each node's due share. A closed node below its share keeps what it has: the others share the rest."""
-    staying = np.array([node.condition in (NodeCondition.ACTIVE, NodeCondition.CLOSED) for node in nodes], np.bool_)
-    closed = np.array([node.condition is NodeCondition.CLOSED for node in nodes], dtype=np.bool_)
-    counted = _playing(nodes)
-    due = np.zeros_like(held)
+    """Each node's due share. A node that an operator closed keeps what it has; the others share the rest."""
+    keeping = np.array([keeps(node) for node in nodes], dtype=np.bool_)
+    sharing = np.array([node.condition in (NodeCondition.ACTIVE, NodeCondition.CLOSED) for node in nodes], np.bool_)
+    counted = _playing(nodes) & ~keeping
+    due = np.where(keeping[:, None], held, 0.0)
     for d, name in enumerate(names):
-        due[:, d] = _due_of_one(node_shares(nodes, name) * staying, closed, held[:, d] * counted)
+        shares = node_shares(nodes, name) * (sharing & ~keeping)
+        if shares.any():
+            due[:, d] += shares / shares.sum() * held[counted, d].sum()
     return due
 
 
-def _due_of_one(shares: Floats, closed: Bools, held: Floats) -> Floats:
-    fixed = np.zeros(len(shares), dtype=np.bool_)
-    while True:
-        free = shares * ~fixed
-        rest = held.sum() - held[fixed].sum()
-        due: Floats = np.where(fixed, held, free / free.sum() * rest if free.sum() > 0 else 0.0)
-        below = closed & ~fixed & (held < due)
-        if not below.any():
-            return due
-        fixed |= below
+def keeps(node: NodeView) -> bool:
+    """Whether a node was closed by an operator: then it keeps what it has. One that the daemon closed still gives."""
+    return node.condition is NodeCondition.CLOSED and not node.closed_by_daemon
 
 
 def _allowed(view: BundleView, options: BundleOptions, nodes: tuple[NodeView, ...]) -> Bools:
@@ -249,14 +248,11 @@ def _allowed(view: BundleView, options: BundleOptions, nodes: tuple[NodeView, ..
     return out
 
 
-def _disk_room(nodes: tuple[NodeView, ...], used: Floats, credit: Floats, close_at: float) -> Floats:
-    """Bytes each node may still be given. `disk_used` was measured before what is in flight landed."""
-    out = np.full(len(nodes), np.inf)
-    for at, node in enumerate(nodes):
-        if node.disk_capacity:
-            now = used[at] if node.disk_used is None else node.disk_used + credit[at]
-            out[at] = node.disk_capacity * close_at - now
-    return out
+def _disk_room(nodes: tuple[NodeView, ...], used: Floats, close_at: float) -> Floats:
+    """Bytes each node may still be given before its disk is so full that it is closed."""
+    capacity = np.array([node.disk_capacity * close_at if node.disk_capacity else np.inf for node in nodes])
+    room: Floats = capacity - used
+    return room
 
 
 def _memory_room(nodes: tuple[NodeView, ...], used: Floats) -> Floats:

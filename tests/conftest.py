@@ -7,10 +7,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from balancer.embedded.postgres import PostgresServer
 from balancer.embedded.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 from tests.support.servers import Database, kept, new_database, postgres
+
+# A busy machine is no reason to fail; the printed blob replays a failure.
+settings.register_profile("balancer", deadline=None, print_blob=True)
+settings.load_profile("balancer")
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from balancer.cli.config import ConfigOption as ConfigOption
+from balancer.directory.configured import open_configured as open_configured
 from balancer.directory.contract import Directory
 from balancer.directory.open import open_directory
-from balancer.settings import DaemonFile, load_settings
+from balancer.settings import load_settings
 
 DirectoryOption = Annotated[
     str | None, typer.Option("--directory", "-d", help="zk://… or sqlite://…; else the configuration's")
@@ -24,11 +25,6 @@ def directory_of(address: str | None, config: Path | None) -> Directory:
     if address:
         return open_directory(address)
     return open_configured(load_settings(config).daemon)
-
-
-def open_configured(daemon: DaemonFile) -> Directory:
-    """Opens the directory of a configuration, with its credentials."""
-    return open_directory(daemon.directory)
 
 
 def operator() -> str:

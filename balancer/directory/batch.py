@@ -4,17 +4,20 @@
 before it and on the leader's epoch, and adds nothing of its own.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import pairwise
 
 from balancer.directory import delta, invariants
 from balancer.directory.codec import StoredEntry, pack, pack_entry, to_document, unpack
 from balancer.directory.model import Kind, LogEntry, Put, Record, Tablet, Transaction
 from balancer.directory.page_codec import pack_page
-from balancer.directory.pages import start_of
+from balancer.directory.pages import Page, end_of, page_of, start_of
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import TooLarge
+from balancer.directory.views import with_pages
+from balancer.errors import Refused, TooLarge
+from policies.leaves import Leaf
 
 LOG_KEPT = 2000
 """Commits kept in the log: what a client that was away may catch up on without loading anew."""
@@ -113,7 +116,7 @@ def prepare(view: Snapshot, first: int, transaction: Transaction, at: float) -> 
         transaction.changes,
     )
     stored = StoredEntry(entry, applied.repages)
-    trimmed = tuple(range(first, min(first + _TRIM_AT_ONCE, version - LOG_KEPT)))
+    trimmed = tuple(range(first, min(first + _TRIM_AT_ONCE, version - LOG_KEPT + 1)))
     pages = {number: pack_page(applied.snapshot.pages[number]) for number in applied.written}
     created, changed, removed = _split_records(view, transaction)
     batch = Batch(
@@ -173,19 +176,33 @@ class Contents:
     snapshot: Snapshot
 
 
-def contents_of(records: Iterable[Record], version: int) -> Contents:
-    """A directory made of these records at this version; lawfulness is for the caller to check."""
-    plain: list[Record] = []
-    tablets: list[Tablet] = []
+def contents_of(records: Sequence[Record], version: int) -> Contents:
+    """A directory made of these records at this version; lawfulness is for the caller to check, except for gaps
+    between tablets: a page cannot even express one."""
+    plain = [record for record in records if not isinstance(record, Tablet)]
+    tables: dict[int, list[Tablet]] = defaultdict(list)
     for record in records:
-        (tablets if isinstance(record, Tablet) else plain).append(record)  # type: ignore[arg-type]
-    tablets.sort(key=lambda tablet: tablet.table)
-    snapshot = delta.apply(Snapshot(), [Put(record) for record in plain], version, None).snapshot
-    for _, group in groupby(tablets, key=lambda tablet: tablet.table):
-        ordered = sorted(group, key=lambda tablet: start_of(tablet.bounds))
-        snapshot = delta.apply(snapshot, [Put(tablet) for tablet in ordered], version, None).snapshot
+        if isinstance(record, Tablet):
+            tables[record.table].append(record)
+    pages: dict[int, Page] = {}
+    for table, tablets in sorted(tables.items()):
+        tablets.sort(key=lambda tablet: start_of(tablet.bounds))
+        _check_adjacent(tablets)
+        first = 0
+        for number, rows in delta.deal(tablets, len(pages) + 1):
+            part = tablets[first : first + rows]
+            pages[number] = page_of(table, isinstance(part[0].bounds, Leaf), version, part)
+            first += rows
+    bare = delta.apply(Snapshot(), [Put(record) for record in plain], version, None).snapshot
+    snapshot = with_pages(bare, pages, len(pages) + 1)
     return Contents(
         {(record.kind, record.key): pack(to_document(record)) for record in plain},
         {number: pack_page(page) for number, page in snapshot.pages.items()},
         snapshot,
     )
+
+
+def _check_adjacent(tablets: Sequence[Tablet]) -> None:
+    for left, right in pairwise(tablets):
+        if end_of(left.bounds) != start_of(right.bounds):
+            raise Refused(f"tablets {left.id} and {right.id} of table {left.table} are not adjacent")

@@ -8,6 +8,7 @@ version of this software they run. Lawfulness is not checked here: see `invarian
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil
 from typing import Any
 
@@ -148,7 +149,7 @@ class _Build:
     def balance(self) -> None:
         """Splits the pages that have grown too large, merges those that have become too small."""
         for table, tablets in sorted(self.homeless.items()):
-            self.repage(Repage(table, (), self._deal(len(tablets), _weight(tablets), None)))
+            self.repage(Repage(table, (), deal(tablets, self.next_page)))
         for number, table in list(self.touched.items()):
             page = self.pages.get(number)
             if page is not None:
@@ -178,13 +179,19 @@ class _Build:
     def index(self) -> dict[int, TableIndex]:
         """The index of every table; those of untouched tables are shared."""
         index = dict(self.before.index)
-        for table in set(self.touched.values()):
+        moved = {table for number, table in self.touched.items() if self._moved(number)}
+        for table in moved:
             numbers = self._numbers(table)
             if numbers:
                 index[table] = TableIndex(tuple(numbers), [self.pages[number].start for number in numbers])
             else:
                 index.pop(table, None)
         return index
+
+    def _moved(self, number: int) -> bool:
+        """Whether a page has come, gone, or begins elsewhere than before."""
+        before, after = self.before.pages.get(number), self.pages.get(number)
+        return before is None or after is None or before.start != after.start
 
     def _place(self, tablet: Tablet, added: dict[int, list[Tablet]]) -> None:
         index = self.before.index.get(tablet.table)
@@ -207,7 +214,9 @@ class _Build:
         if not len(page):
             self.repage(Repage(table, (number,), ()))
         elif len(page) > MAX_ROWS or (page.weight() > MAX_WEIGHT and len(page) > 1):
-            self.repage(Repage(table, (number,), self._deal(len(page), page.weight(), number)))
+            shares = _shares(len(page), page.weight())
+            numbers = [number, *range(self.next_page, self.next_page + len(shares) - 1)]
+            self.repage(Repage(table, (number,), tuple(zip(numbers, shares, strict=True))))
         elif len(page) < MIN_ROWS:
             pair = self._pair(table, number)
             if pair is not None:
@@ -227,17 +236,18 @@ class _Build:
         ]
         return min(fitting)[1] if fitting else None
 
-    def _deal(self, rows: int, weight: int, number: int | None) -> tuple[tuple[int, int], ...]:
-        """Page numbers with equal shares of the rows; the first is the old page's, if there is one."""
-        parts = min(rows, max(ceil(rows / TARGET_ROWS), ceil(2 * weight / MAX_WEIGHT), 1))
-        first = [] if number is None else [number]
-        fresh = range(self.next_page, self.next_page + parts - len(first))
-        ends = [rows * part // parts for part in range(parts + 1)]
-        return tuple((one, end - start) for one, start, end in zip([*first, *fresh], ends[:-1], ends[1:], strict=True))
 
-
-def _weight(tablets: Iterable[Tablet]) -> int:
-    return sum(
+def deal(tablets: Sequence[Tablet], first: int) -> tuple[tuple[int, int], ...]:
+    """Pages for a table's first tablets: numbers from `first` on, with equal shares of the rows."""
+    weight = sum(
         (0 if isinstance(tablet.bounds, Leaf) else len(tablet.bounds.lower)) + sum(map(len, tablet.partitions))
         for tablet in tablets
     )
+    shares = _shares(len(tablets), weight)
+    return tuple(zip(range(first, first + len(shares)), shares, strict=True))
+
+
+def _shares(rows: int, weight: int) -> list[int]:
+    parts = min(rows, max(ceil(rows / TARGET_ROWS), ceil(2 * weight / MAX_WEIGHT), 1))
+    ends = [rows * part // parts for part in range(parts + 1)]
+    return [end - start for start, end in pairwise(ends)]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 _BITS = 10
 _MASK = (1 << _BITS) - 1
 _ABSENT = 0  # pages are numbered from 1
+_SPARSE = 8  # ids per tablet, above which a flat array would waste too much
 _EMPTY_BLOCK = array("I", bytes(4 << _BITS))
 
 
@@ -24,6 +25,19 @@ class IdIndex:
     def get(self, tablet_id: int) -> int | None:
         block = self._blocks.get(tablet_id >> _BITS)
         return (block[tablet_id & _MASK] or None) if block else None
+
+    @classmethod
+    def of(cls, pages: "Mapping[int, array[int]]") -> "IdIndex":
+        """The index of whole pages: number → ids. Ids are dense as a rule; then one flat array is filled and cut."""
+        highest = max((max(ids) for ids in pages.values() if ids), default=0)
+        if highest > _SPARSE * (sum(map(len, pages.values())) + (1 << _BITS)):
+            return cls().changed((tablet_id, number) for number, ids in pages.items() for tablet_id in ids)
+        flat = array("I", bytes(4 * ((highest | _MASK) + 1)))
+        for number, ids in pages.items():
+            for tablet_id in ids:
+                flat[tablet_id] = number
+        cuts = ((high, flat[high << _BITS : (high + 1) << _BITS]) for high in range(len(flat) >> _BITS))
+        return cls({high: block for high, block in cuts if block != _EMPTY_BLOCK})
 
     def changed(self, updates: Iterable[tuple[int, int | None]]) -> "IdIndex":
         """A new index with these ids put elsewhere, or away; later updates win."""

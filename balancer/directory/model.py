@@ -43,6 +43,10 @@ class NodeState(StrEnum):
     DOWN = "down"
 
 
+CLOSED_BY_DAEMON = "closed by the daemon: "
+"""How the reason of a closed node begins that may be opened again without an operator."""
+
+
 class Layout(StrEnum):
     """How a table's key space is cut."""
 

@@ -1,24 +1,52 @@
 """Opens a directory by its address: the only thing besides the contract that callers above know.
 
-`sqlite:///absolute/path` is a file on this machine. Further arguments are the backend's own.
+`sqlite:///absolute/path` is a file on this machine; `zk://host:port,host:port/cluster` is a cluster in ZooKeeper,
+`zks://…` the same through TLS. Secrets are never part of an address: see `credentials`.
 """
 
+import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
+from balancer.clock import Clock
 from balancer.directory.contract import Directory
+from balancer.directory.credentials import Credentials, from_environment
 from balancer.directory.sqlite import SqliteDirectory
 from balancer.errors import UserError
 
+ALLOWED = "sqlite:///absolute/path, zk://host:port,host:port/cluster or zks://host:port/cluster"
 
-def open_directory(url: str, **options: Any) -> Directory:
-    """The directory at an address; `UserError` says what is wrong with one that cannot be."""
+
+def open_directory(
+    url: str,
+    *,
+    credentials: Credentials | None = None,
+    clock: Clock | None = None,
+    timeout: float = 10.0,
+    lease: float | None = None,
+) -> Directory:
+    """The directory at an address; `UserError` says what is wrong with one that cannot be.
+
+    `timeout`: seconds a call waits for servers. `lease`: seconds after which a silent leader is replaced (5 in a file,
+    10 in ZooKeeper). `credentials` None: as the environment gives them.
+    """
     parts = urlsplit(url)
     if parts.scheme == "sqlite":
-        if parts.netloc or not parts.path.startswith("/"):
+        if parts.netloc or not parts.path.startswith("/") or parts.path.endswith("/"):
             raise UserError(f"{url!r} is not a directory address: a file is written as sqlite:///absolute/path")
-        return SqliteDirectory(Path(parts.path), **options)
-    raise UserError(
-        f"{url!r} is not a directory address; allowed are sqlite:///absolute/path and zk://host:port/cluster"
-    )
+        return SqliteDirectory(Path(parts.path), clock=clock, timeout=timeout, lease=lease or 5.0)
+    if parts.scheme in ("zk", "zks"):
+        if "@" in parts.netloc:
+            raise UserError("a directory address has no user and no password: they come from the environment or a file")
+        hosts, cluster = parts.netloc, parts.path.strip("/")
+        if not hosts or not cluster:
+            raise UserError(f"{url!r} is not a directory address: it needs servers and a cluster, as {ALLOWED}")
+        # Imported here: kazoo takes a while, and a directory in a file does not need it.
+        from balancer.directory.zookeeper import ZooKeeperDirectory  # noqa: PLC0415
+
+        known = credentials or from_environment(os.environ)
+        if parts.scheme == "zks":
+            known = replace(known, tls=True)
+        return ZooKeeperDirectory(hosts, cluster, credentials=known, clock=clock, timeout=timeout, lease=lease or 10.0)
+    raise UserError(f"{url!r} is not a directory address; allowed are {ALLOWED}")

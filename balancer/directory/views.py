@@ -12,8 +12,8 @@ from balancer.directory.snapshot import Snapshot, TableIndex
 def with_pages(snapshot: Snapshot, pages: Mapping[int, Page], next_page: int) -> Snapshot:
     """The snapshot with these pages as all its tablets."""
     index = index_of(pages)
-    moves = ((tablet_id, number) for number, page in pages.items() for tablet_id in page.ids)
-    return replace(snapshot, pages=pages, index=index, ids=IdIndex().changed(moves), next_page=next_page)
+    ids = IdIndex.of({number: page.ids for number, page in pages.items()})
+    return replace(snapshot, pages=pages, index=index, ids=ids, next_page=next_page)
 
 
 def index_of(pages: Mapping[int, Page]) -> dict[int, TableIndex]:

@@ -105,6 +105,13 @@ def connect(
         return psycopg.connect(make_conninfo("", **{**parameters, **extra}), autocommit=autocommit)
 
 
+def full_conninfo(address: Address) -> str:
+    """Address and password as one string, for a server that must connect to this node itself. Not for printing."""
+    parameters = _parameters(address)
+    secret = {} if address.password is None else {"password": address.password}
+    return make_conninfo("", **{**parameters, **secret})
+
+
 @contextmanager
 def translated(node: str) -> Iterator[None]:
     """Turns the driver's errors into ours, classed by what the caller must do. Ours pass through."""
@@ -120,6 +127,8 @@ def translate(node: str, error: psycopg.Error) -> BalancerError:
     match error:
         case psycopg.errors.QueryCanceled() | psycopg.errors.LockNotAvailable():
             return Unavailable(f"node {node} did not answer within the time allowed: {text}")
+        case psycopg.errors.ObjectNotInPrerequisiteState() | psycopg.errors.ObjectInUse():
+            return Unavailable(f"node {node} cannot do that at this moment: {text}")
         case psycopg.errors.ReadOnlySqlTransaction():
             return Unavailable(f"node {node} is read-only now, perhaps a standby: {text}")
         case psycopg.errors.InsufficientPrivilege():

@@ -24,14 +24,14 @@ def create_partition(cursor: Cursor, root: Root, name: Name, part: Part) -> None
     cursor.execute(sql.SQL("ALTER TABLE {} OWNER TO {}").format(name.identifier, sql.Identifier(root.owner)))
 
 
-def drop_empty(cursor: Cursor, names: Sequence[Name]) -> None:
+def drop_empty(cursor: Cursor, root: Name, names: Sequence[Name]) -> None:
     """Drops partitions that were made in vain. Refuses one that somebody has written to."""
     for name in names:
-        cursor.execute(sql.SQL("LOCK TABLE {}").format(name.identifier))
+        # Detached first: a foreign key of a colocated root holds on to an attached partition.
+        cursor.execute(sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(root.identifier, name.identifier))
         row = cursor.execute(sql.SQL("SELECT EXISTS (SELECT FROM {})").format(name.identifier)).fetchone()
         if row is not None and row[0]:
             raise Refused(f"{name} holds rows already and is not dropped")
-    for name in names:
         cursor.execute(sql.SQL("DROP TABLE {}").format(name.identifier))
 
 

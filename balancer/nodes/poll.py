@@ -6,7 +6,7 @@ for its size, because the question would wait for the lock: the catalog's page c
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -123,25 +123,13 @@ WITH locked AS MATERIALIZED (
     WHERE locktype = 'relation' AND mode = 'AccessExclusiveLock'
       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 ), leaf AS MATERIALIZED (
-    SELECT r.number - 1 AS root, n.nspname, c.relname, c.oid, c.reltoastrelid, c.relpages, c.reltuples,
+    SELECT r.number - 1 AS root, rn.nspname, c.relname, c.oid, c.reltoastrelid, c.relpages, c.reltuples,
            c.oid NOT IN (SELECT relation FROM locked) AS free
     FROM unnest({schemas}::text[], {names}::text[]) WITH ORDINALITY AS r (schema, name, number)
     JOIN pg_namespace rn ON rn.nspname = r.schema
     JOIN pg_class rc ON rc.relnamespace = rn.oid AND rc.relname = r.name
     JOIN pg_inherits i ON i.inhparent = rc.oid
-    JOIN pg_class c ON c.oid = i.inhrelid
-    JOIN pg_namespace n ON n.oid = c.relnamespace
-), indexes AS MATERIALIZED (
-    SELECT x.indrelid,
-           sum(coalesce(CASE WHEN l.free THEN pg_relation_size(x.indexrelid) END, ic.relpages * 8192::bigint))::bigint
-               AS size,
-           sum(pg_stat_get_tuples_fetched(x.indexrelid))::bigint AS fetched,
-           sum(pg_stat_get_blocks_fetched(x.indexrelid))::bigint AS blocks,
-           sum(pg_stat_get_blocks_hit(x.indexrelid))::bigint AS hits
-    FROM leaf l
-    JOIN pg_index x ON x.indrelid = l.oid
-    JOIN pg_class ic ON ic.oid = x.indexrelid
-    GROUP BY x.indrelid
+    JOIN pg_class c ON c.oid = i.inhrelid AND c.relnamespace = rc.relnamespace
 )
 SELECT l.root, l.nspname, l.relname, l.oid::bigint,
        coalesce(CASE WHEN l.free THEN pg_relation_size(l.oid) END, l.relpages * 8192::bigint),
@@ -155,7 +143,18 @@ SELECT l.root, l.nspname, l.relname, l.oid::bigint,
            - pg_stat_get_blocks_hit(l.oid) - coalesce(x.hits, 0),
        pg_stat_get_blocks_hit(l.oid) + coalesce(x.hits, 0),
        greatest(pg_stat_get_last_vacuum_time(l.oid), pg_stat_get_last_autovacuum_time(l.oid))
-FROM leaf l LEFT JOIN indexes x ON x.indrelid = l.oid;
+FROM leaf l
+-- Per leaf, through the index of pg_index: a join of two sets whose sizes the planner cannot know goes quadratic.
+CROSS JOIN LATERAL (
+    SELECT sum(CASE WHEN l.free THEN pg_relation_size(i.indexrelid)
+                    ELSE (SELECT c.relpages * 8192::bigint FROM pg_class c WHERE c.oid = i.indexrelid)
+               END)::bigint AS size,
+           sum(pg_stat_get_tuples_fetched(i.indexrelid))::bigint AS fetched,
+           sum(pg_stat_get_blocks_fetched(i.indexrelid))::bigint AS blocks,
+           sum(pg_stat_get_blocks_hit(i.indexrelid))::bigint AS hits
+    FROM pg_index i
+    WHERE i.indrelid = l.oid
+) x;
 """
 
 _OWNERSHIP = """
@@ -187,7 +186,7 @@ def _poll(connection: Connection, roots: Sequence[Name], *, with_ownership: bool
         facts, slots, partitions = next(results), next(results), next(results)
         identity, claims = (next(results), next(results)) if with_ownership else ([], [])
     return NodePoll(
-        NodeFacts(*facts[0], tuple(map(Slot._make, slots))),
+        replace(NodeFacts(*facts[0]), slots=tuple(map(Slot._make, slots))),
         tuple(map(PartitionStats._make, partitions)),
         NodeIdentity(*identity[0]) if identity else None,
         tuple(Claim(tablet, epoch, OwnState(state), moved_to) for tablet, epoch, state, moved_to in claims),

@@ -11,6 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from balancer.errors import Refused
+from balancer.nodes import client_functions, fence_functions
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.names import Name
 
@@ -108,6 +109,8 @@ STEPS: tuple[str, ...] = (
         END IF;
     END $$;
     """,
+    fence_functions.STEP,
+    client_functions.STEP,
 )
 """What brings a node from version n to n + 1."""
 

@@ -123,11 +123,15 @@ def _read_action(document: dict[str, Any]) -> Action:
     return Action(**plain)
 
 
-def _pack_array(array: Any) -> list[str]:
+def _pack_array(array: Any) -> list[str] | None:
+    if array is None:  # a column that was not measured
+        return None
     return [str(array.dtype), base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()]
 
 
-def _unpack_array(packed: list[str]) -> Any:
+def _unpack_array(packed: list[str] | None) -> Any:
+    if packed is None:
+        return None
     return np.frombuffer(base64.b64decode(packed[1]), dtype=packed[0]).copy()
 
 

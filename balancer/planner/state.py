@@ -69,4 +69,6 @@ class BundleState:
     paused_until: datetime | None = None
     paused: bool = False
     tick_seconds: float = 0.0
+    started: tuple[str, ...] = ()  # migrations that this tick has begun, in words
+    not_started: tuple[str, ...] = ()  # why actions that were due could not be begun
     error: str = ""  # of the tick itself: one broken bundle never stops another

@@ -51,7 +51,7 @@ def check_root(name: str) -> str:
 
 def check_directory(url: str) -> str:
     """The address of the directory, if its scheme is one of ours."""
-    if not url.startswith(("zk://", "sqlite://")):
+    if not url.startswith(("zk://", "zks://", "sqlite://")):
         raise ValueError('the directory is "zk://host:2181,host:2181/cluster" or "sqlite:///path/to/file"')
     return url
 

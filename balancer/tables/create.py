@@ -167,8 +167,8 @@ def _undo(leader_epoch: int, nodes: Mapping[str, Connection], roots: Sequence[Na
     """Takes the partitions of tablets away that did not become any."""
     for node, connection in nodes.items():
         mine = [tablet for tablet in done if tablet.node == node]
-        names = [name for tablet in mine for name in owned_row(tablet, roots).partitions]
         with node_transaction(connection, leader_epoch, node) as cursor:
             # In the order opposite to the making: a colocated root may refer to the one before it.
-            drop_empty(cursor, names[::-1])
+            for number, root in reversed(list(enumerate(roots))):
+                drop_empty(cursor, root, [Name(root.schema, tablet.partitions[number]) for tablet in mine])
             forget_tablets(cursor, [tablet.id for tablet in mine])

@@ -9,7 +9,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
-from balancer.errors import UserError
+from balancer.errors import Refused, UserError
 from balancer.nodes.bounds import KeyRange, Part, parse_value
 from policies.keys import HIGHEST, LOWEST, KeyMismatch, KeyType, KeyValue, encode_key
 from policies.leaves import Leaf
@@ -17,7 +17,8 @@ from policies.leaves import Leaf
 
 def hash_parts(count: int) -> list[Part]:
     """`count` equal leaves in position order."""
-    return sorted((Leaf(count, remainder) for remainder in range(count)), key=Leaf.start)
+    leaves = sorted((Leaf(count, remainder) for remainder in range(count)), key=Leaf.start)
+    return [*leaves]
 
 
 def range_parts(types: Sequence[KeyType], splits: Sequence[Any]) -> list[Part]:
@@ -45,7 +46,7 @@ def _encode_split(types: Sequence[KeyType], split: Any) -> bytes:
     try:
         key = [_to_key(kind, value) for kind, value in zip(types, values, strict=False)]
         return encode_key(types, key if len(values) <= len(types) else values, prefix=True)
-    except (KeyMismatch, ValueError) as error:
+    except (KeyMismatch, Refused) as error:
         raise UserError(f"splits: {split!r} is not a key of this table: {error}") from error
 
 

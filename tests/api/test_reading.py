@@ -3,9 +3,9 @@
 import httpx
 import pytest
 
-from tests.support.clusters import report_small
 from tests.support.directories import migration, moved, puts, transaction
 from tests.support.instance import Instance
+from tests.support.made_states import report_small
 
 pytestmark = pytest.mark.quick
 

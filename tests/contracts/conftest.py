@@ -11,7 +11,7 @@ from balancer.directory.contract import Directory
 from balancer.directory.open import open_directory
 from tests.support.directories import Opener
 
-BACKENDS = [pytest.param("sqlite", marks=pytest.mark.quick)]
+BACKENDS = [pytest.param("sqlite", marks=pytest.mark.quick), "zookeeper", "zookeeper_ensemble"]
 
 
 @pytest.fixture(params=BACKENDS)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.leaves import MAX_MODULUS, POSITIONS, Leaf, check_leaf, position, reverse_bits, uncovered
+from policies.leaves import MAX_MODULUS, POSITIONS, Leaf, check_leaf, descendants, position, reverse_bits, uncovered
 
 pytestmark = pytest.mark.quick
 
@@ -67,6 +67,14 @@ def test_a_missing_or_doubled_leaf_is_found(trie: list[Leaf], data: st.DataObjec
     victim = data.draw(st.sampled_from(trie))
     assert "gap" in (uncovered([leaf for leaf in trie if leaf != victim]) or "")
     assert "overlap" in (uncovered([*trie, victim]) or "")
+
+
+@given(leaves(), st.integers(0, 5))
+def test_descendants_share_the_interval_evenly_in_order(leaf: Leaf, levels: int) -> None:
+    found = descendants(leaf, 1 << levels)
+    width = leaf.width() // len(found)
+    assert [part.start() for part in found] == [leaf.start() + place * width for place in range(1 << levels)]
+    assert {part.modulus for part in found} == {leaf.modulus << levels}
 
 
 def test_the_root_has_neither_sibling_nor_parent() -> None:

@@ -29,6 +29,23 @@ def test_open_minutes_of_a_day(text: str, open_minutes: int) -> None:
     assert table.failures is None
 
 
+@pytest.mark.parametrize(
+    ("text", "open_minutes"),
+    [
+        ("(hours - 12) / 5 == -2", 3 * 60),
+        ("(hours - 12) / 5 == 0", 9 * 60),
+        ("(minutes - 30) % 7 == -1", 5 * 24),
+        ("minutes / -7 == -1", 7 * 24),
+        ("minutes % -7 == 3", 9 * 24),
+        ("9223372036854775807 + hours < 0", 23 * 60),
+        ("-9223372036854775807 - hours > 0", 22 * 60),
+        ("9223372036854775807 * minutes < 0", 29 * 24),
+    ],
+)
+def test_division_truncates_and_sums_wrap_in_the_table_too(text: str, open_minutes: int) -> None:
+    assert day_table(Formula(text)).open_minutes == open_minutes
+
+
 def test_the_table_is_indexed_by_the_minute_of_the_day() -> None:
     table = day_table(Formula("hours == 13 && minutes == 7"))
     assert table.minutes.index(1) == 13 * 60 + 7

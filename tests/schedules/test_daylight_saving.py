@@ -33,7 +33,7 @@ JUMPS = [
     ("Africa/Casablanca", datetime(2026, 2, 15, tzinfo=UTC), 60),
     ("Asia/Kathmandu", datetime(1985, 12, 31, tzinfo=UTC), 60),  # +5:30 to +5:45
     ("Europe/Moscow", datetime(1919, 5, 31, tzinfo=UTC), 1),  # +4:31:19
-    ("Europe/Amsterdam", datetime(1937, 6, 30, tzinfo=UTC), 1),  # 28 seconds
+    ("Europe/Paris", datetime(1911, 3, 10, tzinfo=UTC), 1),  # 9:21
     ("Africa/Monrovia", datetime(1972, 1, 6, tzinfo=UTC), 1),  # 44:30
 ]
 

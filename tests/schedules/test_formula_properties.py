@@ -31,7 +31,7 @@ def actual(formula: Formula, hours: int, minutes: int) -> int | None:
         return None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(trees(), SPARE, SPACES, HOURS, MINUTES)
 def test_a_printed_tree_has_the_value_that_an_independent_evaluator_gives(
     tree: Tree, spare: list[bool], spaces: list[str], hours: int, minutes: int
@@ -40,7 +40,7 @@ def test_a_printed_tree_has_the_value_that_an_independent_evaluator_gives(
     assert actual(formula, hours, minutes) == expected(tree, hours, minutes)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(trees(), SPARE, SPACES)
 def test_spaces_and_needless_parentheses_do_not_matter(tree: Tree, spare: list[bool], spaces: list[str]) -> None:
     plain = Formula(joined(tokens_of(tree, []), []))
@@ -79,7 +79,7 @@ def error_of(text: str) -> FormulaSyntaxError | FormulaEvaluationError | None:
     return None
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.text(max_size=40))
 @example("\ud800")
 @example("1\u2028+")
@@ -87,7 +87,7 @@ def test_random_text_raises_nothing_but_the_two_errors(text: str) -> None:
     survives(text)
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.lists(FRAGMENTS, max_size=14), st.sampled_from(["", " "]))
 def test_random_fragments_raise_nothing_but_the_two_errors(fragments: list[str], space: str) -> None:
     survives(space.join(fragments))

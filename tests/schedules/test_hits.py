@@ -6,6 +6,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from schedules import LOOK_BACK, Formula, Schedule
+from tests.support.wall_clocks import minute_starts
 
 pytestmark = pytest.mark.quick
 
@@ -86,3 +87,22 @@ def test_ticks_every_seven_minutes_hit_each_minute_of_a_daylight_saving_day_once
         last = tick
     today = [hit for hit in hits if begin <= hit < end]
     assert len(today) == len(set(today)) == minutes
+
+
+MONROVIA = ZoneInfo("Africa/Monrovia")
+JUMP = datetime(1972, 1, 7, 0, 44, 30, tzinfo=UTC)  # 44:30 behind UTC until then: 23:59:59 is followed by 00:44:30
+
+
+@pytest.mark.parametrize(
+    "middle", [JUMP, datetime(1972, 1, 6, tzinfo=UTC)], ids=["over a jump", "over midnight UTC within a minute"]
+)
+def test_minutes_that_are_no_whole_minutes_of_utc_are_each_counted_once(middle: datetime) -> None:
+    start, end = middle - timedelta(minutes=7, seconds=3), middle + timedelta(minutes=7, seconds=3)
+    hits = Schedule(Formula("1"), MONROVIA).hits(start, end, DAY)
+    assert list(hits) == minute_starts(MONROVIA, start, end)
+
+
+def test_a_minute_that_a_jump_has_cut_begins_at_the_jump() -> None:
+    schedule = Schedule(Formula("hours == 0 && minutes == 44"), MONROVIA)
+    assert schedule.hits(None, JUMP + timedelta(seconds=10)) == (JUMP,)
+    assert schedule.hits(None, JUMP - timedelta(seconds=1)) == ()

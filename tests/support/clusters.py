@@ -1,72 +1,83 @@
-"""States of whatever a directory holds: what a tick would report, with figures made from the tablets' ids."""
+"""Bundles for tests of the policies: built in a few words, all figures in plain sight."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from balancer.directory.model import Layout, RangeBounds, Tablet
-from balancer.directory.snapshot import Snapshot
-from balancer.planner.state import BundleState, Word
-from policies.leaves import Leaf
-from policies.model import (
-    Action,
-    ActionKind,
-    BundleView,
-    NodeView,
-    PlanResult,
-    Rejection,
-    TabletColumns,
-    TableView,
-)
-from tests.support.instance import Instance
-from tests.support.states import state_of
+from policies.keys import KeyType
+from policies.model import BundleView, Floats, NodeView, TabletColumns, TableView
 
-Rate = Callable[[Tablet], float]
+GB = float(1 << 30)
 
 
-def view_of_snapshot(snapshot: Snapshot, bundle: str = "shop", writes: Rate = lambda tablet: float(tablet.id)) -> Any:
-    """The view that a poll of a bundle's nodes would give."""
-    nodes = sorted(node.id for node in snapshot.nodes.values() if node.bundle == bundle)
-    tablets: list[Tablet] = []
-    tables = []
-    for table in sorted(snapshot.tables.values(), key=lambda table: table.id):
-        if table.bundle == bundle:
-            first = len(tablets)
-            tablets += snapshot.tablets(table.id)
-            tables.append(TableView(table.name, table.layout is Layout.HASH, table.key_types, first, len(tablets)))
-    leaves = [tablet.bounds if isinstance(tablet.bounds, Leaf) else Leaf(0, 0) for tablet in tablets]
-    rates = np.array([writes(tablet) for tablet in tablets], dtype=np.float64)
-    index = {node: at for at, node in enumerate(nodes)}
-    columns = TabletColumns(
-        ids=np.array([tablet.id for tablet in tablets], dtype=np.int64),
-        node=np.array([index[tablet.node] for tablet in tablets], dtype=np.int64),
-        sizes=np.full(len(tablets), 1e6),
-        memory=np.zeros(len(tablets)),
-        rows=np.full(len(tablets), 1e3),
-        write_rate=rates,
-        read_rate=rates / 2,
-        lowers=[tablet.bounds.lower if isinstance(tablet.bounds, RangeBounds) else b"" for tablet in tablets],
-        moduli=np.array([leaf.modulus for leaf in leaves], dtype=np.int64),
-        remainders=np.array([leaf.remainder for leaf in leaves], dtype=np.int64),
+def nodes(count: int, **settings: Any) -> tuple[NodeView, ...]:
+    """Nodes n0, n1 … with the same settings."""
+    return tuple(NodeView(f"n{at}", **settings) for at in range(count))
+
+
+def columns(
+    owner: Sequence[int],
+    *,
+    sizes: Sequence[float] | float = 10 * GB,
+    writes: Sequence[float] | float = 0.0,
+    reads: Sequence[float] | float = 0.0,
+    memory: Sequence[float] | float = 0.0,
+    first_id: int = 1,
+) -> TabletColumns:
+    """Tablets of hash tables: one entry of `owner` (an index of nodes) per tablet."""
+    count = len(owner)
+
+    def full(values: Sequence[float] | float) -> Floats:
+        return np.broadcast_to(np.asarray(values, dtype=np.float64), (count,)).copy()
+
+    return TabletColumns(
+        ids=np.arange(first_id, first_id + count, dtype=np.int64),
+        node=np.asarray(owner, dtype=np.int64),
+        sizes=full(sizes),
+        memory=full(memory),
+        rows=full(1000.0),
+        write_rate=full(writes),
+        read_rate=full(reads),
+        lowers=[b""] * count,
+        moduli=np.full(count, 1 << max(count - 1, 1).bit_length(), dtype=np.int64),
+        remainders=np.arange(count, dtype=np.int64),
     )
-    return BundleView(bundle, 0.0, tuple(NodeView(node, disk_capacity=1e9) for node in nodes), tuple(tables), columns)
 
 
-def report_small(instance: Instance, writes: Rate | None = None, **fields: Any) -> BundleState:
-    """Reports the bundle `shop` as a tick would, now."""
-    snapshot = instance.follower().snapshot
-    view = view_of_snapshot(snapshot) if writes is None else view_of_snapshot(snapshot, writes=writes)
-    plan = PlanResult(
-        actions=(Action(ActionKind.MOVE, "orders", (3,), "pg-c carries 30 % more", "load", "pg-c", "pg-a", size=1e6),),
-        rejections=(Rejection(ActionKind.MOVE, (4,), "pinned", "an operator pinned tablet 4", "pg-b"),),
-        counts={"pinned": 1},
-        score_before=71.5,
-        score_after=93.0,
-        bound=95.0,
-    )
-    state = state_of(view, plan, word=Word.WORKING, sentence="working: 1 move", plan_id="p1")
-    state = replace(state, at=instance.clock.now(), **fields)
-    instance.report(state)
-    return state
+def bundle(
+    owner: Sequence[int],
+    of: Sequence[NodeView] | int,
+    tables: Sequence[tuple[str, int]] = (),
+    now: float = 1_000_000.0,
+    **figures: Any,
+) -> BundleView:
+    """A view of hash tables. `tables`: (name, number of tablets), one table `t` of all if left out."""
+    made = nodes(of) if isinstance(of, int) else tuple(of)
+    views, first = [], 0
+    for name, count in tables or (("t", len(owner)),):
+        views.append(TableView(name, True, (KeyType.BIGINT,), first, first + count))
+        first += count
+    return BundleView("b", now, made, tuple(views), columns(owner, **figures))
+
+
+def moved(view: BundleView, moves: dict[int, str]) -> BundleView:
+    """The same bundle after tablets (by id) have gone to other nodes (by id)."""
+    index = {node.id: at for at, node in enumerate(view.nodes)}
+    owner = view.tablets.node.copy()
+    for tablet, target in moves.items():
+        owner[int(np.flatnonzero(view.tablets.ids == tablet)[0])] = index[target]
+    return replace(view, tablets=replace(view.tablets, node=owner))
+
+
+def skewed(tablets: int, node_count: int, seed: int) -> BundleView:
+    """A large bundle out of balance in bytes, writes and reads, each in its own way."""
+    chance = np.random.default_rng(seed)
+    pull = 0.6 + 0.8 * chance.random(node_count)
+    owner = chance.choice(node_count, tablets, p=pull / pull.sum())
+    heat = np.exp(0.25 * chance.standard_normal(node_count))
+    writes = chance.lognormal(1.0, 1.0, tablets) * heat[owner]
+    reads = chance.lognormal(1.0, 1.0, tablets) * heat[::-1][owner]
+    sizes = chance.lognormal(0.0, 0.7, tablets) * 5 * GB
+    return bundle(owner.tolist(), node_count, sizes=sizes, writes=writes, reads=reads)

@@ -1,4 +1,4 @@
-"""Windows found the slow way: second by second, asking the zone each time. Knows nothing of stretches."""
+"""Windows and minutes found the slow way: step by step, asking the zone each time. Knows nothing of stretches."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -24,3 +24,21 @@ def scan(
     if opened is not None:
         found.append(Window(opened, at))
     return found
+
+
+def minute_starts(zone: tzinfo, start: datetime, end: datetime) -> list[datetime]:
+    """When each minute of the wall clock begins after `start` up to `end`, to the second; a jump begins one too."""
+    found: list[datetime] = []
+    at = start.astimezone(UTC)
+    last = _minute(zone, at)
+    while at < end:
+        at += timedelta(seconds=1)
+        if (present := _minute(zone, at)) != last:
+            found.append(at)
+            last = present
+    return found
+
+
+def _minute(zone: tzinfo, at: datetime) -> tuple[timedelta | None, int]:
+    wall = at.astimezone(zone)
+    return wall.utcoffset(), wall.minute

@@ -1,0 +1,111 @@
+"""The application of the demonstration: threads that write and read through the client library, and count.
+
+Orders of random customers, with a few customers who order most; events that are appended at the end. Every operation is
+counted, with its time; one that fails is a failure of ours.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from balancer.cli.demo import story
+from balancer.client import PoolSettings, Router
+from balancer.clock import Clock
+
+WRITERS = 4
+PAUSE = 0.02  # seconds between a thread's operations: some 150 operations a second in all
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What the application has seen so far."""
+
+    operations: int = 0
+    failed: int = 0
+    slowest: float = 0.0  # seconds
+    last_error: str = ""
+
+
+class Load:
+    """Runs until it is stopped."""
+
+    def __init__(self, directory: str, passfile: Path, clock: Clock, seed: int) -> None:
+        self._router = Router.connect(directory, PoolSettings(connection={"passfile": str(passfile)}))
+        self._clock = clock
+        self._seed = seed
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._count = Count()
+        self._next_event = story.EVENTS + 1
+        jobs: list[Callable[[Random], None]] = [self._order, self._append, self._append, self._look]
+        self._threads = [
+            threading.Thread(target=self._work, args=(jobs[number % len(jobs)], number), daemon=True)
+            for number in range(WRITERS)
+        ]
+
+    def start(self) -> None:
+        """Begins to work; events go on where the last run ended."""
+        with self._router.transaction("events", (1 << 62,), read_only=True) as connection:
+            newest = connection.execute("SELECT max(event_id) FROM events").fetchone()
+            self._next_event = max(self._next_event, (newest[0] or 0) + 1_000_000 if newest else 0)
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Ends the threads. Idempotent."""
+        self._stopping.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+        self._router.close()
+
+    def count(self) -> Count:
+        """The figures so far."""
+        with self._lock:
+            return self._count
+
+    def _work(self, job: Callable[[Random], None], number: int) -> None:
+        chance = Random(self._seed + number)  # noqa: S311 - a load, not a secret
+        while not self._stopping.wait(PAUSE):
+            began = self._clock.monotonic()
+            error = ""
+            try:
+                job(chance)
+            except Exception as failure:
+                error = f"{type(failure).__name__}: {failure}"
+            self._note(self._clock.monotonic() - began, error)
+
+    def _note(self, seconds: float, error: str) -> None:
+        with self._lock:
+            before = self._count
+            self._count = Count(
+                operations=before.operations + 1,
+                failed=before.failed + bool(error),
+                slowest=max(before.slowest, seconds),
+                last_error=error or before.last_error,
+            )
+
+    def _customer(self, chance: Random) -> int:
+        """A tenth of the customers places two thirds of the orders."""
+        return 1 + chance.randrange(story.CUSTOMERS if chance.random() < 1 / 3 else story.CUSTOMERS // 10)
+
+    def _order(self, chance: Random) -> None:
+        customer, order = self._customer(chance), chance.getrandbits(60)
+        with self._router.transaction("orders", (customer,)) as connection:
+            connection.execute(
+                "INSERT INTO orders (customer_id, order_id, amount) VALUES (%s, %s, %s)", (customer, order, 1)
+            )
+            connection.execute("INSERT INTO order_items VALUES (%s, %s, 1, 1)", (customer, order))
+
+    def _append(self, _: Random) -> None:
+        with self._lock:
+            event, self._next_event = self._next_event, self._next_event + 1
+        with self._router.transaction("events", (event,)) as connection:
+            connection.execute("INSERT INTO events (event_id, body) VALUES (%s, repeat('x', 200))", (event,))
+
+    def _look(self, chance: Random) -> None:
+        customer = self._customer(chance)
+        with self._router.transaction("orders", (customer,), read_only=True) as connection:
+            connection.execute("SELECT sum(amount) FROM orders WHERE customer_id = %s", (customer,)).fetchone()

@@ -1,0 +1,92 @@
+"""Sets the stage: servers, configuration files, tables and rows. Done once per folder; later runs find it as it was."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from balancer.cli.demo import story
+from balancer.directory.configured import open_configured
+from balancer.directory.contract import Directory
+from balancer.embedded.cluster import EmbeddedCluster
+from balancer.embedded.process import free_port
+from balancer.nodes.connection import Connection, Timeouts, connect, translated
+from balancer.nodes.names import parse_name
+from balancer.polling.addresses import address_of, cluster_name, records_of
+from balancer.settings import BundleSettings, Settings, load_settings
+from balancer.tables.adopt import TableRequest
+from balancer.tables.create import create
+
+DEFINITIONS = {"orders": story.ORDERS_DEFINITION, "events": story.EVENTS_DEFINITION}
+FILLINGS = {"orders": (story.FILL_ORDERS, story.FILL_ITEMS), "events": (story.FILL_EVENTS,)}
+
+
+def write_configuration(cluster: EmbeddedCluster) -> Settings:
+    """The files of the demonstration, with the ports that the servers have now."""
+    folder = cluster.folder / "config"
+    (folder / "bundles").mkdir(parents=True, exist_ok=True)
+    directory = f"sqlite://{cluster.folder}/{story.CLUSTER}.db"
+    if cluster.zookeeper is not None:
+        directory = f"zk://{cluster.zookeeper.address}/{story.CLUSTER}"
+    addresses = {
+        name: (server.port or 0, str(server.folder / "password")) for name, server in sorted(cluster.nodes.items())
+    }
+    (folder / "balancer.toml").write_text(story.daemon_file(directory, free_port(8080)))
+    (folder / "bundles" / f"{story.BUNDLE}.toml").write_text(story.bundle_file(addresses))
+    return load_settings(folder / "balancer.toml")
+
+
+def write_passfile(cluster: EmbeddedCluster) -> Path:
+    """The nodes' passwords as libpq reads them, for the application's side."""
+    path = cluster.folder / "passfile"
+    lines = [f"127.0.0.1:{server.port}:*:postgres:{server.password()}\n" for server in cluster.nodes.values()]
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_text("".join(lines))
+    return path
+
+
+def set_tables(settings: Settings) -> bool:
+    """Makes and fills the tables, all of them on the first node; False if they are there from an earlier run."""
+    bundle = settings.bundle(story.BUNDLE)
+    with open_configured(settings.daemon) as directory:
+        if directory.snapshot().tables:
+            return False
+        with _connections(bundle) as nodes:
+            for name in DEFINITIONS:
+                _create(name, bundle, directory, nodes, settings)
+                with translated(story.FIRST_NODE):
+                    for statement in FILLINGS[name]:
+                        nodes[story.FIRST_NODE].execute(statement)
+                    nodes[story.FIRST_NODE].execute("ANALYZE")
+    return True
+
+
+def _create(
+    name: str, bundle: BundleSettings, directory: Directory, nodes: dict[str, Connection], settings: Settings
+) -> None:
+    shape = bundle.tables[name]
+    request = TableRequest(
+        bundle.name, name, tuple(parse_name(root) for root in shape.roots), shape.layout, shape.key, "demo"
+    )
+    # The other nodes are recorded by the daemon, as new ones always are; here only the first exists.
+    first = [record for record in records_of(bundle) if record.id == story.FIRST_NODE]
+    create(
+        request,
+        directory,
+        nodes,
+        first,
+        cluster_name(settings.daemon.directory),
+        tablets=shape.tablets,
+        definition=DEFINITIONS[name],
+    )
+
+
+@contextmanager
+def _connections(bundle: BundleSettings) -> Iterator[dict[str, Connection]]:
+    patient = Timeouts(statement=120.0)
+    opened = {node.id: connect(address_of(node), purpose="demo", timeouts=patient) for node in bundle.nodes.values()}
+    try:
+        yield opened
+    finally:
+        for connection in opened.values():
+            connection.close()

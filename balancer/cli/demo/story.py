@@ -1,0 +1,115 @@
+"""What the demonstration tells: the configuration, the tables, the rows and the load that make a cluster lopsided.
+
+Two nodes have just been added to a cluster of one. All vbuckets of `orders` are on the first node, and so is the whole
+of `events`, whose newest end takes most of the writes. Sizes are small, so that everything happens within minutes.
+"""
+
+from collections.abc import Mapping
+
+CLUSTER = "demo"
+BUNDLE = "demo"
+FIRST_NODE = "pg-a"
+DATABASE = "postgres"
+CUSTOMERS = 10_000
+ORDERS = 60_000
+EVENTS = 80_000
+VBUCKETS = 16
+
+ORDERS_DEFINITION = """
+CREATE TABLE public.orders (
+    customer_id bigint NOT NULL,
+    order_id bigint NOT NULL,
+    placed_at timestamptz NOT NULL DEFAULT now(),
+    amount numeric(12, 2) NOT NULL,
+    note text,
+    PRIMARY KEY (customer_id, order_id)
+) PARTITION BY HASH (customer_id);
+CREATE TABLE public.order_items (
+    customer_id bigint NOT NULL,
+    order_id bigint NOT NULL,
+    item integer NOT NULL,
+    quantity integer NOT NULL,
+    PRIMARY KEY (customer_id, order_id, item),
+    FOREIGN KEY (customer_id, order_id) REFERENCES public.orders
+) PARTITION BY HASH (customer_id);
+"""
+
+EVENTS_DEFINITION = """
+CREATE TABLE public.events (
+    event_id bigint PRIMARY KEY,
+    at timestamptz NOT NULL DEFAULT now(),
+    body text NOT NULL
+) PARTITION BY RANGE (event_id);
+"""
+
+FILL_ORDERS = f"""
+INSERT INTO public.orders (customer_id, order_id, amount, note)
+SELECT 1 + (n * 7919) % {CUSTOMERS}, n, n % 1000, repeat(md5(n::text), 4) FROM generate_series(1, {ORDERS}) AS n
+"""  # noqa: S608 - numbers of ours
+
+FILL_ITEMS = """
+INSERT INTO public.order_items (customer_id, order_id, item, quantity)
+SELECT customer_id, order_id, item, 1 + order_id % 5 FROM public.orders, generate_series(1, 2) AS item
+"""
+
+FILL_EVENTS = f"""
+INSERT INTO public.events (event_id, body)
+SELECT n, repeat(md5(n::text), 6) FROM generate_series(1, {EVENTS}) AS n
+"""  # noqa: S608 - numbers of ours
+
+
+def daemon_file(directory: str, http_port: int) -> str:
+    """`balancer.toml` of the demonstration."""
+    return f"""\
+directory = "{directory}"
+instance = "demo"
+tick = "2s"
+
+[http]
+listen = "127.0.0.1:{http_port}"
+"""
+
+
+def bundle_file(addresses: Mapping[str, tuple[int, str]]) -> str:
+    """`bundles/demo.toml`: node → port and the file of its password."""
+    nodes = "\n".join(
+        f"""\
+[nodes.{node}]
+dsn = "postgresql://postgres@127.0.0.1:{port}/{DATABASE}"
+password_file = "{password_file}"
+"""
+        for node, (port, password_file) in addresses.items()
+    )
+    return f"""\
+mode = "autonomous"
+
+[tablet_balancer_config]
+min_tablet_size = "1MB"
+desired_tablet_size = "16MB"
+max_tablet_size = "48MB"
+enable_cell_balancer = true
+
+[heat]
+min_rows_per_second = 50
+polls_to_confirm = 3
+min_samples = 40
+
+[migration]
+moves_per_node = 2
+moves_total = 4
+cool_down = "60s"
+retire_grace = "1s"
+
+{nodes}
+[tables.orders]
+roots = ["public.orders", "public.order_items"]
+layout = "hash"
+key = ["customer_id"]
+tablets = {VBUCKETS}
+
+[tables.events]
+roots = ["public.events"]
+layout = "range"
+key = ["event_id"]
+tablets = 1
+"""

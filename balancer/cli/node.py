@@ -1,0 +1,131 @@
+"""`balancer node list|check|grant-script`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from balancer.cli.output import Output, OutputOption, say, show_rows
+from balancer.cli.places import ConfigOption, open_configured
+from balancer.clock import SystemClock
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import Unavailable
+from balancer.nodes.connection import Target, connect, translated
+from balancer.nodes.grants import grant_script
+from balancer.nodes.names import Name, parse_name
+from balancer.nodes.preflight import Finding, Level, Needs, preflight
+from balancer.polling.addresses import address_of, addresses_of, cluster_name
+from balancer.polling.poller import NodeReport, Poller
+from balancer.settings import BundleSettings, NodeSettings, Settings, load_settings
+
+app = typer.Typer(help="Look at nodes and prepare them.", no_args_is_help=True)
+
+BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; else all")]
+NodeOption = Annotated[str | None, typer.Option("--node", "-n", help="one node; else all of the bundle")]
+LIST = (
+    "node",
+    "bundle",
+    "zone",
+    "weight",
+    "state",
+    "health",
+    "version",
+    "size",
+    "disk_free",
+    "connections",
+    "tablets",
+    "reason",
+)
+
+
+@app.command("list")
+def list_nodes(bundle: BundleArgument = None, config: ConfigOption = None, output: OutputOption = Output.TEXT) -> None:
+    """The nodes of the configuration, asked now: health, size, connections, tablets."""
+    settings = load_settings(config)
+    bundles = _bundles(settings, bundle)
+    with open_configured(settings.daemon) as directory:
+        snapshot = directory.snapshot()
+    poller = Poller(cluster_name(settings.daemon.directory), SystemClock(), settings.daemon.poll_timeout)
+    try:
+        reports = poller.poll(snapshot, addresses_of(bundles)).nodes
+    finally:
+        poller.close()
+    rows = [
+        _row(node, found.name, snapshot, reports.get(node.id)) for found in bundles for node in found.nodes.values()
+    ]
+    show_rows(rows, LIST, output, empty="the configuration has no nodes")
+
+
+@app.command()
+def check(
+    bundle: BundleArgument = None,
+    node: NodeOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """What each node lacks, and the statement that mends it; exits 1 if a node cannot be used."""
+    rows: list[dict[str, Any]] = []
+    for found in _bundles(load_settings(config), bundle):
+        needs = Needs(_roots(found), 2 * found.options.budgets.moves_per_node)
+        for settings in found.nodes.values():
+            if node in (None, settings.id):
+                rows += [_finding(settings.id, finding) for finding in _preflight(settings, needs)]
+    show_rows(rows, ("node", "level", "subject", "text", "remedy"), output, empty="every node has what it needs")
+    if any(row["level"] == Level.ERROR for row in rows):
+        raise typer.Exit(1)
+
+
+@app.command("grant-script")
+def print_grant_script(
+    bundle: Annotated[str, typer.Argument(help="the bundle whose tables the role will balance")],
+    role: Annotated[str, typer.Option(help="the role that the nodes' DSNs name")] = "balancer",
+    config: ConfigOption = None,
+) -> None:
+    """SQL that gives a role what the balancer needs, for a superuser to run on each node."""
+    say(grant_script(role, _roots(load_settings(config).bundle(bundle))))
+
+
+def _bundles(settings: Settings, name: str | None) -> list[BundleSettings]:
+    return [settings.bundle(name)] if name else list(settings.bundles.values())
+
+
+def _roots(bundle: BundleSettings) -> tuple[Name, ...]:
+    return tuple(parse_name(root) for table in bundle.tables.values() for root in table.roots)
+
+
+def _preflight(node: NodeSettings, needs: Needs) -> list[Finding]:
+    try:
+        with connect(address_of(node), purpose="check", target=Target.ANY) as connection, translated(node.id):
+            return preflight(connection, needs)
+    except Unavailable as error:
+        return [Finding(Level.ERROR, "connection", str(error))]
+
+
+def _finding(node: str, finding: Finding) -> dict[str, Any]:
+    return {
+        "node": node,
+        "level": finding.level,
+        "subject": finding.subject,
+        "text": finding.text,
+        "remedy": finding.remedy,
+    }
+
+
+def _row(node: NodeSettings, bundle: str, snapshot: Snapshot, report: NodeReport | None) -> dict[str, Any]:
+    known = snapshot.nodes.get(node.id)
+    facts = report.poll.facts if report is not None and report.poll is not None else None
+    return {
+        "node": node.id,
+        "bundle": bundle,
+        "zone": node.zone or None,
+        "weight": node.weight,
+        "state": known.state if known else None,
+        "health": report.health if report else None,
+        "version": f"{facts.version // 10000}.{facts.version % 10000}" if facts else None,
+        "size": facts.database_bytes if facts else None,
+        "disk_free": node.disk - facts.database_bytes if facts and node.disk is not None else None,
+        "connections": facts.connections if facts else None,
+        "tablets": sum(
+            page.node.count(page.names.index(node.id)) for page in snapshot.pages.values() if node.id in page.names
+        ),
+        "reason": (report.reason if report else "not in the directory: create or adopt a table") or None,
+    }

@@ -1,0 +1,138 @@
+"""`balancer compare-placements`: the sharding functions side by side, on synthetic keys or on a bundle's vbuckets."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from balancer.cli.output import Output, OutputOption, show_json, show_rows
+from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
+from balancer.clock import SystemClock
+from balancer.directory.model import Layout, Node, NodeState
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import UserError
+from policies.leaves import Leaf
+from policies.sharding import FUNCTIONS, UInts, place
+from policies.sharding import Node as Weighted
+from policies.sharding_compare import Comparison, compare, present
+
+COLUMNS = (
+    "function",
+    "milliseconds",
+    "stay_when_one_comes",
+    "most_when_one_comes",
+    "stay_when_one_goes",
+    "most_when_one_goes",
+    "keys_per_node",
+    "deviation",
+    "fullest",
+)
+
+KeysOption = Annotated[int, typer.Option("--keys", min=1, help="synthetic keys")]
+NodesOption = Annotated[int, typer.Option("--nodes", min=1, help="synthetic nodes")]
+WeightsOption = Annotated[str | None, typer.Option("--weights", help='of the nodes, as in "1,1,2"; sets their number')]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="of the synthetic keys")]
+BundleOption = Annotated[str | None, typer.Option("--bundle", help="place this bundle's vbuckets on its own nodes")]
+
+
+def compare_placements(
+    keys: KeysOption = 1_000_000,
+    nodes: NodesOption = 20,
+    weights: WeightsOption = None,
+    seed: SeedOption = 1,
+    bundle: BundleOption = None,
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Compares the sharding functions: time, keys that stay when a node comes or goes, and how even they are.
+
+    The shares are of all keys; "most" is what a perfectly even function could keep. The deviation is in keys, from what
+    is due to each node by its weight; the fullest node is given as a multiple of its due.
+    """
+    if bundle is None:
+        chosen = _synthetic_nodes(nodes, weights)
+        numbers: UInts = np.random.default_rng(seed).integers(0, 1 << 64, keys, np.uint64)
+        rows = _compared(numbers, chosen)
+    else:
+        with directory_of(directory, config) as opened:
+            snapshot = opened.snapshot()
+        chosen = _bundle_nodes(snapshot, bundle)
+        numbers, owners = _vbuckets(snapshot, bundle, chosen)
+        rows = [_row(present(owners, chosen), None), *_compared(numbers, chosen)]
+    if output is Output.JSON:
+        about = {"keys": len(numbers), "nodes": dict(chosen), "seed": None if bundle else seed, "bundle": bundle}
+        show_json({**about, "functions": rows})
+    else:
+        show_rows([_readable(row) for row in rows], COLUMNS, output)
+
+
+def _readable(row: dict[str, Any]) -> dict[str, str | None]:
+    """Shares as percentages, counts in full."""
+    found: dict[str, str | None] = {"function": str(row["function"])}
+    for name in COLUMNS[1:]:
+        value = row[name]
+        if value is None:
+            found[name] = None
+        elif name.startswith(("stay", "most")):
+            found[name] = f"{100 * value:.2f} %"
+        else:
+            found[name] = f"{value:,.3f}" if name == "fullest" else f"{value:,.1f}"
+    return found
+
+
+def _compared(numbers: UInts, nodes: Sequence[Weighted]) -> list[dict[str, Any]]:
+    """Each function, timed on the placing alone. The node that comes weighs what the lightest does."""
+    clock, added = SystemClock(), ("one more", min(weight for _, weight in nodes))
+    rows = []
+    for function in FUNCTIONS:
+        began = clock.monotonic()
+        placed = place(function, numbers, nodes)
+        taken = clock.monotonic() - began
+        rows.append(_row(compare(function, numbers, nodes, added, placed), taken))
+    return rows
+
+
+def _row(comparison: Comparison, seconds: float | None) -> dict[str, Any]:
+    return {**asdict(comparison), "milliseconds": None if seconds is None else 1000 * seconds}
+
+
+def _synthetic_nodes(count: int, weights: str | None) -> list[Weighted]:
+    if weights is None:
+        return [(f"node-{place}", 1.0) for place in range(1, count + 1)]
+    try:
+        values = [float(part) for part in weights.split(",")]
+    except ValueError:
+        raise UserError(f'--weights is "{weights}": numbers with commas between them are expected') from None
+    if not all(0 < value < float("inf") for value in values):
+        raise UserError(f'--weights is "{weights}": every weight must be above 0')
+    return [(f"node-{place}", value) for place, value in enumerate(values, 1)]
+
+
+def _bundle_nodes(snapshot: Snapshot, bundle: str) -> list[Weighted]:
+    """The bundle's nodes that may receive tablets, by id."""
+    if bundle not in snapshot.bundles:
+        raise UserError(f"there is no bundle {bundle}; there are {', '.join(sorted(snapshot.bundles)) or 'none'}")
+    found: list[Node] = sorted((node for node in snapshot.nodes.values() if node.bundle == bundle), key=lambda n: n.id)
+    active = [(node.id, node.weight) for node in found if node.state is NodeState.ACTIVE]
+    if not active:
+        raise UserError(f"bundle {bundle} has no active node")
+    return active
+
+
+def _vbuckets(snapshot: Snapshot, bundle: str, nodes: Sequence[Weighted]) -> tuple[UInts, list[int]]:
+    """The remainders of all vbuckets of a bundle, and where each is now: an index into the nodes, -1 for any other."""
+    index = {name: place for place, (name, _) in enumerate(nodes)}
+    numbers, owners = [], []
+    for table in snapshot.tables.values():
+        if table.bundle != bundle or table.layout is not Layout.HASH:
+            continue
+        for tablet in snapshot.tablets(table.id):
+            assert isinstance(tablet.bounds, Leaf)
+            numbers.append(tablet.bounds.remainder)
+            owners.append(index.get(tablet.node, -1))
+    if not numbers:
+        raise UserError(f"bundle {bundle} has no vbuckets: none of its tables is a hash table")
+    return np.array(numbers, np.uint64), owners

@@ -1,0 +1,140 @@
+"""`balancer table create|adopt`."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from balancer.cli.output import Output, OutputOption, say, show_json, show_rows
+from balancer.cli.places import ConfigOption, open_configured, operator
+from balancer.errors import UserError
+from balancer.nodes.bounds import show_part
+from balancer.nodes.connection import Connection, connect
+from balancer.nodes.names import parse_name
+from balancer.polling.addresses import address_of, cluster_name, records_of
+from balancer.settings import BundleSettings, TableSettings, load_settings
+from balancer.tables.adopt import TableRequest, adopt, inspect
+from balancer.tables.coverage import in_key_order
+from balancer.tables.create import create
+from balancer.tables.survey import Found
+
+app = typer.Typer(help="Make tables, or take over existing ones.", no_args_is_help=True)
+
+BundleArgument = Annotated[str, typer.Argument(help="the bundle")]
+TableArgument = Annotated[str, typer.Argument(help="the table, as the bundle's file names it")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only show what was found")]
+DefinitionOption = Annotated[
+    Path | None, typer.Option("--definition", help="SQL that makes the roots, where no node has them yet")
+]
+
+
+@app.command("adopt")
+def adopt_table(
+    bundle: BundleArgument,
+    table: TableArgument,
+    dry_run: DryRunOption = False,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Takes over a partitioned table as somebody else made it. Its rows stay where they are."""
+    settings = load_settings(config)
+    found_bundle = settings.bundle(bundle)
+    request = _request(found_bundle, table)
+    with _connections(found_bundle) as nodes:
+        if dry_run:
+            _show_found(inspect(request, nodes), output)
+            return
+        with open_configured(settings.daemon) as directory:
+            cluster = cluster_name(settings.daemon.directory)
+            adopted = adopt(request, directory, nodes, records_of(found_bundle), cluster)
+    for note in adopted.found.notes:
+        say(note)
+    _done("adopted", table, len(adopted.tablets), output)
+
+
+@app.command("create")
+def create_table(
+    bundle: BundleArgument,
+    table: TableArgument,
+    definition: DefinitionOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Makes the table's roots and tablets on the nodes, as the bundle's file describes it."""
+    settings = load_settings(config)
+    found_bundle = settings.bundle(bundle)
+    request = _request(found_bundle, table)
+    shape = found_bundle.tables[table]
+    with _connections(found_bundle) as nodes, open_configured(settings.daemon) as directory:
+        created = create(
+            request,
+            directory,
+            nodes,
+            records_of(found_bundle),
+            cluster_name(settings.daemon.directory),
+            tablets=shape.tablets,
+            splits=shape.splits,
+            definition=_read(definition),
+        )
+    _done("created", table, len(created.tablets), output)
+
+
+def _request(bundle: BundleSettings, table: str) -> TableRequest:
+    shape = _table(bundle, table)
+    roots = tuple(parse_name(root) for root in shape.roots)
+    return TableRequest(bundle.name, table, roots, shape.layout, shape.key, operator())
+
+
+def _table(bundle: BundleSettings, name: str) -> TableSettings:
+    if name not in bundle.tables:
+        known = ", ".join(sorted(bundle.tables)) or "none"
+        raise UserError(f"there is no table {name!r} in {bundle.file}; there are: {known}")
+    if not bundle.nodes:
+        raise UserError(f"{bundle.file} has no nodes")
+    return bundle.tables[name]
+
+
+@contextmanager
+def _connections(bundle: BundleSettings) -> Iterator[dict[str, Connection]]:
+    with ExitStack() as stack:
+        yield {
+            node.id: stack.enter_context(connect(address_of(node), purpose="table")) for node in bundle.nodes.values()
+        }
+
+
+def _read(definition: Path | None) -> str:
+    if definition is None:
+        return ""
+    try:
+        return definition.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{definition} cannot be read: {error.strerror}") from None
+
+
+def _show_found(found: Found, output: Output) -> None:
+    columns = found.roots[0].columns
+    rows: list[dict[str, Any]] = [
+        {
+            "part": show_part(columns, tablet.part),
+            "node": tablet.node,
+            "partitions": ", ".join(map(str, tablet.partitions)),
+        }
+        for tablet in in_key_order(found.tablets)
+    ]
+    show_rows(rows, ("part", "node", "partitions"), output)
+    if output is Output.TEXT:
+        key = ", ".join(f"{column.name} {column.type}" for column in columns)
+        say(f"{len(rows)} tablets of {found.table}, {found.roots[0].layout} by ({key})")
+        for note in found.notes:
+            say(note)
+        for node in found.without:
+            say(f"node {node} has no roots yet; they will be made there")
+
+
+def _done(word: str, table: str, tablets: int, output: Output) -> None:
+    if output is Output.JSON:
+        show_json({"table": table, "tablets": tablets, "result": word})
+    else:
+        say(f"{word} table {table} with {tablets} tablets")

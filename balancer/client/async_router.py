@@ -1,0 +1,207 @@
+"""The router for asyncio applications: the same steps as `Router`'s, carried out with awaits.
+
+    async with await AsyncRouter.connect("zk://zk1:2181/shop") as router:
+        async with router.transaction("orders", user_id) as connection:
+            await connection.execute("INSERT INTO orders …")
+
+The directory is followed by a thread; whatever waits for it here waits in another thread, never in the event loop.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool
+
+from balancer.client.entry import (
+    AwaitChange,
+    Borrow,
+    Execute,
+    GiveBack,
+    Isolation,
+    Request,
+    Wish,
+    enter,
+    leave,
+)
+from balancer.client.ids import Ids, LocatedIds
+from balancer.client.locate import AnyKey
+from balancer.client.pools import Loan, PoolBook, PoolSettings
+from balancer.client.retry import Attempts
+from balancer.client.router import PATIENCE
+from balancer.client.routes import Routes
+from balancer.client.samples import Sampler
+from balancer.directory.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from balancer.client.bulk import Rows
+
+Connection = psycopg.AsyncConnection[Any]
+NodePool = AsyncConnectionPool[Connection]
+Result = TypeVar("Result")
+Outcome = TypeVar("Outcome")
+
+
+class AsyncRouter:
+    """Finds the node of a key and runs transactions there; for one event loop. See `Router` for what is promised."""
+
+    def __init__(self, routes: Routes, pools: PoolSettings | None = None, *, samples: bool = True) -> None:
+        settings = pools or PoolSettings()
+        self._routes = routes
+        self.locate = routes.locate
+        """`locate(table, key)`: as `Router.locate`."""
+        self._pools: PoolBook[NodePool] = PoolBook(
+            routes, lambda node, dsn: AsyncConnectionPool(dsn, **settings.arguments(node))
+        )
+        self._sampler = Sampler(routes) if samples else None
+        self._ids: dict[str, AsyncIds] = {}
+        self._located_ids: dict[str, AsyncLocatedIds] = {}
+
+    @classmethod
+    async def connect(
+        cls, url: str, pools: PoolSettings | None = None, *, samples: bool = True, **directory: Any
+    ) -> "AsyncRouter":
+        """Opens the directory at this address and loads it."""
+        routes = await asyncio.to_thread(Routes.open, url, **directory)
+        return cls(routes, pools, samples=samples)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The newest snapshot of the directory known here."""
+        return self._routes.snapshot
+
+    def group(self, table: str, keys: Any) -> "dict[str, Rows]":
+        """For each node that owns any of these keys, which of them. Needs numpy."""
+        return self._routes.group(table, keys)
+
+    @asynccontextmanager
+    async def transaction(
+        self,
+        table: str,
+        key: AnyKey,
+        *,
+        read_only: bool = False,
+        isolation: Isolation = Isolation.READ_COMMITTED,
+        patience: float = PATIENCE,
+        weight: float = 1.0,
+    ) -> AsyncIterator[Connection]:
+        """A connection in a transaction on the node that owns the key; see `Router.transaction`."""
+        if self._sampler is not None:
+            self._sampler.note(table, key, weight, not read_only)
+        clock = self._routes.clock
+        wish = Wish(clock.monotonic() + patience, isolation, read_only)
+        held = await self._carry_out(enter(self._routes.finder(table, key), wish, clock.monotonic))
+        try:
+            yield held.loan.connection
+        except BaseException:
+            await self._carry_out(leave(held, failed=True))
+            raise
+        await self._carry_out(leave(held, failed=False))
+
+    async def run(
+        self,
+        table: str,
+        key: AnyKey,
+        function: Callable[[Connection], Awaitable[Result]],
+        *,
+        read_only: bool = False,
+        isolation: Isolation = Isolation.READ_COMMITTED,
+        patience: float = PATIENCE,
+    ) -> Result:
+        """Awaits `function(connection)` in a transaction, and again where it must be; see `Router.run`."""
+        clock = self._routes.clock
+        deadline = clock.monotonic() + patience
+        attempts = Attempts(deadline, clock.monotonic)
+        while True:
+            left = deadline - clock.monotonic()
+            try:
+                async with self.transaction(
+                    table, key, read_only=read_only, isolation=isolation, patience=left
+                ) as connection:
+                    return await function(connection)
+            except psycopg.Error as error:
+                pause = attempts.pause_after(error)
+            await asyncio.sleep(pause)
+
+    def ids(self, table: str) -> "AsyncIds":
+        """Globally unique, roughly increasing 64-bit ids for rows of a table."""
+        return self._ids.get(table) or self._ids.setdefault(table, AsyncIds(Ids(self._routes, table)))
+
+    def located_ids(self, table: str) -> "AsyncLocatedIds":
+        """The same, with a key's vbucket in the high bits."""
+        known = self._located_ids.get(table)
+        return known or self._located_ids.setdefault(table, AsyncLocatedIds(LocatedIds(self._routes, table)))
+
+    async def close(self) -> None:
+        """Closes pools and directory. Idempotent."""
+        for pool in self._pools.clear():
+            await pool.close()
+        if self._sampler is not None:
+            await asyncio.to_thread(self._sampler.close)
+        await asyncio.to_thread(self._routes.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def _carry_out(self, steps: Generator[Request, Any, Outcome]) -> Outcome:
+        """Awaits for requests; what they raise goes back into the steps."""
+        try:
+            request = next(steps)
+            while True:
+                try:
+                    answer = await self._perform(request)
+                except BaseException as error:  # the steps decide what becomes of it
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
+        except StopIteration as stop:
+            outcome: Outcome = stop.value
+            return outcome
+
+    async def _perform(self, request: Request) -> object:
+        match request:
+            case Borrow(node, timeout):
+                pool, retired = self._pools.find(node)
+                if retired is not None:
+                    await retired.close(timeout=0)
+                if pool.closed:
+                    await pool.open()
+                return Loan(pool, await pool.getconn(timeout))
+            case Execute(loan, statements):
+                await loan.connection.execute(statements, prepare=False)
+            case GiveBack(loan):
+                await loan.pool.putconn(loan.connection)
+            case AwaitChange(version, timeout):
+                await asyncio.to_thread(self._routes.wait, version, timeout)
+        return None
+
+
+class AsyncIds:
+    """`Ids` whose round trips do not hold up the event loop."""
+
+    def __init__(self, ids: Ids) -> None:
+        self._ids = ids
+
+    async def next(self) -> int:
+        """An id that nobody else gets."""
+        if not self._ids.ready:
+            await asyncio.to_thread(self._ids.reserve)
+        return self._ids.next()
+
+
+class AsyncLocatedIds:
+    """`LocatedIds` whose round trips do not hold up the event loop."""
+
+    def __init__(self, ids: LocatedIds) -> None:
+        self._ids = ids
+
+    async def next_for(self, key: AnyKey) -> int:
+        """An id for a row of this key."""
+        if not self._ids.ready:
+            await asyncio.to_thread(self._ids.reserve)
+        return self._ids.next_for(key)

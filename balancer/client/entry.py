@@ -1,0 +1,174 @@
+"""How a transaction begins on the right node and ends: the steps, without any I/O of their own.
+
+`enter` and `leave` yield requests; `Router` carries them out with blocking calls, `AsyncRouter` with awaits, and each
+throws the driver's errors back in. So there is one copy of the logic: what is waited for, what is tried again, and
+when it is given up. `balancer.hold` on the node is what makes it safe (see `balancer.nodes.client_functions`).
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from balancer.client.failures import Failure, classify, classify_entry
+from balancer.client.locate import Location
+from balancer.client.pools import Loan
+from balancer.errors import OutcomeUnknown, Unavailable, UserError
+
+FIRST_PAUSE = 0.005
+LONGEST_PAUSE = 0.1
+"""Seconds between two looks at a tablet that is moving: a switch takes some tens of milliseconds."""
+LONGEST_BORROW = 1.0
+"""Seconds to wait for a connection before asking the directory again: the node may be replaced meanwhile."""
+
+
+class Isolation(StrEnum):
+    """PostgreSQL's isolation levels, as SQL writes them."""
+
+    READ_COMMITTED = "READ COMMITTED"
+    REPEATABLE_READ = "REPEATABLE READ"
+    SERIALIZABLE = "SERIALIZABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class Borrow:
+    """A connection to a node, idle; answered with a `Loan`."""
+
+    node: str
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Statements to be sent as they are, in one message."""
+
+    loan: Loan
+    statements: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """Ends a loan; a connection that is broken or busy is discarded."""
+
+    loan: Loan
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitChange:
+    """Waits for the directory to pass a version, at most so many seconds."""
+
+    version: int
+    timeout: float
+
+
+Request = Borrow | Execute | GiveBack | AwaitChange
+Steps = Generator[Request, Any, "Held"]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A connection in a transaction on the owner of a tablet."""
+
+    location: Location
+    loan: Loan
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked for: the transaction's kind, and until when (monotonic seconds) it may take to begin."""
+
+    deadline: float
+    isolation: Isolation = Isolation.READ_COMMITTED
+    read_only: bool = False
+
+    def opening(self, location: Location) -> bytes:
+        """BEGIN and the proof of ownership: one message, one round trip."""
+        # Readers have one snapshot: then the rows cannot leave under them, and they hold up nobody's switch.
+        isolation = self.isolation
+        if self.read_only and isolation is Isolation.READ_COMMITTED:
+            isolation = Isolation.REPEATABLE_READ
+        access, writing = ("READ ONLY", "false") if self.read_only else ("READ WRITE", "true")
+        proof = f"SELECT balancer.hold({location.tablet:d}, {location.epoch:d}, {writing})"
+        return f"BEGIN ISOLATION LEVEL {isolation} {access}; {proof}".encode()
+
+
+def enter(find: Callable[[], tuple[int, Location]], wish: Wish, monotonic: Callable[[], float]) -> Steps:
+    """Begins a transaction where the key is; waits out fences and follows moves until the wish's deadline.
+
+    `find` gives the directory's version and the key's location by the newest snapshot known.
+    """
+    pause = FIRST_PAUSE
+    seen = Failure.LOST
+    while True:
+        version, location = find()
+        left = wish.deadline - monotonic()
+        loan: Loan | None = None
+        try:
+            loan = yield Borrow(location.node, max(0.0, min(left, LONGEST_BORROW)))
+            yield Execute(loan, wish.opening(location))
+        except psycopg.Error as error:
+            if loan is not None:
+                yield from _put_away(loan)
+            failure = classify_entry(error)
+            if failure is Failure.OTHER:
+                raise
+            # What a node has said tells more than that the last try had no time left.
+            seen = seen if failure is Failure.LOST else failure
+            left = wish.deadline - monotonic()
+            if left <= 0:
+                raise Unavailable(_too_late(location, seen)) from error
+        except BaseException:
+            if loan is not None:
+                yield GiveBack(loan)
+            raise
+        else:
+            return Held(location, loan)
+        yield AwaitChange(version, min(pause, left))
+        pause = min(pause * 1.5, LONGEST_PAUSE)
+
+
+def leave(held: Held, failed: bool) -> Generator[Request, Any, None]:
+    """Commits, or rolls back where the block failed, and gives the connection back."""
+    loan = held.loan
+    try:
+        if failed:
+            if not loan.connection.closed:
+                yield Execute(loan, b"ROLLBACK")
+            return
+        _check_open(loan.connection.info.transaction_status)
+        yield Execute(loan, b"COMMIT")
+    except psycopg.Error as error:
+        if failed:
+            return  # the block's own error is what the caller sees; the server ends the transaction by itself
+        if classify(error) is Failure.LOST:
+            raise OutcomeUnknown(f"the connection to node {held.location.node} broke during COMMIT") from error
+        raise
+    finally:
+        yield GiveBack(loan)
+
+
+def _put_away(loan: Loan) -> Generator[Request, Any, None]:
+    try:
+        if not loan.connection.closed:
+            yield Execute(loan, b"ROLLBACK")
+    except psycopg.Error:
+        pass  # a broken connection is discarded when it is given back
+    yield GiveBack(loan)
+
+
+def _check_open(status: TransactionStatus) -> None:
+    if status is TransactionStatus.INERROR:
+        raise UserError("a statement in the transaction failed and its error was not passed on: nothing is committed")
+    if status is TransactionStatus.IDLE:
+        raise UserError("the transaction was ended inside its block: leave COMMIT and ROLLBACK to the router")
+
+
+def _too_late(location: Location, failure: Failure) -> str:
+    what = {
+        Failure.MOVING: "is still being moved",
+        Failure.MOVED: "is not there, and the directory knows no other place",
+    }.get(failure, "cannot be reached")
+    return f"tablet {location.tablet} on node {location.node} {what}; gave up at the deadline, nothing was done"

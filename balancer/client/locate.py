@@ -1,0 +1,114 @@
+"""Which tablet owns a key: the plain way, for one key and any snapshot.
+
+The coordinator (`/v1/route`) and `balancer route` call `locate_key`; the router keeps `lookup.TableMap`s beside it for
+speed and gives the same answers. Nothing here does I/O.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import NamedTuple
+from uuid import UUID
+
+from balancer.directory.model import Layout, Table
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import UserError
+from policies.hashing import partition_hash
+from policies.keys import KeyMismatch, KeyType, KeyValue, encode_key
+from policies.leaves import position
+
+POSITION_BITS = 16
+SEQUENCE_BITS = 63 - POSITION_BITS
+"""Of an id that carries its vbucket: see `ids`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowId:
+    """An id made by `ids.LocatedIds`, to be given in place of the key that it was made for."""
+
+    id: int
+
+    @property
+    def position(self) -> int:
+        """The first of the positions that it stands for."""
+        return self.id >> SEQUENCE_BITS << (64 - POSITION_BITS)
+
+
+AnyKey = KeyValue | None | Sequence[KeyValue | None] | RowId
+"""A key as applications give it: the value itself where the key has one column, else a tuple or list of values."""
+
+
+class Location(NamedTuple):
+    """Where a key lives."""
+
+    node: str
+    tablet: int
+    epoch: int
+    """The tablet's epoch: it grows with each change of owner, so the node can tell an old map from a new one."""
+
+
+def locate_key(snapshot: Snapshot, table_name: str, key: AnyKey) -> Location:
+    """The owner of a key. Raises `UserError` for an unknown table or a key that does not fit it."""
+    table = snapshot.table(table_name)
+    tablet = snapshot.locate(table.id, key_position(table, key))
+    return Location(tablet.node, tablet.id, tablet.epoch)
+
+
+def key_position(table: Table, key: AnyKey) -> int | bytes:
+    """Where a key stands among the table's tablets."""
+    if isinstance(key, RowId):
+        if table.layout is not Layout.HASH or key.id < 0:
+            raise UserError(f"{key} is not an id that tells where it is in table {table.name}")
+        return key.position
+    values = key_values(key)
+    try:
+        if table.layout is Layout.HASH:
+            return position(partition_hash(table.key_types, values))
+        present = [value for value in values if value is not None]
+        if len(present) < len(values):
+            raise KeyMismatch("a key of a range table cannot contain NULL")  # noqa: TRY301 - one sentence for all
+        return encode_key(table.key_types, present)
+    except KeyMismatch as error:
+        columns = ", ".join(f"{column.name} {column.type}" for column in table.columns)
+        raise UserError(f"key {key!r} does not fit table {table.name} ({columns}): {error}") from None
+
+
+def key_values(key: KeyValue | Sequence[KeyValue | None] | None) -> Sequence[KeyValue | None]:
+    """The values of a key, one for each column."""
+    return key if isinstance(key, tuple | list) else (key,)
+
+
+def parse_key(table: Table, texts: Sequence[str]) -> tuple[KeyValue, ...]:
+    """A key given as text, one for each column, as on a command line or in a URL."""
+    if len(texts) != len(table.columns):
+        names = ", ".join(column.name for column in table.columns)
+        raise UserError(f"table {table.name} has the key ({names}): {len(table.columns)} values, not {len(texts)}")
+    return tuple(_parsed(column.name, column.type, text) for column, text in zip(table.columns, texts, strict=True))
+
+
+def _parsed(name: str, kind: KeyType, text: str) -> KeyValue:
+    try:
+        return _PARSERS[kind](text)
+    except (ValueError, InvalidOperation):
+        raise UserError(f"{text!r} is not a value of type {kind}, which key column {name} has") from None
+
+
+def _moment(text: str) -> KeyValue:
+    return float(text) if text in ("infinity", "-infinity") else datetime.fromisoformat(text)
+
+
+def _day(text: str) -> KeyValue:
+    return float(text) if text in ("infinity", "-infinity") else date.fromisoformat(text)
+
+
+_PARSERS: Mapping[KeyType, Callable[[str], KeyValue]] = {
+    KeyType.SMALLINT: int,
+    KeyType.INTEGER: int,
+    KeyType.BIGINT: int,
+    KeyType.TEXT: str,
+    KeyType.UUID: UUID,
+    KeyType.TIMESTAMPTZ: _moment,
+    KeyType.DATE: _day,
+    KeyType.NUMERIC: Decimal,
+}

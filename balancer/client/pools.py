@@ -1,0 +1,79 @@
+"""Connections to nodes, pooled per node, opened when a node is first needed, for blocking and asyncio applications.
+
+A node's address is looked up in the directory at each borrowing: when it has changed, the old pool is closed and its
+connections end as they are given back. Passwords are the application's: `connection` holds psycopg's own arguments,
+and what is not given there libpq finds in its usual places.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from balancer.client.routes import Routes
+from balancer.errors import UserError
+
+Pool = TypeVar("Pool")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """How connections are made and kept. The defaults suit a service of some dozen threads."""
+
+    size: int = 10
+    """Most connections to one node. Each costs the server a process: rather few."""
+    max_idle: float = 300.0
+    """Seconds after which an unused connection is closed."""
+    connection: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Arguments of `psycopg.connect` for every node: user, password, application_name, prepare_threshold, …"""
+
+    def arguments(self, node: str) -> dict[str, Any]:
+        """Of either kind of pool."""
+        return {
+            "kwargs": {"application_name": "balancer client", **self.connection, "autocommit": True},
+            "min_size": 0,
+            "max_size": self.size,
+            "max_idle": self.max_idle,
+            "num_workers": 2,
+            "name": f"node {node}",
+            "open": False,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """A borrowed connection, and where it goes back to; both blocking or both asynchronous."""
+
+    pool: Any
+    connection: Any
+
+
+class PoolBook(Generic[Pool]):
+    """Which pool serves which node. It opens and closes nothing itself: the two routers do that each in their way."""
+
+    def __init__(self, routes: Routes, make: Callable[[str, str], Pool]) -> None:
+        self._routes = routes
+        self._make = make
+        self._lock = threading.Lock()
+        self._pools: dict[str, tuple[str, Pool]] = {}
+        self._closed = False
+
+    def find(self, node: str) -> tuple[Pool, Pool | None]:
+        """The pool of a node at its present address, perhaps not opened yet, and one to be closed in its favour."""
+        dsn = self._routes.node(node).dsn
+        with self._lock:
+            if self._closed:
+                raise UserError("the router has been closed")
+            known = self._pools.get(node)
+            if known is not None and known[0] == dsn:
+                return known[1], None
+            fresh = self._make(node, dsn)
+            self._pools[node] = (dsn, fresh)
+        return fresh, known[1] if known else None
+
+    def clear(self) -> list[Pool]:
+        """All pools, to be closed; none is given out afterwards."""
+        with self._lock:
+            self._closed = True
+            pools, self._pools = self._pools, {}
+        return [pool for _, pool in pools.values()]

@@ -1,0 +1,29 @@
+"""When a whole transaction is run again, and after which pause. Used by `Router.run` and `AsyncRouter.run`."""
+
+from collections.abc import Callable
+
+import psycopg
+
+from balancer.client.failures import Failure, classify
+
+_FIRST, _LONGEST = 0.002, 0.2
+
+
+class Attempts:
+    """The tries of one transaction until a deadline (monotonic seconds)."""
+
+    def __init__(self, deadline: float, monotonic: Callable[[], float]) -> None:
+        self._deadline = deadline
+        self._monotonic = monotonic
+        self._pause = _FIRST
+
+    def pause_after(self, error: psycopg.Error) -> float:
+        """Seconds to wait before the next try. Raises the error itself where another try is useless or too late.
+
+        Only errors that leave nothing committed come here: a connection lost during COMMIT is `OutcomeUnknown`.
+        """
+        if classify(error) is Failure.OTHER or self._monotonic() + self._pause >= self._deadline:
+            raise error
+        pause = self._pause
+        self._pause = min(pause * 2, _LONGEST)
+        return pause

@@ -1,0 +1,50 @@
+"""Opens the directory that a configuration names, with its credentials. The daemon and the command line call it."""
+
+import os
+from pathlib import Path
+
+from balancer.clock import Clock
+from balancer.directory.contract import Directory
+from balancer.directory.credentials import Credentials, Scheme, from_environment
+from balancer.directory.open import open_directory
+from balancer.errors import UserError
+from balancer.settings import DaemonFile
+from balancer.settings.files import DirectorySecurity
+
+
+def open_configured(daemon: DaemonFile, clock: Clock | None = None) -> Directory:
+    """The directory of an instance."""
+    security = daemon.directory_security
+    known = credentials(security) if security != DirectorySecurity() else from_environment(os.environ)
+    return open_directory(daemon.directory, credentials=known, clock=clock, lease=daemon.session_timeout)
+
+
+def credentials(security: DirectorySecurity) -> Credentials:
+    """What the section `[directory_security]` says."""
+    scheme = Scheme.NONE
+    if security.user:
+        scheme = Scheme.SASL if security.sasl else Scheme.DIGEST
+    return Credentials(
+        scheme=scheme,
+        user=security.user,
+        password=_password(security),
+        tls=security.tls,
+        ca=_text(security.tls_ca),
+        certificate=_text(security.tls_certificate),
+        key=_text(security.tls_key),
+    )
+
+
+def _password(security: DirectorySecurity) -> str:
+    if security.password is not None:
+        return security.password.get_secret_value()
+    if security.password_file is None:
+        return ""
+    try:
+        return security.password_file.read_text().rstrip("\n")
+    except OSError as error:
+        raise UserError(f"directory_security.password_file cannot be read: {error.strerror}") from None
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -1,0 +1,111 @@
+"""Who we are to ZooKeeper, and how we know the server. Secrets come from the environment or from files, never from an
+address: addresses are shown in logs and process lists.
+"""
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from balancer.errors import UserError
+
+PREFIX = "BALANCER_DIRECTORY_"
+
+
+class Scheme(StrEnum):
+    """How the client proves who it is."""
+
+    NONE = "none"
+    DIGEST = "digest"
+    SASL = "sasl"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Authentication and TLS of one client. With TLS, the server's certificate and host name are always checked."""
+
+    scheme: Scheme = Scheme.NONE
+    user: str = ""
+    password: str = field(default="", repr=False)
+    mechanism: str = "DIGEST-MD5"
+    """Of SASL: DIGEST-MD5, or GSSAPI with the process's own Kerberos ticket."""
+    tls: bool = False
+    ca: str | None = None
+    """File of certificates to trust instead of the system's."""
+    certificate: str | None = None
+    """File of the client's own certificate, where the server asks for one."""
+    key: str | None = None
+    key_password: str | None = field(default=None, repr=False)
+
+    def client_options(self) -> dict[str, Any]:
+        """What kazoo is told; `UserError` for what cannot work."""
+        options: dict[str, Any] = {}
+        if self.scheme is Scheme.DIGEST:
+            if not self.user or not self.password:
+                raise UserError(f"digest authentication needs {PREFIX}USER and {PREFIX}PASSWORD (or …_FILE)")
+            options["auth_data"] = [("digest", f"{self.user}:{self.password}")]
+        elif self.scheme is Scheme.SASL:
+            options["sasl_options"] = self._sasl_options()
+        return options
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """What a TLS connection is made with; None: without TLS."""
+        if not self.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=_readable(self.ca))
+            if self.certificate:
+                context.load_cert_chain(
+                    _readable(self.certificate) or "", _readable(self.key), lambda: self.key_password or ""
+                )
+        except (ssl.SSLError, OSError) as error:
+            raise UserError(f"the files for TLS cannot be used: {error}") from None
+        return context
+
+    def _sasl_options(self) -> dict[str, str]:
+        if find_spec("puresasl") is None:
+            raise UserError("SASL authentication needs the package pure-sasl: pip install pure-sasl")
+        if self.mechanism == "GSSAPI":
+            return {"mechanism": "GSSAPI"} | ({"principal": self.user} if self.user else {})
+        if not self.user or not self.password:
+            raise UserError(f"SASL {self.mechanism} needs {PREFIX}USER and {PREFIX}PASSWORD (or …_FILE)")
+        return {"mechanism": self.mechanism, "username": self.user, "password": self.password}
+
+
+def from_environment(environ: Mapping[str, str]) -> Credentials:
+    """Credentials as `BALANCER_DIRECTORY_*` gives them; every secret may be in a file named by `…_FILE`."""
+    try:
+        scheme = Scheme(environ.get(f"{PREFIX}AUTH", Scheme.NONE))
+    except ValueError:
+        allowed = ", ".join(Scheme)
+        raise UserError(f"{PREFIX}AUTH is {environ[f'{PREFIX}AUTH']!r}; allowed are {allowed}") from None
+    return Credentials(
+        scheme,
+        environ.get(f"{PREFIX}USER", ""),
+        _secret(environ, "PASSWORD") or "",
+        environ.get(f"{PREFIX}SASL_MECHANISM", "DIGEST-MD5"),
+        environ.get(f"{PREFIX}TLS", "").lower() in ("1", "true", "yes"),
+        environ.get(f"{PREFIX}CA") or None,
+        environ.get(f"{PREFIX}CERTIFICATE") or None,
+        environ.get(f"{PREFIX}KEY") or None,
+        _secret(environ, "KEY_PASSWORD"),
+    )
+
+
+def _secret(environ: Mapping[str, str], name: str) -> str | None:
+    file = environ.get(f"{PREFIX}{name}_FILE")
+    if not file:
+        return environ.get(f"{PREFIX}{name}")
+    try:
+        return Path(file).read_text().rstrip("\r\n")
+    except OSError as error:
+        raise UserError(f"{PREFIX}{name}_FILE cannot be read: {error.strerror} ({file})") from None
+
+
+def _readable(file: str | None) -> str | None:
+    if file is not None and not Path(file).is_file():
+        raise UserError(f"the file {file} for TLS does not exist")
+    return file

@@ -1,0 +1,223 @@
+"""The directory in ZooKeeper: the production backend. The layout is in `paths`; the protocol is in ARCHITECTURE.md.
+
+The root's znode version *is* the directory's version and the epoch's znode version *is* the leader's epoch, so a
+commit's two conditions are checked by the servers themselves, inside the one multi that writes it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+
+from balancer.clock import Clock, SystemClock
+from balancer.directory.batch import Batch, Contents, Root
+from balancer.directory.codec import StoredEntry, pack, unpack, unpack_entry
+from balancer.directory.contract import Leadership
+from balancer.directory.credentials import Credentials
+from balancer.directory.model import Json
+from balancer.directory.notes import check_note
+from balancer.directory.paged import PagedDirectory, Stale
+from balancer.directory.paths import Paths
+from balancer.directory.snapshot import Snapshot
+from balancer.directory.zookeeper_election import ZooKeeperLeadership, campaign, leader_name
+from balancer.directory.zookeeper_import import replace_all
+from balancer.directory.zookeeper_load import Loader
+from balancer.directory.zookeeper_session import Lost, Session
+from balancer.directory.zookeeper_watch import RootSignal
+from balancer.errors import Fenced, OutcomeUnknown, Refused, Unavailable
+
+
+class ZooKeeperDirectory(PagedDirectory):
+    """See `contract.Directory`. `lease` is the session timeout asked for, in seconds: how long a leader that has died
+    without a word keeps others waiting. The servers may grant another one, between 2 and 20 of their ticks."""
+
+    def __init__(
+        self,
+        hosts: str,
+        cluster: str,
+        *,
+        credentials: Credentials | None = None,
+        clock: Clock | None = None,
+        timeout: float = 10.0,
+        lease: float = 10.0,
+    ) -> None:
+        super().__init__(clock or SystemClock(), timeout)
+        self.paths = Paths("/" + cluster.strip("/"))
+        self.session = Session(hosts, credentials or Credentials(), self.clock, lease, timeout)
+        self._signals: list[RootSignal] = []
+        self._leaderships: list[ZooKeeperLeadership] = []
+        try:
+            self._prepare()
+        except BaseException:
+            self.session.close()
+            raise
+
+    def _prepare(self) -> None:
+        """Makes the layout where it is missing; the root comes last, so whoever sees it sees all of it."""
+        client = self.session.client
+        if self.session.read(lambda: self.session.gather([client.exists_async(self.paths.root)]))[0]:
+            return
+        for path in self.paths.folders():
+            self._create(path, b"")
+        self._create(self.paths.root, Root(0, 1, 1, "").pack())
+
+    def _create(self, path: str, data: bytes) -> None:
+        client = self.session.client
+        self.session.read(
+            lambda: self.session.gather([client.create_async(path, data, makepath=True)], NodeExistsError)
+        )
+
+    def _read_root(self) -> Root:
+        return self.session.read(lambda: self._ask(None, fresh=True))[0]
+
+    def _read_news(self, version: int, fresh: bool) -> tuple[Root, StoredEntry | None]:
+        return self.session.read(lambda: self._ask(version, fresh))
+
+    def _ask(self, version: int | None, fresh: bool) -> tuple[Root, StoredEntry | None]:
+        """The root, the epoch and the commit after `version`, sent together. A sync before them makes the server that
+        we are connected to catch up with the others."""
+        client = self.session.client
+        first = [client.sync_async(self.paths.root)] if fresh else []
+        root = client.get_async(self.paths.root, watch=self._on_root if self._signals else None)
+        epoch = client.exists_async(self.paths.epoch)
+        entry = [] if version is None else [client.get_async(self.paths.entry(version + 1))]
+        *_, found, known = self.session.gather([*first, root, epoch], NoNodeError)
+        following = self.session.gather(entry, NoNodeError)
+        if found is None or known is None:
+            raise Unavailable(f"the directory {self.paths.base} is not there any more")
+        stored = unpack_entry(following[0][0]) if following and following[0] else None
+        return Root.unpack(found[0], known.version), stored
+
+    def _on_root(self, _: Any) -> None:
+        for signal in list(self._signals):
+            signal.wake()
+
+    def _load(self) -> tuple[Snapshot, Root]:
+        return Loader(self.session, self.paths, self._read_root, self._read_entries).load()
+
+    def _read_entries(self, after: int, upto: int) -> list[StoredEntry] | None:
+        client = self.session.client
+        versions = range(after + 1, upto + 1)
+        found = self.session.read(
+            lambda: self.session.gather(
+                [client.get_async(self.paths.entry(version)) for version in versions], NoNodeError
+            )
+        )
+        return None if None in found else [unpack_entry(data) for data, _ in found]
+
+    def _write(self, batch: Batch) -> None:
+        """Sends the same conditional request until its outcome is known.
+
+        At most one of the copies can be applied, because each needs the root as it was. A copy that is still on its
+        way when the root or the epoch has moved can never be applied: what the log says then is final.
+        """
+        deadline = self.clock.monotonic() + self.timeout
+        if not self.session.wait_connected(deadline):
+            raise Unavailable("there is no connection to ZooKeeper; nothing was sent")
+        doubtful = False
+        while True:
+            try:
+                verdict = self.session.multi(lambda request: self._fill(request, batch), deadline)
+                if verdict.applied or (doubtful and self._is_ours(batch)):
+                    return
+            except Lost as error:
+                doubtful = True
+                if self.clock.monotonic() >= deadline or not self.session.wait_connected(deadline):
+                    raise OutcomeUnknown(
+                        f"commit {batch.root.transaction} was sent, and its outcome could not be found out ({error})"
+                    ) from None
+                continue
+            if batch.leader_epoch is not None and verdict.failed(1, BadVersionError):
+                raise Fenced(f"a commit under leader epoch {batch.leader_epoch} was refused: there is a newer one")
+            if verdict.failed(0, BadVersionError):
+                self._raise_if_fenced(batch)
+                raise Stale
+            raise Refused(f"ZooKeeper has refused a part of the commit: {verdict.error!r} (part {verdict.failed_at})")
+
+    def _fill(self, request: Any, batch: Batch) -> None:
+        paths = self.paths
+        request.set_data(paths.root, batch.root.pack(), version=batch.base)
+        if batch.leader_epoch is not None:
+            request.check(paths.epoch, batch.leader_epoch)
+        for number, data in batch.created_pages.items():
+            request.create(paths.page(number), data)
+        for number, data in batch.changed_pages.items():
+            request.set_data(paths.page(number), data)
+        for number in batch.dropped_pages:
+            request.delete(paths.page(number))
+        for (kind, key), data in batch.created_records.items():
+            request.create(paths.record(kind, key), data)
+        for (kind, key), data in batch.changed_records.items():
+            request.set_data(paths.record(kind, key), data)
+        for kind, key in batch.removed_records:
+            request.delete(paths.record(kind, key))
+        request.create(paths.entry(batch.version), batch.entry)
+        for version in batch.trimmed:
+            request.delete(paths.entry(version))
+
+    def _is_ours(self, batch: Batch) -> bool:
+        """Whether the commit that followed the batch's base is the batch itself."""
+        entries = self._read_entries(batch.base, batch.version)
+        if entries is None and self._read_root().first > batch.version:
+            raise OutcomeUnknown(
+                f"commit {batch.root.transaction} is older than the log: what became of it is not known"
+            )
+        return entries is not None and entries[0].entry.transaction == batch.root.transaction
+
+    def _raise_if_fenced(self, batch: Batch) -> None:
+        epoch = self._read_root().epoch
+        if batch.leader_epoch is not None and epoch != batch.leader_epoch:
+            raise Fenced(f"a commit under leader epoch {batch.leader_epoch} was refused: the newest is {epoch}")
+
+    def _import_version(self) -> int:
+        return self._read_root().version + 2  # one change marks the import, one ends it
+
+    def _replace(self, contents: Contents, root: Root, entry: StoredEntry, leader_epoch: int) -> None:
+        replace_all(self.session, self.paths, contents, root, entry=entry, leader_epoch=leader_epoch)
+
+    def _signal(self) -> RootSignal:
+        signal = RootSignal(self.session, self._signals)
+        self._signals.append(signal)
+        return signal
+
+    def campaign(self, name: str, timeout: float | None = None) -> Leadership | None:
+        """Waits to become leader; None when the timeout has passed."""
+        leadership = campaign(self.session, self.paths, name, timeout)
+        if leadership is not None:
+            self._leaderships.append(leadership)
+        return leadership
+
+    def leader(self) -> str | None:
+        """The name of the present leader, for information."""
+        return leader_name(self.session, self.paths)
+
+    def publish(self, topic: str, name: str, document: Json) -> None:
+        """Leaves a note; the last one wins."""
+        data = pack(document)
+        check_note(topic, name, data)
+        self._create(self.paths.note(topic, name), data)
+        client, path = self.session.client, self.paths.note(topic, name)
+        self.session.read(lambda: self.session.gather([client.set_async(path, data)], NoNodeError))
+
+    def published(self, topic: str) -> Mapping[str, Json]:
+        """The notes under a topic."""
+        client = self.session.client
+        (names,) = self.session.read(
+            lambda: self.session.gather([client.get_children_async(self.paths.topic(topic))], NoNodeError)
+        )
+        found = self.session.read(
+            lambda: self.session.gather(
+                [client.get_async(self.paths.note(topic, name)) for name in names or ()], NoNodeError
+            )
+        )
+        return {name: unpack(one[0]) for name, one in zip(names or (), found, strict=True) if one is not None}
+
+    def unpublish(self, topic: str, name: str) -> None:
+        """Takes a note away. Idempotent."""
+        client, path = self.session.client, self.paths.note(topic, name)
+        self.session.read(lambda: self.session.gather([client.delete_async(path)], NoNodeError))
+
+    def _close(self) -> None:
+        for leadership in self._leaderships:
+            leadership.abandon()
+        self.session.close()

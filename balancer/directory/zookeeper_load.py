@@ -1,0 +1,167 @@
+"""Reads a whole directory out of ZooKeeper while others write to it, and gives a view of exactly one version.
+
+Nothing locks the writers out, so what is read one by one is torn. Every page says at which version it was written; the
+log says what each commit changed. So: read the root, then everything, then the root again, and apply the commits in
+between to what is older than they are. Pages that were split or merged meanwhile are read once more; that repeats
+only while splits keep coming.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from kazoo.exceptions import NoNodeError
+
+from balancer.directory.batch import Root
+from balancer.directory.codec import StoredEntry, from_document, unpack
+from balancer.directory.delta import apply, key_of
+from balancer.directory.model import Change, Kind, Put, Tablet
+from balancer.directory.page_codec import unpack_page
+from balancer.directory.pages import Page, edited, start_of
+from balancer.directory.paths import RECORD_KINDS, Paths
+from balancer.directory.snapshot import Snapshot, TableIndex
+from balancer.directory.views import index_of, with_pages
+from balancer.directory.zookeeper_session import Session
+from balancer.errors import Unavailable
+
+_ATTEMPTS = 20  # loads that were overtaken by an import or by a trimmed log
+
+
+class Loader:
+    """One load."""
+
+    def __init__(
+        self,
+        session: Session,
+        paths: Paths,
+        read_root: Callable[[], Root],
+        read_entries: Callable[[int, int], list[StoredEntry] | None],
+    ) -> None:
+        self._session = session
+        self._paths = paths
+        self._read_root = read_root
+        self._read_entries = read_entries
+
+    def load(self) -> tuple[Snapshot, Root]:
+        """The directory at one version, and the root of that version."""
+        for _ in range(_ATTEMPTS):
+            loaded = self._attempt()
+            if loaded is not None:
+                return loaded
+        raise Unavailable("the directory changes faster than it can be read; try again later")
+
+    def _attempt(self) -> tuple[Snapshot, Root] | None:
+        first = self._read_root()
+        folders = [self._paths.pages, *map(self._paths.records, RECORD_KINDS)]
+        numbers, *keys = self._children(folders)
+        held = self._fetch_pages(map(int, numbers))
+        records = self._fetch_records(keys)
+        entries: list[StoredEntry] = []
+        root = first
+        while True:
+            reached, root = root.version, self._read_root()
+            news = self._read_entries(reached, root.version)
+            if root.importing or news is None or any(stored.reset for stored in news):
+                return None
+            entries += news
+            outdated = drop_outdated(held, entries)
+            if not outdated:
+                break
+            held |= self._fetch_pages(outdated)
+        roll(held, entries)
+        plain = [change for stored in entries for change in stored.entry.changes if key_of(change)[0] != Kind.TABLET]
+        view = apply(Snapshot(epoch=root.epoch), [*records, *plain], root.version, ()).snapshot
+        return with_pages(view, held, root.next_page), root
+
+    def _children(self, folders: Sequence[str]) -> list[list[str]]:
+        client = self._session.client
+        return self._session.read(
+            lambda: self._session.gather([client.get_children_async(folder) for folder in folders])
+        )
+
+    def _fetch(self, paths: Sequence[str]) -> list[Any]:
+        """The data of each; None for what is gone."""
+        client = self._session.client
+        return self._session.read(lambda: self._session.gather([client.get_async(path) for path in paths], NoNodeError))
+
+    def _fetch_pages(self, numbers: Iterable[int]) -> dict[int, Page]:
+        wanted = list(numbers)
+        found = self._fetch([self._paths.page(number) for number in wanted])
+        return {number: unpack_page(one[0]) for number, one in zip(wanted, found, strict=True) if one is not None}
+
+    def _fetch_records(self, keys: Sequence[Sequence[str]]) -> list[Change]:
+        named = [(kind, key) for kind, names in zip(RECORD_KINDS, keys, strict=True) for key in names]
+        found = self._fetch([self._paths.record(kind, key) for kind, key in named])
+        return [
+            Put(from_document(kind, unpack(one[0])))
+            for (kind, _), one in zip(named, found, strict=True)
+            if one is not None
+        ]
+
+
+def drop_outdated(held: dict[int, Page], entries: Iterable[StoredEntry]) -> set[int]:
+    """Forgets pages that are no more; returns those that were dealt out anew since they were read."""
+    dealt: dict[int, int] = {}
+    gone: set[int] = set()
+    for stored in entries:
+        for repage in stored.repages:
+            new = {number for number, _ in repage.new}
+            gone = (gone | set(repage.old)) - new
+            dealt.update(dict.fromkeys(new, stored.entry.version))
+    for number in gone:
+        held.pop(number, None)
+    return {
+        number
+        for number, version in dealt.items()
+        if number not in gone and (number not in held or held[number].version < version)
+    }
+
+
+def roll(held: dict[int, Page], entries: Sequence[StoredEntry]) -> None:
+    """Brings every page up to the last entry: each commit is applied to the pages that are older than it."""
+    touched = {int(key_of(change)[1]) for change in _tablet_changes(entries)}
+    places: dict[int, set[int]] = defaultdict(set)
+    if touched:
+        for number, page in held.items():
+            for tablet_id in touched.intersection(page.ids):
+                places[tablet_id].add(number)
+    index = index_of(held)
+    for stored in entries:
+        version = stored.entry.version
+        removed: dict[int, list[int]] = defaultdict(list)
+        added: dict[int, list[Tablet]] = defaultdict(list)
+        for change in _tablet_changes([stored]):
+            tablet_id = int(key_of(change)[1])
+            for number in [one for one in places[tablet_id] if held[one].version < version]:
+                removed[number].append(tablet_id)
+                places[tablet_id].discard(number)
+            if isinstance(change, Put) and isinstance(change.record, Tablet):
+                target = _page_for(held, index.get(change.record.table), change.record, version)
+                if target is not None:
+                    added[target].append(change.record)
+                    places[tablet_id].add(target)
+        for number in {**removed, **added}:
+            held[number] = edited(held[number], version, removed[number], added[number])
+
+
+def _tablet_changes(entries: Iterable[StoredEntry]) -> Iterable[Change]:
+    return (change for stored in entries for change in stored.entry.changes if key_of(change)[0] is Kind.TABLET)
+
+
+def _page_for(held: dict[int, Page], index: TableIndex | None, tablet: Tablet, version: int) -> int | None:
+    """The page, older than this version, that held the tablet's first position just before it; None: it is newer.
+
+    The index is of mixed versions. A page's start only ever moves to the right without the page being dealt out anew
+    (a merge over the border goes to the left page), so the page is the one found or one of its neighbours.
+    """
+    if index is None:
+        return None
+    position = start_of(tablet.bounds)
+    at = bisect_right(index.starts, position) - 1
+    for near in (at, at - 1, at + 1):
+        if 0 <= near < len(index.numbers):
+            page = held[index.numbers[near]]
+            if page.version < version and page.holds(position):
+                return index.numbers[near]
+    return None

@@ -1,0 +1,219 @@
+"""One kazoo client with bounded waits and errors of ours. The other ZooKeeper modules talk to the servers through it.
+
+kazoo's habits that matter here: a call made while the connection is away is queued and may be sent much later; a
+failed multi is returned as a list, not raised; a new session is opened silently after an expiry; callbacks run on its
+own thread and must never wait, so ours only set events.
+"""
+
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    AuthFailedError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    InvalidACLError,
+    NoAuthError,
+    OperationTimeoutError,
+    RolledBackError,
+    RuntimeInconsistency,
+    SessionExpiredError,
+    SessionMovedError,
+)
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+
+from balancer.clock import Clock
+from balancer.directory.credentials import Credentials, Scheme
+from balancer.errors import Refused, Unavailable
+
+_LOST = (
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooTimeoutError,
+    OperationTimeoutError,
+    SessionExpiredError,
+    SessionMovedError,
+)
+_DENIED = (AuthFailedError, InvalidACLError, NoAuthError)
+_RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0, "max_jitter": 0.2}
+_Result = TypeVar("_Result")
+
+_quiet = logging.getLogger("balancer.directory.kazoo")
+_quiet.setLevel(logging.CRITICAL)  # our own errors and the age of a view say what an operator needs
+
+
+class Lost(Exception):
+    """The connection went away, or no answer came in time: a write may have been applied or not, or may be yet."""
+
+
+class Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's threads, with connections of our own: its own TLS leaks the socket of a refused handshake, and nobody
+    learns why there is no connection."""
+
+    def __init__(self, context: ssl.SSLContext | None) -> None:
+        super().__init__()
+        self._context = context
+        self.last_error: OSError | None = None
+
+    def create_connection(self, address: tuple[str, int], hostname: str, timeout: float, **_: object) -> socket.socket:
+        """A connection to one server; with TLS, to the server that proves to have this name."""
+        try:
+            plain = socket.create_connection(address, timeout)
+            try:
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                return self._context.wrap_socket(plain, server_hostname=hostname) if self._context else plain
+            except BaseException:
+                plain.close()
+                raise
+        except OSError as error:
+            self.last_error = error
+            raise
+
+
+class Session:
+    """A client, connected when the constructor returns."""
+
+    def __init__(self, hosts: str, credentials: Credentials, clock: Clock, lease: float, timeout: float) -> None:
+        self.clock = clock
+        self.timeout = timeout
+        self.negotiated = lease
+        """The session timeout that the server has granted, in seconds."""
+        self._hosts = hosts
+        self._closed = threading.Event()
+        self._wakers: set[Callable[[], None]] = set()
+        handler = Handler(credentials.tls_context())
+        secured = credentials.scheme is not Scheme.NONE or credentials.certificate is not None
+        self.client = KazooClient(
+            hosts=hosts,
+            timeout=lease,
+            handler=handler,
+            connection_retry=dict(_RECONNECT),
+            default_acl=CREATOR_ALL_ACL if secured else OPEN_ACL_UNSAFE,
+            logger=_quiet,
+            **credentials.client_options(),
+        )
+        self._learn_negotiated()
+        self.client.add_listener(self._on_state)
+        try:
+            self.client.start(timeout=timeout)
+        except KazooTimeoutError:
+            why = f": {handler.last_error}" if handler.last_error else ""
+            raise Unavailable(f"no ZooKeeper server at {hosts} accepted us within {timeout:g} s{why}") from None
+
+    def _learn_negotiated(self) -> None:
+        """kazoo keeps the granted timeout to itself: two thirds of it is what its connecting step returns first."""
+        connect = self.client._connection._connect
+
+        def connecting(*arguments: Any) -> Any:
+            result = connect(*arguments)
+            self.negotiated = result[0] * 1.5 / 1000.0
+            return result
+
+        self.client._connection._connect = connecting
+
+    @property
+    def id(self) -> int | None:
+        """The session's id as far as is known here; it changes silently after an expiry. None: not connected."""
+        found = self.client.client_id
+        return found[0] if found else None
+
+    def add_waker(self, waker: Callable[[], None]) -> None:
+        """Calls this, on kazoo's thread, whenever the connection's state changes: it may only set an event."""
+        self._wakers.add(waker)
+
+    def remove_waker(self, waker: Callable[[], None]) -> None:
+        self._wakers.discard(waker)
+
+    def _on_state(self, _: Any) -> None:
+        for waker in list(self._wakers):
+            waker()
+
+    def wait_connected(self, deadline: float) -> bool:
+        """Whether there is a connection before the deadline (of the monotonic clock)."""
+        changed = threading.Event()
+        self.add_waker(changed.set)
+        try:
+            while not self.client.connected:
+                left = deadline - self.clock.monotonic()
+                if left <= 0 or self._closed.is_set():
+                    return False
+                changed.wait(min(left, 0.5))
+                changed.clear()
+            return True
+        finally:
+            self.remove_waker(changed.set)
+
+    def answer(self, pending: Any, deadline: float) -> Any:
+        """The result of an asynchronous call; `Lost` where it is not known, `Refused` where we may not."""
+        try:
+            return pending.get(timeout=max(deadline - self.clock.monotonic(), 0.001))
+        except _LOST as error:
+            raise Lost(type(error).__name__) from error
+        except _DENIED:
+            raise Refused(_denial(self._hosts)) from None
+
+    def read(self, ask: Callable[[], _Result]) -> _Result:
+        """Asks again over lost connections until the timeout; only for what may be done twice."""
+        deadline = self.clock.monotonic() + self.timeout
+        while True:
+            try:
+                return ask()
+            except Lost as error:
+                if self.clock.monotonic() >= deadline or not self.wait_connected(deadline):
+                    raise Unavailable(f"ZooKeeper at {self._hosts} does not answer ({error})") from None
+
+    def gather(self, pending: Iterable[Any], *missing: type[Exception]) -> list[Any]:
+        """The results of calls that were sent together; None for those that fail with one of `missing`."""
+        results: list[Any] = []
+        for one in list(pending):
+            try:
+                results.append(self.answer(one, self.clock.monotonic() + self.timeout))
+            except missing:
+                results.append(None)
+        return results
+
+    def multi(self, build: Callable[[Any], None], deadline: float) -> "Verdict":
+        """Sends one atomic request; its verdict tells whether it was applied, `Lost` that nobody knows."""
+        request = self.client.transaction()
+        build(request)
+        return Verdict(self.answer(request.commit_async(), deadline), self._hosts)
+
+    def close(self) -> None:
+        """Ends the session, so that its ephemeral znodes go at once. Idempotent."""
+        self._closed.set()
+        self._on_state(None)
+        self.client.stop()
+        self.client.close()
+
+
+class Verdict:
+    """What became of an atomic request: kazoo returns the operations' errors, it does not raise them."""
+
+    def __init__(self, results: Sequence[Any], hosts: str) -> None:
+        self.failed_at: int | None = None
+        self.error: Exception | None = None
+        for number, result in enumerate(results):
+            if isinstance(result, _DENIED):
+                raise Refused(_denial(hosts))
+            passive = isinstance(result, RolledBackError | RuntimeInconsistency)
+            if isinstance(result, Exception) and (self.error is None or not passive):
+                self.failed_at, self.error = number, result
+
+    @property
+    def applied(self) -> bool:
+        return self.error is None
+
+    def failed(self, number: int, kind: type[Exception]) -> bool:
+        """Whether this operation is the one that failed, and so."""
+        return self.failed_at == number and isinstance(self.error, kind)
+
+
+def _denial(hosts: str) -> str:
+    return f"ZooKeeper at {hosts} does not allow this with our credentials"

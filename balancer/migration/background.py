@@ -1,0 +1,59 @@
+"""Work beside a step's own thread: a function in a thread whose error is raised where its result is asked for."""
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from balancer.errors import BalancerError
+
+T = TypeVar("T")
+
+
+class Background(Generic[T]):
+    """`with Background(work) as running: …; running.result()`. Leaving the block early asks the work to stop.
+
+    The work gets a `stop` event; it should look at it now and then.
+    """
+
+    def __init__(self, work: Callable[[threading.Event], T], name: str) -> None:
+        self._work = work
+        self._stop = threading.Event()
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def result(self) -> T:
+        """Waits for the work and gives what it returned, or raises what it raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]  # set unless an error was
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for the end of the work, whatever it is; False if it has not come in time."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def __enter__(self) -> "Background[T]":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._work(self._stop)
+        except BaseException as error:
+            self._error = error
+
+
+class Stopped(BalancerError):
+    """The step that wanted this work has ended otherwise."""
+
+
+def stop_at(stop: threading.Event) -> None:
+    """Raises `Stopped` if nobody waits for the work any more."""
+    if stop.is_set():
+        raise Stopped("the work is not wanted any more")

@@ -1,0 +1,101 @@
+"""The entry points: an admitted action or an operator's wish becomes a journaled migration. Nothing is done on a node.
+
+Called by the planner and the command line; `Runner.run` then carries it out. Everything that can be refused from the
+directory alone is refused here.
+"""
+
+from dataclasses import replace
+from uuid import uuid4
+
+from balancer.clock import Clock, SystemClock
+from balancer.directory.contract import Directory, Leadership
+from balancer.directory.model import (
+    Migration,
+    MigrationKind,
+    MigrationMode,
+    Node,
+    NodeState,
+    Put,
+    Tablet,
+    TabletState,
+    Transaction,
+)
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import Refused
+from balancer.migration.journal import AUTHOR
+from balancer.migration.machine import State
+from balancer.migration.record import Detail
+
+
+def begin_move(
+    directory: Directory,
+    leadership: Leadership,
+    tablet_id: int,
+    target_node: str,
+    *,
+    mode: MigrationMode = MigrationMode.REPLICATE,
+    reason: str = "",
+    code: str = "",
+    warm: bool = False,
+    force: bool = False,
+    clock: Clock | None = None,
+) -> Migration:
+    """Journals the move of a tablet. With `force`, also to a node that is not active or of a quarantined tablet."""
+    snapshot = directory.snapshot()
+    tablet = snapshot.tablet(tablet_id)
+    node = snapshot.nodes.get(target_node)
+    if node is None:
+        raise Refused(f"there is no node {target_node}")
+    if tablet.node == target_node:
+        raise Refused(f"tablet {tablet_id} is on node {target_node} already")
+    check_free(snapshot, (tablet,), force)
+    _check_receives(node, force)
+    moved = replace(tablet, node=target_node, epoch=tablet.epoch + 1, state=TabletState.OWNED)
+    now = (clock or SystemClock()).now().timestamp()
+    table = snapshot.tables[tablet.table]
+    migration = Migration(
+        id=new_id(),
+        bundle=table.bundle,
+        table=table.id,
+        operation=MigrationKind.MOVE,
+        mode=mode,
+        sources=(tablet_id,),
+        targets=(moved,),
+        source_node=tablet.node,
+        target_node=target_node,
+        state=str(State.PLANNED),
+        reason=reason,
+        created=now,
+        updated=now,
+        detail=Detail(leader_epoch=leadership.epoch, code=code, warm=warm).document(),
+    )
+    directory.commit(
+        Transaction(
+            changes=(Put(migration),),
+            base=snapshot.version,
+            reason=f"move tablet {tablet_id} from {tablet.node} to {target_node}: {reason or 'asked for'}",
+            author=AUTHOR,
+            leader_epoch=leadership.epoch,
+        )
+    )
+    return migration
+
+
+def check_free(snapshot: Snapshot, tablets: tuple[Tablet, ...], force: bool) -> None:
+    """Raises `Refused` if a tablet is being migrated, or is to be left alone."""
+    for tablet in tablets:
+        other = snapshot.migration_of(tablet.id)
+        if other is not None:
+            raise Refused(f"tablet {tablet.id} is part of migration {other.id}, which is {other.state}")
+        if tablet.state is TabletState.QUARANTINED and not force:
+            raise Refused(f"tablet {tablet.id} is quarantined: look at its last migration, then use force")
+
+
+def new_id() -> str:
+    """An id that fits into the names of PostgreSQL's objects."""
+    return f"m{uuid4().hex[:12]}"
+
+
+def _check_receives(node: Node, force: bool) -> None:
+    if node.state is not NodeState.ACTIVE and not force:
+        raise Refused(f"node {node.id} is {node.state} and gets no tablets: {node.reason or 'no reason given'}")

@@ -1,0 +1,186 @@
+"""One migration at work: its record and what the steps need to act on it. Made by the runner, belongs to its thread.
+
+Steps read the facts here, act through `source` and `target` (transactions under the leader's epoch), remember things
+with `note`, and call `checkpoint` wherever they may be stopped. Only the runner changes the state.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from balancer.clock import Clock
+from balancer.directory.contract import Leadership
+from balancer.directory.model import Migration, RangeBounds, Table, Tablet
+from balancer.migration.control import CancelRequested, Control, Overrun
+from balancer.migration.links import Links
+from balancer.migration.machine import State, Track, track_of, traits
+from balancer.migration.progress import ProgressMeter
+from balancer.migration.record import Detail, read_detail
+from balancer.nodes.bounds import KeyColumn, KeyRange
+from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.fence import Fence
+from balancer.nodes.leader import node_command, node_transaction
+from balancer.nodes.names import Name, parse_name, partition_name
+from balancer.nodes.partition import Place
+from balancer.nodes.shape import Shape
+from balancer.settings import MigrationSettings
+
+
+class Context:
+    """The facts of one migration, and its hands."""
+
+    def __init__(
+        self,
+        record: Migration,
+        table: Table,
+        sources: tuple[Tablet, ...],
+        *,
+        leadership: Leadership,
+        links: Links,
+        settings: MigrationSettings,
+        clock: Clock,
+        control: Control,
+        progress: ProgressMeter,
+    ) -> None:
+        self.record = record
+        self.table = table
+        self.sources = sources
+        self.leadership = leadership
+        self.links = links
+        self.settings = settings
+        self.clock = clock
+        self.control = control
+        self.progress = progress
+        self.state = State(record.state)
+        self.detail: Detail = read_detail(record)
+        self.track: Track = track_of(record.operation, record.mode)
+        self.fence: Fence | None = None
+        self.fenced_at: float | None = None  # monotonic; None: writers are not held back
+        self.shapes: tuple[Shape, ...] | None = None  # of the source's partitions, once read
+        self.different = False  # the copy was not what the source is
+        self.prepared: object | None = None  # what `verifying` hands to `swapping`
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def moved(self) -> Tablet:
+        """The tablet of a move, as it will be."""
+        return self.record.targets[0]
+
+    @property
+    def source_places(self) -> tuple[Place, ...]:
+        """Every partition that exists before, tablet by tablet, in the order of the roots."""
+        return tuple(place for tablet in self.sources for place in places(self.table, tablet))
+
+    @property
+    def target_places(self) -> tuple[Place, ...]:
+        """Every partition that exists after."""
+        return tuple(place for tablet in self.record.targets for place in places(self.table, tablet))
+
+    def source_places_by_root(self) -> tuple[Place, ...]:
+        """Every partition that exists before, root after root."""
+        return tuple(sorted(self.source_places, key=lambda place: self.roots.index(place.root)))
+
+    def target_places_by_root(self) -> tuple[Place, ...]:
+        """Every partition that exists after, root after root: a referenced root is complete before the next comes."""
+        return tuple(sorted(self.target_places, key=lambda place: self.roots.index(place.root)))
+
+    @property
+    def roots(self) -> tuple[Name, ...]:
+        return tuple(map(parse_name, self.table.roots))
+
+    def note(self, **changes: Any) -> None:
+        """Remembers something in the detail; saved with the next journaled state."""
+        self.detail = replace(self.detail, **changes)
+
+    @contextmanager
+    def source(self) -> Iterator[Cursor]:
+        """A transaction on the source under the leader's epoch."""
+        with self._transaction(self.record.source_node) as cursor:
+            yield cursor
+
+    @contextmanager
+    def target(self) -> Iterator[Cursor]:
+        """A transaction on the target under the leader's epoch."""
+        with self._transaction(self.record.target_node) as cursor:
+            yield cursor
+
+    @contextmanager
+    def source_command(self) -> Iterator[Connection]:
+        """For what cannot be in a transaction."""
+        with self._command(self.record.source_node) as connection:
+            yield connection
+
+    @contextmanager
+    def target_command(self) -> Iterator[Connection]:
+        """For what cannot be in a transaction."""
+        with self._command(self.record.target_node) as connection:
+            yield connection
+
+    def checkpoint(self) -> None:
+        """A place to stop at: raises `Fenced`, `CancelRequested` or `Overrun`; waits here while paused."""
+        self.leadership.check()
+        facts = traits(self.track, self.state)
+        if self.control.cancelled and facts.cancellable:
+            raise CancelRequested(self.control.reason)
+        if self.fenced_at is not None and self.state not in (State.COPYING, State.OPENING):
+            self.check_budget()
+        while self.control.paused and not facts.writers_held and facts.cancellable:
+            self.progress.waiting("an operator to resume it")
+            self.control.wait(0.2)
+            self.leadership.check()
+            if self.control.cancelled:
+                raise CancelRequested(self.control.reason)
+
+    def check_budget(self) -> None:
+        """Raises `Overrun` once writers have been held back for longer than promised."""
+        if self.fenced_at is None or self.track is not Track.MOVE_REPLICATE:
+            return
+        held = self.clock.monotonic() - self.fenced_at
+        if held > self.settings.write_pause_budget:
+            raise Overrun(
+                f"writers were held back for {held * 1000:.0f} ms in {self.state},"
+                f" more than the {self.settings.write_pause_budget * 1000:.0f} ms allowed"
+            )
+
+    def sleep(self, seconds: float) -> None:
+        """Waits in small parts, each a checkpoint."""
+        until = self.clock.monotonic() + seconds
+        while (left := until - self.clock.monotonic()) > 0:
+            self.checkpoint()
+            self.clock.sleep(min(left, 0.2))
+
+    @contextmanager
+    def _transaction(self, node: str) -> Iterator[Cursor]:
+        self.leadership.check()
+        with node_transaction(self.links.control(node), self.leadership.epoch, node) as cursor:
+            # A step that was acknowledged must survive the node's crash, whatever its own default is.
+            cursor.execute("SET LOCAL synchronous_commit TO on")
+            yield cursor
+
+    @contextmanager
+    def _command(self, node: str) -> Iterator[Connection]:
+        self.leadership.check()
+        with node_command(self.links.control(node), self.leadership.epoch, node) as connection:
+            yield connection
+
+
+def places(table: Table, tablet: Tablet) -> tuple[Place, ...]:
+    """The partitions of a tablet, one in each root."""
+    columns = tuple(KeyColumn(column.name, column.type) for column in table.columns)
+    part = tablet.bounds
+    known = KeyRange(part.lower, part.upper) if isinstance(part, RangeBounds) else part
+    found = []
+    for number, text in enumerate(table.roots):
+        root = parse_name(text)
+        name = Name(root.schema, tablet.partitions[number]) if tablet.partitions else partition_name(root, tablet.id)
+        found.append(Place(root, name, columns, known))
+    return tuple(found)
+
+
+def partitions_of(table: Table, tablet: Tablet) -> tuple[Name, ...]:
+    """The names of a tablet's partitions."""
+    return tuple(place.partition for place in places(table, tablet))

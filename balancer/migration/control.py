@@ -1,0 +1,52 @@
+"""An operator's hand on a running migration: cancel, pause, resume. Set from any thread, read by the runner's."""
+
+import threading
+
+from balancer.errors import BalancerError
+
+
+class CancelRequested(BalancerError):
+    """Somebody wants the migration to be undone."""
+
+
+class Overrun(BalancerError):
+    """Writers cannot be held back as briefly as promised just now: let them on, try again later."""
+
+
+class Difference(BalancerError):
+    """The copy is not what the source is: says where."""
+
+
+class Control:
+    """One per running migration."""
+
+    def __init__(self) -> None:
+        self._cancel = threading.Event()
+        self._go = threading.Event()
+        self._go.set()
+        self.reason = ""
+
+    def cancel(self, reason: str) -> None:
+        """Takes effect at the next checkpoint of a state that may still be cancelled."""
+        self.reason = reason
+        self._cancel.set()
+        self._go.set()
+
+    def pause(self) -> None:
+        """Takes effect at the next checkpoint at which writers are not held back."""
+        self._go.clear()
+
+    def resume(self) -> None:
+        self._go.set()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancel.is_set()
+
+    @property
+    def paused(self) -> bool:
+        return not self._go.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits to be resumed; False if that has not happened in time."""
+        return self._go.wait(seconds)

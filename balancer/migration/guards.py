@@ -1,0 +1,170 @@
+"""What ends a migration, or keeps it from fencing, before it can hurt: DDL, budgets of log and disk, a lag that does
+not shrink, transactions in the way. Called by the steps; each raises an error that names what is wrong."""
+
+from collections.abc import Sequence
+
+from balancer.errors import Refused
+from balancer.migration.context import Context
+from balancer.migration.control import Overrun
+from balancer.nodes import blockers, replication, shape
+from balancer.nodes.connection import Connection, Cursor, translated
+from balancer.nodes.names import Name
+from balancer.nodes.objects import stream_name
+
+
+def take_fingerprints(ctx: Context) -> None:
+    """Remembers what every table concerned looks like now."""
+    found = {}
+    for node, names in _watched(ctx).items():
+        with translated(node), ctx.links.control(node).cursor() as cursor:
+            for name in names:
+                found[f"{node}:{name}"] = shape.fingerprint(cursor, name)
+    ctx.note(fingerprints=found)
+
+
+def check_fingerprints(ctx: Context) -> None:
+    """Raises `Refused` if somebody has changed the definition of a table since the migration began."""
+    for node, names in _watched(ctx).items():
+        with translated(node), ctx.links.control(node).cursor() as cursor:
+            for name in names:
+                before = ctx.detail.fingerprints.get(f"{node}:{name}")
+                if before is not None and shape.fingerprint(cursor, name) != before:
+                    raise Refused(f"the definition of {name} on node {node} was changed while the migration ran")
+
+
+def _watched(ctx: Context) -> dict[str, list[Name]]:
+    sources = [place.partition for place in ctx.source_places]
+    watched = {ctx.record.source_node: [*sources]}
+    if ctx.record.target_node != ctx.record.source_node:
+        # ATTACH and DETACH of other tablets leave a root's own definition alone.
+        watched[ctx.record.source_node] += ctx.roots
+        watched[ctx.record.target_node] = list(ctx.roots)
+    return watched
+
+
+def check_roots_agree(ctx: Context) -> None:
+    """Raises `Refused` naming the first difference between the roots of both nodes."""
+    for root in ctx.roots:
+        sides = []
+        for node in (ctx.record.source_node, ctx.record.target_node):
+            with translated(node), ctx.links.control(node).cursor() as cursor:
+                sides.append(shape.root_signature(cursor, root))
+        for fact in sorted({*sides[0], *sides[1]}):
+            if sides[0].get(fact) != sides[1].get(fact):
+                raise Refused(
+                    f"{root} differs between the nodes: {fact} is {sides[0].get(fact, 'absent')} on"
+                    f" {ctx.record.source_node} and {sides[1].get(fact, 'absent')} on {ctx.record.target_node}"
+                )
+
+
+def check_capacity(ctx: Context) -> None:
+    """Raises `Refused` naming the setting that is missing for a replicated move."""
+    source = ctx.links.control(ctx.record.source_node)
+    with translated(ctx.record.source_node):
+        row = source.execute(_SOURCE_CAPACITY).fetchone()
+    assert row is not None
+    level, slots, senders = row
+    node = ctx.record.source_node
+    if level != "logical":
+        raise Refused(f"node {node} has wal_level = {level}; a replicated move needs logical, or use mode read-only")
+    if slots <= 0:
+        raise Refused(f"node {node} has no replication slot left: raise max_replication_slots")
+    if senders <= 0:
+        raise Refused(f"node {node} has no WAL sender left: raise max_wal_senders")
+    with translated(ctx.record.target_node):
+        row = ctx.links.control(ctx.record.target_node).execute(_TARGET_CAPACITY).fetchone()
+    assert row is not None
+    if row[0] <= 0:
+        raise Refused(
+            f"node {ctx.record.target_node} has no worker left for a subscription:"
+            " raise max_logical_replication_workers and max_worker_processes"
+        )
+
+
+_SOURCE_CAPACITY = """
+    SELECT current_setting('wal_level'),
+           current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_replication_slots),
+           current_setting('max_wal_senders')::int - (SELECT count(*) FROM pg_stat_replication)
+"""
+_TARGET_CAPACITY = """
+    SELECT current_setting('max_logical_replication_workers')::int
+           - (SELECT count(*) FROM pg_stat_subscription WHERE pid IS NOT NULL)
+"""
+
+
+def check_disk(ctx: Context, size: int) -> None:
+    """Raises `Refused` if the tablet is larger than a migration may add on the target."""
+    limit = ctx.settings.disk_budget
+    if limit is not None and size > limit:
+        raise Refused(f"the tablet has {size} bytes; a migration may add {limit} on node {ctx.record.target_node}")
+
+
+class LagWatch:
+    """Follows the stream's lag; raises when it costs too much, or does not shrink."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._best: int | None = None
+        self._since = ctx.clock.monotonic()
+        self._errors: int | None = None
+
+    def check(self, source: Connection, target: Connection) -> int:
+        """The lag in bytes. Raises `Refused` with the figures."""
+        ctx = self._ctx
+        with translated(ctx.record.source_node):
+            state = replication.stream_state(source, ctx.id)
+        ctx.progress.lag(state.lag)
+        if state.lost:
+            raise Refused(f"node {ctx.record.source_node} has removed log that the move needed: the slot is lost")
+        if state.retained > ctx.settings.wal_budget:
+            raise Refused(
+                f"the move keeps {state.retained} bytes of write-ahead log on node {ctx.record.source_node},"
+                f" more than the {ctx.settings.wal_budget} allowed"
+            )
+        self._check_apply(target)
+        now = ctx.clock.monotonic()
+        if self._best is None or state.lag < self._best or state.lag < 1_000_000:
+            self._best, self._since = state.lag, now
+        elif now - self._since > ctx.settings.lag_patience:
+            raise Refused(
+                f"node {ctx.record.target_node} does not catch up: {state.lag} bytes behind, no better for"
+                f" {now - self._since:.0f} s; move it at a quieter time or throttle the writers"
+            )
+        return state.lag
+
+    def _check_apply(self, target: Connection) -> None:
+        """Applying that fails again and again will not succeed by itself."""
+        ctx = self._ctx
+        with translated(ctx.record.target_node):
+            errors = replication.apply_error(target, ctx.id)
+        if self._errors is None:
+            self._errors = errors
+        elif errors > self._errors + 3:
+            raise Refused(
+                f"node {ctx.record.target_node} cannot apply the changes; its log says why (subscription"
+                f" {stream_name(ctx.id)})"
+            )
+
+
+def clear_the_way(ctx: Context, partitions: Sequence[Name]) -> None:
+    """Raises `Overrun` naming the oldest transaction that a fence would wait for; ends it if that is allowed."""
+    source = ctx.links.control(ctx.record.source_node)
+    with translated(ctx.record.source_node):
+        found = blockers.find_blockers(source, partitions)
+        for blocker in found:
+            if blocker.what == "autovacuum worker":
+                blockers.cancel(source, blocker)
+            elif ctx.settings.terminate_blockers and blocker.age > ctx.settings.blocker_age:
+                blockers.terminate(source, blocker)
+    lasting = [blocker for blocker in found if blocker.age > ctx.settings.lock_timeout]
+    if lasting:
+        raise Overrun(f"waits for {lasting[0]}")
+
+
+def total_size(cursor: Cursor, partitions: Sequence[Name]) -> int:
+    """Bytes of these partitions with their indexes."""
+    row = cursor.execute(
+        "SELECT coalesce(sum(pg_total_relation_size(r)), 0)::bigint FROM unnest(%s::regclass[]) AS r",
+        ([str(partition) for partition in partitions],),
+    ).fetchone()
+    return int(row[0]) if row else 0

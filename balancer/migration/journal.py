@@ -1,0 +1,62 @@
+"""The journal of migrations: their records in the directory, saved by compare-and-set under the leader's epoch.
+
+Used by the runner, by the entry points and by recovery. A save either happened or did not: an unknown outcome is asked
+for again with the identical transaction until the directory has answered.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from balancer.clock import Clock
+from balancer.directory.contract import Directory, Leadership
+from balancer.directory.model import Change, Migration, Put, Transaction
+from balancer.errors import OutcomeUnknown, Refused, Unavailable
+
+AUTHOR = "balancer"
+
+
+class Journal:
+    """Belongs to one thread."""
+
+    def __init__(self, directory: Directory, leadership: Leadership, clock: Clock) -> None:
+        self._directory = directory
+        self._leadership = leadership
+        self._clock = clock
+        self.base = 0
+
+    def load(self, migration: str) -> Migration:
+        """The record as it is now. Raises `Refused` if there is none."""
+        snapshot = self._directory.snapshot()
+        self.base = snapshot.version
+        record = snapshot.migrations.get(migration)
+        if record is None:
+            raise Refused(f"there is no migration {migration}")
+        return record
+
+    def save(self, record: Migration, reason: str, changes: Sequence[Change] = ()) -> Migration:
+        """Saves a record, with other changes in the same commit. Waits while the directory is out of reach.
+
+        Raises `Conflict` if a record was changed by somebody else, `Fenced` if there is another leader.
+        """
+        stamped = replace(record, updated=self._clock.now().timestamp())
+        transaction = Transaction(
+            changes=(Put(stamped), *changes),
+            base=self.base,
+            reason=reason,
+            author=AUTHOR,
+            leader_epoch=self._leadership.epoch,
+        )
+        self.base = self._commit(transaction)
+        return stamped
+
+    def _commit(self, transaction: Transaction) -> int:
+        pause = 0.05
+        while True:
+            try:
+                return self._directory.commit(transaction)
+            except (Unavailable, OutcomeUnknown):
+                # The identical transaction is applied once however often it is sent; giving up here would leave
+                # open whether it was, and a sealed fence may depend on the answer. A lost leadership ends it.
+                self._leadership.check()
+                self._clock.sleep(pause)
+                pause = min(2.0, pause * 2)

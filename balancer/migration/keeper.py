@@ -1,0 +1,48 @@
+"""Renews the fence of a read-only migration while its rows are copied, in a thread with a connection of its own.
+
+If the daemon dies, nobody renews and the fence ends by itself. If a renewal fails, the fence may have expired: the
+error is raised when the block is left, and sealing would refuse such a fence anyway.
+"""
+
+import threading
+
+from balancer.errors import Refused
+from balancer.migration.background import Background
+from balancer.migration.context import Context
+from balancer.migration.links import Links
+from balancer.nodes.fence import renew_fence
+from balancer.nodes.leader import node_transaction
+
+
+class FenceKeeper:
+    """A block during which the context's fence does not expire."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._running: Background[None] = Background(self._keep, "fence-keeper")
+
+    def __enter__(self) -> "FenceKeeper":
+        if self._ctx.fence is None:
+            raise Refused("there is no fence to keep: the migration must begin again")
+        self._running.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._running.__exit__(None)
+        if kind is None:
+            self._running.result()
+
+    def _keep(self, stop: threading.Event) -> None:
+        ctx = self._ctx
+        assert ctx.fence is not None
+        seconds = ctx.settings.read_only_fence_deadline
+        links = Links(ctx.links.address, ctx.id)
+        node = ctx.record.source_node
+        names = [place.partition for place in ctx.source_places]
+        try:
+            while not stop.wait(seconds / 3):
+                ctx.leadership.check()
+                with node_transaction(links.control(node), ctx.leadership.epoch, node) as cursor:
+                    renew_fence(cursor, names, ctx.fence, seconds, ctx.settings.lock_timeout)
+        finally:
+            links.close()

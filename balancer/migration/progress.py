@@ -1,0 +1,103 @@
+"""How far a migration is: counted by its steps, told to its observer and published for the command line.
+
+Only a note: nothing is decided by it. Published at most twice a second; a directory that is out of reach is no reason
+to stop, so what cannot be published is forgotten.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+from balancer.clock import Clock
+from balancer.directory.contract import Directory
+from balancer.directory.model import Migration
+from balancer.errors import BalancerError
+from balancer.migration.machine import State
+from balancer.migration.observer import Observer, Progress
+
+TOPIC = "progress"
+INTERVAL = 0.5
+
+
+class ProgressMeter:
+    """Belongs to the runner's thread; `done` may also be called from a copy's."""
+
+    def __init__(self, directory: Directory, observer: Observer, clock: Clock, paused: Callable[[], bool]) -> None:
+        self._directory = directory
+        self._observer = observer
+        self._clock = clock
+        self._paused = paused
+        self._record: Migration | None = None
+        self._state = State.PLANNED
+        self._entered = clock.monotonic()
+        self._told = 0.0
+        self._waiting = ""
+        self._total = self._bytes = self._rows = 0
+        self._copy_began: float | None = None
+        self._lag: int | None = None
+
+    def enter(self, record: Migration, state: State) -> None:
+        """A new state begins."""
+        self._record, self._state = record, state
+        self._entered = self._clock.monotonic()
+        self._waiting = ""
+
+    def expect(self, total: int) -> None:
+        """So many bytes are to be copied, from now on."""
+        self._total, self._bytes = total, 0
+        self._copy_began = self._clock.monotonic()
+
+    def done(self, size: int) -> None:
+        """So many bytes more have been copied."""
+        self._bytes += size
+        self.tell()
+
+    def counted(self, rows: int) -> None:
+        self._rows += rows
+
+    def waiting(self, what: str) -> None:
+        """What it waits for, in words."""
+        self._waiting = what
+        self.tell()
+
+    def lag(self, size: int) -> None:
+        self._lag = size
+        self.tell()
+
+    def tell(self, force: bool = False) -> None:
+        """Publishes, unless that was done a moment ago."""
+        now = self._clock.monotonic()
+        if self._record is None or (now - self._told < INTERVAL and not force):
+            return
+        self._told = now
+        progress = self.now(now)
+        self._observer.progressed(self._record, progress)
+        try:
+            self._directory.publish(TOPIC, self._record.id, asdict(progress))
+        except BalancerError:
+            return
+
+    def forget(self) -> None:
+        """The migration has ended."""
+        if self._record is not None:
+            try:
+                self._directory.unpublish(TOPIC, self._record.id)
+            except BalancerError:
+                return
+
+    def now(self, now: float) -> Progress:
+        """The present figures."""
+        elapsed = now - self._copy_began if self._copy_began is not None else 0.0
+        rate = self._bytes / elapsed if elapsed > 0 else 0.0
+        left = max(0, self._total - self._bytes)
+        return Progress(
+            state=self._state,
+            since=now - self._entered,
+            waiting_for=self._waiting,
+            bytes_done=self._bytes,
+            bytes_total=self._total,
+            rows_done=self._rows,
+            rate=rate,
+            eta=left / rate if rate and self._state is State.COPYING else None,
+            lag=self._lag,
+            paused=self._paused(),
+        )

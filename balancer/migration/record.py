@@ -1,0 +1,104 @@
+"""What a migration remembers in the directory beyond the common record: `Migration.detail`, typed and versioned.
+
+Written by the runner with every journaled state; read by successors, so a field is only ever added, with a default.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from balancer.directory.model import Json, Migration, RangeBounds, Tablet
+from balancer.errors import Refused
+from policies.leaves import Leaf
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """Everything here is needed by a successor, or by a person afterwards."""
+
+    version: int = VERSION
+    leader_epoch: int = 0
+    """Of the leader that wrote it."""
+    code: str = ""
+    """The policy's word for its reason; empty: an operator's wish."""
+    then: tuple[tuple[int, str], ...] = ()
+    """Tablet → node: where a tablet that a split makes should go afterwards."""
+    warm: bool = False
+    """Whether the tablet is of an in-memory table: it is read into the target's cache before the switch."""
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    """`node:table` → digest of its definition when the migration began: DDL since then ends it."""
+    bulk_verified: bool = False
+    """Whether the copy was compared with the source at the snapshot it was made from."""
+    rows: int = 0
+    size: int = 0
+    sequences: tuple[tuple[str, int], ...] = ()
+    """Sequence → least value it must have on the new owner, so that no id is given twice."""
+    fences: int = 0
+    """Fences raised so far."""
+    marker: int = 0
+    """The newest marker that may have been sent."""
+    retreat: str = ""
+    """Why the last fence was lifted again."""
+    pause: float | None = None
+    """Seconds for which writers were held back by the switch."""
+    predicted_pause: float | None = None
+    switched: float | None = None
+    """When the owner changed, in seconds since 1970."""
+    before: tuple[Mapping[str, Json], ...] = ()
+    """The tablets that a reshard replaces: once it has committed, the directory does not have them any more."""
+    failed: bool = False
+    """Whether it is being given up because of an error, and not by an operator's wish."""
+
+    def document(self) -> dict[str, Json]:
+        """As the directory keeps it; what has its default is left out."""
+        default = Detail()
+        found = asdict(self)
+        found["sequences"] = [list(pair) for pair in self.sequences]
+        found["then"] = [list(pair) for pair in self.then]
+        found["before"] = [dict(tablet) for tablet in self.before]
+        kept = {name: value for name, value in found.items() if getattr(self, name) != getattr(default, name)}
+        return {"version": self.version, **kept}
+
+
+def pack_tablet(tablet: Tablet) -> dict[str, Json]:
+    """A tablet as plain values."""
+    bounds = tablet.bounds
+    cut = [bounds.lower.hex(), bounds.upper.hex()] if isinstance(bounds, RangeBounds) else list(bounds)
+    return {
+        "id": tablet.id,
+        "epoch": tablet.epoch,
+        "node": tablet.node,
+        "partitions": list(tablet.partitions),
+        "layout": "range" if isinstance(bounds, RangeBounds) else "hash",
+        "bounds": cut,
+    }
+
+
+def unpack_tablet(document: Mapping[str, Json], table: int) -> Tablet:
+    """The other way."""
+    low, high = document["bounds"]
+    bounds = RangeBounds(bytes.fromhex(low), bytes.fromhex(high)) if document["layout"] == "range" else Leaf(low, high)
+    return Tablet(
+        int(document["id"]),
+        table,
+        bounds,
+        str(document["node"]),
+        int(document["epoch"]),
+        partitions=tuple(document["partitions"]),
+    )
+
+
+def read_detail(migration: Migration) -> Detail:
+    """The detail of a record. Raises `Refused` for one that a newer version of this program wrote."""
+    document: dict[str, Any] = dict(migration.detail)
+    version = int(document.get("version", VERSION))
+    if version > VERSION:
+        raise Refused(f"migration {migration.id} was written by a newer version of this program")
+    known = {item.name for item in fields(Detail)}
+    values = {name: value for name, value in document.items() if name in known}
+    values["then"] = tuple((int(tablet), str(node)) for tablet, node in document.get("then", ()))
+    values["sequences"] = tuple((str(name), int(value)) for name, value in document.get("sequences", ()))
+    values["before"] = tuple(document.get("before", ()))
+    return Detail(**values)

@@ -1,0 +1,222 @@
+"""Drives a migration from state to state: performs each step, saves what follows, decides what an error means.
+
+The daemon (or a command) calls `Runner.run` in a thread per migration; `cancel`, `pause` and `resume` from any other.
+What follows what is `machine`'s business, what a state does that of the steps. The directory's commit of a move is
+here, because it is the journal's next entry.
+"""
+
+import threading
+from dataclasses import replace
+
+from balancer.clock import Clock, SystemClock
+from balancer.directory.contract import Directory, Leadership
+from balancer.directory.model import Change, Migration, MigrationKind, Put, Remove, TabletState
+from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Refused, Unavailable
+from balancer.migration import steps
+from balancer.migration.context import Context
+from balancer.migration.control import CancelRequested, Control, Difference, Overrun
+from balancer.migration.journal import Journal
+from balancer.migration.links import Addresses, Links
+from balancer.migration.machine import Event, State, Track, after, is_final, track_of, traits
+from balancer.migration.observer import Observer
+from balancer.migration.progress import ProgressMeter
+from balancer.migration.recovery import take_over
+from balancer.settings import MigrationSettings
+
+_FORWARD = frozenset({State.OPENING, State.RETIRING, State.CANCELLING, State.COMMITTING})
+"""States that are tried again for as long as we lead: there is nothing else to do."""
+
+
+class Runner:
+    """Runs migrations of one leader. Shared between threads: one `run` per migration."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        leadership: Leadership,
+        addresses: Addresses,
+        settings: MigrationSettings,
+        *,
+        clock: Clock | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self._directory = directory
+        self._leadership = leadership
+        self._addresses = addresses
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._observer = observer or Observer()
+        self._controls: dict[str, Control] = {}
+        self._lock = threading.Lock()
+
+    def run(self, migration: str) -> Migration:
+        """Drives a migration to its end and returns its last record.
+
+        Raises `Fenced` when another leader has taken over (it will go on), `Unavailable` when the directory is gone.
+        """
+        control = self._control(migration)
+        journal = Journal(self._directory, self._leadership, self._clock)
+        links = Links(self._addresses, migration)
+        try:
+            ctx = self._context(migration, journal, links, control)
+            self._evict(ctx)
+            while not is_final(ctx.state):
+                self._advance(ctx, journal)
+            ctx.progress.forget()
+            self._observer.finished(ctx.record)
+            return ctx.record
+        finally:
+            links.close()
+            with self._lock:
+                self._controls.pop(migration, None)
+
+    def cancel(self, migration: str, reason: str = "cancelled by an operator") -> None:
+        """Asks a running migration to be undone. Raises `Refused` where it is too late, or it does not run here."""
+        record = self._directory.snapshot().migrations.get(migration)
+        if record is None or record.finished:
+            raise Refused(f"there is no unfinished migration {migration}")
+        if not traits(track_of(record.operation, record.mode), State(record.state)).cancellable:
+            raise Refused(f"migration {migration} is {record.state}: it is too late to cancel it")
+        self._control(migration).cancel(reason)
+
+    def pause(self, migration: str) -> None:
+        """Holds a migration at its next checkpoint at which writers are not held back."""
+        self._control(migration).pause()
+
+    def resume(self, migration: str) -> None:
+        """Lets a paused migration go on."""
+        self._control(migration).resume()
+
+    def _control(self, migration: str) -> Control:
+        with self._lock:
+            return self._controls.setdefault(migration, Control())
+
+    def _context(self, migration: str, journal: Journal, links: Links, control: Control) -> Context:
+        record = take_over(journal, journal.load(migration), self._leadership)
+        snapshot = self._directory.snapshot()
+        # After the commit of a reshard its sources are gone from the directory; the record keeps what they were.
+        sources = steps.source_tablets(record, snapshot)
+        progress = ProgressMeter(self._directory, self._observer, self._clock, lambda: control.paused)
+        ctx = Context(
+            record,
+            snapshot.tables[record.table],
+            sources,
+            leadership=self._leadership,
+            links=links,
+            settings=self._settings,
+            clock=self._clock,
+            control=control,
+            progress=progress,
+        )
+        progress.enter(record, ctx.state)
+        return ctx
+
+    def _evict(self, ctx: Context) -> None:
+        """A predecessor that hangs in the middle of a copy still holds locks on the nodes."""
+        for node in sorted({ctx.record.source_node, ctx.record.target_node}):
+            try:
+                ctx.links.evict(node)
+            except Unavailable:
+                continue  # a node that is out of reach has no sessions of ours worth ending
+
+    def _advance(self, ctx: Context, journal: Journal) -> None:
+        state = ctx.state
+        self._observer.entered(ctx.record, state)
+        if state is State.COMMITTING:
+            self._commit(ctx, journal)
+            return
+        event = self._perform(ctx, state)
+        self._observer.left(ctx.record, state)
+        self._enter(ctx, journal, event)
+
+    def _perform(self, ctx: Context, state: State) -> Event:
+        """A state's step, and what its errors mean. Never raises but `Fenced`, and what the directory raises."""
+        began = self._clock.monotonic()
+        pause = 0.1
+        while True:
+            try:
+                return steps.step_of(ctx.track, state)(ctx)
+            except Fenced:
+                raise
+            except CancelRequested as wish:
+                return self._give_up(ctx, str(wish), failed=False)
+            except Overrun as error:
+                return self._retreat(ctx, state, error)
+            except (Unavailable, OutcomeUnknown) as error:
+                ctx.links.close()
+                if state not in _FORWARD:
+                    waited = self._clock.monotonic() - began
+                    decided = self._after_loss(ctx, state, error, waited)
+                    if decided is not None:
+                        return decided
+                ctx.progress.waiting(str(error))
+            except BalancerError as error:
+                ctx.links.close()
+                if state not in _FORWARD:
+                    return self._give_up(ctx, str(error), failed=True, different=isinstance(error, Difference))
+                ctx.progress.waiting(str(error))
+            self._leadership.check()
+            self._clock.sleep(pause)
+            pause = min(2.0, pause * 2)
+
+    def _after_loss(self, ctx: Context, state: State, error: BalancerError, waited: float) -> Event | None:
+        """A server was lost: the event that follows, or None to try the step again."""
+        if state is State.SWAPPING:
+            return None  # whether it happened is known to the node: the step asks first
+        if state in (State.PLANNED, State.CATCHING_UP) and waited < self._settings.retry_patience:
+            return None
+        if self._may_retreat(ctx, state):
+            return self._retreat(ctx, state, error)
+        return self._give_up(ctx, str(error), failed=True)
+
+    def _retreat(self, ctx: Context, state: State, error: BalancerError) -> Event:
+        ctx.note(retreat=str(error))
+        if self._may_retreat(ctx, state):
+            return Event.RETREAT
+        return self._give_up(ctx, str(error), failed=True)
+
+    def _may_retreat(self, ctx: Context, state: State) -> bool:
+        return steps.knows(ctx.track, state, Event.RETREAT)
+
+    def _give_up(self, ctx: Context, reason: str, *, failed: bool, different: bool = False) -> Event:
+        ctx.record = replace(ctx.record, error=reason)
+        ctx.note(failed=failed)
+        ctx.different = different
+        return Event.CANCEL
+
+    def _enter(self, ctx: Context, journal: Journal, event: Event, changes: tuple[Change, ...] = ()) -> None:
+        """Saves the state that follows, if a successor needs to know it, and goes there."""
+        state = after(ctx.track, ctx.state, event)
+        if traits(ctx.track, state).journaled:
+            ctx.note(leader_epoch=self._leadership.epoch)
+            record = replace(ctx.record, state=str(state), finished=is_final(state), detail=ctx.detail.document())
+            changes = (*changes, *self._quarantine(ctx, state))
+            ctx.record = journal.save(record, f"migration {ctx.id}: {state}", changes)
+        ctx.state = state
+        if ctx.fenced_at is None:
+            ctx.progress.enter(ctx.record, state)
+            ctx.progress.tell(force=True)
+
+    def _quarantine(self, ctx: Context, state: State) -> tuple[Change, ...]:
+        """A copy that differs from its source is a matter for a person: the tablet is left alone."""
+        if state is not State.FAILED or not ctx.different:
+            return ()
+        return tuple(Put(replace(tablet, state=TabletState.QUARANTINED)) for tablet in ctx.sources)
+
+    def _commit(self, ctx: Context, journal: Journal) -> None:
+        """The one moment of change. A move's writers are behind a sealed fence; a reshard has happened on its node."""
+        changes: tuple[Change, ...]
+        if ctx.record.operation is MigrationKind.MOVE:
+            changes = (Put(ctx.moved),)
+        else:
+            changes = (*(Remove(tablet.kind, tablet.key) for tablet in ctx.sources), *map(Put, ctx.record.targets))
+        ctx.note(switched=self._clock.now().timestamp())
+        try:
+            self._enter(ctx, journal, Event.STEP, changes)
+        except (Conflict, Refused) as error:
+            if ctx.track in (Track.RESHARD_REPLICATE, Track.RESHARD_READ_ONLY):
+                raise  # the node has swapped already: recovery tries again with a fresh view of the directory
+            # Somebody changed the tablet's record; nothing was applied, and the fence must not stay.
+            journal.load(ctx.id)
+            self._enter(ctx, journal, self._give_up(ctx, str(error), failed=True))
+        self._observer.left(ctx.record, State.COMMITTING)

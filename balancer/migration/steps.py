@@ -1,0 +1,57 @@
+"""Which function is whose step: state by state, track by track. The runner looks here; nothing is decided here."""
+
+from collections.abc import Callable, Mapping
+
+from balancer.directory.model import Migration, Tablet
+from balancer.directory.snapshot import Snapshot
+from balancer.migration import steps_cancel, steps_copy, steps_finish, steps_reshard, steps_swap, steps_switch
+from balancer.migration.context import Context
+from balancer.migration.machine import TRANSITIONS, Event, State, Track
+from balancer.migration.record import read_detail, unpack_tablet
+
+Step = Callable[[Context], Event]
+
+_MOVE: Mapping[State, Step] = {
+    State.PLANNED: steps_copy.planned,
+    State.PREPARING: steps_copy.preparing,
+    State.COPYING: steps_copy.copying,
+    State.CATCHING_UP: steps_switch.catching_up,
+    State.FENCING: steps_switch.fencing,
+    State.DRAINING: steps_switch.draining,
+    State.VERIFYING: steps_switch.verifying,
+    State.SEALING: steps_switch.sealing,
+    State.OPENING: steps_finish.opening,
+    State.RETIRING: steps_finish.retiring,
+    State.CANCELLING: steps_cancel.cancelling,
+}
+
+_RESHARD: Mapping[State, Step] = {
+    State.PLANNED: steps_copy.planned,
+    State.PREPARING: steps_reshard.preparing,
+    State.FENCING: steps_switch.fencing,
+    State.COPYING: steps_reshard.copying,
+    State.CATCHING_UP: steps_reshard.catching_up,
+    State.VERIFYING: steps_reshard.verifying,
+    State.SWAPPING: steps_swap.swapping,
+    State.RETIRING: steps_swap.retiring,
+    State.CANCELLING: steps_cancel.cancelling,
+}
+
+
+def step_of(track: Track, state: State) -> Step:
+    """The work of a state."""
+    steps = _MOVE if track in (Track.MOVE_REPLICATE, Track.MOVE_READ_ONLY) else _RESHARD
+    return steps[state]
+
+
+def knows(track: Track, state: State, event: Event) -> bool:
+    """Whether an event has a meaning in a state."""
+    return (state, event) in TRANSITIONS[track]
+
+
+def source_tablets(record: Migration, snapshot: Snapshot) -> tuple[Tablet, ...]:
+    """The tablets that a migration began with, in the order of the record."""
+    before = read_detail(record).before
+    if before:  # a reshard: after its commit the directory has them no more
+        return tuple(unpack_tablet(document, record.table) for document in before)
+    return tuple(snapshot.tablet(tablet) for tablet in record.sources)

@@ -1,0 +1,61 @@
+"""The way back: everything a migration made is taken away, writers first. Called by the runner until it succeeds.
+
+The journal says `cancelling`, so the migration cannot commit any more. Lifting the fence comes first and needs only
+the source; each later part may fail and be repeated without the ones before it.
+"""
+
+from balancer.directory.model import MigrationKind
+from balancer.migration.context import Context, partitions_of
+from balancer.migration.machine import Event
+from balancer.nodes import capture, fence, partition, replication, schema
+
+
+def cancelling(ctx: Context) -> Event:
+    """Lifts the fence, removes the incoming partitions and the stream."""
+    _let_writers_on(ctx)
+    if ctx.record.operation is MigrationKind.MOVE:
+        with ctx.target_command() as connection:
+            replication.drop_subscription(connection, ctx.id)
+    _drop_incoming(ctx)
+    if ctx.record.operation is MigrationKind.MOVE:
+        with ctx.source_command() as connection:
+            replication.drop_slot(connection, ctx.id)
+    _clean_source(ctx)
+    return Event.BROKEN if ctx.detail.failed else Event.CLEANED
+
+
+def _let_writers_on(ctx: Context) -> None:
+    with ctx.source() as cursor:
+        for tablet in ctx.sources:
+            names = partitions_of(ctx.table, tablet)
+            fence.lift_fence(cursor, names, ctx.settings.lock_timeout * 5)
+            schema.write_tablets(cursor, [schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.OWNED, names)])
+        for place in ctx.source_places:
+            capture.disable_capture(cursor, place.partition, ctx.settings.lock_timeout * 5)
+    ctx.fence, ctx.fenced_at = None, None
+
+
+def _drop_incoming(ctx: Context) -> None:
+    """Only what is `incoming` under this very migration."""
+    with ctx.target() as cursor:
+        mine = [
+            row
+            for row in schema.read_tablets(cursor)
+            if row.migration == ctx.id and row.state is schema.OwnState.INCOMING
+        ]
+        for row in mine:
+            for name in reversed(row.partitions):
+                partition.drop_partition(cursor, name)
+        schema.forget_tablets(cursor, [row.id for row in mine])
+        replication.delete_markers(cursor, ctx.id)
+
+
+def _clean_source(ctx: Context) -> None:
+    with ctx.source() as cursor:
+        replication.drop_publication(cursor, ctx.id)
+        replication.delete_markers(cursor, ctx.id)
+    # Dropping a trigger waits for readers, and makes others wait behind it: briefly, partition by partition.
+    for index, place in enumerate(ctx.source_places):
+        with ctx.source() as cursor:
+            fence.drop_fence(cursor, [place.partition], ctx.settings.lock_timeout)
+            capture.drop_capture(cursor, ctx.id, index, place.partition)

@@ -1,0 +1,217 @@
+"""The first half of a move: preparing both nodes, and copying the rows. Called by the runner, state by state.
+
+Everything made here carries the migration's id and is undone by `steps_cancel`. Long statements run outside of the
+leader's transactions, whose row lock a successor would have to wait for; they touch only the table that is `incoming`
+under this migration, and the leader's epoch is checked right before.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from balancer.clock import Clock
+from balancer.directory.model import MigrationMode
+from balancer.errors import Refused, Unavailable
+from balancer.migration import guards, verify
+from balancer.migration.background import Background, stop_at
+from balancer.migration.context import Context, partitions_of
+from balancer.migration.keeper import FenceKeeper
+from balancer.migration.machine import Event
+from balancer.nodes import capture, copy, fence, partition, replication, schema
+from balancer.nodes.checksum import Digest, Rows
+from balancer.nodes.connection import Connection, full_conninfo, translated
+from balancer.nodes.objects import bound_constraint
+from balancer.nodes.shape import Shape, read_shape
+
+
+def planned(_: Context) -> Event:
+    """Nothing has been made yet."""
+    return Event.STEP
+
+
+def preparing(ctx: Context) -> Event:
+    """Preflight, then the target's empty partitions and, where changes will be streamed, what captures them."""
+    shapes = read_shapes(ctx)
+    _preflight(ctx, shapes)
+    guards.take_fingerprints(ctx)
+    with ctx.target() as cursor:
+        incoming = schema.OwnedTablet(
+            ctx.moved.id, ctx.moved.epoch, schema.OwnState.INCOMING, partitions_of(ctx.table, ctx.moved), ctx.id
+        )
+        schema.write_tablets(cursor, [incoming])
+        for place, shape in zip(ctx.target_places, shapes, strict=True):
+            partition.create_partition(cursor, place.root, shape, place.partition)
+    if ctx.record.mode is MigrationMode.REPLICATE:
+        with ctx.source() as cursor:
+            for index, shape in enumerate(shapes):
+                capture.start_capture(
+                    cursor, ctx.id, index, shape.name, key=shape.key, lock_timeout=ctx.settings.lock_timeout
+                )
+            replication.create_publication(cursor, ctx.id, [shape.name for shape in shapes])
+    return Event.STEP
+
+
+def copying(ctx: Context) -> Event:
+    """Rows at one snapshot, compared with the source at that snapshot; then everything an owner needs but ATTACH."""
+    guards.check_fingerprints(ctx)
+    shapes = read_shapes(ctx)
+    with ExitStack() as stack:
+        if ctx.record.mode is MigrationMode.READ_ONLY:
+            stack.enter_context(FenceKeeper(ctx))
+        with _snapshots(ctx) as (reader, summer):
+            rows = sum(_copy_one(ctx, shape, reader, summer) for shape in shapes)
+        _complete(ctx, shapes)
+        if ctx.record.mode is MigrationMode.REPLICATE:
+            with ctx.target_command() as connection:
+                source = full_conninfo(ctx.links.address(ctx.record.source_node))
+                replication.create_subscription(connection, ctx.id, source)
+        ctx.note(bulk_verified=True, rows=rows)
+    return Event.STEP
+
+
+def read_shapes(ctx: Context) -> tuple[Shape, ...]:
+    """The source's partitions as they were when this state, or one before it, began; DDL since is seen by `guards`."""
+    if ctx.shapes is None:
+        node = ctx.record.source_node
+        with translated(node), ctx.links.control(node).cursor() as cursor:
+            ctx.shapes = tuple(read_shape(cursor, place.partition) for place in ctx.source_places)
+    return ctx.shapes
+
+
+def _preflight(ctx: Context, shapes: tuple[Shape, ...]) -> None:
+    refusals = [refusal for shape in shapes for refusal in shape.refusals]
+    if refusals:
+        raise Refused("this tablet cannot be carried: " + "; ".join(refusals))
+    guards.check_roots_agree(ctx)
+    node = ctx.record.source_node
+    with translated(node), ctx.links.control(node).cursor() as cursor:
+        size = guards.total_size(cursor, [shape.name for shape in shapes])
+    guards.check_disk(ctx, size)
+    ctx.note(size=size)
+    if ctx.record.mode is MigrationMode.REPLICATE:
+        guards.check_capacity(ctx)
+        without = [str(shape.name) for shape in shapes if not shape.key]
+        if without:
+            raise Refused(
+                f"{', '.join(without)} has no primary key or unique index as replica identity: use mode read-only"
+            )
+
+
+@contextmanager
+def _snapshots(ctx: Context) -> Iterator[tuple[Connection, Connection]]:
+    """Two sessions on the source that see the same rows: one reads them, one sums them up."""
+    node = ctx.record.source_node
+    with ctx.links.data(node) as reader, ctx.links.data(node) as summer:
+        both = (reader, summer)
+        for connection in both:
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        if ctx.record.mode is MigrationMode.REPLICATE:
+            with ctx.links.replication(node) as maker:
+                slot = _make_slot(ctx, maker)
+                for connection in both:
+                    connection.execute(f"SET TRANSACTION SNAPSHOT '{slot.snapshot}'")
+                    connection.execute("SELECT 1")  # the snapshot is taken by the first query, while its maker lives
+        yield both
+
+
+def _make_slot(ctx: Context, maker: Connection) -> replication.Slot:
+    """PostgreSQL waits here for every open write transaction of the server; ours are short, others' may not be."""
+    until = ctx.clock.monotonic() + ctx.settings.retry_patience
+    while True:
+        try:
+            with ctx.source_command(), translated(ctx.record.source_node):
+                return replication.create_slot(maker, ctx.id)
+        except Unavailable:
+            if maker.closed or ctx.clock.monotonic() > until:
+                raise
+            ctx.progress.waiting("open transactions on the source, which a new slot must wait for")
+            ctx.sleep(0.5)
+
+
+def _copy_one(ctx: Context, shape: Shape, reader: Connection, summer: Connection) -> int:
+    """Copies a partition and builds its indexes; sums up the source meanwhile, then the target. Returns its rows."""
+    rows = verify.rows_of(shape)
+    node = ctx.record.target_node
+    read, write = copy.statements(shape.name, shape.name, shape.copied, shape.portable)
+    ctx.progress.expect(ctx.detail.size)
+    with ExitStack() as stack:
+        writer = stack.enter_context(ctx.links.data(node))
+        checker = stack.enter_context(ctx.links.data(node))
+        source_sum = stack.enter_context(Background(_digest(ctx, summer, rows), "source-checksum"))
+        with ctx.target():
+            pass  # the leader's epoch, right before the long statement
+        copied = copy.copy_rows(reader, writer, read, write, _on_block(ctx))
+        ctx.progress.counted(copied.rows)
+        checker.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        target_sum = stack.enter_context(Background(_digest(ctx, checker, rows), "target-checksum"))
+        ctx.progress.waiting(f"indexes of {shape.name}")
+        if ctx.settings.index_workers is not None:
+            writer.execute(f"SET max_parallel_maintenance_workers = {int(ctx.settings.index_workers)}")
+        with writer.cursor() as cursor:
+            for index in shape.indexes:
+                ctx.checkpoint()
+                partition.build_index(cursor, shape, index, shape.name)
+        ctx.progress.waiting(f"the checksum of {shape.name}")
+        count = verify.compare_bulk(summer, checker, rows, source_sum.result(), target_sum.result())
+        checker.execute("COMMIT")  # what follows needs the table for itself
+        with writer.cursor() as cursor:
+            for index in shape.indexes:
+                partition.finish_index(cursor, shape, index, shape.name)
+        return count
+
+
+def _digest(ctx: Context, connection: Connection, rows: Rows) -> Callable[[threading.Event], Digest]:
+    return lambda stop: verify.bulk_digest(ctx, connection, rows, lambda _: stop_at(stop))
+
+
+def _on_block(ctx: Context) -> Callable[[int], None]:
+    throttle = Throttle(ctx.clock, ctx.settings.throttle)
+
+    def on_block(size: int) -> None:
+        ctx.checkpoint()
+        throttle.spend(size)
+        ctx.progress.done(size)
+
+    return on_block
+
+
+def _complete(ctx: Context, shapes: tuple[Shape, ...]) -> None:
+    """Foreign keys, triggers, the bound's CHECK, statistics, warmth, and a guard against writes by name."""
+    node = ctx.record.target_node
+    with ctx.target():
+        pass
+    with ctx.links.data(node) as connection, connection.cursor() as cursor:
+        # Definitions were printed with full names; reading them back must not depend on a path either.
+        cursor.execute("SELECT set_config('search_path', 'pg_catalog', false)")
+        for place, shape in zip(ctx.target_places, shapes, strict=True):
+            ctx.checkpoint()
+            partition.set_replica_identity(cursor, shape, place.partition)
+            partition.add_foreign_keys(cursor, shape, place.partition, ctx.roots)
+            partition.add_triggers(cursor, shape, place.partition)
+            partition.add_bound(cursor, place, bound_constraint(ctx.id))
+            fence.guard_incoming(
+                cursor, place.partition, fence.Fence(ctx.id, ctx.leadership.epoch, fence.SEALED, 0, ctx.moved.id)
+            )
+            cursor.execute(partition.analyze(place.partition))
+            if ctx.detail.warm:
+                partition.warm(cursor, place.partition)
+
+
+class Throttle:
+    """Lets so many bytes through per second, with a tenth of a second's worth at once."""
+
+    def __init__(self, clock: Clock, rate: int | None) -> None:
+        self._clock = clock
+        self._rate = rate
+        self._ahead = 0.0  # seconds of work that were done too early
+        self._last = clock.monotonic()
+
+    def spend(self, size: int) -> None:
+        """Sleeps if more was spent than the rate allows."""
+        if not self._rate:
+            return
+        now = self._clock.monotonic()
+        self._ahead = max(0.0, self._ahead - (now - self._last)) + size / self._rate
+        self._last = now
+        if self._ahead > 0.1:
+            self._clock.sleep(self._ahead - 0.05)

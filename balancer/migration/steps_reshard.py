@@ -1,0 +1,261 @@
+"""Splits and merges, up to the swap: new partitions beside the old, filled, caught up, compared. Called by the runner.
+
+Everything is on one node. The rows are copied at one snapshot; from before it a trigger logs the keys of changed rows,
+and a round of replay copies these again and compares them, in one transaction with one snapshot. So a comparison needs
+no fence: `verifying` sums up both sides in one snapshot and leaves out the keys that wait to be replayed.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from balancer.directory.model import MigrationMode
+from balancer.errors import Refused
+from balancer.migration import guards
+from balancer.migration.context import Context, partitions_of
+from balancer.migration.control import Difference
+from balancer.migration.keeper import FenceKeeper
+from balancer.migration.machine import Event
+from balancer.migration.steps_copy import Throttle, read_shapes
+from balancer.migration.steps_switch import back_off
+from balancer.nodes import capture, fence, partition, reshard, schema
+from balancer.nodes.checksum import BUCKETS
+from balancer.nodes.connection import Connection, Cursor, translated
+from balancer.nodes.names import Name
+from balancer.nodes.objects import bound_constraint
+from balancer.nodes.reshard import Family
+from balancer.nodes.shape import Shape
+
+PAGE = 8192
+
+
+def preparing(ctx: Context) -> Event:
+    """Preflight, then the new partitions, empty and detached, and what captures changes."""
+    shapes = read_shapes(ctx)
+    _preflight(ctx, shapes)
+    guards.take_fingerprints(ctx)
+    with ctx.target() as cursor:
+        for tablet in ctx.record.targets:
+            names = partitions_of(ctx.table, tablet)
+            incoming = schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.INCOMING, names, ctx.id)
+            schema.write_tablets(cursor, [incoming])
+        for place in ctx.target_places:
+            partition.create_partition(cursor, place.root, model_of(ctx, place, shapes), place.partition)
+    if ctx.record.mode is MigrationMode.REPLICATE:
+        with ctx.source() as cursor:
+            for index, shape in enumerate(shapes):
+                capture.start_capture(
+                    cursor, ctx.id, index, shape.name, key=shape.key, lock_timeout=ctx.settings.lock_timeout
+                )
+    return Event.STEP
+
+
+def copying(ctx: Context) -> Event:
+    """Rows at one snapshot, in pieces; then keys and indexes, the bound's CHECK, statistics."""
+    shapes = read_shapes(ctx)
+    with ExitStack() as stack:
+        if ctx.record.mode is MigrationMode.READ_ONLY:
+            stack.enter_context(FenceKeeper(ctx))
+        rows = _fill(ctx)
+        _complete(ctx, shapes)
+    ctx.note(rows=rows)
+    return Event.STEP
+
+
+def catching_up(ctx: Context) -> Event:
+    """Lets writers on if they were held back; replays until little is left."""
+    let_writers_on(ctx)
+    back_off(ctx)
+    catch_up(ctx)
+    return Event.STEP
+
+
+def verifying(ctx: Context) -> Event:
+    """Both sides in one snapshot: equal but for the keys that are still in the log."""
+    guards.check_fingerprints(ctx)
+    if not ctx.detail.bulk_verified:
+        _compare_all(ctx)
+        ctx.note(bulk_verified=True)
+    ctx.prepared = True
+    return Event.STEP
+
+
+def catch_up(ctx: Context) -> None:
+    """Rounds of replay, each smaller than the one before, until the rest fits under the lock."""
+    rounds = 0
+    while True:
+        ctx.checkpoint()
+        began = ctx.clock.monotonic()
+        replayed = 0
+        for family in families(ctx):
+            with replay_transaction(ctx) as cursor:
+                replayed += replay_once(cursor, family)
+        took = ctx.clock.monotonic() - began
+        rounds += 1
+        if replayed <= ctx.settings.verify_keys_in_fence and took < ctx.settings.write_pause_budget / 2:
+            return
+        if rounds > 200:
+            raise Refused(
+                f"the tablet changes faster than its changes can be replayed ({replayed} keys in {took:.1f} s)"
+            )
+        ctx.progress.waiting(f"the replay of changes: {replayed} keys took {took * 1000:.0f} ms")
+
+
+@contextmanager
+def replay_transaction(ctx: Context) -> Iterator[Cursor]:
+    """One snapshot for the whole round, under the leader's epoch."""
+    connection = ctx.links.control(ctx.record.source_node)
+    with translated(ctx.record.source_node):
+        connection.execute("SET default_transaction_isolation TO 'repeatable read'")
+        try:
+            with ctx.source() as cursor:
+                yield cursor
+        finally:
+            if not connection.closed:
+                connection.execute("SET default_transaction_isolation TO 'read committed'")
+
+
+def replay_once(cursor: Cursor, family: Family) -> int:
+    """Replays what is logged. Raises `Difference` if it does not come out equal."""
+    if reshard.truncated(cursor, family):
+        raise Difference("a partition was truncated while it was copied")
+    replayed, different = reshard.replay(cursor, family)
+    for source, count in different.items():
+        raise Difference(f"{count} rows of {source} differ from their copies after they were replayed")
+    return replayed
+
+
+def families(ctx: Context) -> list[Family]:
+    """Root by root: which partitions are replaced by which."""
+    shapes = read_shapes(ctx)
+    found = []
+    for root in ctx.roots:
+        node = ctx.record.source_node
+        with translated(node), ctx.links.control(node).cursor() as cursor:
+            oid = partition.root_oid(cursor, root)
+        sources = [(number, place) for number, place in enumerate(ctx.source_places) if place.root == root]
+        shape = shapes[sources[0][0]]
+        found.append(
+            Family(
+                migration=ctx.id,
+                root_oid=oid,
+                sources=tuple((number, place.partition) for number, place in sources),
+                targets=tuple(place for place in ctx.target_places if place.root == root),
+                columns=tuple(column.name for column in shape.columns),
+                copied=shape.copied,
+                key=shape.key,
+            )
+        )
+    return found
+
+
+def let_writers_on(ctx: Context) -> None:
+    """Nothing has been swapped and nothing will be before the next verification: a fence may go."""
+    with ctx.source() as cursor:
+        for tablet in ctx.sources:
+            names = partitions_of(ctx.table, tablet)
+            fence.lift_fence(cursor, names, ctx.settings.lock_timeout * 5)
+            schema.write_tablets(cursor, [schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.OWNED, names)])
+    ctx.fence, ctx.fenced_at = None, None
+
+
+def model_of(ctx: Context, place: partition.Place, shapes: tuple[Shape, ...]) -> Shape:
+    """What a new partition is made after: the first old one of its root."""
+    number = next(number for number, source in enumerate(ctx.source_places) if source.root == place.root)
+    return shapes[number]
+
+
+def _preflight(ctx: Context, shapes: tuple[Shape, ...]) -> None:
+    refusals = [refusal for shape in shapes for refusal in shape.refusals]
+    if refusals:
+        raise Refused("these tablets cannot be resharded: " + "; ".join(refusals))
+    node = ctx.record.source_node
+    with translated(node), ctx.links.control(node).cursor() as cursor:
+        size = guards.total_size(cursor, [shape.name for shape in shapes])
+    guards.check_disk(ctx, size)
+    ctx.note(size=size)
+    without = [str(shape.name) for shape in shapes if not shape.key]
+    if without and ctx.record.mode is MigrationMode.REPLICATE:
+        raise Refused(f"{', '.join(without)} has no primary key or replica identity index: use mode read-only")
+
+
+def _fill(ctx: Context) -> int:
+    node = ctx.record.source_node
+    rows = 0
+    throttle = Throttle(ctx.clock, ctx.settings.throttle)
+    with ctx.source():
+        pass  # the leader's epoch, right before the long part
+    with ctx.links.data(node) as holder, ctx.links.data(node) as writer:
+        holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        row = holder.execute("SELECT pg_export_snapshot()").fetchone()
+        assert row is not None
+        ctx.progress.expect(ctx.detail.size)
+        for family in families(ctx):
+            for _, source in family.sources:
+                for first, end in chunks(holder, source, ctx.settings.checksum_pages):
+                    ctx.checkpoint()
+                    writer.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+                    writer.execute(f"SET TRANSACTION SNAPSHOT '{row[0]}'")
+                    with writer.cursor() as cursor:
+                        rows += reshard.fill(cursor, family, source, first, end)
+                    writer.execute("COMMIT")
+                    size = ctx.settings.checksum_pages * PAGE
+                    throttle.spend(size)
+                    ctx.progress.done(size)
+        holder.execute("COMMIT")
+    return rows
+
+
+def _complete(ctx: Context, shapes: tuple[Shape, ...]) -> None:
+    with ctx.links.data(ctx.record.source_node) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('search_path', 'pg_catalog', false)")
+        for place in ctx.target_places:
+            shape = model_of(ctx, place, shapes)
+            ctx.progress.waiting(f"indexes of {place.partition}")
+            for index in shape.indexes:
+                ctx.checkpoint()
+                partition.build_index(cursor, shape, index, place.partition)
+                partition.finish_index(cursor, shape, index, place.partition)
+            partition.set_replica_identity(cursor, shape, place.partition)
+            partition.add_foreign_keys(cursor, shape, place.partition, ctx.roots)
+            partition.add_triggers(cursor, shape, place.partition)
+            partition.add_bound(cursor, place, bound_constraint(ctx.id))
+            cursor.execute(partition.analyze(place.partition))
+
+
+def _compare_all(ctx: Context) -> None:
+    """Sums up every source and target in one snapshot; raises `Difference` with the buckets that disagree."""
+    logged = ctx.record.mode is MigrationMode.REPLICATE
+    with ctx.links.data(ctx.record.source_node) as connection:
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        for family in families(ctx):
+            sources = [source for _, source in family.sources]
+            targets = [place.partition for place in family.targets]
+            sides = [_digest(ctx, connection, family, names, logged) for names in (sources, targets)]
+            if sides[0] != sides[1]:
+                wrong = sum(1 for bucket in {**sides[0], **sides[1]} if sides[0].get(bucket) != sides[1].get(bucket))
+                raise Difference(
+                    f"the copies of {', '.join(map(str, sources))} differ from them in {wrong} of"
+                    f" {BUCKETS} buckets of keys"
+                )
+        connection.execute("COMMIT")
+
+
+def _digest(
+    ctx: Context, connection: Connection, family: Family, names: list[Name], logged: bool
+) -> dict[int, tuple[int, int]]:
+    total: dict[int, tuple[int, int]] = {}
+    for name in names:
+        for first, end in chunks(connection, name, ctx.settings.checksum_pages):
+            ctx.checkpoint()
+            part = reshard.digest_chunk(connection, family, name, first, end, logged=logged)
+            for bucket, (count, hashed) in part.items():
+                before = total.get(bucket, (0, 0))
+                total[bucket] = (before[0] + count, before[1] + hashed)
+    return total
+
+
+def chunks(connection: Connection, name: Name, pages: int) -> Iterator[tuple[int, int | None]]:
+    """Ranges of pages that cover a partition; the last one has no end."""
+    total = reshard.pages_of(connection, name)
+    for first in range(0, max(1, total), pages):
+        yield first, (first + pages if first + pages < total else None)

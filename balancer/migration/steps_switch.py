@@ -1,0 +1,193 @@
+"""The switch of a move: catching up, the fence, the drain, the last comparison, the seal. Called by the runner.
+
+From `fencing` on writers are held back, and every millisecond counts: connections are open, nothing is journaled, and
+each step looks at the budget (`Context.checkpoint`). The commit itself is the runner's.
+"""
+
+from dataclasses import dataclass
+
+from balancer.directory.model import MigrationMode
+from balancer.errors import Refused, Unavailable
+from balancer.migration import guards, verify
+from balancer.migration.context import Context, partitions_of
+from balancer.migration.control import Overrun
+from balancer.migration.machine import Event
+from balancer.migration.steps_copy import read_shapes
+from balancer.nodes import capture, fence, replication, schema, sequences
+from balancer.nodes.connection import Cursor, translated
+from balancer.nodes.shape import Shape
+
+PING_INTERVAL = 0.1
+POLL = 0.001
+FIXED_COST = 0.02  # seconds: fence, seal, commit and open are five commits on three servers
+PING_PATIENCE = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a switch would cost the writers now."""
+
+    trip: float  # seconds a marker takes through the stream
+    keys: int  # changed keys left to compare
+
+    @property
+    def pause(self) -> float:
+        """Seconds: half as long again as the last trip, and some microseconds for each key."""
+        return 1.5 * self.trip + FIXED_COST + self.keys * 10e-6
+
+
+def catching_up(ctx: Context) -> Event:
+    """Lets writers on if they were held back; then waits until a switch would fit into the budget."""
+    _let_writers_on(ctx)
+    back_off(ctx)
+    watch = guards.LagWatch(ctx)
+    shapes = read_shapes(ctx)
+    while True:
+        ctx.checkpoint()
+        guards.check_fingerprints(ctx)
+        watch.check(ctx.links.control(ctx.record.source_node), ctx.links.control(ctx.record.target_node))
+        forecast = _round(ctx, shapes)
+        fits = forecast.pause <= ctx.settings.write_pause_budget
+        if fits and forecast.keys <= ctx.settings.verify_keys_in_fence:
+            ctx.note(predicted_pause=forecast.pause)
+            return Event.STEP
+        ctx.progress.waiting(
+            f"the stream: a switch would take {forecast.pause * 1000:.0f} ms of"
+            f" {ctx.settings.write_pause_budget * 1000:.0f} allowed, {forecast.keys} rows to compare"
+        )
+        ctx.sleep(PING_INTERVAL)
+
+
+def fencing(ctx: Context) -> Event:
+    """Holds writers back, with a deadline; the marker follows their last write through the stream."""
+    names = [place.partition for place in ctx.source_places]
+    replicated = ctx.record.mode is MigrationMode.REPLICATE
+    guards.clear_the_way(ctx, names)
+    ctx.note(fences=ctx.detail.fences + 1)
+    # Ready before anybody waits for it.
+    ctx.links.control(ctx.record.target_node)
+    seconds = ctx.settings.fence_deadline if replicated else ctx.settings.read_only_fence_deadline
+    wanted = fence.Fence(ctx.id, ctx.leadership.epoch, "", 0, ctx.sources[0].id)
+    ctx.fenced_at = ctx.clock.monotonic()
+    with ctx.source() as cursor:
+        ctx.fence = fence.raise_fence(cursor, names, wanted, seconds, ctx.settings.lock_timeout)
+        schema.write_tablets(
+            cursor,
+            [
+                schema.OwnedTablet(
+                    tablet.id,
+                    tablet.epoch,
+                    schema.OwnState.FENCED,
+                    partitions_of(ctx.table, tablet),
+                    ctx.id,
+                    fence.deadline_of(ctx.fence),
+                )
+                for tablet in ctx.sources
+            ],
+        )
+        if replicated:
+            ctx.note(marker=_next_marker(ctx, cursor))
+    return Event.STEP
+
+
+def draining(ctx: Context) -> Event:
+    """Waits until the target has applied everything up to the fence."""
+    _await_marker(ctx, ctx.detail.marker, ctx.settings.write_pause_budget * 2)
+    return Event.STEP
+
+
+def verifying(ctx: Context) -> Event:
+    """The rows that changed and have not been compared yet; both sides stand still. Makes the target durable."""
+    shapes = read_shapes(ctx)
+    node = ctx.record.source_node
+    changed = []
+    with translated(node), ctx.links.control(node).cursor() as cursor:
+        if ctx.record.mode is MigrationMode.REPLICATE:
+            limit = ctx.settings.verify_keys_in_fence * 4 + 1
+            for index, shape in enumerate(shapes):
+                found = verify.read_changed(cursor, verify.rows_of(shape), ctx.id, index, limit)
+                if len(found) >= limit:
+                    raise Overrun(f"{shape.name} changes faster than it can be compared")
+                changed.append((verify.rows_of(shape), found))
+        ctx.note(sequences=sequences.read_sequences(cursor, ctx.roots))
+    ctx.checkpoint()
+    with ctx.target() as cursor:
+        for rows, found in changed:
+            verify.compare_rest(cursor, rows, found)
+        # Replication applies without waiting for the disk; this commit waits, and with it all that was applied.
+        cursor.execute("UPDATE balancer.tablet SET changed = now() WHERE id = %s", (ctx.moved.id,))
+        if cursor.rowcount != 1:
+            raise Refused(f"node {ctx.record.target_node} does not know of the incoming tablet {ctx.moved.id}")
+    return Event.STEP
+
+
+def sealing(ctx: Context) -> Event:
+    """Makes the fence permanent, if it has let nothing through: from here on only a leader's act ends it."""
+    if ctx.fence is None:
+        raise Overrun("the fence was raised by a predecessor")
+    ctx.checkpoint()
+    with ctx.source() as cursor:
+        names = [place.partition for place in ctx.source_places]
+        ctx.fence = fence.seal_fence(cursor, names, ctx.fence, ctx.settings.lock_timeout)
+    return Event.STEP
+
+
+def _let_writers_on(ctx: Context) -> None:
+    """The journal says `catching_up`, so the switch before cannot commit any more: its fence may go."""
+    with ctx.source() as cursor:
+        for tablet in ctx.sources:
+            names = partitions_of(ctx.table, tablet)
+            if any(fence.read_fence(cursor, name) for name in names):
+                fence.lift_fence(cursor, names, ctx.settings.lock_timeout * 5)
+            schema.write_tablets(cursor, [schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.OWNED, names)])
+    ctx.fence, ctx.fenced_at = None, None
+
+
+def back_off(ctx: Context) -> None:
+    if ctx.detail.fences == 0:
+        return
+    if ctx.detail.fences >= ctx.settings.fence_attempts:
+        raise Refused(f"given up after {ctx.detail.fences} fences: {ctx.detail.retreat or 'interrupted'}")
+    pause = min(ctx.settings.retry_back_off_limit, ctx.settings.retry_back_off * 2 ** (ctx.detail.fences - 1))
+    ctx.progress.waiting(f"the next fence, in {pause:.1f} s: {ctx.detail.retreat}")
+    ctx.sleep(pause)
+
+
+def _round(ctx: Context, shapes: tuple[Shape, ...]) -> Forecast:
+    """Sends a marker behind what is compared, waits for it, compares; see `verify` for why this is sound."""
+    node = ctx.record.source_node
+    changed = []
+    with ctx.source() as cursor:
+        for index, shape in enumerate(shapes):
+            rows = verify.rows_of(shape)
+            changed.append((rows, verify.read_changed(cursor, rows, ctx.id, index)))
+        number = _next_marker(ctx, cursor)
+    sent = ctx.clock.monotonic()
+    _await_marker(ctx, number, PING_PATIENCE)
+    trip = ctx.clock.monotonic() - sent
+    for index, (rows, found) in enumerate(changed):
+        with translated(ctx.record.target_node), ctx.links.control(ctx.record.target_node).cursor() as cursor:
+            equal = verify.equal_keys(cursor, rows, found)
+        verify.forget(ctx, index, found, equal)
+    with translated(node), ctx.links.control(node).cursor() as cursor:
+        left = sum(capture.pending(cursor, ctx.id, index, 100_000) for index in range(len(shapes)))
+    return Forecast(trip, left)
+
+
+def _next_marker(ctx: Context, cursor: Cursor) -> int:
+    number = replication.newest_marker(cursor, ctx.id) + 1
+    replication.send_marker(cursor, ctx.id, number)
+    return number
+
+
+def _await_marker(ctx: Context, number: int, patience: float) -> None:
+    target = ctx.links.control(ctx.record.target_node)
+    until = ctx.clock.monotonic() + patience
+    while True:
+        ctx.checkpoint()
+        with translated(ctx.record.target_node):
+            if replication.newest_marker(target, ctx.id) >= number:
+                return
+        if ctx.clock.monotonic() > until:
+            raise Unavailable(f"node {ctx.record.target_node} has not applied the stream for {patience:.1f} s")
+        ctx.clock.sleep(POLL)

@@ -1,0 +1,105 @@
+"""Every migration is verified before it commits; this is how, and why so little of it is in the writers' pause.
+
+A replicated move is verified in three parts that together cover every row:
+
+1. *The bulk*, at the very snapshot the copy was made from: the source's checksum is computed in a second session with
+   that snapshot while the rows travel, the target's while its indexes are built, before anything is streamed.
+2. *What changed since*, while catching up: a trigger on the source has logged the key of every changed row from before
+   the snapshot on. A round reads logged keys and their rows' hashes in one snapshot of the source, sends a marker,
+   waits until the target has applied it, and reads the target's hashes of the same keys. Equal means: the target has
+   had this row as the source had it, with every change up to then applied; a later change has a later log entry. Such
+   entries are forgotten. Unequal may only mean that the row changed meanwhile: the entry stays.
+3. *The rest*, under the fence, when neither side moves any more: the entries that are left, the last fraction of a
+   second's writes. Here unequal is a difference, and the migration is given up.
+
+Entries are forgotten by their own number, never by "up to": a transaction may commit later than its numbers suggest.
+The log belongs to the source and knows nothing of replication, so a change that was lost on the way is seen.
+
+In read-only mode both sides stand still: the bulk is all there is. Splits and merges compare on one server in one
+snapshot (see `steps_reshard`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from balancer.migration.context import Context
+from balancer.migration.control import Difference
+from balancer.nodes import capture, checksum
+from balancer.nodes.checksum import Digest, Key, Rows
+from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.shape import Shape
+
+SHOWN = 5
+ROUND = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Logged keys of one partition: the entries behind each, and the source's hash of its row."""
+
+    entries: Mapping[Key, tuple[int, ...]]
+    hashes: Mapping[Key, int | None]
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+
+def rows_of(shape: Shape) -> Rows:
+    """The rows of a partition as both sides compare them."""
+    types = {column.name: column.type for column in shape.columns}
+    return Rows(shape.name, tuple(types), shape.key, tuple(types[name] for name in shape.key))
+
+
+def bulk_digest(ctx: Context, connection: Connection, rows: Rows, on_chunk: Callable[[int], None]) -> Digest:
+    """A partition's checksum, in chunks."""
+    return checksum.digest(connection, rows, ctx.settings.checksum_pages, on_chunk)
+
+
+def compare_bulk(source: Connection, target: Connection, rows: Rows, mine: Digest, theirs: Digest) -> int:
+    """Raises `Difference` with some of the keys; returns the number of rows."""
+    buckets = [bucket for bucket in {**mine, **theirs} if mine.get(bucket) != theirs.get(bucket)]
+    if buckets:
+        keys = checksum.differing_keys(source, target, rows, buckets, SHOWN)
+        counts = tuple(sum(count for count, _ in side.values()) for side in (mine, theirs))
+        raise Difference(
+            f"the copy of {rows.partition} differs from the source ({counts[0]} rows there, {counts[1]} in the copy);"
+            f" rows that differ begin with {', '.join(keys) or 'none any more'}"
+        )
+    return sum(count for count, _ in mine.values())
+
+
+def read_changed(cursor: Cursor, rows: Rows, migration: str, index: int, limit: int = ROUND) -> Changed:
+    """Logged keys and the hashes of their rows. Raises `Difference` if the partition was truncated."""
+    entries: dict[Key, tuple[int, ...]] = {}
+    hashes: dict[Key, int | None] = {}
+    for seq, key, hashed in checksum.changed_rows(cursor, rows, migration, index, limit):
+        if key is None:
+            raise Difference(f"{rows.partition} was truncated while it was copied")
+        entries[key] = (*entries.get(key, ()), seq)
+        hashes[key] = hashed
+    return Changed(entries, hashes)
+
+
+def equal_keys(cursor: Cursor, rows: Rows, changed: Changed) -> list[Key]:
+    """The keys whose rows are the same here."""
+    here = checksum.hashes_of(cursor, rows, list(changed.hashes))
+    return [key for key, hashed in changed.hashes.items() if here.get(key) == hashed]
+
+
+def forget(ctx: Context, index: int, changed: Changed, keys: list[Key]) -> None:
+    """Drops the log entries of keys that have been compared."""
+    done = [seq for key in keys for seq in changed.entries[key]]
+    if done:
+        with ctx.source() as cursor:
+            capture.forget(cursor, ctx.id, index, done)
+
+
+def compare_rest(cursor: Cursor, rows: Rows, changed: Changed) -> None:
+    """Under the fence: every key that is left must be equal on the target. Raises `Difference`."""
+    equal = set(equal_keys(cursor, rows, changed))
+    different = [key for key in changed.hashes if key not in equal]
+    if different:
+        shown = ", ".join("(" + ", ".join(key) + ")" for key in different[:SHOWN])
+        raise Difference(
+            f"{len(different)} rows of {rows.partition} that changed during the copy differ on the target: {shown}"
+        )

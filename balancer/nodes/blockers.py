@@ -1,0 +1,61 @@
+"""Who would keep a fence from being taken: sessions and prepared transactions that hold a writer's lock. Reading, and
+ending a session where the operator has allowed it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from balancer.nodes.connection import Connection
+from balancer.nodes.names import Name
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """A transaction in the way of SHARE ROW EXCLUSIVE."""
+
+    pid: int | None  # None: a prepared transaction
+    age: float  # seconds since its transaction began
+    what: str
+
+    def __str__(self) -> str:
+        who = f"session {self.pid}" if self.pid is not None else "a prepared transaction"
+        return f"{who} ({self.what}, open for {self.age:.1f} s)"
+
+
+_HOLDERS = """
+    SELECT l.pid, coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), 0)::float8,
+           CASE WHEN a.backend_type = 'client backend' THEN coalesce(nullif(a.application_name, ''), 'a client')
+                ELSE coalesce(a.backend_type, 'unknown') END
+    FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+    WHERE l.locktype = 'relation' AND l.granted AND l.relation = ANY(%s::regclass[])
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND l.mode IN ('RowExclusiveLock', 'ShareUpdateExclusiveLock', 'ShareLock', 'ShareRowExclusiveLock',
+                     'ExclusiveLock', 'AccessExclusiveLock')
+      AND l.pid IS DISTINCT FROM pg_backend_pid()
+"""
+
+_PREPARED = """
+    SELECT extract(epoch FROM clock_timestamp() - p.prepared)::float8, p.gid
+    FROM pg_prepared_xacts p JOIN pg_locks l ON l.locktype = 'transactionid' AND l.transactionid = p.transaction
+    JOIN pg_locks r ON r.virtualtransaction = l.virtualtransaction AND r.pid IS NULL AND r.locktype = 'relation'
+    WHERE l.pid IS NULL AND r.relation = ANY(%s::regclass[]) AND r.mode <> 'AccessShareLock'
+"""
+
+
+def find_blockers(connection: Connection, partitions: Sequence[Name]) -> list[Blocker]:
+    """Oldest first. Prepared transactions are named by their global id."""
+    names = [str(partition) for partition in partitions]
+    found = {(pid, what): Blocker(pid, age, what) for pid, age, what in connection.execute(_HOLDERS, (names,)) if pid}
+    for age, gid in connection.execute(_PREPARED, (names,)):
+        found[None, gid] = Blocker(None, age, f"'{gid}'")
+    return sorted(found.values(), key=lambda blocker: -blocker.age)
+
+
+def terminate(connection: Connection, blocker: Blocker) -> None:
+    """Ends a session; its transaction is rolled back. A prepared transaction is left to its coordinator."""
+    if blocker.pid is not None:
+        connection.execute("SELECT pg_terminate_backend(%s)", (blocker.pid,))
+
+
+def cancel(connection: Connection, blocker: Blocker) -> None:
+    """Cancels what a session does; autovacuum gives way like this anyway, but only after a second."""
+    connection.execute("SELECT pg_cancel_backend(%s)", (blocker.pid,))

@@ -1,0 +1,108 @@
+"""Remembers the keys of changed rows while a migration runs: a trigger writes them into a log table of its own.
+
+A replicated move compares exactly these keys before it switches; a split or merge replays them. Made and dropped by
+migrations inside their `node_transaction`. An entry without a key means that the partition was truncated.
+"""
+
+from collections.abc import Sequence
+
+from psycopg import sql
+
+from balancer.nodes.connection import Cursor
+from balancer.nodes.fence import has_trigger, lock_partitions
+from balancer.nodes.names import Name
+from balancer.nodes.objects import CAPTURE_TRIGGER, CAPTURE_TRUNCATE_TRIGGER, capture_name, log_name
+
+SEQ = "balancer seq"  # with a space: no key column of a sane table has this name
+
+_FUNCTION = """
+    CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp AS {body}
+"""
+_BODY = """
+    BEGIN
+        IF TG_OP = 'TRUNCATE' THEN
+            INSERT INTO {log} DEFAULT VALUES;
+            RETURN NULL;
+        END IF;
+        IF TG_OP <> 'INSERT' THEN
+            INSERT INTO {log} ({keys}) VALUES ({old});
+        END IF;
+        IF TG_OP = 'INSERT' OR (TG_OP = 'UPDATE' AND ROW({old})::text <> ROW({new})::text) THEN
+            INSERT INTO {log} ({keys}) VALUES ({new});
+        END IF;
+        RETURN NULL;
+    END
+"""
+
+
+def start_capture(
+    cursor: Cursor, migration: str, index: int, partition: Name, *, key: Sequence[str], lock_timeout: float
+) -> None:
+    """From this transaction's commit on, every change of the partition is in the log."""
+    log, function = log_name(migration, index), capture_name(migration, index)
+    keys = _list(key)
+    cursor.execute(
+        sql.SQL("CREATE TABLE {} AS SELECT {} FROM ONLY {} WITH NO DATA").format(log, keys, partition.identifier)
+    )
+    cursor.execute(
+        sql.SQL("ALTER TABLE {} ADD COLUMN {} bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY").format(
+            log, sql.Identifier(SEQ)
+        )
+    )
+    body = sql.SQL(_BODY).format(log=log, keys=keys, old=_list(key, "OLD"), new=_list(key, "NEW"))
+    cursor.execute(sql.SQL(_FUNCTION).format(function=function, body=sql.Literal(body.as_string(cursor))))
+    lock_partitions(cursor, [partition], lock_timeout)
+    for name, events, each in (
+        (CAPTURE_TRIGGER, "AFTER INSERT OR UPDATE OR DELETE", "ROW"),
+        (CAPTURE_TRUNCATE_TRIGGER, "AFTER TRUNCATE", "STATEMENT"),
+    ):
+        trigger = sql.Identifier(name)
+        cursor.execute(
+            sql.SQL("CREATE TRIGGER {} " + events + " ON {} FOR EACH " + each + " EXECUTE FUNCTION {}()").format(
+                trigger, partition.identifier, function
+            )
+        )
+        cursor.execute(sql.SQL("ALTER TABLE {} ENABLE ALWAYS TRIGGER {}").format(partition.identifier, trigger))
+
+
+def disable_capture(cursor: Cursor, partition: Name, lock_timeout: float) -> None:
+    """Ends the work for writers without waiting for readers. Idempotent."""
+    if has_trigger(cursor, partition, CAPTURE_TRIGGER):
+        lock_partitions(cursor, [partition], lock_timeout)
+        for name in (CAPTURE_TRIGGER, CAPTURE_TRUNCATE_TRIGGER):
+            cursor.execute(
+                sql.SQL("ALTER TABLE {} DISABLE TRIGGER {}").format(partition.identifier, sql.Identifier(name))
+            )
+
+
+def drop_capture(cursor: Cursor, migration: str, index: int, partition: Name) -> None:
+    """Takes triggers, function and log away; waits for readers of the partition. Idempotent."""
+    for name in (CAPTURE_TRIGGER, CAPTURE_TRUNCATE_TRIGGER):
+        if has_trigger(cursor, partition, name):
+            cursor.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), partition.identifier))
+    cursor.execute(sql.SQL("DROP FUNCTION IF EXISTS {}()").format(capture_name(migration, index)))
+    cursor.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(log_name(migration, index)))
+
+
+def pending(cursor: Cursor, migration: str, index: int, limit: int | None = None) -> int:
+    """How many entries the log has; counts no further than the limit."""
+    statement = sql.SQL("SELECT count(*) FROM (SELECT FROM {} LIMIT {}) AS entries").format(
+        log_name(migration, index), sql.Literal(limit)
+    )
+    row = cursor.execute(statement).fetchone()
+    return int(row[0]) if row else 0
+
+
+def forget(cursor: Cursor, migration: str, index: int, entries: Sequence[int]) -> None:
+    """Removes these entries: their keys have been compared or replayed."""
+    cursor.execute(
+        sql.SQL("DELETE FROM {} WHERE {} = ANY(%s)").format(log_name(migration, index), sql.Identifier(SEQ)),
+        (list(entries),),
+    )
+
+
+def _list(columns: Sequence[str], record: str = "") -> sql.Composable:
+    parts = [sql.Identifier(column) for column in columns]
+    dot = sql.SQL(record + "." if record else "")
+    return sql.SQL(", ").join(dot + part for part in parts)

@@ -1,0 +1,73 @@
+"""The script that gives a role what the balancer needs on a node, and no more: no superuser where that is possible.
+
+Run by a superuser in the node's database, once or often. It finds out versions and owners by itself, so it needs no
+connection to be written. `preflight` checks what it gives.
+"""
+
+from collections.abc import Sequence
+
+from psycopg import sql
+
+from balancer.nodes.names import Name
+
+_HEAD = """\
+-- What tablet-balancer needs in this database. Run it as a superuser, in the database itself; it may be run again.
+-- Afterwards give the role a password: \\password {role}
+-- Settings of the server (wal_level = logical and others) are named by: balancer node check
+"""
+
+_BODY = """
+DO $grant$
+DECLARE
+    balancer constant name := {role};
+    root record;
+    part record;
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = balancer) THEN
+        EXECUTE format('CREATE ROLE %I LOGIN', balancer);
+    END IF;
+    -- Replication slots, from which moves stream their changes.
+    EXECUTE format('ALTER ROLE %I REPLICATION', balancer);
+    -- Sizes, counters, locks and sessions.
+    EXECUTE format('GRANT pg_monitor TO %I', balancer);
+    -- Our schema and the publications of moves.
+    EXECUTE format('GRANT CONNECT, CREATE ON DATABASE %I TO %I', current_database(), balancer);
+    IF current_setting('server_version_num')::int >= 160000 THEN
+        EXECUTE format('GRANT pg_create_subscription TO %I', balancer);
+    ELSE
+        RAISE NOTICE 'PostgreSQL 15 lets only superusers make subscriptions: moves will run in read-only mode';
+    END IF;
+    -- Only a table's owner can attach and detach its partitions.
+    FOR root IN
+        SELECT c.oid, c.oid::regclass AS name, n.nspname, r.rolname AS owner, r.rolsuper
+        FROM pg_class c
+        JOIN pg_namespace n ON n.oid = c.relnamespace
+        JOIN pg_roles r ON r.oid = c.relowner
+        JOIN unnest({schemas}::text[], {names}::text[]) AS wanted (schema, name)
+            ON wanted.schema = n.nspname AND wanted.name = c.relname
+    LOOP
+        EXECUTE format('GRANT USAGE, CREATE ON SCHEMA %I TO %I', root.nspname, balancer);
+        IF root.owner = balancer THEN
+            CONTINUE;
+        ELSIF root.rolsuper THEN
+            -- Acting for a superuser would be as much as being one: the table gets a new owner instead.
+            EXECUTE format('ALTER TABLE %s OWNER TO %I', root.name, balancer);
+            FOR part IN SELECT inhrelid::regclass AS name FROM pg_inherits WHERE inhparent = root.oid LOOP
+                EXECUTE format('ALTER TABLE %s OWNER TO %I', part.name, balancer);
+            END LOOP;
+        ELSE
+            EXECUTE format('GRANT %I TO %I', root.owner, balancer);
+        END IF;
+    END LOOP;
+END $grant$;
+"""
+
+
+def grant_script(role: str, roots: Sequence[Name]) -> str:
+    """SQL text for a superuser to run in the node's database."""
+    body = sql.SQL(_BODY).format(
+        role=sql.Literal(role),
+        schemas=sql.Literal([root.schema for root in roots]),
+        names=sql.Literal([root.name for root in roots]),
+    )
+    return _HEAD.format(role=role) + body.as_string(None)

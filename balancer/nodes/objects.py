@@ -1,0 +1,45 @@
+"""Names of what a migration makes on a node, and nothing else: each contains the migration's id.
+
+Whoever finds such a name can tell whose it is (`owner_of`), so that leftovers are found and removed by name alone.
+"""
+
+import re
+
+from psycopg import sql
+
+from balancer.nodes.names import SCHEMA
+
+FENCE_TRIGGER = "!balancer_fence"  # sorts before every name a person would choose: it must fire first
+FENCE_TRUNCATE_TRIGGER = "!balancer_fence_truncate"
+CAPTURE_TRIGGER = "~balancer_capture"
+CAPTURE_TRUNCATE_TRIGGER = "~balancer_capture_truncate"
+TRIGGERS = (FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER, CAPTURE_TRIGGER, CAPTURE_TRUNCATE_TRIGGER)
+
+PREFIX = "tb_"
+_OWNER = re.compile(r"(?:tb|changes|capture)_(m[0-9a-z]+)(?:_\d+)?")
+
+
+def stream_name(migration: str) -> str:
+    """Of its publication, its slot and its subscription."""
+    return f"{PREFIX}{migration}"
+
+
+def log_name(migration: str, index: int) -> sql.Identifier:
+    """The table that remembers the changed keys of its partition number `index`."""
+    return sql.Identifier(SCHEMA, f"changes_{migration}_{index}")
+
+
+def capture_name(migration: str, index: int) -> sql.Identifier:
+    """The trigger function that writes there."""
+    return sql.Identifier(SCHEMA, f"capture_{migration}_{index}")
+
+
+def bound_constraint(migration: str) -> str:
+    """The CHECK from which ATTACH knows that no row has to be looked at."""
+    return f"{PREFIX}{migration}_bound"
+
+
+def owner_of(name: str) -> str | None:
+    """The migration that an object of this name belongs to; None if it is none of ours."""
+    match = _OWNER.fullmatch(name)
+    return match[1] if match else None

@@ -1,0 +1,281 @@
+"""A tablet's partition in one root: made beside the root, completed, attached; detached and dropped. Statements only.
+
+Migrations call these inside a `node_transaction` of the node, except `detach`, which PostgreSQL does not allow in one.
+A partition is dropped only by `drop_partition`, which looks that it is detached.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from balancer.errors import Refused
+from balancer.nodes.bounds import KeyColumn, Part, check_expression, for_values
+from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.names import Name
+from balancer.nodes.shape import Constraint, Index, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A partition, its root, and the part of the key space it holds."""
+
+    root: Name
+    partition: Name
+    columns: tuple[KeyColumn, ...]
+    part: Part
+
+
+def create_partition(cursor: Cursor, root: Name, shape: Shape, partition: Name) -> None:
+    """Makes a detached, empty twin of the partition that `shape` describes, without keys and indexes.
+
+    It takes the columns from the root, so that it can be attached, and from the shape what was set on it alone.
+    """
+    name = partition.identifier
+    cursor.execute(
+        sql.SQL("CREATE TABLE {} (LIKE {} INCLUDING ALL EXCLUDING INDEXES EXCLUDING IDENTITY)").format(
+            name, root.identifier
+        )
+    )
+    alter = sql.SQL("ALTER TABLE {} ").format(name)
+    for column in shape.columns:
+        for clause in _column_clauses(column.name, shape):
+            cursor.execute(alter + clause)
+        if column.comment is not None:
+            cursor.execute(
+                sql.SQL("COMMENT ON COLUMN {}.{} IS {}").format(name, sql.Identifier(column.name), column.comment)
+            )
+    if shape.options:
+        cursor.execute(alter + sql.SQL("SET (" + ", ".join(map(_option, shape.options)) + ")"))
+    if shape.toast_options:
+        cursor.execute(alter + sql.SQL("SET (" + ", ".join("toast." + _option(o) for o in shape.toast_options) + ")"))
+    for check in shape.constraints:
+        if check.kind == "c" and check.own:
+            _add_constraint(cursor, name, check)
+    if shape.comment is not None:
+        cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(name, shape.comment))
+    cursor.execute(alter + sql.SQL("OWNER TO {}").format(sql.Identifier(shape.owner)))
+    _grant(cursor, name, shape)
+
+
+def set_replica_identity(cursor: Cursor, shape: Shape, partition: Name) -> None:
+    """FULL or NOTHING as on the original; an index was chosen when it was built."""
+    if shape.replica_identity in ("f", "n"):
+        word = "FULL" if shape.replica_identity == "f" else "NOTHING"
+        cursor.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY " + word).format(partition.identifier))
+
+
+def analyze(partition: Name) -> sql.Composed:
+    """The statement that gives the planner statistics before the first query comes."""
+    return sql.SQL("ANALYZE {}").format(partition.identifier)
+
+
+def warm(cursor: Cursor, partition: Name) -> None:
+    """Reads a partition into the server's cache: pg_prewarm where it is installed, a plain scan otherwise."""
+    found = cursor.execute("SELECT e.extnamespace::regnamespace::text FROM pg_extension e WHERE extname = 'pg_prewarm'")
+    row = found.fetchone()
+    if row is None:
+        cursor.execute(sql.SQL("SELECT count(*) FROM {}").format(partition.identifier))
+        return
+    prewarm = sql.SQL(
+        "SELECT {}.pg_prewarm(r) FROM (SELECT %s::regclass UNION ALL SELECT indexrelid FROM pg_index"
+    ).format(sql.Identifier(row[0]))
+    cursor.execute(
+        prewarm + sql.SQL(" WHERE indrelid = %s::regclass) AS all_of_it (r)"), (str(partition), str(partition))
+    )
+
+
+def build_index(cursor: Cursor, shape: Shape, index: Index, partition: Name) -> None:
+    """One index of the shape on its twin; readers may go on meanwhile."""
+    name = index_name(index.name, shape.name, partition)
+    head = f" ON {shape.quoted} "
+    unique, _, tail = index.definition.partition(head)
+    if not tail:
+        raise Refused(f"the index {index.name} of {shape.name} has a definition that is not understood")
+    word = "UNIQUE INDEX" if unique.startswith("CREATE UNIQUE INDEX") else "INDEX"
+    create = sql.SQL("CREATE " + word + " {} ON {} ").format(sql.Identifier(name), partition.identifier)
+    cursor.execute(create + sql.SQL(tail.replace("{", "{{").replace("}", "}}")).format())
+
+
+def finish_index(cursor: Cursor, shape: Shape, index: Index, partition: Name) -> None:
+    """Makes a built index what it is on the original (primary key, replica identity …): a moment, but exclusively."""
+    name = index_name(index.name, shape.name, partition)
+    alter = sql.SQL("ALTER TABLE {} ").format(partition.identifier)
+    if index.constraint in ("p", "u"):
+        kind = "PRIMARY KEY" if index.constraint == "p" else "UNIQUE"
+        add = "ADD CONSTRAINT {0} " + kind + " USING INDEX {0}" + index.deferrable
+        cursor.execute(alter + sql.SQL(add).format(sql.Identifier(name)))
+    if index.comment is not None:
+        cursor.execute(
+            sql.SQL("COMMENT ON INDEX {} IS {}").format(sql.Identifier(partition.schema, name), index.comment)
+        )
+    if index.identity:
+        cursor.execute(alter + sql.SQL("REPLICA IDENTITY USING INDEX {}").format(sql.Identifier(name)))
+    if index.clustered:
+        cursor.execute(alter + sql.SQL("CLUSTER ON {}").format(sql.Identifier(name)))
+
+
+def index_name(index: str, old: Name, new: Name) -> str:
+    """The same for a twin of the same name; else the partition's name in it is replaced, or put before it."""
+    if old == new:
+        return index
+    name = index.replace(old.name, new.name) if old.name in index else f"{new.name}_{index}"
+    return name if len(name.encode()) <= 63 else f"{new.name[:40]}_{hash_text(index):x}"[:63]
+
+
+def hash_text(text: str) -> int:
+    """A number that depends on the text alone, in every process."""
+    value = 0
+    for byte in text.encode():
+        value = (value * 1_000_003 + byte) % (1 << 61)
+    return value
+
+
+def add_foreign_keys(cursor: Cursor, shape: Shape, partition: Name, skip: Sequence[Name]) -> None:
+    """Foreign keys, NOT VALID first, so that ATTACH finds them validated. Those to roots in `skip` come with ATTACH."""
+    alter = sql.SQL("ALTER TABLE {} ").format(partition.identifier)
+    for constraint in shape.constraints:
+        if constraint.kind == "f" and constraint.references not in skip:
+            text = constraint.definition.removesuffix(" NOT VALID")
+            name = sql.Identifier(constraint.name)
+            cursor.execute(alter + _verbatim("ADD CONSTRAINT {} ", text, name) + sql.SQL(" NOT VALID"))
+            cursor.execute(alter + sql.SQL("VALIDATE CONSTRAINT {}").format(name))
+
+
+def add_triggers(cursor: Cursor, shape: Shape, partition: Name) -> None:
+    """The partition's own triggers, before it is attached; the root's come with ATTACH."""
+    for name, definition, enabled in shape.triggers:
+        text = definition.replace(f" ON {shape.quoted} ", f" ON {partition} ", 1)
+        cursor.execute(_verbatim("", text))
+        word = {"D": "DISABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}.get(enabled)
+        if word:
+            cursor.execute(
+                sql.SQL("ALTER TABLE {} " + word + " TRIGGER {}").format(partition.identifier, sql.Identifier(name))
+            )
+
+
+def add_bound(cursor: Cursor, place: Place, constraint: str) -> None:
+    """The CHECK that lets ATTACH take a moment; scans the partition, which nobody uses yet."""
+    expression = check_expression(place.columns, place.part, root_oid(cursor, place.root))
+    cursor.execute(
+        sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} CHECK ({})").format(
+            place.partition.identifier, sql.Identifier(constraint), expression
+        )
+    )
+
+
+def attach(cursor: Cursor, place: Place, constraint: str) -> None:
+    """Makes the partition part of its root; the CHECK of `add_bound` is not needed afterwards."""
+    clause = for_values(place.columns, place.part)
+    statement = sql.SQL("ALTER TABLE {} ATTACH PARTITION {} ").format(place.root.identifier, place.partition.identifier)
+    cursor.execute(statement + clause)
+    cursor.execute(
+        sql.SQL("ALTER TABLE {} DROP CONSTRAINT IF EXISTS {}").format(
+            place.partition.identifier, sql.Identifier(constraint)
+        )
+    )
+
+
+def detach_locked(cursor: Cursor, root: Name, partition: Name) -> None:
+    """Detaches within a transaction that already holds the root's ACCESS EXCLUSIVE lock."""
+    cursor.execute(sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(root.identifier, partition.identifier))
+
+
+def detach(connection: Connection, root: Name, partition: Name) -> None:
+    """Detaches without keeping anybody out, outside of a transaction; finishes what was interrupted. Idempotent."""
+    pending = detach_pending(connection, partition)
+    if pending is None:
+        return
+    word = "FINALIZE" if pending else "CONCURRENTLY"
+    connection.execute(
+        sql.SQL("ALTER TABLE {} DETACH PARTITION {} " + word).format(root.identifier, partition.identifier)
+    )
+
+
+def release_references(cursor: Cursor, partition: Name, roots: Sequence[Name]) -> None:
+    """Drops a detached partition's foreign keys to its own table's roots: they would keep those from being detached."""
+    names = cursor.execute(
+        """
+        SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%s) AND contype = 'f' AND conparentid = 0
+        AND confrelid = ANY(%s::regclass[]) AND NOT (SELECT relispartition FROM pg_class WHERE oid = conrelid)
+        """,
+        (str(partition), [str(root) for root in roots]),
+    ).fetchall()
+    for (name,) in names:
+        cursor.execute(
+            sql.SQL("ALTER TABLE {} DROP CONSTRAINT IF EXISTS {}").format(partition.identifier, sql.Identifier(name))
+        )
+
+
+def detach_pending(connection: Connection | Cursor, partition: Name) -> bool | None:
+    """None: not attached; True: a detach was begun and not finished; False: attached."""
+    row = connection.execute(
+        "SELECT inhdetachpending FROM pg_inherits WHERE inhrelid = to_regclass(%s)", (str(partition),)
+    ).fetchone()
+    return None if row is None else bool(row[0])
+
+
+def drop_partition(cursor: Cursor, partition: Name) -> None:
+    """Drops a partition that is detached; one that is gone is fine. Raises `Refused` for an attached one."""
+    if detach_pending(cursor, partition) is not None:
+        raise Refused(f"{partition} is still attached and is not dropped")
+    cursor.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(partition.identifier))
+
+
+def exists(cursor: Cursor, name: Name) -> bool:
+    """Whether there is a relation of this name."""
+    row = cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (str(name),)).fetchone()
+    return bool(row and row[0])
+
+
+def root_oid(cursor: Cursor, root: Name) -> int:
+    """The root's oid on this node. Raises `Refused` if it is not there."""
+    row = cursor.execute("SELECT to_regclass(%s)::oid::bigint", (str(root),)).fetchone()
+    if row is None or row[0] is None:
+        raise Refused(f"there is no table {root}")
+    return int(row[0])
+
+
+def _column_clauses(name: str, shape: Shape) -> list[sql.Composed]:
+    column = next(column for column in shape.columns if column.name == name)
+    alter = sql.SQL("ALTER COLUMN {} ").format(sql.Identifier(name))
+    storage = {"p": "PLAIN", "e": "EXTERNAL", "m": "MAIN", "x": "EXTENDED"}[column.storage]
+    clauses = [alter + sql.SQL("SET STORAGE " + storage)]
+    if column.compression:
+        method = {"p": "pglz", "l": "lz4"}[column.compression]
+        clauses.append(alter + sql.SQL("SET COMPRESSION " + method))
+    if column.statistics != -1:
+        clauses.append(alter + sql.SQL("SET STATISTICS {}").format(column.statistics))
+    if column.options:
+        clauses.append(alter + sql.SQL("SET (" + ", ".join(map(_option, column.options)) + ")"))
+    if not column.generated:
+        if column.default is None:
+            clauses.append(alter + sql.SQL("DROP DEFAULT"))
+        else:
+            clauses.append(alter + _verbatim("SET DEFAULT ", column.default))
+        if column.not_null:
+            clauses.append(alter + sql.SQL("SET NOT NULL"))
+    return clauses
+
+
+def _option(text: str) -> str:
+    """`fillfactor=70` as a clause; braces would be placeholders."""
+    name, _, value = text.partition("=")
+    return f"{name} = '{value}'".replace("{", "{{").replace("}", "}}")
+
+
+def _verbatim(before: str, text: str, *names: sql.Composable) -> sql.Composed:
+    """Text that PostgreSQL itself printed, after a clause of ours."""
+    return sql.SQL(before).format(*names) + sql.SQL(text.replace("{", "{{").replace("}", "}}")).format()
+
+
+def _add_constraint(cursor: Cursor, table: sql.Identifier, constraint: Constraint) -> None:
+    alter = sql.SQL("ALTER TABLE {} ").format(table)
+    cursor.execute(alter + _verbatim("ADD CONSTRAINT {} ", constraint.definition, sql.Identifier(constraint.name)))
+
+
+def _grant(cursor: Cursor, table: sql.Identifier, shape: Shape) -> None:
+    for role, privilege, grantable in shape.grants:
+        grantee = sql.SQL("PUBLIC") if role == "public" else sql.Identifier(role)
+        option = " WITH GRANT OPTION" if grantable else ""
+        cursor.execute(sql.SQL("GRANT " + privilege + " ON {} TO {}" + option).format(table, grantee))

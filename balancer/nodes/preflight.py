@@ -1,0 +1,185 @@
+"""What a node must offer before tablets may live on it: versions, settings, privileges, replica identities.
+
+Each finding is a sentence with the statement that mends it and what follows if nobody does. Only reads.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.names import Name
+
+OLDEST, NEWEST = 15, 18
+SUBSCRIPTIONS_WITHOUT_SUPERUSER = 16
+
+
+class Level(StrEnum):
+    """How bad a finding is."""
+
+    ERROR = "error"  # the node cannot be used
+    LIMIT = "limit"  # moves run in read-only mode: writers wait while rows are copied
+    WARNING = "warning"  # it works, but something may go wrong under load
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is missing."""
+
+    level: Level
+    subject: str
+    text: str
+    remedy: str = ""
+    """The statement that mends it; empty: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What this bundle wants of a node."""
+
+    roots: tuple[Name, ...] = ()
+    moves: int = 2
+    """Moves that may touch a node at once, as source and as target."""
+
+
+def preflight(connection: Connection, needs: Needs) -> list[Finding]:
+    """Everything that is missing, worst first."""
+    with connection.cursor() as cursor:
+        facts = _read_facts(cursor)
+        found = [finding for check in _CHECKS for finding in check(facts, needs)]
+        found += _roots(cursor, facts, needs.roots)
+    return sorted(found, key=lambda finding: list(Level).index(finding.level))
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    major: int
+    role: str
+    database: str
+    superuser: bool
+    replication: bool
+    monitor: bool
+    subscriptions: bool
+    create: bool
+    encoding: str
+    in_recovery: bool
+    wal_level: str
+    wal_keep: int
+    slots_free: int
+    slots: int
+    senders_free: int
+    senders: int
+    appliers: int
+    workers: int
+
+
+_FACTS = """
+SELECT current_setting('server_version_num')::int / 10000, r.rolname, current_database(), r.rolsuper,
+       r.rolsuper OR r.rolreplication, pg_has_role('pg_monitor', 'USAGE'),
+       CASE WHEN r.rolsuper THEN true
+            ELSE EXISTS (SELECT FROM pg_roles s WHERE s.rolname = 'pg_create_subscription'
+                         AND pg_has_role(s.oid, 'USAGE')) END,
+       has_database_privilege(current_database(), 'CREATE'),
+       current_setting('server_encoding'), pg_is_in_recovery(), current_setting('wal_level'),
+       (SELECT setting::int FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
+       current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_replication_slots)::int,
+       current_setting('max_replication_slots')::int,
+       current_setting('max_wal_senders')::int - (SELECT count(*) FROM pg_stat_replication)::int,
+       current_setting('max_wal_senders')::int,
+       current_setting('max_logical_replication_workers')::int, current_setting('max_worker_processes')::int
+FROM pg_roles r WHERE r.rolname = current_user
+"""
+
+
+def _read_facts(cursor: Cursor) -> _Facts:
+    row = cursor.execute(_FACTS).fetchone()
+    assert row is not None
+    return _Facts(*row)
+
+
+def _server(facts: _Facts, needs: Needs) -> Iterator[Finding]:
+    if not OLDEST <= facts.major <= NEWEST:
+        yield Finding(Level.ERROR, "version", f"PostgreSQL {facts.major} is not known; {OLDEST} to {NEWEST} are")
+    if facts.encoding != "UTF8":
+        text = f"the database's encoding is {facts.encoding}; text keys are hashed as UTF8"
+        yield Finding(Level.ERROR, "encoding", text, "CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0")
+    if facts.in_recovery:
+        yield Finding(Level.ERROR, "recovery", "the server is a standby: name its primary in the DSN")
+
+
+def _settings(facts: _Facts, needs: Needs) -> Iterator[Finding]:
+    if facts.wal_level != "logical":
+        text = f"wal_level is {facts.wal_level}, so changes cannot be streamed; a restart is needed"
+        yield _setting(Level.LIMIT, "wal_level", text, "'logical'")
+    if facts.wal_keep < 0:
+        text = "max_slot_wal_keep_size is not limited: an abandoned replication slot can fill the disk"
+        yield _setting(Level.WARNING, "max_slot_wal_keep_size", text, "'16GB'")
+    for name, free, total in (
+        ("max_replication_slots", facts.slots_free, facts.slots),
+        ("max_wal_senders", facts.senders_free, facts.senders),
+    ):
+        if free < needs.moves:
+            text = f"{name} is {total} and leaves {free} free, but {needs.moves} moves at once need as many"
+            yield _setting(Level.LIMIT, name, f"{text}; a restart is needed", total + needs.moves - free)
+    # Each subscription has an apply worker; PostgreSQL's own launcher takes one of the processes.
+    for name, total, least in (
+        ("max_logical_replication_workers", facts.appliers, needs.moves),
+        ("max_worker_processes", facts.workers, needs.moves + 1),
+    ):
+        if total < least:
+            text = f"{name} is {total}, but {needs.moves} moves at once need {least}; a restart is needed"
+            yield _setting(Level.LIMIT, name, text, least)
+
+
+def _setting(level: Level, name: str, text: str, value: object) -> Finding:
+    return Finding(level, name, text, f"ALTER SYSTEM SET {name} = {value}")
+
+
+def _privileges(facts: _Facts, needs: Needs) -> Iterator[Finding]:
+    role = facts.role
+    if not facts.create:
+        text = f"role {role} may not create our schema and publications in database {facts.database}"
+        yield Finding(Level.ERROR, "CREATE", text, f'GRANT CREATE ON DATABASE "{facts.database}" TO "{role}"')
+    if not facts.monitor:
+        text = f"role {role} may not see other sessions' locks and the server's statistics"
+        yield Finding(Level.ERROR, "pg_monitor", text, f'GRANT pg_monitor TO "{role}"')
+    if not facts.replication:
+        text = f"role {role} may not make replication slots: moves run in read-only mode"
+        yield Finding(Level.LIMIT, "REPLICATION", text, f'ALTER ROLE "{role}" REPLICATION')
+    if not facts.subscriptions:
+        if facts.major < SUBSCRIPTIONS_WITHOUT_SUPERUSER:
+            text = f"PostgreSQL {facts.major} lets only superusers make subscriptions: moves run in read-only mode"
+            yield Finding(Level.LIMIT, "subscriptions", text, f'ALTER ROLE "{role}" SUPERUSER')
+        else:
+            text = f"role {role} may not make subscriptions: moves to this node run in read-only mode"
+            yield Finding(Level.LIMIT, "pg_create_subscription", text, f'GRANT pg_create_subscription TO "{role}"')
+
+
+_CHECKS: tuple[Callable[[_Facts, Needs], Iterator[Finding]], ...] = (_server, _settings, _privileges)
+
+_ROOTS = """
+SELECT pg_get_userbyid(c.relowner), pg_has_role(c.relowner, 'USAGE'),
+       has_schema_privilege(c.relnamespace, 'CREATE'),
+       c.relreplident IN ('f', 'i')
+           OR EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND c.relreplident = 'd')
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = %s
+"""
+
+
+def _roots(cursor: Cursor, facts: _Facts, roots: Sequence[Name]) -> Iterator[Finding]:
+    for root in roots:
+        row = cursor.execute(_ROOTS, root).fetchone()
+        if row is None:
+            continue  # a node may lack the roots until a table is created or adopted
+        owner, member, create, identity = row
+        if not member:
+            text = f"role {facts.role} does not act for {owner}, who owns {root}, and so cannot attach its partitions"
+            yield Finding(Level.ERROR, str(root), text, f'GRANT "{owner}" TO "{facts.role}"')
+        if not create:
+            text = f"role {facts.role} may not make partitions in the schema of {root}"
+            remedy = f'GRANT USAGE, CREATE ON SCHEMA "{root.schema}" TO "{facts.role}"'
+            yield Finding(Level.ERROR, str(root), text, remedy)
+        if not identity:
+            text = f"{root} has no primary key and no other replica identity: it moves in read-only mode"
+            yield Finding(Level.LIMIT, str(root), text, f"ALTER TABLE {root} ADD PRIMARY KEY (…)")

@@ -1,0 +1,158 @@
+"""The stream of a replicated move: publication and slot on the source, subscription on the target, markers through it.
+
+Called by migrations. Every object carries the migration's id (`objects.stream_name`), so each call may be repeated and
+touches nobody else's. Creating and dropping slots and subscriptions is outside of transactions: callers use
+`node_command`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from balancer.errors import Refused, Unavailable
+from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.names import Name
+from balancer.nodes.objects import stream_name
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A slot that was just made: rows at `snapshot` plus everything streamed from `lsn` on are the whole."""
+
+    snapshot: str
+    lsn: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """How far a stream is behind, in bytes of write-ahead log, and how much the source must keep for it."""
+
+    lag: int
+    retained: int
+    lost: bool
+
+
+def create_publication(cursor: Cursor, migration: str, partitions: Sequence[Name]) -> None:
+    """Publishes the rows of these partitions and this migration's markers. TRUNCATE is left out: it would be applied
+    to a target that may have been filled since."""
+    tables: list[sql.Composable] = [sql.SQL("ONLY {}").format(partition.identifier) for partition in partitions]
+    tables.append(sql.SQL("balancer.marker WHERE (migration = {})").format(sql.Literal(migration)))
+    cursor.execute(
+        sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish = 'insert, update, delete')").format(
+            sql.Identifier(stream_name(migration)), sql.SQL(", ").join(tables)
+        )
+    )
+
+
+def drop_publication(cursor: Cursor, migration: str) -> None:
+    """Idempotent."""
+    cursor.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(stream_name(migration))))
+
+
+def create_slot(replication: Connection, migration: str) -> Slot:
+    """Makes the slot on a replication connection; the snapshot lives until that connection's next command.
+
+    It waits for every open write transaction of the server, within the connection's lock timeout.
+    """
+    name = sql.Identifier(stream_name(migration))
+    statement = sql.SQL("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput (SNAPSHOT 'export')").format(name)
+    row = replication.execute(statement.as_string(replication)).fetchone()
+    if row is None or row[2] is None:
+        raise Refused(f"the server made the slot {stream_name(migration)} without a snapshot")
+    return Slot(str(row[2]), str(row[1]))
+
+
+def drop_slot(connection: Connection, migration: str) -> None:
+    """Ends whoever still reads from it and drops it. Idempotent; `Unavailable` while a reader has not let go."""
+    name = stream_name(migration)
+    row = connection.execute("SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", (name,)).fetchone()
+    if row is None:
+        return
+    if row[0] is not None:
+        connection.execute("SELECT pg_terminate_backend(%s, 2000)", (row[0],))
+    still = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
+    if (row := connection.execute(still, (name,)).fetchone()) and row[0]:
+        raise Unavailable(f"the replication slot {name} is still in use")
+    connection.execute(
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND NOT active",
+        (name,),
+    )
+
+
+def create_subscription(connection: Connection, migration: str, source: str) -> None:
+    """Starts applying what the slot has kept; the rows themselves have been copied."""
+    name = stream_name(migration)
+    source = make_conninfo(source, application_name=name)
+    connection.execute(
+        sql.SQL(
+            "CREATE SUBSCRIPTION {} CONNECTION {} PUBLICATION {} WITH"
+            " (copy_data = false, create_slot = false, enabled = true, slot_name = {}, streaming = off)"
+        ).format(sql.Identifier(name), sql.Literal(source), sql.Identifier(name), sql.Literal(name))
+    )
+
+
+def subscription_exists(connection: Connection | Cursor, migration: str) -> bool:
+    """Whether this database has the migration's subscription."""
+    row = connection.execute(
+        "SELECT 1 FROM pg_subscription WHERE subname = %s"
+        " AND subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())",
+        (stream_name(migration),),
+    ).fetchone()
+    return row is not None
+
+
+def disable_subscription(cursor: Cursor, migration: str) -> None:
+    """Ends applying, inside a transaction. Idempotent."""
+    if subscription_exists(cursor, migration):
+        cursor.execute(sql.SQL("ALTER SUBSCRIPTION {} DISABLE").format(sql.Identifier(stream_name(migration))))
+
+
+def drop_subscription(connection: Connection, migration: str) -> None:
+    """Drops it without speaking to the source, which may be down; the slot is dropped there. Idempotent."""
+    if not subscription_exists(connection, migration):
+        return
+    name = sql.Identifier(stream_name(migration))
+    connection.execute(sql.SQL("ALTER SUBSCRIPTION {} DISABLE").format(name))
+    connection.execute(sql.SQL("ALTER SUBSCRIPTION {} SET (slot_name = NONE)").format(name))
+    connection.execute(sql.SQL("DROP SUBSCRIPTION {}").format(name))
+
+
+def send_marker(cursor: Cursor, migration: str, number: int) -> None:
+    """A row that arrives on the target behind everything that was committed before it."""
+    cursor.execute("INSERT INTO balancer.marker (migration, number) VALUES (%s, %s)", (migration, number))
+
+
+def newest_marker(connection: Connection | Cursor, migration: str) -> int:
+    """The newest marker here; 0 if there is none."""
+    row = connection.execute(
+        "SELECT coalesce(max(number), 0) FROM balancer.marker WHERE migration = %s", (migration,)
+    ).fetchone()
+    return int(row[0]) if row else 0
+
+
+def delete_markers(cursor: Cursor, migration: str) -> None:
+    """Idempotent."""
+    cursor.execute("DELETE FROM balancer.marker WHERE migration = %s", (migration,))
+
+
+def stream_state(connection: Connection, migration: str) -> StreamState:
+    """The slot as the source sees it. Raises `Refused` if it is gone: the migration cannot be saved."""
+    row = connection.execute(
+        "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), confirmed_flush_lsn)::bigint,"
+        " pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::bigint, wal_status"
+        " FROM pg_replication_slots WHERE slot_name = %s",
+        (stream_name(migration),),
+    ).fetchone()
+    if row is None:
+        raise Refused(f"the replication slot {stream_name(migration)} is gone")
+    return StreamState(int(row[0] or 0), int(row[1] or 0), row[2] == "lost")
+
+
+def apply_error(connection: Connection, migration: str) -> int:
+    """How many times applying has failed on the target."""
+    row = connection.execute(
+        "SELECT apply_error_count FROM pg_stat_subscription_stats WHERE subname = %s", (stream_name(migration),)
+    ).fetchone()
+    return int(row[0]) if row else 0

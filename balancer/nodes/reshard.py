@@ -1,0 +1,186 @@
+"""Splits and merges on one node: new partitions filled beside the old ones, changes replayed, both compared.
+
+Statements only; called by the steps of a reshard. Old partitions are *sources*, new ones *targets*; all belong to one
+root. `log` is the capture of the source with the same place in the list.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from balancer.nodes.bounds import check_expression
+from balancer.nodes.capture import SEQ
+from balancer.nodes.checksum import BUCKETS, Digest
+from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.names import Name
+from balancer.nodes.objects import log_name
+from balancer.nodes.partition import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The partitions of one root that a reshard replaces, and those that replace them."""
+
+    migration: str
+    root_oid: int
+    sources: tuple[tuple[int, Name], ...]  # number of the capture, partition
+    targets: tuple[Place, ...]
+    columns: tuple[str, ...]  # compared
+    copied: tuple[str, ...]  # written: without generated columns
+    key: tuple[str, ...]
+
+
+def pages_of(connection: Connection, partition: Name) -> int:
+    """Pages of a partition now."""
+    row = connection.execute(
+        "SELECT pg_relation_size(to_regclass(%s)) / current_setting('block_size')::int", (str(partition),)
+    ).fetchone()
+    return int(row[0] or 0) if row else 0
+
+
+def fill(cursor: Cursor, family: Family, source: Name, first: int, end: int | None) -> int:
+    """Copies the rows of some pages of a source into the targets they belong to; returns how many."""
+    pages = sql.SQL("t.ctid >= {}::tid").format(sql.Literal(f"({first},0)"))
+    if end is not None:
+        pages += sql.SQL(" AND t.ctid < {}::tid").format(sql.Literal(f"({end},0)"))
+    written = 0
+    for place in family.targets:
+        cursor.execute(
+            sql.SQL("INSERT INTO {} ({}) SELECT {} FROM ONLY {} AS t WHERE {} AND ({})").format(
+                place.partition.identifier,
+                _columns(family.copied),
+                _columns(family.copied),
+                source.identifier,
+                pages,
+                check_expression(place.columns, place.part, family.root_oid),
+            )
+        )
+        written += cursor.rowcount
+    return written
+
+
+def replay(cursor: Cursor, family: Family) -> tuple[int, Mapping[str, int]]:
+    """Makes the targets what the sources are, for every logged key; then compares just these keys.
+
+    The caller's transaction sees one snapshot, or holds the root's lock. Returns how many keys were replayed, and
+    the number of keys that still differ, by source: that must be none.
+    """
+    total = 0
+    different: dict[str, int] = {}
+    # All keys are taken out before any is put in: rows may have exchanged values that must be unique.
+    for number, _ in family.sources:
+        cursor.execute(sql.SQL("DROP TABLE IF EXISTS pg_temp.{}").format(_batch(number)))
+        cursor.execute(
+            sql.SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT * FROM {}").format(
+                _batch(number), log_name(family.migration, number)
+            )
+        )
+        total += cursor.rowcount
+        if cursor.rowcount:
+            for place in family.targets:
+                cursor.execute(
+                    sql.SQL("DELETE FROM {} AS t USING (SELECT DISTINCT {} FROM pg_temp.{}) AS k WHERE {}").format(
+                        place.partition.identifier, _columns(family.key), _batch(number), _same(family.key)
+                    )
+                )
+    if total:
+        for number, source in family.sources:
+            _put_back(cursor, family, number, source)
+            wrong = _count_different(cursor, family, number, source)
+            if wrong:
+                different[str(source)] = wrong
+            cursor.execute(
+                sql.SQL("DELETE FROM {} AS l USING pg_temp.{} AS k WHERE l.{} = k.{}").format(
+                    log_name(family.migration, number), _batch(number), sql.Identifier(SEQ), sql.Identifier(SEQ)
+                )
+            )
+    return total, different
+
+
+def truncated(cursor: Cursor, family: Family) -> bool:
+    """Whether somebody has truncated a source: the log then has an entry without a key."""
+    return any(
+        cursor.execute(
+            sql.SQL("SELECT 1 FROM {} WHERE {} IS NULL LIMIT 1").format(
+                log_name(family.migration, number), sql.Identifier(family.key[0])
+            )
+        ).fetchone()
+        for number, _ in family.sources
+    )
+
+
+def digest_chunk(
+    connection: Connection, family: Family, partition: Name, first: int, end: int | None, *, logged: bool
+) -> Digest:
+    """Checksum of some pages of a source or target; with `logged`, rows whose key waits to be replayed are left out."""
+    columns = sql.SQL(", ").join(sql.SQL("t.{}").format(sql.Identifier(name)) for name in family.columns)
+    key = family.key or family.columns
+    keys = sql.SQL(", ").join(sql.SQL("t.{}").format(sql.Identifier(name)) for name in key)
+    where = sql.SQL("t.ctid >= {}::tid").format(sql.Literal(f"({first},0)"))
+    if end is not None:
+        where += sql.SQL(" AND t.ctid < {}::tid").format(sql.Literal(f"({end},0)"))
+    if logged:
+        for number, _ in family.sources:
+            where += sql.SQL(" AND NOT EXISTS (SELECT FROM {} AS k WHERE {})").format(
+                log_name(family.migration, number), _same(family.key)
+            )
+    statement = sql.SQL(
+        'SELECT (hashtextextended(ROW({keys})::text COLLATE "C", 1) & {mask})::int, count(*),'
+        ' sum(hashtextextended(ROW({columns})::text COLLATE "C", 0)) FROM ONLY {table} AS t WHERE {where} GROUP BY 1'
+    ).format(keys=keys, mask=sql.Literal(BUCKETS - 1), columns=columns, table=partition.identifier, where=where)
+    return {bucket: (count, int(total)) for bucket, count, total in connection.execute(statement)}
+
+
+def lock_roots(cursor: Cursor, roots: Sequence[Name], lock_timeout: float) -> None:
+    """Keeps everybody out of the roots until the transaction ends. Before any leaf: the other order deadlocks."""
+    cursor.execute("SELECT set_config('lock_timeout', %s, true)", (f"{max(1, round(lock_timeout * 1000))}ms",))
+    for root in roots:
+        cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE").format(root.identifier))
+
+
+def _put_back(cursor: Cursor, family: Family, number: int, source: Name) -> None:
+    # EXISTS and not a join: the bound's expression names the key's columns without saying whose they are.
+    for place in family.targets:
+        cursor.execute(
+            sql.SQL(
+                "INSERT INTO {} ({}) SELECT {} FROM ONLY {} AS t WHERE ({})"
+                " AND EXISTS (SELECT FROM pg_temp.{} AS k WHERE {})"
+            ).format(
+                place.partition.identifier,
+                _columns(family.copied),
+                _columns(family.copied),
+                source.identifier,
+                check_expression(place.columns, place.part, family.root_oid),
+                _batch(number),
+                _same(family.key),
+            )
+        )
+
+
+def _count_different(cursor: Cursor, family: Family, number: int, source: Name) -> int:
+    """Keys of this batch whose rows are not the same on both sides, counting absent as a value."""
+    columns = sql.SQL(", ").join(sql.SQL("t.{}").format(sql.Identifier(name)) for name in family.columns)
+    keyed = sql.SQL("SELECT DISTINCT {} FROM pg_temp.{}").format(_columns(family.key), _batch(number))
+    pick = sql.SQL("SELECT ROW({})::text AS row FROM ONLY {} AS t JOIN ({}) AS k ON {}")
+    mine = pick.format(columns, source.identifier, keyed, _same(family.key))
+    theirs = sql.SQL(" UNION ALL ").join(
+        pick.format(columns, place.partition.identifier, keyed, _same(family.key)) for place in family.targets
+    )
+    statement = sql.SQL(
+        "SELECT count(*) FROM ((({mine}) EXCEPT ALL ({theirs})) UNION ALL (({theirs}) EXCEPT ALL ({mine}))) AS wrong"
+    ).format(mine=mine, theirs=theirs)
+    row = cursor.execute(statement).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _batch(number: int) -> sql.Identifier:
+    return sql.Identifier(f"balancer_batch_{number}")
+
+
+def _columns(names: Sequence[str]) -> sql.Composable:
+    return sql.SQL(", ").join(map(sql.Identifier, names))
+
+
+def _same(key: Sequence[str]) -> sql.Composable:
+    return sql.SQL(" AND ").join(sql.SQL("t.{0} = k.{0}").format(sql.Identifier(name)) for name in key)

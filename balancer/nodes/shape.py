@@ -1,0 +1,257 @@
+"""What a partition is and carries, read from the catalog: enough to make its twin elsewhere, and to see DDL.
+
+Migrations read it from the partition they move or reshard; `partition.py` makes the twin. What cannot be carried is
+in `refusals`, by name. Reading only.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from balancer.errors import Refused
+from balancer.nodes.connection import Cursor
+from balancer.nodes.names import Name
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column, and what was set on it."""
+
+    name: str
+    type: str
+    not_null: bool
+    default: str | None
+    generated: bool
+    storage: str
+    compression: str
+    statistics: int
+    options: tuple[str, ...]
+    comment: str | None
+    portable: bool
+    """Whether its binary form means the same in another database: a type with an oid of its own does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index; `constraint` is `p` or `u` where it carries a primary key or a unique constraint."""
+
+    name: str
+    definition: str
+    constraint: str | None
+    deferrable: str
+    comment: str | None
+    identity: bool  # REPLICA IDENTITY USING INDEX
+    clustered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A CHECK, foreign key or exclusion constraint; `own` if the root does not have it."""
+
+    name: str
+    kind: str
+    definition: str
+    own: bool
+    references: Name | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A partition as the catalog describes it."""
+
+    name: Name
+    quoted: str  # the name as PostgreSQL itself prints it in definitions
+    owner: str
+    columns: tuple[Column, ...]
+    indexes: tuple[Index, ...]
+    constraints: tuple[Constraint, ...]
+    triggers: tuple[tuple[str, str, str], ...]  # name, definition, enabled; the root's own are not among them
+    options: tuple[str, ...]
+    toast_options: tuple[str, ...]
+    grants: tuple[tuple[str, str, bool], ...]  # role, privilege, grantable
+    comment: str | None
+    replica_identity: str  # d, n, f, i as in pg_class
+    key: tuple[str, ...]  # columns of the replica identity's index; empty if it has none
+    refusals: tuple[str, ...]
+
+    @property
+    def copied(self) -> tuple[str, ...]:
+        """The columns that travel: generated ones are computed where they arrive."""
+        return tuple(column.name for column in self.columns if not column.generated)
+
+    @property
+    def portable(self) -> bool:
+        """Whether rows may travel in binary form."""
+        return all(column.portable for column in self.columns)
+
+
+_TABLE = """
+    SELECT c.oid, format('%%s.%%I', c.relnamespace::regnamespace, c.relname),
+           pg_get_userbyid(c.relowner), c.relreplident, c.relpersistence, c.relkind,
+           coalesce(c.reloptions, '{}'), coalesce(t.reloptions, '{}'), obj_description(c.oid, 'pg_class'),
+           c.relrowsecurity OR EXISTS (SELECT FROM pg_policy WHERE polrelid = c.oid),
+           EXISTS (SELECT FROM pg_rewrite WHERE ev_class = c.oid), c.reltablespace <> 0
+    FROM pg_class c LEFT JOIN pg_class t ON t.oid = c.reltoastrelid
+    WHERE c.oid = to_regclass(%s)
+"""
+
+# A domain is sent as its base type and an enum as its label; arrays, composites and ranges of user-made types carry
+# oids, and reg* types are oids.
+_COLUMNS = """
+    SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, pg_get_expr(d.adbin, d.adrelid),
+           a.attgenerated <> '', a.attstorage::text, a.attcompression::text, coalesce(a.attstattarget, -1)::int,
+           coalesce(a.attoptions, '{}'), col_description(a.attrelid, a.attnum),
+           (coalesce(nullif(t.typbasetype, 0), t.oid) < 16384 OR t.typtype = 'e')
+           AND NOT (t.typname LIKE 'reg%%' AND t.typnamespace = 'pg_catalog'::regnamespace)
+    FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+
+_INDEXES = """
+    SELECT c.relname, pg_get_indexdef(i.indexrelid), k.contype::text,
+           CASE WHEN k.condeferred THEN ' DEFERRABLE INITIALLY DEFERRED'
+                WHEN k.condeferrable THEN ' DEFERRABLE' ELSE '' END,
+           obj_description(c.oid, 'pg_class'), i.indisreplident, i.indisclustered
+    FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+    LEFT JOIN pg_constraint k ON k.conindid = i.indexrelid AND k.conrelid = i.indrelid AND k.contype IN ('p', 'u', 'x')
+    WHERE i.indrelid = %s AND i.indisvalid AND coalesce(k.contype, ' ') <> 'x' ORDER BY c.relname
+"""
+
+_CONSTRAINTS = """
+    SELECT k.conname, k.contype::text, pg_get_constraintdef(k.oid), k.conislocal AND k.conparentid = 0,
+           n.nspname, r.relname
+    FROM pg_constraint k LEFT JOIN pg_class r ON r.oid = k.confrelid LEFT JOIN pg_namespace n ON n.oid = r.relnamespace
+    WHERE k.conrelid = %s AND k.contype IN ('c', 'f', 'x') AND k.conname !~ '^tb_m[0-9a-z]+_bound$'
+    ORDER BY k.contype, k.conname
+"""
+
+_TRIGGERS = """
+    SELECT tgname, pg_get_triggerdef(oid), tgenabled::text FROM pg_trigger
+    WHERE tgrelid = %s AND NOT tgisinternal AND tgparentid = 0 AND tgname !~ '^[!~]balancer_' ORDER BY tgname
+"""
+
+_GRANTS = """
+    SELECT CASE a.grantee WHEN 0 THEN 'public' ELSE pg_get_userbyid(a.grantee) END, a.privilege_type, a.is_grantable
+    FROM pg_class c, aclexplode(c.relacl) a WHERE c.oid = %s AND a.grantee <> c.relowner ORDER BY 1, 2
+"""
+
+_KEY = """
+    SELECT a.attname
+    FROM pg_class c JOIN pg_index i ON i.indrelid = c.oid
+    CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k (attnum, place)
+    JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
+    WHERE c.oid = %s AND k.place <= i.indnkeyatts
+      AND ((c.relreplident = 'd' AND i.indisprimary) OR (c.relreplident = 'i' AND i.indisreplident))
+    ORDER BY k.place
+"""
+
+
+def read_shape(cursor: Cursor, partition: Name) -> Shape:
+    """Everything about a partition. Raises `Refused` if it is not there."""
+    cursor.execute(_TABLE, (str(partition),))
+    table = cursor.fetchone()
+    if table is None:
+        raise Refused(f"there is no table {partition}")
+    oid, quoted, owner, identity, persistence, relkind, options, toast, comment, policies, rules, tablespace = table
+    refusals = _refusals(partition, persistence, relkind, policies=policies, rules=rules, tablespace=tablespace)
+    columns = tuple(_column(*row) for row in cursor.execute(_COLUMNS, (oid,)))
+    indexes = tuple(Index(*row) for row in cursor.execute(_INDEXES, (oid,)))
+    constraints = tuple(
+        Constraint(name, kind, text, own, Name(schema, table) if schema else None)
+        for name, kind, text, own, schema, table in cursor.execute(_CONSTRAINTS, (oid,))
+    )
+    return Shape(
+        name=partition,
+        quoted=quoted,
+        owner=owner,
+        columns=columns,
+        indexes=indexes,
+        constraints=constraints,
+        triggers=tuple(cursor.execute(_TRIGGERS, (oid,)).fetchall()),
+        options=tuple(options),
+        toast_options=tuple(toast),
+        grants=tuple(cursor.execute(_GRANTS, (oid,)).fetchall()),
+        comment=comment,
+        replica_identity=identity,
+        key=tuple(row[0] for row in cursor.execute(_KEY, (oid,))),
+        refusals=refusals,
+    )
+
+
+def _column(*row: Any) -> Column:
+    *begin, options, comment, portable = row
+    values = (*begin, tuple(options), comment, portable)
+    return Column(*values)
+
+
+def _refusals(
+    partition: Name, persistence: str, kind: str, *, policies: bool, rules: bool, tablespace: bool
+) -> tuple[str, ...]:
+    found = []
+    if kind != "r":
+        found.append(f"{partition} is not an ordinary table (it may be partitioned itself, or foreign)")
+    if persistence != "p":
+        found.append(f"{partition} is unlogged: its rows would not survive a crash, nor can they be replicated")
+    if policies:
+        found.append(f"{partition} has row security policies of its own")
+    if rules:
+        found.append(f"{partition} has rewrite rules")
+    if tablespace:
+        found.append(f"{partition} is in a tablespace of its own")
+    return tuple(found)
+
+
+def fingerprint(cursor: Cursor, name: Name) -> str:
+    """A digest of a table's columns, constraints, indexes and triggers, ours left out: DDL changes it."""
+    cursor.execute(_FINGERPRINT, {"name": str(name)})
+    row = cursor.fetchone()
+    return str(row[0]) if row else ""
+
+
+_FINGERPRINT = """
+    WITH t AS (SELECT to_regclass(%(name)s)::oid AS oid),
+    facts AS (
+        SELECT format('column %%s %%s %%s %%s %%s', a.attnum, a.attname, format_type(a.atttypid, a.atttypmod),
+                      a.attnotnull, pg_get_expr(d.adbin, d.adrelid)) AS fact
+        FROM t JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
+        LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+        UNION ALL
+        SELECT format('constraint %%s %%s', conname, pg_get_constraintdef(k.oid)) FROM t
+        JOIN pg_constraint k ON k.conrelid = t.oid JOIN pg_class c ON c.oid = t.oid
+        -- A root has one more per partition of every root it references: those come and go with tablets.
+        WHERE conname !~ '^tb_m[0-9a-z]+_bound$' AND (k.conparentid = 0 OR c.relispartition)
+        UNION ALL
+        SELECT format('index %%s', pg_get_indexdef(i.indexrelid)) FROM t JOIN pg_index i ON i.indrelid = t.oid
+        WHERE i.indisvalid
+        UNION ALL
+        SELECT format('trigger %%s', pg_get_triggerdef(g.oid)) FROM t JOIN pg_trigger g ON g.tgrelid = t.oid
+        WHERE NOT tgisinternal AND tgname !~ '^[!~]balancer_'
+        UNION ALL
+        SELECT format('table %%s %%s', c.relfilenode, c.relreplident) FROM t JOIN pg_class c ON c.oid = t.oid
+    )
+    SELECT md5(string_agg(fact, E'\\n' ORDER BY fact)) FROM facts
+"""
+
+
+def root_signature(cursor: Cursor, root: Name) -> dict[str, str]:
+    """What two nodes' copies of a root must agree on, fact by fact: columns, CHECKs, indexes without their names."""
+    cursor.execute(_SIGNATURE, {"name": str(root)})
+    return {str(key): str(value) for key, value in cursor}
+
+
+_SIGNATURE = """
+    WITH t AS (SELECT to_regclass(%(name)s)::oid AS oid)
+    SELECT format('column %%s', a.attname),
+           format('%%s%%s%%s', format_type(a.atttypid, a.atttypmod), CASE WHEN a.attnotnull THEN ' not null' END,
+                  CASE WHEN a.attgenerated <> '' THEN ' generated ' || pg_get_expr(d.adbin, d.adrelid) END)
+    FROM t JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
+    LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    UNION ALL
+    SELECT format('constraint %%s', conname), pg_get_constraintdef(k.oid)
+    FROM t JOIN pg_constraint k ON k.conrelid = t.oid AND k.contype = 'c'
+    UNION ALL
+    SELECT format('index %%s', regexp_replace(pg_get_indexdef(i.indexrelid), ' INDEX .*? ON ', ' INDEX ON ')), 'present'
+    FROM t JOIN pg_index i ON i.indrelid = t.oid
+    UNION ALL
+    SELECT 'partition key', pg_get_partkeydef(t.oid) FROM t
+"""

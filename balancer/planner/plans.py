@@ -1,0 +1,69 @@
+"""Plans in the directory: proposed by a tick, approved by an operator, done or superseded. Only a leader writes them.
+
+A plan is written when it differs from the last one in what it proposes, not at every tick. Some older ones are kept,
+so that yesterday's decision can still be explained.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from uuid import uuid4
+
+from balancer.directory.model import Change, Kind, Plan, Put, Remove
+from balancer.directory.snapshot import Snapshot
+from balancer.planner.plan_record import plan_document, read_actions
+from policies.model import Action, BundleView, PlanResult
+from policies.options import BundleOptions
+
+PROPOSED, APPROVED, DONE, SUPERSEDED = "proposed", "approved", "done", "superseded"
+KEPT = 10  # finished plans per bundle
+
+
+def of_bundle(snapshot: Snapshot, bundle: str) -> list[Plan]:
+    """A bundle's plans, oldest first."""
+    return sorted((plan for plan in snapshot.plans.values() if plan.bundle == bundle), key=lambda plan: plan.created)
+
+
+def in_state(snapshot: Snapshot, bundle: str, state: str) -> Plan | None:
+    """The newest plan of a bundle in this state."""
+    found = [plan for plan in of_bundle(snapshot, bundle) if plan.state == state]
+    return found[-1] if found else None
+
+
+def actions_of(plan: Plan) -> tuple[Action, ...]:
+    """What a plan proposes."""
+    return read_actions(plan.document)
+
+
+def propose(
+    snapshot: Snapshot, result: PlanResult, view: BundleView, options: BundleOptions
+) -> tuple[str, tuple[Change, ...]]:
+    """The id of the plan that stands for this result, and the changes that record it: none if it is recorded."""
+    bundle = view.bundle
+    known = of_bundle(snapshot, bundle)
+    last = known[-1] if known else None
+    if last is not None and last.state == PROPOSED and same(actions_of(last), result.actions):
+        return last.id, ()
+    stale = tuple(Put(replace(plan, state=SUPERSEDED)) for plan in known if plan.state == PROPOSED)
+    if not result.actions:
+        return "", stale
+    plan = Plan(uuid4().hex[:8], bundle, view.now, PROPOSED, plan_document(result, view, options))
+    return plan.id, (Put(plan), *stale, *_forgotten(known, {change.record.key for change in stale}))
+
+
+def settle(plan: Plan, failures: Sequence[str]) -> Put:
+    """An approved plan whose actions have been started."""
+    return Put(replace(plan, state=DONE, document={**plan.document, "not_started": list(failures)}))
+
+
+def same(left: Sequence[Action], right: Sequence[Action]) -> bool:
+    """Whether two plans propose the same, whatever figures they give for it."""
+    return [_essence(action) for action in left] == [_essence(action) for action in right]
+
+
+def _essence(action: Action) -> tuple[object, ...]:
+    return action.kind, action.tablets, action.target, action.count, action.parts
+
+
+def _forgotten(known: Sequence[Plan], changed: set[str]) -> tuple[Remove, ...]:
+    finished = [plan for plan in known if plan.state not in (PROPOSED, APPROVED) and plan.id not in changed]
+    return tuple(Remove(Kind.PLAN, plan.id) for plan in finished[: max(0, len(finished) - KEPT)])

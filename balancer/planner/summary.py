@@ -1,0 +1,93 @@
+"""A bundle's state as plain data: the leader publishes it, and the command line shows it from any host."""
+
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from balancer.planner.state import BundleState, NodeReport
+from policies.model import BundleView
+
+MOST_HOT = 20
+
+
+def summary(state: BundleState) -> dict[str, Any]:
+    """Everything of general interest, bounded in size: figures per node, the hottest tablets, the score."""
+    plan, schedule = state.plan, state.schedule
+    return {
+        "bundle": state.bundle,
+        "at": state.at.isoformat(),
+        "mode": str(state.mode),
+        "word": str(state.word),
+        "sentence": state.sentence,
+        "paused": state.paused,
+        "paused_until": _time(state.paused_until),
+        "plan": state.plan_id,
+        "score": None if plan is None else round(plan.score_before, 1),
+        "score_after": None if plan is None else round(plan.score_after, 1),
+        "bound": None if plan is None else round(plan.bound, 1),
+        "actions": 0 if plan is None else len(plan.actions),
+        "pending_moves": 0 if plan is None else plan.pending_moves,
+        "schedule": {
+            "formula": schedule.formula,
+            "level": schedule.level,
+            "timezone": schedule.timezone,
+            "open": schedule.open,
+            "closes_at": _time(schedule.closes_at),
+            "next_open": _time(schedule.next_open),
+        },
+        "nodes": [_node(node, state.view) for node in state.nodes],
+        "hot": [] if state.view is None else _hottest(state.view),
+        "tick_seconds": round(state.tick_seconds, 3),
+        "error": state.error,
+    }
+
+
+def _node(node: NodeReport, view: BundleView | None) -> dict[str, Any]:
+    document = {
+        "node": node.id,
+        "state": node.state,
+        "reason": node.reason,
+        "reachable": node.reachable,
+        "error": node.error,
+        "unreachable_since": _time(node.unreachable_since),
+        "version": node.version,
+        "disagreements": list(node.disagreements[:5]),
+        "connections": node.connections,
+        "retained_wal_bytes": node.retained_wal_bytes,
+    }
+    return document if view is None else {**document, **_loads(node.id, view)}
+
+
+def _loads(node: str, view: BundleView) -> dict[str, float]:
+    number = next((index for index, known in enumerate(view.nodes) if known.id == node), -1)
+    mine = view.tablets.node == number
+    tablets = view.tablets
+    return {
+        "tablets": int(mine.sum()),
+        "bytes": float(tablets.sizes[mine].sum()),
+        "write_rate": round(float(tablets.write_rate[mine].sum()), 3),
+        "read_rate": round(float(tablets.read_rate[mine].sum()), 3),
+    }
+
+
+def _hottest(view: BundleView) -> list[dict[str, Any]]:
+    tablets = view.tablets
+    rates = tablets.write_rate + tablets.read_rate
+    rows = np.argsort(-rates, kind="stable")[:MOST_HOT]
+    return [
+        {
+            "tablet": int(tablets.ids[row]),
+            "table": next(table.name for table in view.tables if table.first <= row < table.last),
+            "node": view.nodes[int(tablets.node[row])].id,
+            "write_rate": round(float(tablets.write_rate[row]), 3),
+            "read_rate": round(float(tablets.read_rate[row]), 3),
+            "bytes": float(tablets.sizes[row]),
+        }
+        for row in rows.tolist()
+        if rates[row] > 0
+    ]
+
+
+def _time(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat(timespec="seconds")

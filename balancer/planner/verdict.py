@@ -1,0 +1,115 @@
+"""One word and one sentence for a bundle. Pure: everything that may stand in the way is given.
+
+The order of the questions is the order of importance to an operator: what runs, what is broken, what is in the way,
+what is waited for. "Balanced" is only said when none of them applies.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from balancer.planner.state import NodeReport, ScheduleReport, Word
+from balancer.settings import Mode
+from policies.model import PlanResult
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a verdict is made from."""
+
+    now: datetime
+    mode: Mode
+    plan: PlanResult
+    nodes: Sequence[NodeReport]
+    schedule: ScheduleReport
+    running: Sequence[str]  # migrations in words
+    started: int
+    paused: bool
+    paused_until: datetime | None
+    leading: bool
+    leader: str | None
+    waiting_plan: str  # a plan that waits for approval; empty: none
+    refused: str  # why an action could not be started; empty: none was refused
+
+
+def verdict(situation: Situation) -> tuple[Word, str]:
+    """The word, and the sentence that says what, how long still, until when or by what."""
+    wanted = len(situation.plan.actions) + situation.plan.pending_moves
+    if situation.running:
+        return Word.WORKING, _working(situation)
+    broken = [node for node in situation.nodes if not node.reachable or node.is_standby or node.disagreements]
+    if broken:
+        return Word.BLOCKED, _broken(broken[0], len(broken))
+    if not wanted:
+        return _idle(situation)
+    for blocked in (_steering(situation), situation.refused):
+        if blocked:
+            return Word.BLOCKED, blocked
+    if not situation.schedule.open:
+        return Word.WAITING, _waiting(situation, wanted)
+    return Word.WORKING, f"{_actions(wanted)} about to start"
+
+
+def _working(situation: Situation) -> str:
+    first = situation.running[0]
+    more = len(situation.running) - 1
+    left = situation.plan.pending_moves + max(0, len(situation.plan.actions) - situation.started)
+    words = first + (f" and {more} more" if more else "")
+    return words + (f"; {_actions(left)} to follow" if left else "")
+
+
+def _broken(node: NodeReport, count: int) -> str:
+    more = f", and {count - 1} more" if count > 1 else ""
+    if not node.reachable:
+        since = f" since {node.unreachable_since:%H:%M:%S} UTC" if node.unreachable_since else ""
+        return f"node {node.id} is unreachable{since}: {node.error}{more}"
+    if node.is_standby:
+        return f"node {node.id} is a standby: name the primary in its DSN{more}"
+    return f"node {node.id} is not trusted: {node.disagreements[0]}{more}"
+
+
+def _idle(situation: Situation) -> tuple[Word, str]:
+    draining = [node for node in situation.nodes if node.state == "draining"]
+    if draining:
+        return Word.BALANCED, f"nothing to do; node {draining[0].id} is empty and may be taken away"
+    counts = situation.plan.counts
+    hindered = {code: count for code, count in counts.items() if code in _HINDRANCES and count}
+    if hindered and situation.plan.score_before < situation.plan.bound - 1:
+        code = max(hindered, key=lambda code: hindered[code])
+        return Word.BLOCKED, f"{hindered[code]} candidates are kept back: {_HINDRANCES[code]}"
+    return Word.BALANCED, f"score {situation.plan.score_before:.0f} of 100; nothing to do"
+
+
+_HINDRANCES = {
+    "pinned": "their tablets are pinned",
+    "quarantined": "their tablets are quarantined; look at `balancer moves`, then `balancer release`",
+    "backing-off": "their last migrations failed, and they wait before the next try",
+    "target-disk": "no node has the disk space for them",
+    "no-room": "no node has room for them",
+    "window-too-short": "the window is too short for them; see finish_by",
+    "bytes-per-window": "the bytes of this window are used up",
+}
+
+
+def _steering(situation: Situation) -> str:
+    wanted = _actions(len(situation.plan.actions) + situation.plan.pending_moves)
+    if situation.paused:
+        until = f" until {situation.paused_until:%Y-%m-%d %H:%M} UTC" if situation.paused_until else ""
+        return f"paused by an operator{until}; {wanted} kept back"
+    if situation.mode is Mode.OBSERVE:
+        return f"the mode is observe: {wanted} proposed, none will be started"
+    if situation.mode is Mode.APPROVE and situation.waiting_plan:
+        return f"plan {situation.waiting_plan} waits for approval: balancer apply {situation.waiting_plan}"
+    if not situation.leading and situation.leader is None:
+        return f"no instance leads; {wanted} kept back"
+    return ""
+
+
+def _waiting(situation: Situation, wanted: int) -> str:
+    schedule = situation.schedule
+    until = f"until {schedule.next_open:%Y-%m-%d %H:%M} UTC" if schedule.next_open else "for ever: it never opens"
+    return f"{_actions(wanted)} until the schedule opens, {until} ({schedule.formula})"
+
+
+def _actions(count: int) -> str:
+    return f"{count} action{'' if count == 1 else 's'}"

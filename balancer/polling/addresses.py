@@ -1,0 +1,32 @@
+"""From the configuration to the nodes: how to reach each, and what the directory records of it.
+
+Addresses are looked up in the present settings each time, so that a changed DSN or password holds at once.
+"""
+
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+from urllib.parse import urlsplit
+
+from balancer.directory.model import Node
+from balancer.nodes.connection import Address
+from balancer.settings import BundleSettings, NodeSettings
+
+
+def address_of(node: NodeSettings) -> Address:
+    """How to connect to a node."""
+    return Address(node.id, node.dsn, node.password.get_secret_value() if node.password is not None else None)
+
+
+def addresses_of(bundles: Iterable[BundleSettings]) -> dict[str, Address]:
+    """By node, over several bundles."""
+    return {node.id: address_of(node) for bundle in bundles for node in bundle.nodes.values()}
+
+
+def records_of(bundle: BundleSettings) -> list[Node]:
+    """The bundle's nodes as the directory records them: without passwords."""
+    return [Node(node.id, bundle.name, node.dsn, zone=node.zone, weight=node.weight) for node in bundle.nodes.values()]
+
+
+def cluster_name(directory_url: str) -> str:
+    """What nodes are told of the cluster they belong to: the directory's last name, without its file ending."""
+    return PurePosixPath(urlsplit(directory_url).path).stem or "cluster"

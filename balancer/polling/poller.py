@@ -1,0 +1,155 @@
+"""One poll of the whole cluster: every node measured, its claims compared with the directory, rates brought forward.
+
+The daemon owns one `Poller` and calls `poll` once per tick, always from the same thread. A node that does not answer,
+is a standby or contradicts the directory is a value in the result; what was last known of its tablets stays.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from balancer.clock import Clock
+from balancer.directory.snapshot import Snapshot
+from balancer.nodes.connection import Address, ConnectionHolder, Target, Timeouts, deadline
+from balancer.nodes.names import Name
+from balancer.nodes.ownership import Disagreement, World, disagreements
+from balancer.nodes.poll import NodePoll, PartitionStats, poll_node
+from balancer.polling.fanout import FanOut, Unreachable
+from balancer.polling.index import TabletIndex, build_index
+from balancer.polling.rates import COUNTERS, Rates, Sample, advance, first_rates
+
+
+class Health(StrEnum):
+    """What a poll says of a node."""
+
+    GOOD = "good"
+    UNREACHABLE = "unreachable"
+    STANDBY = "standby"  # the server is in recovery: it cannot take writes
+    QUARANTINED = "quarantined"  # it contradicts the directory and is not trusted
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """One node after a poll."""
+
+    node: str
+    health: Health
+    poll: NodePoll | None = None
+    unreachable: Unreachable | None = None
+    disagreements: tuple[Disagreement, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """Why it is not good, as a sentence; empty: it is."""
+        if self.unreachable is not None:
+            return self.unreachable.reason
+        if self.health is Health.STANDBY:
+            return "the server is a standby: name the primary in the DSN, or all hosts"
+        return "; ".join(found.text for found in self.disagreements[:3])
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPoll:
+    """All nodes, and what is known of every tablet."""
+
+    at: float  # seconds since 1970
+    version: int  # of the directory's snapshot
+    nodes: Mapping[str, NodeReport]
+    rates: Rates
+
+
+class Poller:
+    """Keeps connections, rates and the open questions between polls."""
+
+    def __init__(self, cluster: str, clock: Clock, patience: float = 5.0, workers: int = 32) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._patience = patience
+        timeouts = Timeouts(connect=patience, statement=patience, lock=min(1.0, patience), network=patience)
+        self._holder = ConnectionHolder("poll", timeouts)
+        self._fan_out: FanOut[NodePoll] = FanOut(clock, workers)
+        self._index = build_index(Snapshot(version=-1))
+        self._rates = first_rates()
+        self._seen_epochs: dict[str, int] = {}
+
+    def poll(self, snapshot: Snapshot, addresses: Mapping[str, Address]) -> ClusterPoll:
+        """Asks every node of the snapshot that has an address; returns within the patience."""
+        if self._index.version != snapshot.version:
+            self._index = build_index(snapshot)
+        index = self._index
+        questions = {
+            node.id: self._question(addresses[node.id], index.roots.get(node.bundle, ()))
+            for node in snapshot.nodes.values()
+            if node.id in addresses
+        }
+        at = self._clock.monotonic()
+        answers = self._fan_out.ask(questions, self._patience)
+        reports = {node: self._report(node, answer, snapshot, index, addresses) for node, answer in answers.items()}
+        known = np.fromiter(sorted(index.tablets), np.int64, len(index.tablets))
+        self._rates = advance(self._rates, _sample(reports, index, at), known)
+        return ClusterPoll(self._clock.now().timestamp(), snapshot.version, reports, self._rates)
+
+    def close(self) -> None:
+        """Ends open questions by their timeouts and closes the connections. Idempotent."""
+        self._fan_out.close()
+        self._holder.close()
+
+    def _question(self, address: Address, roots: tuple[Name, ...]) -> Callable[[], NodePoll]:
+        # With one host a standby is let in, so that it can be called by its name instead of "unreachable".
+        target = Target.PRIMARY if address.has_several_hosts() else Target.ANY
+
+        def ask() -> NodePoll:
+            with self._holder.borrow(address, target) as connection, deadline(connection, self._patience):
+                return poll_node(connection, roots)
+
+        return ask
+
+    def _report(
+        self,
+        node: str,
+        answer: NodePoll | Unreachable,
+        snapshot: Snapshot,
+        index: TabletIndex,
+        addresses: Mapping[str, Address],
+    ) -> NodeReport:
+        if isinstance(answer, Unreachable):
+            return NodeReport(node, Health.UNREACHABLE, unreachable=answer)
+        if answer.facts.in_recovery:
+            self._holder.forget(node)  # after a failover another host of the DSN may be the primary
+            return NodeReport(node, Health.STANDBY, answer)
+        seen = self._seen_epochs.get(node, 0)
+        world = World(self._cluster, node, snapshot.epoch, seen, index.tablets, snapshot.busy.keys())
+        found = disagreements(answer, world)
+        if answer.identity is not None:
+            self._seen_epochs[node] = max(seen, answer.identity.leader_epoch)
+        return NodeReport(node, Health.QUARANTINED if found else Health.GOOD, answer, disagreements=tuple(found))
+
+
+def _sample(reports: Mapping[str, NodeReport], index: TabletIndex, at: float) -> Sample:
+    """Sums the partitions of each tablet. Only the owner's partitions count: a copy in the making does not."""
+    partitions: dict[int, list[PartitionStats]] = defaultdict(list)
+    sources: dict[int, int] = {}
+    for node, report in reports.items():
+        if report.poll is None or report.health is not Health.GOOD:
+            continue
+        names = index.by_partition.get(node, {})
+        reset = report.poll.facts.stats_reset
+        for partition in report.poll.partitions:
+            tablet = names.get(Name(partition.schema, partition.name))
+            if tablet is not None:
+                partitions[tablet].append(partition)
+                sources[tablet] = sources.get(tablet, 0) ^ hash((node, partition.oid, reset))
+    ids = sorted(partitions)
+    rows = [partitions[tablet] for tablet in ids]
+    counters = [[sum(getattr(p, name) for p in group) for name in COUNTERS] for group in rows]
+    return Sample(
+        np.array(ids, np.int64),
+        np.array([sources[tablet] for tablet in ids], np.int64),
+        np.full(len(ids), at),
+        np.array(counters, np.float64).reshape(len(ids), len(COUNTERS)),
+        np.array([sum(p.bytes for p in group) for group in rows], np.float64),
+        np.array([sum(p.rows for p in group) for group in rows], np.float64),
+    )

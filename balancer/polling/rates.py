@@ -1,0 +1,118 @@
+"""Counters become rates: exponential averages over 1, 10 and 60 minutes, per tablet. Columns, because there are many.
+
+k = exp(−Δt / (window / 2)), rate = new · (1 − k) + old · k. A counter that went down was reset, and what it shows now
+was counted since. A tablet whose partition is another one than before (it moved) starts a new baseline and keeps its
+rates: they are the best guess there is. Time is given; nothing here reads a clock.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.model import Floats, Ints
+
+COUNTERS = ("inserted", "updated", "deleted", "sequential_reads", "index_reads", "blocks_read", "blocks_hit")
+WINDOWS = (60.0, 600.0, 3600.0)
+WRITES = slice(0, 3)
+READS = slice(3, 5)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """Tablets as polls saw them, one row each, sorted by id."""
+
+    ids: Ints
+    sources: Ints
+    """Which counters these are: changes when the partition or the server's statistics are other ones."""
+    at: Floats
+    """Seconds at which each row was measured, on any clock that does not jump."""
+    counters: Floats  # (tablets, len(COUNTERS))
+    sizes: Floats
+    rows: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rates:
+    """What is known of every tablet after some samples, sorted by id. A value; `advance` makes the next one."""
+
+    ids: Ints
+    last: Sample
+    rates: Floats  # (tablets, len(COUNTERS), len(WINDOWS)), per second
+    measured: npt.NDArray[np.bool_]
+    """Whether a tablet has any rate yet: it takes two samples."""
+
+    def write_rate(self, window: int = 1) -> Floats:
+        """Rows written per second; windows by their index in WINDOWS."""
+        return np.asarray(self.rates[:, WRITES, window].sum(axis=1))
+
+    def read_rate(self, window: int = 1) -> Floats:
+        """Rows read per second."""
+        return np.asarray(self.rates[:, READS, window].sum(axis=1))
+
+
+def empty_sample() -> Sample:
+    """No tablets."""
+    none = np.zeros(0)
+    return Sample(np.zeros(0, np.int64), np.zeros(0, np.int64), none, np.zeros((0, len(COUNTERS))), none, none)
+
+
+def first_rates() -> Rates:
+    """Nothing known yet."""
+    shape = (0, len(COUNTERS), len(WINDOWS))
+    return Rates(np.zeros(0, np.int64), empty_sample(), np.zeros(shape), np.zeros(0, np.bool_))
+
+
+def advance(before: Rates, sample: Sample, known: Ints) -> Rates:
+    """The rates after one more sample.
+
+    `known` are the tablets that exist, sorted. Those that the sample lacks (their node did not answer) keep what was
+    last seen of them; those that exist no longer are forgotten.
+    """
+    merged = _merge(before.last, sample, known)
+    rates = np.zeros((len(merged.ids), len(COUNTERS), len(WINDOWS)))
+    measured = np.zeros(len(merged.ids), np.bool_)
+    old_rows, new_rows = _common(before.ids, merged.ids)
+    rates[new_rows] = before.rates[old_rows]
+    measured[new_rows] = before.measured[old_rows]
+    then, now = before.last, merged
+    elapsed = now.at[new_rows] - then.at[old_rows]
+    usable = (elapsed > 0) & (now.sources[new_rows] == then.sources[old_rows])
+    old_rows, new_rows, elapsed = old_rows[usable], new_rows[usable], elapsed[usable]
+    current = _increase(then.counters[old_rows], now.counters[new_rows]) / elapsed[:, None]
+    keep = np.exp(-elapsed[:, None] / (np.array(WINDOWS) / 2))[:, None, :]
+    # The first rate stands for itself: averaged with the nothing before it, it would look cool for an hour.
+    keep = np.where(measured[new_rows, None, None], keep, 0.0)
+    rates[new_rows] = current[:, :, None] * (1 - keep) + rates[new_rows] * keep
+    measured[new_rows] = True
+    return Rates(merged.ids, merged, rates, measured)
+
+
+def _increase(then: Floats, now: Floats) -> Floats:
+    return np.where(now < then, now, now - then)
+
+
+def _common(left: Ints, right: Ints) -> tuple[Ints, Ints]:
+    """Rows of the ids that both have."""
+    _, left_rows, right_rows = np.intersect1d(left, right, assume_unique=True, return_indices=True)
+    return left_rows, right_rows
+
+
+def _merge(old: Sample, new: Sample, known: Ints) -> Sample:
+    """The new rows, and the old ones of known tablets that are not among them."""
+    keep = np.isin(old.ids, known) & ~np.isin(old.ids, new.ids)
+    fresh = np.isin(new.ids, known)
+    ids = np.concatenate([old.ids[keep], new.ids[fresh]])
+    order = np.argsort(ids)
+
+    def join(mine: Floats, theirs: Floats) -> Floats:
+        return np.concatenate([mine[keep], theirs[fresh]])[order]
+
+    return Sample(
+        ids[order],
+        np.concatenate([old.sources[keep], new.sources[fresh]])[order],
+        join(old.at, new.at),
+        join(old.counters, new.counters),
+        join(old.sizes, new.sizes),
+        join(old.rows, new.rows),
+    )

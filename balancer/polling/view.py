@@ -1,0 +1,195 @@
+"""One bundle as the policies see it: the directory's map and the last poll, joined into columns. Pure.
+
+What a poll has not seen yet counts as nothing: no bytes, no rows, no rates. A node that is not to be trusted is down.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from balancer.directory.model import CLOSED_BY_DAEMON, Layout, Node, NodeState, Table, TabletState
+from balancer.directory.pages import STATES
+from balancer.directory.snapshot import Columns, Snapshot
+from balancer.polling.poller import ClusterPoll, Health, NodeReport
+from policies.model import (
+    BundleView,
+    Floats,
+    InFlight,
+    Ints,
+    KeySamples,
+    NodeCondition,
+    NodeView,
+    TabletColumns,
+    TabletHistory,
+    TableView,
+)
+from policies.options import BundleOptions, InMemoryMode
+
+_CONDITIONS = {
+    NodeState.ACTIVE: NodeCondition.ACTIVE,
+    NodeState.DRAINING: NodeCondition.DRAINING,
+    NodeState.CLOSED: NodeCondition.CLOSED,
+    NodeState.DOWN: NodeCondition.DOWN,
+}
+RATE_WINDOW = 1  # ten minutes: long enough not to chase bursts, short enough to see a change within the hour
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the bundle's file says of a node that PostgreSQL cannot know. Bytes; None: not said."""
+
+    disk: int | None = None
+    memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What the caller keeps over ticks."""
+
+    history: Mapping[int, TabletHistory] = field(default_factory=dict)
+    samples: Mapping[int, KeySamples] = field(default_factory=dict)
+    window_seconds_left: float | None = None
+    bytes_moved_in_window: float = 0.0
+    measured_bytes_per_second: float | None = None
+
+
+def build_view(
+    snapshot: Snapshot,
+    bundle: str,
+    poll: ClusterPoll,
+    *,
+    options: BundleOptions,
+    capacities: Mapping[str, Capacity],
+    remembered: Remembered,
+) -> BundleView:
+    """The view from which a plan is made."""
+    nodes = [node for node in snapshot.nodes.values() if node.bundle == bundle]
+    tables = [table for table in snapshot.tables.values() if table.bundle == bundle]
+    parts = [_part(snapshot, table, nodes, poll, options) for table in tables]
+    return BundleView(
+        bundle=bundle,
+        now=poll.at,
+        nodes=tuple(_node(node, poll.nodes.get(node.id), capacities.get(node.id, Capacity())) for node in nodes),
+        tables=tuple(_tables(tables, parts)),
+        tablets=_join(parts),
+        in_flight=_in_flight(snapshot, bundle),
+        pinned=frozenset(pin.tablet for pin in snapshot.pins.values() if pin.until is None or pin.until > poll.at),
+        quarantined=frozenset(number for part in parts for number in part.quarantined),
+        history=remembered.history,
+        samples=remembered.samples,
+        window_seconds_left=remembered.window_seconds_left,
+        bytes_moved_in_window=remembered.bytes_moved_in_window,
+        measured_bytes_per_second=remembered.measured_bytes_per_second,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The columns of one table."""
+
+    columns: TabletColumns
+    quarantined: tuple[int, ...]
+
+
+def _node(node: Node, report: NodeReport | None, capacity: Capacity) -> NodeView:
+    good = report is not None and report.health is Health.GOOD
+    used = report.poll.facts.database_bytes if report is not None and report.poll is not None else None
+    return NodeView(
+        id=node.id,
+        condition=_CONDITIONS[node.state] if good else NodeCondition.DOWN,
+        zone=node.zone,
+        weight=node.weight,
+        disk_capacity=capacity.disk,
+        disk_used=used,
+        memory=capacity.memory,
+        closed_by_daemon=node.reason.startswith(CLOSED_BY_DAEMON),
+    )
+
+
+def _part(snapshot: Snapshot, table: Table, nodes: Sequence[Node], poll: ClusterPoll, options: BundleOptions) -> _Part:
+    found = snapshot.columns(table.id)
+    ids = np.asarray(found.ids, np.int64)
+    numbers = {node.id: number for number, node in enumerate(nodes)}
+    sizes, rows, writes, reads = _measured(ids, poll)
+    in_memory = options.table(table.name).in_memory_mode is not InMemoryMode.NONE
+    hashed = table.layout is Layout.HASH
+    moduli, remainders = _leaves(found) if hashed else (np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64))
+    columns = TabletColumns(
+        ids=ids,
+        node=np.array([numbers[name] for name in found.nodes], np.int64)[np.asarray(found.node, np.int64)],
+        sizes=sizes,
+        memory=sizes if in_memory else np.zeros(len(ids)),
+        rows=rows,
+        write_rate=writes,
+        read_rate=reads,
+        lowers=[b""] * len(ids) if hashed else list(found.starts),
+        moduli=moduli,
+        remainders=remainders,
+    )
+    left_alone = STATES.index(TabletState.QUARANTINED)
+    states = np.asarray(found.states, np.int64)
+    return _Part(columns, tuple(map(int, ids[states == left_alone])))
+
+
+def _leaves(found: Columns) -> tuple[Ints, Ints]:
+    """Moduli and remainders: the remainder is the start with its bits in the opposite order."""
+    moduli = np.left_shift(1, np.asarray(found.bits, np.int64))
+    starts = np.asarray(found.starts, np.uint64).astype(">u8")
+    bits = np.unpackbits(starts.view(np.uint8).reshape(-1, 8), axis=1)[:, ::-1]
+    return moduli, np.packbits(bits, axis=1).view(">u8").ravel().astype(np.int64)
+
+
+def _measured(ids: Ints, poll: ClusterPoll) -> tuple[Floats, Floats, Floats, Floats]:
+    """Sizes, rows, write and read rates; 0 for what no poll has seen."""
+    rates = poll.rates
+    places = np.searchsorted(rates.ids, ids)
+    places[places == len(rates.ids)] = 0
+    seen = rates.ids[places] == ids if len(rates.ids) else np.zeros(len(ids), np.bool_)
+
+    def pick(column: Floats) -> Floats:
+        return np.where(seen, column[places], 0.0) if len(column) else np.zeros(len(ids))
+
+    last = rates.last
+    return pick(last.sizes), pick(last.rows), pick(rates.write_rate(RATE_WINDOW)), pick(rates.read_rate(RATE_WINDOW))
+
+
+def _tables(tables: Sequence[Table], parts: Sequence[_Part]) -> list[TableView]:
+    views = []
+    first = 0
+    for table, part in zip(tables, parts, strict=True):
+        last = first + len(part.columns)
+        views.append(TableView(table.name, table.layout is Layout.HASH, table.key_types, first, last))
+        first = last
+    return views
+
+
+def _join(parts: Sequence[_Part]) -> TabletColumns:
+    columns = [part.columns for part in parts]
+
+    def ints(name: str) -> Ints:
+        return np.concatenate([np.zeros(0, np.int64), *(getattr(part, name) for part in columns)])
+
+    def floats(name: str) -> Floats:
+        return np.concatenate([np.zeros(0), *(getattr(part, name) for part in columns)])
+
+    return TabletColumns(
+        ids=ints("ids"),
+        node=ints("node"),
+        sizes=floats("sizes"),
+        memory=floats("memory"),
+        rows=floats("rows"),
+        write_rate=floats("write_rate"),
+        read_rate=floats("read_rate"),
+        lowers=[lower for part in columns for lower in part.lowers],
+        moduli=ints("moduli"),
+        remainders=ints("remainders"),
+    )
+
+
+def _in_flight(snapshot: Snapshot, bundle: str) -> tuple[InFlight, ...]:
+    return tuple(
+        InFlight(migration.id, migration.sources, migration.source_node, migration.target_node)
+        for migration in snapshot.migrations.values()
+        if migration.bundle == bundle and not migration.finished
+    )

@@ -1,0 +1,114 @@
+"""How much of a plan is started now: migrations at once, bytes per window, and what still fits into the window.
+
+`plan` asks in the order in which it would like to start things; every answer is None or the code of the budget that
+is in the way. Nothing is admitted beyond a budget, whatever its reason.
+"""
+
+from dataclasses import dataclass, field
+
+from policies.figures import bytes_text
+from policies.model import Action, ActionKind, BundleView
+from policies.options import BundleOptions
+from policies.reasons import Left
+
+
+@dataclass(slots=True)
+class Admission:
+    """What is running and what has been admitted so far."""
+
+    view: BundleView
+    options: BundleOptions
+    running: int = field(init=False)
+    per_node: dict[str, int] = field(init=False)
+    bytes_moved: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.running = len(self.view.in_flight)
+        self.per_node = {}
+        self.bytes_moved = self.view.bytes_moved_in_window
+        for migration in self.view.in_flight:
+            self._count(migration.source, migration.target)
+
+    @property
+    def free_total(self) -> int:
+        """Migrations that may still be started."""
+        return max(0, self.options.budgets.moves_total - self.running)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing more can be admitted, whatever it is."""
+        return not self.free_total
+
+    def free_slots(self, node: str) -> int:
+        """Migrations that may still be started on a node."""
+        return max(0, self.options.budgets.moves_per_node - self.per_node.get(node, 0))
+
+    def obstacle(self, action: Action) -> Left | None:
+        """The budget that is in the way of this action now."""
+        if self.exhausted:
+            return Left.MOVES_TOTAL
+        if not (self.free_slots(action.source) and self.free_slots(action.target)):
+            return Left.MOVES_PER_NODE
+        if action.size > self.bytes_that_fit:
+            return Left.WINDOW_TOO_SHORT
+        if action.kind is ActionKind.MOVE and action.size > self.bytes_left:
+            return Left.BYTES_PER_WINDOW
+        return None
+
+    @property
+    def bytes_left(self) -> float:
+        """Bytes that `bytes_per_window` still allows to be moved."""
+        limit = self.options.budgets.bytes_per_window
+        return float("inf") if limit is None else limit - self.bytes_moved
+
+    @property
+    def bytes_that_fit(self) -> float:
+        """The largest tablet that can be copied before the window closes."""
+        return self.seconds_left * bytes_per_second(self.view, self.options)
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the window closes."""
+        left = self.view.window_seconds_left
+        return float("inf") if left is None else left
+
+    def admit(self, action: Action) -> None:
+        """Counts an action as started."""
+        self.running += 1
+        self._count(action.source, action.target)
+        if action.kind is ActionKind.MOVE:
+            self.bytes_moved += action.size
+
+    def explain(self, action: Action, code: Left) -> str:
+        """One sentence with the numbers of the budget that is in the way."""
+        budgets = self.options.budgets
+        if code is Left.MOVES_TOTAL:
+            return f"{self.running} migrations run or start, and moves_total is {budgets.moves_total}"
+        if code is Left.MOVES_PER_NODE:
+            busy = action.target if self.free_slots(action.source) else action.source
+            here = self.per_node.get(busy, 0)
+            return f"{busy} takes part in {_migrations(here)}, and moves_per_node is {budgets.moves_per_node}"
+        if code is Left.WINDOW_TOO_SHORT:
+            needed = action.size / bytes_per_second(self.view, self.options)
+            return (
+                f"{bytes_text(action.size)} take {needed:.0f} s at the rate seen, the window closes in "
+                f"{self.seconds_left:.0f} s"
+            )
+        limit = float(budgets.bytes_per_window or 0)
+        return (
+            f"{bytes_text(self.bytes_moved)} of the {bytes_text(limit)} of bytes_per_window are spent, this would "
+            f"add {bytes_text(action.size)}"
+        )
+
+    def _count(self, *nodes: str) -> None:
+        for node in {node for node in nodes if node}:
+            self.per_node[node] = self.per_node.get(node, 0) + 1
+
+
+def bytes_per_second(view: BundleView, options: BundleOptions) -> float:
+    """How fast a tablet is copied: as measured, or else as expected."""
+    return view.measured_bytes_per_second or options.budgets.expected_bytes_per_second
+
+
+def _migrations(count: int) -> str:
+    return "1 migration" if count == 1 else f"{count} migrations"

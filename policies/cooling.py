@@ -1,0 +1,79 @@
+"""How hot a tablet may be, and when tablets are cool enough to be joined.
+
+`heat` asks for the threshold when it looks for hot tablets, `sizes` and `heat` before they propose a merge: were the
+two not to agree, one would split what the other has merged.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.figures import rate_text
+from policies.model import BundleView, Floats
+from policies.options import HeatOptions
+
+
+@dataclass(frozen=True)
+class Cooling:
+    """The loads of one bundle and the thresholds over them."""
+
+    view: BundleView
+    options: HeatOptions
+
+    @cached_property
+    def rates(self) -> Floats:
+        """Rows read and written per second, per tablet."""
+        return self.view.tablets.write_rate + self.view.tablets.read_rate
+
+    @cached_property
+    def node_loads(self) -> Floats:
+        """Rows per second, per node."""
+        loads = np.bincount(self.view.tablets.node, weights=self.rates, minlength=len(self.view.nodes))
+        return loads.astype(np.float64, copy=False)
+
+    @cached_property
+    def thresholds(self) -> Floats:
+        """Rows per second from which a tablet is hot, per tablet."""
+        relative = np.maximum(self.options.min_rows_per_second, self.options.max_node_share * self.node_loads)
+        if self.options.max_rows_per_second is not None:
+            relative = np.minimum(relative, self.options.max_rows_per_second)
+        return np.asarray(relative[self.view.tablets.node], np.float64)
+
+    @cached_property
+    def hot_now(self) -> npt.NDArray[np.bool_]:
+        """Which tablets are over their threshold; equal shares that add up to it are not, whatever rounding says."""
+        return np.asarray(self.rates > self.thresholds * (1 + 1e-9), np.bool_)
+
+    @cached_property
+    def warm_now(self) -> npt.NDArray[np.bool_]:
+        """Which tablets are not below half of their threshold at this moment."""
+        return np.asarray(self.rates >= self.thresholds / 2, np.bool_)
+
+    def recent_maximum(self, row: int) -> float:
+        """The greatest rate of the last five minutes; the present one where nothing is remembered."""
+        history = self.view.history.get(int(self.view.tablets.ids[row]))
+        remembered = None if history is None else history.max_rate_5m
+        return max(remembered or 0.0, float(self.rates[row]))
+
+    def too_warm(self, rows: range) -> str | None:
+        """Why these tablets may not be joined yet; None: they may."""
+        watched = self.options.enable and bool(self.warm_now[rows.start : rows.stop].any())
+        if not watched and not self.view.history:
+            return None
+        return next((reason for row in rows if (reason := self._warm_text(row)) is not None), None)
+
+    def _warm_text(self, row: int) -> str | None:
+        tablet = int(self.view.tablets.ids[row])
+        history = self.view.history.get(tablet)
+        split_at = None if history is None else history.split_for_heat_at
+        if split_at is None and not self.options.enable:
+            return None  # but what heat has split is protected also while its schedule is closed
+        if split_at is not None and self.view.now - split_at < self.options.min_split_age:
+            age, rest = (self.view.now - split_at) / 60, self.options.min_split_age / 60
+            return f"tablet {tablet} was split for heat {age:.0f} minutes ago and rests for {rest:.0f}"
+        recent, limit = self.recent_maximum(row), float(self.thresholds[row]) / 2
+        if recent < limit:
+            return None
+        return f"tablet {tablet} had {rate_text(recent)} in the last five minutes, not below {rate_text(limit)}"

@@ -1,0 +1,199 @@
+"""Which tablets to split because they are too hot, and which to join again once they have cooled.
+
+The planner calls `plan_heat` once per plan and bundle; whoever polls calls `hot_tablets` after each poll to count for
+how many polls in a row a tablet has been hot (`TabletHistory.hot_polls`, the present poll included). What a split would
+look like is judged from key samples by `heat_judge`; the thresholds are those of `cooling`. Heat has a switch and a
+schedule of its own, so a group's `enable_reshard` does not concern it; a table's `enable_auto_reshard` does.
+"""
+
+from bisect import bisect_left
+
+import numpy as np
+
+from policies.cooling import Cooling
+from policies.figures import bytes_text, rate_text, share_text
+from policies.heat_judge import judge
+from policies.heat_verdict import Facts, Verdict, Word
+from policies.keys import HIGHEST
+from policies.model import ActionKind, BundleView, Part, Rejection, TabletHistory, TableView
+from policies.options import BundleOptions, HeatOptions
+from policies.sizes import table_bounds
+from policies.sizes_hash import sibling_row
+from policies.sizes_scope import Proposals, Scope, blocked_tablets
+
+CODES = {
+    Word.SPLIT: "heat-split",
+    Word.HOT_KEY: "heat-key",
+    Word.FRONT: "heat-front",
+    Word.SCAN: "heat-scan",
+    Word.TOO_FEW: "heat-samples",
+}
+"""Actions and rejections of heat are known by the word before the hyphen: heat has a schedule of its own."""
+
+TABLE_OFF = ("table-off", "enable_auto_reshard of the table is false")
+
+
+def hot_tablets(view: BundleView, options: HeatOptions) -> dict[int, str]:
+    """Tablet → which trigger it is over, with the figures. A burst is hot too: whether it lasts is counted outside."""
+    if not options.enable:
+        return {}
+    return {int(view.tablets.ids[row]): text for row, text in _hot_rows(Cooling(view, options)).items()}
+
+
+def plan_heat(view: BundleView, options: BundleOptions) -> Proposals:
+    """Splits of hot tablets and merges of cooled ones, in a whole bundle."""
+    if not options.heat.enable:
+        return Proposals((), ())
+    blocked, cooling = blocked_tablets(view), Cooling(view, options.heat)
+    hot, split = _hot_rows(cooling), _split_rows(view)
+    scopes = []
+    hot_rows = sorted(hot)
+    for table in view.tables:
+        scope = Scope(view, options, table, blocked, cooling)
+        for row in _within(hot_rows, table):
+            _plan_hot(scope, row, hot[row])
+        for row in _within(split, table):
+            _plan_cold(scope, row, split)
+        scopes.append(scope)
+    actions = tuple(action for scope in scopes for action in scope.actions)
+    return Proposals(actions, tuple(rejection for scope in scopes for rejection in scope.rejections))
+
+
+def _hot_rows(cooling: Cooling) -> dict[int, str]:
+    """Row → trigger. Rows are compared in columns; only the hot ones are put into words."""
+    view, options = cooling.view, cooling.options
+    found: dict[int, str] = {}
+    for row in np.flatnonzero(cooling.hot_now).tolist():
+        found[row] = _rows_text(cooling, row)
+    limits = (("bytes", view.tablets.byte_rate, options.max_bytes_per_second),)
+    for name, rates, limit in (*limits, ("CPU-seconds", view.tablets.cpu_rate, options.max_cpu_seconds_per_second)):
+        if rates is None or limit is None:
+            continue
+        for row in np.flatnonzero(rates > limit).tolist():
+            found.setdefault(row, f"{rates[row]:,.4g} {name} per second, the limit is {limit:,.4g}")
+    return found
+
+
+def _rows_text(cooling: Cooling, row: int) -> str:
+    rate, absolute = float(cooling.rates[row]), cooling.options.max_rows_per_second
+    if absolute is not None and rate > absolute:
+        return f"{rate_text(rate)}, the limit is {rate_text(absolute)}"
+    load = float(cooling.node_loads[cooling.view.tablets.node[row]])
+    share, limit = share_text(rate / load), share_text(cooling.options.max_node_share)
+    return f"{rate_text(rate)}, {share} of its node's load, the limit is {limit}"
+
+
+def _split_rows(view: BundleView) -> list[int]:
+    """The rows of tablets that a split for heat has made, ascending."""
+    made = [tablet for tablet, history in view.history.items() if history.split_for_heat_at is not None]
+    return list(np.flatnonzero(np.isin(view.tablets.ids, made)).tolist()) if made else []
+
+
+def _within(rows: list[int], table: TableView) -> list[int]:
+    """Those of ascending rows that belong to a table."""
+    return rows[bisect_left(rows, table.first) : bisect_left(rows, table.last)]
+
+
+def _plan_hot(scope: Scope, row: int, trigger: str) -> None:
+    """Proposes what the verdict on a hot tablet says, or says why nothing is done."""
+    alone, why = range(row, row + 1), f"tablet {scope.id(row)} has {trigger}"
+    found = _kept_back(scope, row)
+    if found is not None:
+        scope.reject(alone, ActionKind.SPLIT, found[0], f"{why}, but {found[1]}")
+        return
+    facts = _facts(scope, row)
+    verdict = judge(facts, scope.view.samples.get(facts.tablet), scope.options.heat)
+    code, reason = CODES[verdict.word], f"{why}; {verdict.word}: {verdict.reason}"
+    parts = _parts(scope, row, facts, verdict)
+    if verdict.word is Word.FRONT and _split_lately(scope, row):
+        scope.reject(alone, ActionKind.SPLIT, code, f"{reason}; the growing end has a tablet of its own already")
+    elif not parts:
+        scope.reject(alone, ActionKind.SPLIT, code, reason)
+    else:
+        scope.reshard(alone, len(parts), code, reason, parts)
+
+
+def _kept_back(scope: Scope, row: int) -> tuple[str, str] | None:
+    """Code and reason why a hot tablet is not even judged."""
+    if not scope.table_options.enable_auto_reshard:
+        return TABLE_OFF
+    obstacle = scope.obstacle(row)
+    polls, needed = _history(scope, row).hot_polls, scope.options.heat.polls_to_confirm
+    if obstacle is None and polls < needed:
+        return "heat-unconfirmed", f"for {polls} polls in a row only, {needed} are needed"
+    return obstacle
+
+
+def _history(scope: Scope, row: int) -> TabletHistory:
+    return scope.view.history.get(scope.id(row)) or TabletHistory()
+
+
+def _split_lately(scope: Scope, row: int) -> bool:
+    split_at = _history(scope, row).split_for_heat_at
+    return split_at is not None and scope.view.now - split_at < scope.options.heat.min_split_age
+
+
+def _facts(scope: Scope, row: int) -> Facts:
+    table, tablets = scope.table, scope.view.tablets
+    if table.hash:
+        return Facts(scope.id(row), table.key_types, leaf=tablets.leaf(row))
+    upper = tablets.lowers[row + 1] if row + 1 < table.last else HIGHEST
+    return Facts(scope.id(row), table.key_types, tablets.lowers[row], upper)
+
+
+def _parts(scope: Scope, row: int, facts: Facts, verdict: Verdict) -> tuple[Part, ...]:
+    """The tablets that a verdict asks for; the growing end is meant for a cool node."""
+    if verdict.parts:
+        return tuple(Part(leaf=leaf) for leaf in verdict.parts)
+    if not verdict.cuts:
+        return ()
+    lowers = [facts.lower, *verdict.cuts]
+    nodes = [""] * len(lowers)
+    if verdict.front is not None:
+        nodes[verdict.front] = _coolest(scope, row)
+    return tuple(Part(lower, node=node) for lower, node in zip(lowers, nodes, strict=True))
+
+
+def _coolest(scope: Scope, row: int) -> str:
+    """The node with the least load for its weight; empty where that is the present one or may not be chosen."""
+    loads, nodes = scope.cooling.node_loads, scope.view.nodes
+    able = [at for at, node in enumerate(nodes) if scope.may_receive(node) and node.weight > 0]
+    best = min(able, key=lambda at: (loads[at] / nodes[at].weight, at), default=None)
+    if best is None or not scope.moves_freely or nodes[best] is scope.node(row):
+        return ""
+    return nodes[best].id
+
+
+def _plan_cold(scope: Scope, row: int, split: list[int]) -> None:
+    """Joins two neighbours that heat had split, when both have cooled and fit into one tablet on one node."""
+    other = sibling_row(scope, row) if scope.table.hash else row + 1
+    if other != row + 1 or other not in _within(split, scope.table) or scope.used & {row, other}:
+        return
+    rows, size = range(row, row + 2), scope.total(range(row, row + 2))
+    why = f"tablets {scope.id(row)} and {scope.id(other)} were split for heat: when cool, 2 become 1"
+    found = _cold_obstacle(scope, rows, size)
+    if found is not None:
+        # Not `reject`: the second of the two may still be joined with the one after it.
+        reason = f"{why} of {bytes_text(size)}, but {found[1]}"
+        scope.rejections.append(Rejection(ActionKind.MERGE, scope.ids(rows), found[0], reason))
+        return
+    leaf = scope.view.tablets.leaf(row).parent() if scope.table.hash else None
+    part = Part(leaf=leaf) if leaf is not None else Part(scope.view.tablets.lowers[row])
+    scope.reshard(rows, 1, "heat-merge", f"{why} of {bytes_text(size)}", (part,))
+
+
+def _cold_obstacle(scope: Scope, rows: range, size: int) -> tuple[str, str] | None:
+    """Code and reason why two cooled tablets stay as they are. Moving one only to tidy up is not worth its bytes."""
+    if not scope.table_options.enable_auto_reshard:
+        return TABLE_OFF
+    bounds = table_bounds(scope.view, scope.options, scope.table)
+    if size > bounds.max:
+        return "merged-too-large", f"{bytes_text(bounds.max)} is the most"
+    if scope.count + scope.added <= bounds.min_count:
+        return "min-tablet-count", f"min_tablet_count is {bounds.min_count}"
+    if len(set(scope.node_indexes(rows))) > 1:
+        return "apart", "they are on different nodes"
+    warm = scope.cooling.too_warm(rows)
+    if warm is not None:
+        return "too-warm", warm
+    return next((found for row in rows if (found := scope.obstacle(row)) is not None), None)

@@ -1,0 +1,150 @@
+"""What is the matter with a hot tablet, judged from its key samples. Called by `heat` for each confirmed hot tablet.
+
+Questions in this order: are there enough samples? Is it one key? Is it the growing end? Would a cut help at all, or do
+the requests scan across it? Where is the best cut? A vbucket is cut where its trie says; so only its keys are asked
+about.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+from policies.figures import share_text
+from policies.heat_samples import Cut, Requests, best_cut
+from policies.heat_verdict import Evidence, Facts, Verdict, Word, evidence
+from policies.keys import HIGHEST, LOWEST
+from policies.leaves import MAX_MODULUS, POSITIONS, Leaf, descendants
+from policies.model import KeySamples
+from policies.options import HeatOptions
+from policies.successors import successor
+
+USELESS = 0.75
+"""A split must leave its hottest part less than this share of the load: else it costs much and saves too little."""
+EDGE = 0.10
+"""How much of a tablet, from either end, counts as its edge."""
+FRESH = 0.80
+"""A moving front writes new keys: of the writes at an edge this share must have different keys. Where the same few keys
+are written over and over, the edge is merely popular and is cut in its middle."""
+MAX_LEVELS = 3
+"""A hot vbucket is split by this many levels at most in one go."""
+
+
+def judge(facts: Facts, samples: KeySamples | None, options: HeatOptions) -> Verdict:
+    """The verdict on one hot tablet."""
+    if samples is None:
+        text = f"there are no key samples, {options.min_samples} are needed"
+        return Verdict(Word.TOO_FEW, text, Evidence("samples", 0, 0.0))
+    requests = _inside(facts, samples)
+    if len(requests) < options.min_samples:
+        text = f"there are {len(requests)} key samples in the tablet, {options.min_samples} are needed"
+        return Verdict(Word.TOO_FEW, text, evidence(samples, requests))
+    shares = requests.key_shares()
+    heaviest = max(shares, key=lambda key: (shares[key], key), default=None)
+    hot = heaviest if heaviest is not None and shares[heaviest] >= options.hot_key_share else None
+    if facts.leaf is not None:
+        return _judge_leaf(facts, facts.leaf, samples, requests, hot)
+    if hot is not None:
+        return _isolate(facts, samples, requests, hot, shares[hot])
+    return _front(facts, samples, requests, options) or _cut(facts, samples, requests)
+
+
+def _inside(facts: Facts, samples: KeySamples) -> Requests:
+    if facts.leaf is None:
+        return Requests(samples, facts.lower, facts.upper)
+    start, end = facts.leaf.start(), facts.leaf.start() + facts.leaf.width()
+    # The end of the last leaf has no position of its own: nine bytes sort behind all positions.
+    return Requests(samples, start.to_bytes(8, "big"), end.to_bytes(8, "big") if end < POSITIONS else HIGHEST * 9)
+
+
+def _cut(facts: Facts, samples: KeySamples, requests: Requests) -> Verdict:
+    cuts = requests.cuts()
+    if not cuts:
+        found = evidence(samples, requests, crossing=1.0)
+        return Verdict(Word.SCAN, f"all requests start at one key and go on from there ({found.text()})", found)
+    cut = best_cut(cuts)
+    if cut.hotter >= USELESS:
+        middle = min(cuts, key=lambda cut: abs(cut.right - 0.5))
+        found = evidence(samples, requests, hotter=cut.hotter, crossing=middle.crossing)
+        kept = f"the best cut leaves {share_text(cut.hotter)} of the load on one side"
+        text = f"{kept}, and {share_text(middle.crossing)} goes across the middle ({found.text()})"
+        return Verdict(Word.SCAN, text, found)
+    found = evidence(samples, requests, left=cut.left, right=cut.right, crossing=cut.crossing)
+    return Verdict(Word.SPLIT, f"{_sides(facts, cut)} ({found.text()})", found, (cut.key,))
+
+
+def _sides(facts: Facts, cut: Cut) -> str:
+    sides = f"{share_text(cut.left)} of the load is before {facts.name(cut.key)}, {share_text(cut.right)} from it on"
+    return f"{sides}, {share_text(cut.crossing)} across it" if cut.crossing else sides
+
+
+def _isolate(facts: Facts, samples: KeySamples, requests: Requests, key: bytes, share: float) -> Verdict:
+    """One key alone: it gets a tablet of its own, if it has not got one."""
+    found = evidence(samples, requests, key=share)
+    name = f"key {facts.name(key)} has {share_text(share)} of the load"
+    after, how = successor(facts.key_types, key), "isolated"
+    if after is None:
+        after, how = requests.following(key), "cut off before the next sampled key, as its type has no next value"
+    inner = tuple(cut for cut in (key, after) if cut is not None and facts.lower < cut < facts.upper)
+    if not inner:
+        return Verdict(Word.HOT_KEY, f"{name} and a tablet of its own already ({found.text()})", found, key=key)
+    return Verdict(Word.HOT_KEY, f"{name}: it is {how} ({found.text()})", found, inner, key=key)
+
+
+def _front(facts: Facts, samples: KeySamples, requests: Requests, options: HeatOptions) -> Verdict | None:
+    """Nearly all writes at one end: that end gets a tablet of its own, from the outermost tenth's writes on."""
+    total = sum(request.weight for request in requests.requests if request.write)
+    low, high = _edges(facts, requests, samples.row_keys)
+    firsts = [request.first for request in requests.requests]
+    edges = ((-1, requests.requests[bisect_left(firsts, high) :]), (0, requests.requests[: bisect_right(firsts, low)]))
+    for front, inside in edges:
+        edge = [request for request in inside if request.write]
+        share = sum(request.weight for request in edge) / total if edge else 0.0
+        if share < options.front_share or len({request.first for request in edge}) < FRESH * len(edge):
+            continue
+        cut = edge[0].first if front else successor(facts.key_types, edge[-1].first)
+        if cut is None or not facts.lower < cut < facts.upper:
+            continue
+        found = evidence(samples, requests, front=share)
+        where = f"at the {'upper' if front else 'lower'} end, {'from' if front else 'before'} {facts.name(cut)}"
+        text = f"{share_text(share)} of the writes are {where} ({found.text()})"
+        return Verdict(Word.FRONT, text, found, (cut,), front=front)
+    return None
+
+
+def _edges(facts: Facts, requests: Requests, row_keys: Sequence[bytes]) -> tuple[bytes, bytes]:
+    """Where the lower edge ends and the upper one begins: by rank among the rows, or else by value between the ends."""
+    if row_keys:
+        tenth = int(EDGE * len(row_keys))
+        return row_keys[tenth], row_keys[-1 - tenth]
+    first = requests.requests[0].first if facts.lower == LOWEST else facts.lower
+    last = requests.requests[-1].first if facts.upper == HIGHEST else facts.upper
+    same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    low, high = (int.from_bytes(key[same : same + 16].ljust(16, b"\0"), "big") for key in (first, last))
+    width = int(EDGE * (high - low))
+    return first[:same] + (low + width).to_bytes(16, "big"), first[:same] + (high - width).to_bytes(16, "big")
+
+
+def _judge_leaf(facts: Facts, leaf: Leaf, samples: KeySamples, requests: Requests, hot: bytes | None) -> Verdict:
+    """The fewest levels that leave no part with too much; of the hot key only its neighbours can be taken away."""
+    word = Word.SPLIT if hot is None else Word.HOT_KEY
+    name = "" if hot is None else f"{facts.name(hot)} has {share_text(requests.key_shares()[hot])} of the load; "
+    hottest = 1.0
+    for levels in range(1, MAX_LEVELS + 1):
+        if leaf.modulus << levels > MAX_MODULUS:
+            break
+        hottest = max(_part_shares(leaf, requests, levels))
+        if hottest < USELESS:
+            found = evidence(samples, requests, hottest=hottest)
+            text = f"{name}split into {1 << levels}, the hottest part keeps {share_text(hottest)} ({found.text()})"
+            return Verdict(word, text, found, parts=descendants(leaf, 1 << levels), key=hot)
+    found = evidence(samples, requests, hottest=hottest)
+    text = f"{name}no split takes enough away from it: {share_text(hottest)} would stay together ({found.text()})"
+    return Verdict(Word.HOT_KEY, text, found, key=hot)
+
+
+def _part_shares(leaf: Leaf, requests: Requests, levels: int) -> list[float]:
+    """What each part would carry if the vbucket were split by so many levels."""
+    shares = [0.0] * (1 << levels)
+    for request in requests.requests:
+        offset = int.from_bytes(request.first, "big") - leaf.start()
+        shares[(offset << levels) // leaf.width()] += request.weight / requests.total
+    return shares

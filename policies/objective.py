@@ -1,0 +1,49 @@
+"""The objective itself: what one node's load costs, given what it should hold.
+
+The squared weighted excess of every dimension, plus an extra price (a fourth power) for what is above the due share:
+the tightest resource decides. Both the steps of a plan and the picks within the budgets must make the sum smaller; as
+it is the same sum each time, nothing goes round in circles.
+"""
+
+import numpy as np
+
+from policies.model import Floats, Ints
+from policies.placement_loads import Problem, State
+
+_OVERLOAD = 16.0  # from a quarter above the due share on, overload counts more than the square
+# From here on the extra price grows in a straight line: were it steeper still, one tablet too hot for any node would
+# drive all the cold ones off its node, for next to nothing.
+_STEEPEST = 0.5
+
+
+def node_costs(problem: Problem, state: State, nodes: Ints, change: Floats) -> Floats:
+    """…×nodes: what each of the nodes would cost after a change of its load (…×nodes×dimensions).
+
+    A draining node has no share of its own: all that it holds counts as excess over a node's share.
+    """
+    due = problem.due[nodes]
+    unit = np.where(due > 0, due, problem.due.max(axis=0, initial=1e-300))
+    over = (state.held[nodes] + change - due) * (problem.weights / unit)
+    bend = np.minimum(np.maximum(over, 0.0), _STEEPEST)
+    bent = over * over + _OVERLOAD * bend**3 * (4.0 * np.maximum(over, 0.0) - 3.0 * bend)
+    costs: Floats = np.einsum("...nd,nd->...n", bent, unit)
+    return costs
+
+
+def move_gains(problem: Problem, state: State, rows: Ints, targets: Ints) -> Floats:
+    """How much smaller the objective becomes by each of these moves on its own."""
+    sources, loads = state.owner[rows], problem.loads[rows]
+    nothing = np.zeros_like(loads)
+    before = node_costs(problem, state, sources, nothing) + node_costs(problem, state, targets, nothing)
+    after = node_costs(problem, state, sources, -loads) + node_costs(problem, state, targets, loads)
+    gains: Floats = before - after
+    return gains
+
+
+def swap_gain(problem: Problem, state: State, give: int, take: int) -> float:
+    """How much smaller it becomes when two tablets change places."""
+    nodes = np.array([state.owner[give], state.owner[take]])
+    change = problem.loads[take] - problem.loads[give]
+    both = np.stack([change, -change])
+    costs = node_costs(problem, state, nodes, np.zeros_like(both)) - node_costs(problem, state, nodes, both)
+    return float(costs.sum())

@@ -1,0 +1,71 @@
+"""Moves that cannot wait for a threshold: off draining nodes, off full disks, apart where a table is too dense.
+
+`plan_moves` runs these first. They keep only the hard limits where nothing else is possible: a drained node must become
+empty even if the others then hold more than their share.
+"""
+
+import numpy as np
+
+from policies.model import Ints, NodeCondition
+from policies.options import BundleOptions
+from policies.placement import ceilings
+from policies.placement_candidates import LAST_HARD, Standings
+from policies.placement_fill import Spread, fill
+from policies.placement_loads import Bools, Problem, State
+
+
+def movable_in_need(standing: Standings) -> Bools:
+    """T: what may move when its node is drained or full: switches and rests do not count then."""
+    able: Bools = (standing == 0) | (standing > LAST_HARD)
+    return able
+
+
+def drain(problem: Problem, state: State, able: Bools, options: BundleOptions, spread: Spread | None) -> Ints:
+    """Empties draining nodes; gives back the tablets that no node can take."""
+    draining = problem.conditions(NodeCondition.DRAINING)
+    rows = np.flatnonzero(able & draining[state.owner])
+    return _place(problem, state, rows, options, spread)
+
+
+def relieve_disks(problem: Problem, state: State, able: Bools, options: BundleOptions, spread: Spread | None) -> Ints:
+    """Takes the largest tablets off nodes whose disks are too full, until they are below the share that reopens."""
+    settings = options.placement
+    if not settings.evacuate_full_nodes:
+        return np.zeros(0, dtype=np.int64)
+    chosen = [np.zeros(0, dtype=np.int64)]
+    for at, node in enumerate(problem.nodes):
+        capacity = node.disk_capacity
+        if capacity and state.disk_room[at] < 0 and node.condition in (NodeCondition.ACTIVE, NodeCondition.CLOSED):
+            surplus = capacity * (settings.close_at_disk_share - settings.reopen_at_disk_share) - state.disk_room[at]
+            chosen.append(_largest(problem, np.flatnonzero(able & (state.owner == at)), float(surplus)))
+    return _place(problem, state, np.concatenate(chosen), options, spread)
+
+
+def spread_out(problem: Problem, state: State, free: Bools, options: BundleOptions, spread: Spread | None) -> None:
+    """Takes the smallest tablets of a table off nodes that have more of them than `table_spread` allows."""
+    if spread is None:
+        return
+    chosen = [np.zeros(0, dtype=np.int64)]
+    for table, node in np.argwhere(spread.counts > spread.limits[:, None]):
+        rows = np.flatnonzero(free & (problem.tables == table) & (state.owner == node))
+        order = np.argsort(problem.sizes[rows], kind="stable")
+        chosen.append(rows[order][: int(spread.counts[table, node] - spread.limits[table])])
+    _place(problem, state, np.concatenate(chosen), options, spread)
+
+
+def _largest(problem: Problem, rows: Ints, surplus: float) -> Ints:
+    """The fewest tablets that make up the surplus; the last one is the smallest that suffices."""
+    rows = rows[np.argsort(-problem.sizes[rows], kind="stable")]
+    sums = np.cumsum(problem.sizes[rows])
+    full = int(np.searchsorted(sums, surplus))
+    if full >= len(rows):
+        return rows
+    rest = surplus - (sums[full - 1] if full else 0.0)
+    last = full + int(np.flatnonzero(problem.sizes[rows[full:]] >= rest)[-1])
+    return np.append(rows[:full], rows[last])
+
+
+def _place(problem: Problem, state: State, rows: Ints, options: BundleOptions, spread: Spread | None) -> Ints:
+    if problem.dimensions:
+        rows = fill(problem, state, rows, ceilings(problem, options.placement.stop_threshold), spread)
+    return fill(problem, state, rows, None, spread)

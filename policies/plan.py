@@ -1,0 +1,148 @@
+"""The whole plan of one bundle: the one entry that the daemon, the commands and the simulator call.
+
+A view and the options go in, a `PlanResult` comes out; the same input gives the same plan, byte for byte. Order:
+urgent moves (draining nodes, full disks), splits and merges by size, heat, then everything that balances. A tablet has
+one action at most, and nothing is admitted beyond a budget.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from policies.budgets import Admission
+from policies.closing import node_changes
+from policies.heat import plan_heat
+from policies.metric import parse_metric
+from policies.model import Action, ActionKind, BundleView, Floats, PlanResult, Rejection
+from policies.moves import Moves, plan_moves
+from policies.options import BundleOptions, GroupOptions
+from policies.order import Picker
+from policies.placement_candidates import LAST_HARD, group_of
+from policies.placement_loads import Bools, Problem, build_problem
+from policies.plan_record import Record
+from policies.reasons import Left
+from policies.score import bound, score
+from policies.sizes import plan_sizes
+from policies.wording import reason_for
+
+GATHERING = "gathering"  # the code with which `sizes` says that tablets are brought together to be merged
+
+
+def make_plan(view: BundleView, options: BundleOptions) -> PlanResult:
+    """What should be done now, what has to wait, and why."""
+    problem = build_problem(view, options)
+    reshaping, weighed = reshape(view, options)
+    record = Record(problem, options)
+    record.add_rejections(weighed)
+    kept = {tablet for action in reshaping for tablet in action.tablets}
+    kept |= {tablet for rejection in weighed if rejection.code == GATHERING for tablet in rejection.tablets}
+    moves = plan_moves(problem, options, reserved=_rows(problem, kept))
+    admission = Admission(view, options)
+    movable = moves.standing == 0
+    best = bound(problem, moves.before, movable | (moves.standing > LAST_HARD), admission)
+    actions, picker = _admit(moves, reshaping, admission, options, record)
+    record.add_left(moves, picker)
+    return PlanResult(
+        actions=tuple(actions),
+        rejections=record.examples(),
+        counts=record.counts(),
+        node_changes=node_changes(problem, options),
+        pending_moves=len(picker.left),
+        pending_bytes=float(problem.sizes[picker.left].sum()),
+        score_before=score(problem, moves.before),
+        score_after=score(problem, picker.state),
+        bound=max(best, score(problem, picker.state)),
+        notes=record.notes(moves, picker),
+    )
+
+
+def reshape(view: BundleView, options: BundleOptions) -> tuple[list[Action], list[Rejection]]:
+    """Splits and merges, and the moves that bring tablets together for them; by size first, one action per tablet."""
+    sizes, heat = plan_sizes(view, options, table_metrics(view, options)), plan_heat(view, options)
+    rejections = [*sizes.rejections, *heat.rejections]
+    taken: dict[int, Action] = {}
+    actions = []
+    for action in (*sizes.actions, *heat.actions):
+        first = next((taken[tablet] for tablet in action.tablets if tablet in taken), None)
+        if first is None:
+            actions.append(action)
+            taken |= dict.fromkeys(action.tablets, action)
+        else:
+            reason = f"{action.reason}; but the plan has a {first.kind} of it already ({first.code})"
+            rejections.append(Rejection(action.kind, action.tablets, str(Left.TAKEN), reason, action.target))
+    return actions, rejections
+
+
+def table_metrics(view: BundleView, options: BundleOptions) -> dict[str, Floats]:
+    """By table name: the group's metric of each tablet, for tables that are split by a desired metric."""
+    found = {}
+    for table in view.tables:
+        metric = group_of(options, table.name)[1].metric
+        if metric and options.table(table.name).desired_tablet_metric is not None:
+            found[table.name] = parse_metric(metric).evaluate(view.tablets)[table.first : table.last]
+    return found
+
+
+def _admit(
+    moves: Moves, reshaping: list[Action], admission: Admission, options: BundleOptions, record: Record
+) -> tuple[list[Action], Picker]:
+    problem, picker = moves.problem, Picker(moves, admission)
+    actions: list[Action] = []
+    spoken: set[int] = set()
+
+    def take(action: Action) -> None:
+        admission.admit(action)
+        actions.append(action)
+        spoken.update(action.tablets)
+
+    for row, gain in picker.urgent():
+        take(move_action(moves, row, gain, options))
+    urgent = {int(tablet) for tablet in problem.ids[moves.urgent_rows()]}
+    for action in reshaping:
+        if urgent.intersection(action.tablets):
+            record.reject(action, Left.TAKEN, "its node is being emptied, and that comes first")
+            continue
+        code = admission.obstacle(action)
+        if code is None:
+            take(action)
+        else:
+            record.reject(action, code, admission.explain(action, code))
+    for row, gain in picker.others(_rows(problem, spoken)):
+        take(move_action(moves, row, gain, options))
+    return actions, picker
+
+
+def move_action(moves: Moves, row: int, gain: float, options: BundleOptions) -> Action:
+    """A move, with its reason."""
+    problem = moves.problem
+    source, target = int(moves.before.owner[row]), int(moves.after.owner[row])
+    return Action(
+        kind=ActionKind.MOVE,
+        table=problem.view.tables[int(problem.tables[row])].name,
+        tablets=(int(problem.ids[row]),),
+        reason=reason_for(moves, row, options),
+        code=str(moves.code(row)),
+        source=problem.nodes[source].id,
+        target=problem.nodes[target].id,
+        size=float(problem.sizes[row]),
+        gain=gain,
+    )
+
+
+def restricted(options: BundleOptions, *, balance: bool, heat: bool, closed_groups: frozenset[str]) -> BundleOptions:
+    """Options for a moment in which not every schedule is open: what is not due is off, urgent moves are not.
+
+    `balance` is the bundle's own schedule, `heat` that of `[heat]`, `closed_groups` are groups whose schedule is shut.
+    """
+    balancer = options.balancer
+    known = set(balancer.groups) | {options.table(name).group for name in options.tables} | {"default"}
+    shut = closed_groups if balance else frozenset(known)
+    groups = {name: balancer.groups.get(name) or GroupOptions() for name in sorted(known)}
+    off = {name: replace(group, enable_move=False, enable_reshard=False) for name, group in groups.items()}
+    balancer = replace(balancer, groups={name: (off if name in shut else groups)[name] for name in groups})
+    return replace(options, balancer=balancer, heat=options.heat if heat else replace(options.heat, enable=False))
+
+
+def _rows(problem: Problem, tablets: set[int]) -> Bools:
+    """T: which tablets are among these."""
+    return np.isin(problem.ids, np.array(sorted(tablets), dtype=np.int64))

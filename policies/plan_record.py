@@ -1,0 +1,151 @@
+"""What a plan remembers of everything it did not do: numbers by code, a few examples of each, and notes.
+
+`plan` fills it. A plan over a million tablets must not make a million objects, so only examples become `Rejection`s.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from policies.figures import bytes_text, share_text
+from policies.model import Action, ActionKind, Ints, NodeCondition, Rejection
+from policies.moves import Moves
+from policies.options import BundleOptions
+from policies.order import Picker
+from policies.placement_candidates import STANDINGS
+from policies.placement_loads import Bools, Problem, tension, underuse
+from policies.reasons import MEANINGS, Left
+from policies.wording import NAMES, level_text, tightest
+
+EXAMPLES = 5
+
+
+class Record:
+    """Collects while a plan is made."""
+
+    def __init__(self, problem: Problem, options: BundleOptions) -> None:
+        self._problem, self._options = problem, options
+        self._counts: dict[str, int] = {}
+        self._examples: dict[str, list[Rejection]] = {}
+
+    def add_rejections(self, rejections: Iterable[Rejection]) -> None:
+        """What other policies have weighed and left."""
+        for rejection in rejections:
+            self._note(rejection, 1)
+
+    def reject(self, action: Action, code: Left, reason: str) -> None:
+        """An action that has to wait."""
+        sentence = f"{action.reason}; but {reason}"
+        self._note(Rejection(action.kind, action.tablets, str(code), sentence, action.target), 1)
+
+    def add_left(self, moves: Moves, picker: Picker) -> None:
+        """All moves that were not taken: those that wait, those that cannot be, and nodes that nothing helps."""
+        self._add_waiting(moves, picker)
+        self._add_standing(moves)
+        for row in moves.stranded[:EXAMPLES].tolist():
+            reason = f"{self._home(row)} must give it away, but no node may take its {self._size(row)}"
+            self._move_rejection(row, Left.NO_ROOM, reason, 0)
+        self._add_count(Left.NO_ROOM, len(moves.stranded))
+        self._add_stuck(moves)
+
+    def counts(self) -> dict[str, int]:
+        """How many candidates each code has kept back."""
+        return dict(sorted(self._counts.items()))
+
+    def examples(self) -> tuple[Rejection, ...]:
+        """Some of each."""
+        return tuple(rejection for _, found in sorted(self._examples.items()) for rejection in found)
+
+    def notes(self, moves: Moves, picker: Picker) -> tuple[str, ...]:
+        """What an operator should know at a glance."""
+        notes = [self._level_note(moves)] if self._problem.dimensions and len(self._problem.nodes) else []
+        waiting = len(picker.left)
+        if waiting:
+            size = bytes_text(float(self._problem.sizes[picker.left].sum()))
+            notes.append(f"{waiting} more moves ({size}) lead to the same goal and wait for the budgets")
+        if len(moves.stranded):
+            notes.append(f"{len(moves.stranded)} tablets must leave their nodes and no node may take them")
+        return tuple(notes)
+
+    def _level_note(self, moves: Moves) -> str:
+        tight = tension(self._problem, moves.before.held)
+        node = int(tight.argmax())
+        dimension, over = tightest(self._problem, moves.before, node)
+        place = f"the tightest node is {self._problem.nodes[node].id}, {level_text(over)} of {NAMES[dimension]}"
+        start = share_text(self._options.placement.start_threshold)
+        if moves.started:
+            return f"{place}; moves start at {start}"
+        low = float(underuse(self._problem, moves.before.held).max(initial=0.0))
+        return f"balanced: {place}, none is {start} above, and the emptiest is {share_text(max(low, 0.0))} below"
+
+    def _add_waiting(self, moves: Moves, picker: Picker) -> None:
+        if picker.admission.exhausted:
+            self._add_count(Left.MOVES_TOTAL, len(picker.left))
+            self._waiting_examples(moves, picker, picker.left[:EXAMPLES])
+            return
+        for row in picker.left.tolist():
+            code = picker.obstacle(row)
+            self._add_count(code, 1)
+            if len(self._examples.get(code, ())) < EXAMPLES:
+                self._waiting_examples(moves, picker, np.array([row]))
+
+    def _waiting_examples(self, moves: Moves, picker: Picker, rows: Ints) -> None:
+        for row in rows.tolist():
+            code = picker.obstacle(row)
+            target = self._problem.nodes[int(moves.after.owner[row])].id
+            action = Action(
+                ActionKind.MOVE, "", (), "", "", self._home(row), target, size=float(self._problem.sizes[row])
+            )
+            why = (
+                MEANINGS[code] if code in (Left.WAITS, Left.SWAP_NEEDS_TWO) else picker.admission.explain(action, code)
+            )
+            self._move_rejection(row, code, f"it should move from {self._home(row)} to {target}, but {why}", 0, target)
+
+    def _add_standing(self, moves: Moves) -> None:
+        """Tablets that may not move, on nodes that should lose something."""
+        wanted = self._donors(moves)[self._problem.home] & (moves.standing > 0)
+        numbers = np.bincount(moves.standing[wanted], minlength=len(STANDINGS))
+        for number, code in enumerate(STANDINGS):
+            if code is not None and numbers[number]:
+                self._add_count(code, int(numbers[number]))
+                for row in np.flatnonzero(wanted & (moves.standing == number))[:EXAMPLES].tolist():
+                    self._move_rejection(row, code, f"it is on {self._home(row)}, but {MEANINGS[code]}", 0)
+
+    def _donors(self, moves: Moves) -> Bools:
+        over = tension(self._problem, moves.before.held) > self._options.placement.start_threshold
+        return over | self._problem.conditions(NodeCondition.DRAINING, NodeCondition.DOWN)
+
+    def _add_stuck(self, moves: Moves) -> None:
+        """Nodes that stay above the threshold although the objective did all it could."""
+        if not moves.started:
+            return
+        tight = tension(self._problem, moves.after.held)
+        for node in np.flatnonzero(tight > self._options.placement.start_threshold).tolist():
+            dimension, over = tightest(self._problem, moves.after, node)
+            free = int(((moves.after.owner == node) & (moves.standing == 0)).sum())
+            name = self._problem.nodes[node].id
+            reason = (
+                f"{name} stays {level_text(over)} of {NAMES[dimension]}: "
+                f"no move and no exchange of its {free} free tablets makes it better"
+            )
+            self._note(Rejection(ActionKind.MOVE, (), str(Left.NO_GAIN), reason), 1)
+
+    def _move_rejection(self, row: int, code: Left, reason: str, count: int, target: str = "") -> None:
+        tablet = int(self._problem.ids[row])
+        self._note(Rejection(ActionKind.MOVE, (tablet,), str(code), reason, target), count)
+
+    def _note(self, rejection: Rejection, count: int) -> None:
+        self._add_count(rejection.code, count)
+        kept = self._examples.setdefault(rejection.code, [])
+        if len(kept) < EXAMPLES:
+            kept.append(rejection)
+
+    def _add_count(self, code: str, count: int) -> None:
+        if count:
+            self._counts[str(code)] = self._counts.get(str(code), 0) + count
+
+    def _home(self, row: int) -> str:
+        return self._problem.nodes[int(self._problem.home[row])].id
+
+    def _size(self, row: int) -> str:
+        return bytes_text(float(self._problem.sizes[row]))

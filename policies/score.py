@@ -1,0 +1,81 @@
+"""How balanced a bundle is, from 0 to 100, and the best that a plan within the budgets could make of it.
+
+The score is the mean load divided by the tightest node's, in its tightest dimension (a dimension with half the weight
+counts half), times the part of the load that is not on draining nodes: 100 is even, 50 is a node with twice its share.
+"""
+
+import numpy as np
+
+from policies.budgets import Admission
+from policies.model import Floats, NodeCondition
+from policies.placement_loads import Bools, Problem, State, tension
+
+
+def score(problem: Problem, state: State) -> float:
+    """The score of a state."""
+    worst = float(tension(problem, state.held).max(initial=0.0))
+    return _score(worst, _stranded_share(problem, state.held))
+
+
+def bound(problem: Problem, state: State, movable: Bools, admission: Admission) -> float:
+    """No plan within the budgets can reach a better score than this.
+
+    A node cannot become lighter than by losing its heaviest free tablets, as many as may leave it at once; and some
+    node must hold the heaviest tablet, and the mean.
+    """
+    if not problem.dimensions:
+        return 100.0
+    tight = tension(problem, state.held)
+    floor = max(0.0, _heaviest_tablet(problem))
+    slots = admission.free_total
+    for node in np.argsort(-tight, kind="stable").tolist():
+        if tight[node] <= floor:
+            break
+        able = min(slots, admission.free_slots(problem.nodes[node].id))
+        floor = max(floor, _lightest(problem, state, node, movable, able))
+    return _score(floor, _left_draining(problem, state, movable, admission, slots))
+
+
+def _score(worst: float, stranded: float) -> float:
+    return 100.0 / (1.0 + max(worst, 0.0)) * (1.0 - min(stranded, 1.0))
+
+
+def _stranded_share(problem: Problem, held: Floats) -> float:
+    """The part of the load on nodes that should hold nothing, in the dimension where it is largest."""
+    draining = problem.conditions(NodeCondition.DRAINING)
+    return float(held[draining].sum(axis=0).max(initial=0.0)) if draining.any() else 0.0
+
+
+def _left_draining(problem: Problem, state: State, movable: Bools, admission: Admission, slots: int) -> float:
+    """What must stay on draining nodes: all but the heaviest tablets that may leave now."""
+    rest = np.zeros(len(problem.dimensions))
+    for node in np.flatnonzero(problem.conditions(NodeCondition.DRAINING)).tolist():
+        able = min(slots, admission.free_slots(problem.nodes[node].id))
+        rest += state.held[node] - _top(problem, state, node, movable, able)
+    return max(0.0, float(rest.max(initial=0.0)))
+
+
+def _lightest(problem: Problem, state: State, node: int, movable: Bools, slots: int) -> float:
+    """The node's tension if, dimension by dimension, its heaviest tablets left."""
+    due = problem.due[node]
+    if not (due > 0).all():
+        return 0.0
+    held = state.held[node] - _top(problem, state, node, movable, slots)
+    return float(((held / due - 1.0) * problem.weights).max())
+
+
+def _top(problem: Problem, state: State, node: int, movable: Bools, slots: int) -> Floats:
+    """D: the most load that so many of the node's free tablets carry, in each dimension on its own."""
+    rows = np.flatnonzero(movable & (state.owner == node))
+    if not slots or not len(rows):
+        return np.zeros(len(problem.dimensions))
+    loads = np.sort(problem.loads[rows], axis=0)[::-1]
+    top: Floats = loads[:slots].sum(axis=0)
+    return top
+
+
+def _heaviest_tablet(problem: Problem) -> float:
+    """The tension of the roomiest node if it held nothing but the heaviest tablet."""
+    roomiest = problem.due.max(axis=0)
+    heaviest = problem.loads.max(axis=0, initial=0.0)
+    return float(((heaviest / np.maximum(roomiest, 1e-300) - 1.0) * problem.weights).max(initial=-1.0))

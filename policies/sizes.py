@@ -1,0 +1,125 @@
+"""Which tablets to split and merge because of their sizes. The planner calls `plan_sizes` once per plan and bundle.
+
+Only tablets outside their table's bounds are looked at one by one; the rest is compared in columns. What may be done
+with an outlier is said by `sizes_range`, `sizes_hash` and, for tables with a desired metric, `sizes_load`.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from policies.cooling import Cooling
+from policies.model import ActionKind, BundleView, Floats, Rejection, TableView
+from policies.options import BundleOptions
+from policies.sizes_bounds import MAX_TABLETS, SizeBounds, size_bounds
+from policies.sizes_hash import merge_leaf, plan_hash, split_leaf
+from policies.sizes_load import load_bounds, load_outliers, plan_load
+from policies.sizes_range import plan_range
+from policies.sizes_scope import Proposals, Scope, blocked_tablets
+
+__all__ = ["Proposals", "SizeBounds", "double", "halve", "plan_sizes", "size_bounds", "table_bounds"]
+
+EXAMPLES = 10  # tablets named in a sentence about a whole table
+
+
+def plan_sizes(view: BundleView, options: BundleOptions, metrics: Mapping[str, Floats] | None = None) -> Proposals:
+    """Splits and merges of a whole bundle.
+
+    `metrics` gives, by table name, the group's metric of each tablet of a table with `desired_tablet_metric`; a table
+    that is not in it is measured by the rows it reads and writes per second.
+    """
+    blocked, cooling = blocked_tablets(view), Cooling(view, options.heat)
+    scopes = [Scope(view, options, table, blocked, cooling) for table in view.tables]
+    for scope in scopes:
+        _plan_table(scope, (metrics or {}).get(scope.table.name))
+    return _proposals(scopes)
+
+
+def table_bounds(view: BundleView, options: BundleOptions, table: TableView) -> SizeBounds:
+    """The size bounds of one table as it is now."""
+    total = int(view.tablets.sizes[table.first : table.last].sum())
+    return size_bounds(options.balancer, options.table(table.name), total, len(view.nodes))
+
+
+def double(view: BundleView, options: BundleOptions, table: TableView) -> Proposals:
+    """Every vbucket of a hash table becomes two, whatever its size; all of them or none for want of numbers."""
+    scope = Scope(view, options, table, blocked_tablets(view), Cooling(view, options.heat), ordered=True)
+    if _whole_table(scope, ActionKind.SPLIT):
+        for row in range(table.first, table.last):
+            _double_leaf(scope, row)
+    return _proposals([scope])
+
+
+def halve(view: BundleView, options: BundleOptions, table: TableView) -> Proposals:
+    """Every two sibling vbuckets of a hash table become one, whatever their sizes."""
+    scope = Scope(view, options, table, blocked_tablets(view), Cooling(view, options.heat), ordered=True)
+    if _whole_table(scope, ActionKind.MERGE):
+        for row in range(table.first, table.last):
+            _halve_leaf(scope, row)
+    return _proposals([scope])
+
+
+def _plan_table(scope: Scope, metrics: Floats | None) -> None:
+    table, desired = scope.table, scope.table_options.desired_tablet_metric
+    values = scope.cooling.rates[table.first : table.last] if metrics is None else metrics
+    loads = None
+    if desired is not None and scope.table_options.desired_tablet_count is None:
+        loads = load_bounds(scope, values, desired)
+    if loads is not None:
+        outliers = load_outliers(scope, loads, values)
+        if _switched_on(scope, outliers):
+            plan_load(scope, loads, values, outliers)
+        return
+    bounds = table_bounds(scope.view, scope.options, table)
+    sizes = scope.view.tablets.sizes[table.first : table.last]
+    outliers = (np.flatnonzero((sizes < bounds.min) | (sizes > bounds.max)) + table.first).tolist()
+    if _switched_on(scope, outliers):
+        (plan_hash if table.hash else plan_range)(scope, bounds, outliers)
+
+
+def _switched_on(scope: Scope, outliers: list[int]) -> bool:
+    """Whether the table's tablets may be split and merged by themselves; says so once where they may not."""
+    off = scope.switch()
+    if not scope.options.balancer.enable_tablet_size_balancer:
+        off = "size-balancer-off", "enable_tablet_size_balancer"
+    if off is not None and outliers:
+        ids = tuple(scope.id(row) for row in outliers[:EXAMPLES])
+        text = f"{len(outliers)} tablets of {scope.table.name} are outside their bounds, but {off[1]} is false"
+        scope.rejections.append(Rejection(ActionKind.RESHARD, ids, off[0], text))
+    return off is None
+
+
+def _whole_table(scope: Scope, kind: ActionKind) -> bool:
+    """Whether all vbuckets of this table can be doubled or halved."""
+    if not scope.table.hash:
+        reason = f"{scope.table.name} is a range table: only the vbuckets of a hash table are doubled and halved"
+        scope.rejections.append(Rejection(kind, (), "range-table", reason))
+    elif kind is ActionKind.SPLIT and 2 * scope.count >= MAX_TABLETS:
+        reason = f"{scope.table.name} has {scope.count} vbuckets and would reach {MAX_TABLETS} tablets"
+        scope.rejections.append(Rejection(kind, (), "tablet-limit", reason))
+    return not scope.rejections
+
+
+def _double_leaf(scope: Scope, row: int) -> None:
+    why = f"the vbuckets of {scope.table.name} are doubled"
+    obstacle = scope.obstacle(row)
+    if obstacle is not None:
+        scope.reject(range(row, row + 1), ActionKind.SPLIT, obstacle[0], f"{why}, but {obstacle[1]}")
+        return
+    split_leaf(scope, row, 2, "double", why)
+
+
+def _halve_leaf(scope: Scope, row: int) -> None:
+    if row in scope.used:
+        return
+    why = f"the vbuckets of {scope.table.name} are halved"
+    obstacle = scope.obstacle(row)
+    if obstacle is not None:
+        scope.reject(range(row, row + 1), ActionKind.MERGE, obstacle[0], f"{why}, but {obstacle[1]}")
+        return
+    merge_leaf(scope, row, "halve", why)
+
+
+def _proposals(scopes: list[Scope]) -> Proposals:
+    actions = tuple(action for scope in scopes for action in scope.actions)
+    return Proposals(actions, tuple(rejection for scope in scopes for rejection in scope.rejections))

@@ -1,0 +1,94 @@
+"""The poll of one node with 2,000 tablets, beside a bare SELECT of the views that hold the same figures."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import pytest
+from psycopg import sql
+
+from balancer.embedded.postgres import PostgresServer
+from balancer.nodes.connection import Address, Connection, Timeouts, connect
+from balancer.nodes.names import Name
+from balancer.nodes.poll import poll_node, statement
+from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
+from tests.support.servers import Database
+from tests.support.tables import show_table
+
+pytestmark = pytest.mark.bench
+
+TABLETS = 2048  # 2,000, rounded up to a power of two so that every key has a home
+ROUNDS = 15
+ROOT = Name("public", "orders")
+
+# The same columns as a monitoring system would read them.
+VIEWS = """
+SELECT t.relid, t.schemaname, t.relname, pg_total_relation_size(t.relid), t.n_live_tup, t.n_dead_tup, t.n_tup_ins,
+       t.n_tup_upd, t.n_tup_del, t.seq_tup_read, t.idx_tup_fetch, io.heap_blks_read + coalesce(io.idx_blks_read, 0),
+       io.heap_blks_hit + coalesce(io.idx_blks_hit, 0), greatest(t.last_vacuum, t.last_autovacuum)
+FROM pg_stat_user_tables t JOIN pg_statio_user_tables io USING (relid)
+"""
+
+
+def fill(connection: Connection) -> None:
+    connection.execute("CREATE TABLE orders (id bigint PRIMARY KEY, note text) PARTITION BY HASH (id)")
+    for start in range(0, TABLETS, 128):
+        with connection.transaction():
+            for number in range(start, start + 128):
+                connection.execute(
+                    sql.SQL("CREATE TABLE {} PARTITION OF orders FOR VALUES WITH (MODULUS {}, REMAINDER {})").format(
+                        sql.Identifier(f"orders_t{number}"), sql.Literal(TABLETS), sql.Literal(number)
+                    )
+                )
+    install_schema(connection, "bench", "a")
+    with connection.cursor() as cursor:
+        write_tablets(
+            cursor,
+            [OwnedTablet(n, 1, OwnState.OWNED, (Name("public", f"orders_t{n}"),)) for n in range(TABLETS)],
+        )
+    connection.execute("INSERT INTO orders SELECT n, 'x' FROM generate_series(1, 60000) n")
+    connection.execute("VACUUM ANALYZE orders")
+
+
+def seconds(work: Callable[[], object]) -> list[float]:
+    work()
+    measured = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        work()
+        measured.append(time.perf_counter() - started)
+    return measured
+
+
+def server_milliseconds(connection: Connection, query: sql.Composed | sql.SQL) -> float:
+    """The median of what EXPLAIN ANALYZE says of planning and execution."""
+    taken: list[float] = []
+    for _ in range(ROUNDS):
+        row = connection.execute(sql.SQL("EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {}").format(query)).fetchone()
+        assert row is not None
+        taken.append(row[0][0]["Planning Time"] + row[0][0]["Execution Time"])
+    return statistics.median(taken)
+
+
+def test_poll_of_a_node_with_2000_tablets(
+    postgres18: PostgresServer, database: Callable[[PostgresServer], Database]
+) -> None:
+    with connect(Address("a", database(postgres18).dsn), timeouts=Timeouts(statement=120)) as connection:
+        fill(connection)
+        poll = seconds(lambda: poll_node(connection, [ROOT]))
+        views = seconds(lambda: connection.execute(VIEWS).fetchall())
+        partitions = seconds(lambda: connection.execute(statement([ROOT])).fetchall())
+        mine = statement([ROOT]).as_string(connection).strip().rstrip(";")
+        rows = [
+            ("our poll, whole", *spread(poll), float("nan")),
+            ("bare SELECT of the views", *spread(views), server_milliseconds(connection, sql.SQL(VIEWS))),
+            ("our partitions alone", *spread(partitions), server_milliseconds(connection, sql.SQL(mine))),
+        ]
+        assert len(poll_node(connection, [ROOT]).partitions) == TABLETS
+    title = f"poll of one node, {TABLETS} tablets, ms: goal server <= 100, whole poll <= 1.2 x the views"
+    show_table(title, ["what", "median", "worst", "server, median"], rows)
+    show_table("", ["poll / views"], [[statistics.median(poll) / statistics.median(views)]])
+
+
+def spread(measured: list[float]) -> tuple[float, float]:
+    return statistics.median(measured) * 1e3, max(measured) * 1e3

@@ -1,0 +1,148 @@
+"""`balancer table` and `balancer node`, as a user calls them, on a node of each version."""
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from balancer.cli.main import main
+from balancer.embedded.postgres import PostgresServer
+from tests.support.commands import Result
+from tests.support.servers import Database
+
+TABLE = """
+[tables.orders]
+roots = ["public.orders"]
+layout = "hash"
+key = ["id"]
+tablets = 4
+"""
+
+
+@pytest.fixture
+def databases(
+    postgres15: PostgresServer, postgres18: PostgresServer, database: Callable[[PostgresServer], Database]
+) -> list[Database]:
+    return [database(postgres15), database(postgres18)]
+
+
+@pytest.fixture
+def config(tmp_path: Path, databases: list[Database]) -> Path:
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "balancer.toml").write_text(f'directory = "sqlite://{tmp_path}/directory.db"\n')
+    nodes = "".join(f"[nodes.{name}]\ndsn = '{db.dsn}'\n" for name, db in zip("ab", databases, strict=True))
+    (tmp_path / "bundles" / "shop.toml").write_text(nodes + TABLE)
+    return tmp_path / "balancer.toml"
+
+
+def balancer(*arguments: str | Path, env: dict[str, str] | None = None) -> Result:
+    """`balancer …` in this process, through its real entry: starting Python would take most of the time."""
+    out, err = StringIO(), StringIO()
+    patched = pytest.MonkeyPatch()
+    with patched.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["balancer", *map(str, arguments)])
+        for name, value in (env or {}).items():
+            patch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return Result(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def partitioned(database: Database, *leaves: tuple[int, int]) -> None:
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE orders (id int PRIMARY KEY) PARTITION BY HASH (id)")
+        for modulus, remainder in leaves:
+            bound = f"FOR VALUES WITH (MODULUS {modulus}, REMAINDER {remainder})"
+            connection.execute(f"CREATE TABLE p{remainder} PARTITION OF orders {bound}")
+
+
+def test_adopting_shows_first_and_then_does(config: Path, databases: list[Database]) -> None:
+    partitioned(databases[0], (2, 0), (2, 1))
+    shown = balancer("table", "adopt", "shop", "orders", "--dry-run", "--config", config)
+    assert shown.code == 0, shown.err
+    assert shown.out.splitlines() == [
+        "part\tnode\tpartitions",
+        "FOR VALUES WITH (MODULUS 2, REMAINDER 0)\ta\tpublic.p0",
+        "FOR VALUES WITH (MODULUS 2, REMAINDER 1)\ta\tpublic.p1",
+        "2 tablets of orders, hash by (id integer)",
+        "node b has no roots yet; they will be made there",
+    ]
+    done = balancer("table", "adopt", "shop", "orders", "--config", config)
+    assert (done.code, done.out) == (0, "adopted table orders with 2 tablets\n")
+    listed = json.loads(balancer("node", "list", "--config", config, "--output", "json").out)
+    assert [(row["node"], row["health"], row["tablets"], row["reason"]) for row in listed] == [
+        ("a", "good", 2, None),
+        ("b", "good", 0, None),
+    ]
+    with databases[0].connect() as connection:
+        connection.execute("UPDATE balancer.tablet SET epoch = 0 WHERE id = 1")
+    listed = json.loads(balancer("node", "list", "--config", config, "--output", "json").out)
+    assert (listed[0]["health"], "an old copy" in listed[0]["reason"]) == ("quarantined", True)
+
+
+def test_a_refusal_is_one_sentence_and_exit_4(config: Path, databases: list[Database]) -> None:
+    partitioned(databases[0], (2, 0))
+    refused = balancer("table", "adopt", "shop", "orders", "--config", config)
+    assert refused.code == 4
+    assert len(refused.err.splitlines()) == 1
+    assert "leaves a gap after public.p0 on node a" in refused.err
+    assert balancer("table", "adopt", "shop", "nothing", "--config", config).code == 2
+
+
+def test_creating_makes_the_table_everywhere(config: Path, databases: list[Database], tmp_path: Path) -> None:
+    definition = tmp_path / "orders.sql"
+    definition.write_text("CREATE TABLE orders (id int PRIMARY KEY) PARTITION BY HASH (id)")
+    made = balancer("table", "create", "shop", "orders", "--definition", definition, "--config", config)
+    assert (made.code, made.out) == (0, "created table orders with 4 tablets\n"), made.err
+    for database in databases:
+        with database.connect() as connection:
+            count = connection.execute("SELECT count(*) FROM pg_inherits WHERE inhparent = 'orders'::regclass")
+            assert count.fetchone() == (2,)
+    assert balancer("table", "create", "shop", "orders", "--config", config).code == 4
+
+
+def test_checking_names_what_is_missing_and_the_script_grants_it(config: Path, databases: list[Database]) -> None:
+    partitioned(databases[1], (1, 0))
+    assert balancer("node", "check", "--config", config).out == "every node has what it needs\n"
+    role = f"role_{databases[1].name}"
+    with databases[1].connect() as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
+        try:
+            environment = {"BALANCER_PASSWORD_B": "secret"}
+            bundle = config.parent / "bundles" / "shop.toml"
+            bundle.write_text(bundle.read_text().replace(databases[1].dsn, limited(databases[1], role)))
+            found = balancer("node", "check", "--node", "b", "--config", config, "--output", "json", env=environment)
+            assert found.code == 1
+            remedies = {row["subject"]: row["remedy"] for row in json.loads(found.out)}
+            assert remedies["pg_monitor"] == f'GRANT pg_monitor TO "{role}"'
+            script = balancer("node", "grant-script", "shop", "--role", role, "--config", config)
+            connection.execute(script.out.encode())
+            again = balancer("node", "check", "--node", "b", "--config", config, env=environment)
+            assert (again.code, again.out) == (0, "every node has what it needs\n")
+        finally:
+            connection.execute(f"REASSIGN OWNED BY {role} TO postgres")
+            connection.execute(f"DROP OWNED BY {role}")
+            connection.execute(f"DROP ROLE {role}")
+
+
+def limited(database: Database, role: str) -> str:
+    port = psycopg.conninfo.conninfo_to_dict(database.dsn)["port"]
+    return f"postgresql://{role}@127.0.0.1:{port}/{database.name}"
+
+
+def test_a_node_that_is_down_is_shown_and_the_rest_too(config: Path, databases: list[Database]) -> None:
+    partitioned(databases[1], (1, 0))
+    assert balancer("table", "adopt", "shop", "orders", "--config", config).code == 0
+    bundle = config.parent / "bundles" / "shop.toml"
+    bundle.write_text(bundle.read_text().replace(databases[0].dsn, "postgresql://u@127.0.0.1:1/x"))
+    listed = json.loads(balancer("node", "list", "shop", "--config", config, "--output", "json").out)
+    assert [row["health"] for row in listed] == ["unreachable", "good"]
+    assert "node a cannot be reached" in listed[0]["reason"]
+    checked = balancer("node", "check", "--config", config)
+    assert checked.code == 1
+    assert balancer("table", "adopt", "shop", "orders", "--config", config).code == 3

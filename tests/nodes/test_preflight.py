@@ -1,0 +1,149 @@
+"""The preflight names what is missing and what mends it; a role made by the script passes it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from psycopg import sql
+
+from balancer.embedded.postgres import PostgresServer, system_binaries
+from balancer.nodes.connection import Address, Connection, connect
+from balancer.nodes.grants import grant_script
+from balancer.nodes.leader import node_transaction
+from balancer.nodes.names import Name, parse_name
+from balancer.nodes.poll import poll_node
+from balancer.nodes.preflight import Finding, Level, Needs, preflight
+from balancer.nodes.schema import install_schema
+from tests.support.servers import Database
+
+ROOTS = (Name("public", "orders"), Name("shop", "Items"))
+NEEDS = Needs(ROOTS)
+
+
+@pytest.fixture
+def tables(connection: Connection) -> Connection:
+    connection.execute(
+        """
+        CREATE TABLE orders (id int PRIMARY KEY) PARTITION BY RANGE (id);
+        CREATE TABLE orders_p PARTITION OF orders FOR VALUES FROM (MINVALUE) TO (MAXVALUE);
+        CREATE SCHEMA shop;
+        CREATE TABLE shop."Items" (id int) PARTITION BY RANGE (id);
+        """
+    )
+    return connection
+
+
+@contextmanager
+def role(connection: Connection, attributes: str = "LOGIN") -> Iterator[str]:
+    """A role of its own, gone afterwards with everything that it owns here."""
+    name = f"balancer_{uuid4().hex[:8]}"
+    connection.execute(f"CREATE ROLE {name} {attributes} PASSWORD 'secret'")
+    try:
+        yield name
+    finally:
+        connection.execute(f"REASSIGN OWNED BY {name} TO postgres")
+        connection.execute(f"DROP OWNED BY {name}")
+        connection.execute(f"DROP ROLE {name}")
+
+
+def as_role(address: Address, name: str) -> Connection:
+    hosts = address.dsn.split("@", 1)[1]
+    return connect(Address("a", f"postgresql://{name}@{hosts}", "secret"))
+
+
+def levels(findings: list[Finding]) -> dict[str, Level]:
+    return {finding.subject: finding.level for finding in findings}
+
+
+def test_a_superuser_on_our_test_server_lacks_only_a_key(tables: Connection) -> None:
+    assert levels(preflight(tables, NEEDS)) == {'shop."Items"': Level.LIMIT}
+
+
+def test_a_bare_role_is_told_each_missing_privilege_and_the_statement(tables: Connection, address: Address) -> None:
+    with role(tables) as name, as_role(address, name) as mine:
+        found = preflight(mine, NEEDS)
+        known = tables.info.server_version >= 160000
+        assert levels(found)["CREATE"] is Level.ERROR
+        assert levels(found)["pg_monitor"] is Level.ERROR
+        assert levels(found)["REPLICATION"] is Level.LIMIT
+        assert levels(found)["pg_create_subscription" if known else "subscriptions"] is Level.LIMIT
+        assert levels(found)["public.orders"] is Level.ERROR
+        assert [f.level for f in found] == sorted((f.level for f in found), key=list(Level).index)
+        # Each statement is one that PostgreSQL takes, and together they mend everything but the key.
+        for finding in found:
+            if "PRIMARY KEY" not in finding.remedy:
+                tables.execute(sql.SQL(finding.remedy))
+        tables.execute(f"ALTER ROLE {name} NOSUPERUSER")
+        assert set(levels(preflight(mine, NEEDS))) <= {'shop."Items"', "subscriptions"}
+
+
+@pytest.mark.parametrize("owner", ["postgres", "application"])
+def test_a_role_made_by_the_script_passes(tables: Connection, address: Address, owner: str) -> None:
+    with role(tables) as name, role(tables, "NOLOGIN") as application:
+        tables.execute('ALTER TABLE shop."Items" ADD PRIMARY KEY (id)')
+        if owner == "application":
+            tables.execute(f"GRANT CREATE ON SCHEMA public, shop TO {application}")
+            for table in ("orders", "orders_p", 'shop."Items"'):
+                tables.execute(f"ALTER TABLE {table} OWNER TO {application}")
+        for _ in range(2):
+            tables.execute(grant_script(name, ROOTS).encode())
+        with as_role(address, name) as mine:
+            found = preflight(mine, NEEDS)
+            assert set(levels(found)) == (set() if tables.info.server_version >= 160000 else {"subscriptions"})
+            install_schema(mine, "shop", "a")
+            with node_transaction(mine, 1, "a") as cursor:
+                cursor.execute("ALTER TABLE orders DETACH PARTITION orders_p")
+            assert poll_node(mine, ROOTS).identity is not None
+            if owner == "application":
+                assert tables.execute(
+                    "SELECT pg_get_userbyid(relowner) FROM pg_class WHERE relname = 'orders'"
+                ).fetchone() == (application,)
+
+
+@pytest.mark.quick
+def test_the_script_quotes_what_it_is_given() -> None:
+    script = grant_script("it's", [parse_name('"a\'b"."c"')])
+    assert "'it''s'" in script
+    assert "a''b" in script
+
+
+def test_too_few_slots_senders_and_workers_are_named(
+    postgres15: PostgresServer, database: Callable[[PostgresServer], Database]
+) -> None:
+    with connect(Address("a", database(postgres15).dsn)) as connection:
+        found = preflight(connection, Needs(moves=1000))
+    by_subject = {finding.subject: finding for finding in found}
+    assert set(by_subject) == {
+        "max_replication_slots",
+        "max_wal_senders",
+        "max_logical_replication_workers",
+        "max_worker_processes",
+    }
+    assert by_subject["max_wal_senders"].remedy == "ALTER SYSTEM SET max_wal_senders = 1000"
+    assert by_subject["max_worker_processes"].remedy == "ALTER SYSTEM SET max_worker_processes = 1001"
+
+
+def test_a_server_as_it_comes_is_told_to_stream_and_to_limit_its_slots(server_folder: Path) -> None:
+    settings = {"wal_level": "replica", "max_slot_wal_keep_size": -1}
+    with (
+        PostgresServer(server_folder / "plain", system_binaries(15), settings) as server,
+        connect(Address("a", server.dsn())) as connection,
+    ):
+        found = preflight(connection, Needs())
+    assert [(finding.level, finding.remedy) for finding in found] == [
+        (Level.LIMIT, "ALTER SYSTEM SET wal_level = 'logical'"),
+        (Level.WARNING, "ALTER SYSTEM SET max_slot_wal_keep_size = '16GB'"),
+    ]
+
+
+def test_a_database_in_another_encoding_is_refused(postgres18: PostgresServer) -> None:
+    with connect(Address("a", postgres18.dsn())) as connection:
+        connection.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+        try:
+            with connect(Address("a", postgres18.dsn("latin"))) as other:
+                found = preflight(other, Needs())
+        finally:
+            connection.execute("DROP DATABASE latin")
+    assert [(finding.subject, finding.level) for finding in found] == [("encoding", Level.ERROR)]

@@ -1,0 +1,287 @@
+"""Plans for hot and for cooled tablets."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.heat import hot_tablets, plan_heat
+from policies.leaves import Leaf
+from policies.model import (
+    Action,
+    ActionKind,
+    BundleView,
+    InFlight,
+    KeySamples,
+    NodeCondition,
+    NodeView,
+    Part,
+    TabletHistory,
+)
+from policies.options import (
+    BalancerOptions,
+    BundleOptions,
+    GroupOptions,
+    HeatOptions,
+    Placement,
+    TableOptions,
+)
+from policies.sizes import plan_sizes
+from tests.support.bundles import NOW, Tablets, bundle, leaves
+from tests.support.samples import encoded, positions, samples
+
+pytestmark = pytest.mark.quick
+
+CONFIRMED = TabletHistory(hot_polls=3)
+GB = 1 << 30
+
+
+def _options(heat: HeatOptions | None = None, balancer: BalancerOptions | None = None, **table: Any) -> BundleOptions:
+    return BundleOptions(
+        balancer=balancer or BalancerOptions(), heat=heat or HeatOptions(), tables={"t": TableOptions(**table)}
+    )
+
+
+def _hot_view(found: KeySamples | None = None, **fields: Any) -> BundleView:
+    """Ten tablets of 100 keys each on two nodes; the third has half of its node's load."""
+    writes = [200.0] * 10
+    writes[2] = 800.0
+    given = {"history": {3: CONFIRMED}, "samples": {3: found or samples(range(200, 300))}, **fields}
+    return bundle({"t": Tablets([GB] * 10, writes=writes, nodes=[0] * 5 + [1] * 5)}, **given)
+
+
+def _one(view: BundleView, options: BundleOptions | None = None) -> Action:
+    actions, rejections = plan_heat(view, options or _options())
+    assert not rejections
+    assert len(actions) == 1
+    return actions[0]
+
+
+def _codes(view: BundleView, options: BundleOptions | None = None) -> list[tuple[tuple[int, ...], str]]:
+    actions, rejections = plan_heat(view, options or _options())
+    assert not actions
+    return [(rejection.tablets, rejection.code) for rejection in rejections]
+
+
+def test_a_tablet_with_more_than_a_fifth_of_its_node_is_hot() -> None:
+    assert list(hot_tablets(_hot_view(), HeatOptions())) == [3]
+    assert "50 % of its node's load, the limit is 20 %" in hot_tablets(_hot_view(), HeatOptions())[3]
+
+
+def test_five_equal_tablets_are_not_hot() -> None:
+    view = bundle({"t": Tablets([GB] * 5, writes=333.3)}, ("a",))
+    assert not hot_tablets(view, HeatOptions())
+
+
+def test_an_idle_cluster_has_no_hot_tablets() -> None:
+    view = bundle({"t": Tablets([GB] * 2, writes=(99, 1))}, ("a",))
+    assert not hot_tablets(view, HeatOptions())
+
+
+def test_reads_count_like_writes() -> None:
+    view = bundle({"t": Tablets([GB] * 2, writes=60, reads=(60, 0))}, ("a",))
+    assert list(hot_tablets(view, HeatOptions())) == [1]
+
+
+def test_an_absolute_limit_counts_whatever_the_share() -> None:
+    view = bundle({"t": Tablets([GB] * 10, writes=[500.0] * 9 + [501.0])}, ("a",))
+    found = hot_tablets(view, HeatOptions(max_rows_per_second=500.0))
+    assert found == {10: "501 rows/s, the limit is 500 rows/s"}
+
+
+def test_bytes_and_processor_time_are_limits_where_they_are_measured() -> None:
+    view = bundle({"t": Tablets([GB] * 2)}, ("a",))
+    limits = HeatOptions(max_bytes_per_second=1e6, max_cpu_seconds_per_second=0.5)
+    assert not hot_tablets(view, limits)
+    tablets = replace(view.tablets, byte_rate=np.array([2e6, 0.0]), cpu_rate=np.array([0.0, 0.75]))
+    assert list(hot_tablets(replace(view, tablets=tablets), limits)) == [1, 2]
+    assert not hot_tablets(replace(view, tablets=tablets), HeatOptions())
+
+
+def test_a_hot_tablet_is_split_at_the_key_that_divides_its_load() -> None:
+    action = _one(_hot_view())
+    assert (action.kind, action.tablets, action.count, action.code) == (ActionKind.SPLIT, (3,), 2, "heat-split")
+    assert action.parts == (Part(encoded(200)[0]), Part(encoded(250)[0]))
+    assert (action.source, action.target, action.size) == ("a", "a", float(GB))
+    for figure in ("800 rows/s", "50 % of its node's load", "split at key", "before 250", "100 client samples"):
+        assert figure in action.reason
+
+
+def test_a_trigger_must_hold_for_several_polls() -> None:
+    assert _codes(_hot_view(history={3: TabletHistory(hot_polls=2)})) == [((3,), "heat-unconfirmed")]
+    assert _codes(_hot_view(history={})) == [((3,), "heat-unconfirmed")]
+
+
+def test_a_hot_key_gets_a_tablet_of_its_own() -> None:
+    action = _one(_hot_view(samples([*range(200, 300), *[242] * 60])))
+    assert action.code == "heat-key"
+    assert [part.lower for part in action.parts] == [*encoded(200, 242, 243)]
+
+
+def test_a_hot_key_that_is_alone_is_named() -> None:
+    lowers = [b"", *encoded(100, 101)]
+    view = bundle(
+        {"t": Tablets([GB] * 3, writes=(0, 500, 0), lowers=lowers)},
+        ("a",),
+        history={2: CONFIRMED},
+        samples={2: samples([100] * 200)},
+    )
+    actions, rejections = plan_heat(view, _options())
+    assert not actions
+    assert [one.code for one in rejections] == ["heat-key"]
+    assert "key 100 has 100 % of the load" in rejections[0].reason
+
+
+def _front_view(**fields: Any) -> BundleView:
+    """The last tablet of three grows; node c does nothing."""
+    rows = encoded(*range(200, 10_000, 100))
+    found = samples(range(9_950, 10_150), row_keys=rows)
+    given = {"history": {3: CONFIRMED}, "samples": {3: found}, **fields}
+    return bundle({"t": Tablets([GB] * 3, writes=(10, 50, 800), nodes=(0, 1, 0))}, ("a", "b", "c"), **given)
+
+
+def test_the_growing_end_gets_a_tablet_on_the_coolest_node() -> None:
+    action = _one(_front_view())
+    assert action.code == "heat-front"
+    assert action.parts == (Part(encoded(200)[0]), Part(encoded(9950)[0], node="c"))
+
+
+@pytest.mark.parametrize(
+    "table", [{"enable_auto_tablet_move": False}, {"placement": Placement.RING}, {"zones": ("east",)}]
+)
+def test_the_growing_end_stays_where_a_node_may_not_be_chosen(table: dict[str, Any]) -> None:
+    assert [part.node for part in _one(_front_view(), _options(**table)).parts] == ["", ""]
+
+
+def test_the_coolest_node_is_judged_by_its_weight_and_must_be_active() -> None:
+    nodes = (NodeView("a"), NodeView("b", weight=10.0), NodeView("c", NodeCondition.CLOSED))
+    view = replace(_front_view(), nodes=nodes)
+    assert _one(view).parts[-1].node == "b"
+
+
+def test_a_front_is_not_cut_off_again_and_again() -> None:
+    lately = {3: TabletHistory(hot_polls=3, split_for_heat_at=NOW - 60)}
+    assert _codes(_front_view(history=lately)) == [((3,), "heat-front")]
+
+
+def test_too_few_samples_are_said() -> None:
+    assert _codes(_hot_view(samples(range(200, 210)))) == [((3,), "heat-samples")]
+    assert _codes(replace(_hot_view(), samples={})) == [((3,), "heat-samples")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"pinned": frozenset({3})}, "pinned"),
+        ({"quarantined": frozenset({3})}, "quarantined"),
+        ({"in_flight": (InFlight("m1", (3,), "a", "b"),)}, "in-flight"),
+    ],
+)
+def test_tablets_that_are_spoken_for_are_left(fields: dict[str, Any], code: str) -> None:
+    assert _codes(_hot_view(**fields)) == [((3,), code)]
+
+
+def test_switches_are_honoured() -> None:
+    assert _codes(_hot_view(), _options(enable_auto_reshard=False)) == [((3,), "table-off")]
+    off = HeatOptions(enable=False)
+    assert plan_heat(_hot_view(), _options(off)) == ((), ())
+    assert not hot_tablets(_hot_view(), off)
+
+
+def test_heat_acts_while_the_schedules_of_groups_are_closed() -> None:
+    closed = BalancerOptions(groups={"default": GroupOptions(enable_reshard=False, enable_move=False)})
+    assert _one(_hot_view(), _options(balancer=closed)).code == "heat-split"
+
+
+def _hash_view(shares: list[float]) -> BundleView:
+    shape = leaves(8)
+    writes = [100.0] * 8
+    writes[2] = 900.0
+    found = {3: positions(shape[2], shares)}
+    return bundle({"t": Tablets([GB] * 8, shape, writes=writes)}, ("a",), history={3: CONFIRMED}, samples=found)
+
+
+def test_a_hot_vbucket_becomes_its_children() -> None:
+    view = _hash_view([])
+    action = _one(view)
+    assert (action.code, tuple(part.leaf for part in action.parts)) == ("heat-split", leaves(8)[2].children())
+
+
+def test_a_vbucket_with_one_hot_key_alone_is_named() -> None:
+    assert _codes(_hash_view([0.95])) == [((3,), "heat-key")]
+
+
+def _cooled_view(**fields: Any) -> BundleView:
+    hour_ago = TabletHistory(split_for_heat_at=NOW - 3600)
+    given = {"history": {2: hour_ago, 3: hour_ago}, **fields}
+    return bundle({"t": Tablets([10 * GB, GB, GB, 10 * GB], nodes=given.pop("placed", 0))}, ("a", "b"), **given)
+
+
+def test_two_tablets_that_heat_had_split_are_joined_when_they_have_cooled_for_an_hour() -> None:
+    action = _one(_cooled_view())
+    assert (action.kind, action.tablets, action.count, action.code) == (ActionKind.MERGE, (2, 3), 1, "heat-merge")
+    assert action.parts == (Part(encoded(100)[0]),)
+
+
+def test_vbuckets_that_heat_had_split_become_their_parent() -> None:
+    hour_ago = TabletHistory(split_for_heat_at=NOW - 7200)
+    shape = [Leaf(2, 0), Leaf(4, 1), Leaf(4, 3)]
+    view = bundle({"t": Tablets([GB] * 3, shape)}, ("a",), history={2: hour_ago, 3: hour_ago})
+    assert [part.leaf for part in _one(view).parts] == [Leaf(2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"now": NOW - 1}, "too-warm"),
+        ({"placed": (0, 0, 1, 0)}, "apart"),
+        ({"pinned": frozenset({3})}, "pinned"),
+    ],
+)
+def test_cooled_tablets_stay_apart_with_a_reason(fields: dict[str, Any], code: str) -> None:
+    assert _codes(_cooled_view(**fields)) == [((2, 3), code)]
+
+
+def test_a_cooled_tablet_that_cannot_be_joined_to_the_left_is_joined_to_the_right() -> None:
+    hour_ago = TabletHistory(split_for_heat_at=NOW - 3600)
+    warm = replace(hour_ago, max_rate_5m=80.0)
+    view = bundle({"t": Tablets([GB] * 3)}, ("a",), history={1: warm, 2: hour_ago, 3: hour_ago})
+    actions, rejections = plan_heat(view, _options())
+    assert [action.tablets for action in actions] == [(2, 3)]
+    assert [(one.tablets, one.code) for one in rejections] == [((1, 2), "too-warm")]
+
+
+def test_tablets_that_were_busy_in_the_last_five_minutes_stay_apart() -> None:
+    split = TabletHistory(split_for_heat_at=NOW - 9999)
+    busy = replace(split, max_rate_5m=60.0)
+    assert _codes(_cooled_view(history={2: split, 3: busy})) == [((2, 3), "too-warm")]
+
+
+def test_cooled_tablets_that_are_large_together_stay_apart() -> None:
+    options = _options(min_tablet_size=GB // 2, desired_tablet_size=GB, max_tablet_size=2 * GB - 1)
+    assert _codes(_cooled_view(), options) == [((2, 3), "merged-too-large")]
+
+
+def test_min_tablet_count_keeps_cooled_tablets_apart() -> None:
+    assert _codes(_cooled_view(), _options(min_tablet_count=4)) == [((2, 3), "min-tablet-count")]
+
+
+def test_sizes_do_not_undo_what_heat_has_done() -> None:
+    lately = TabletHistory(split_for_heat_at=NOW - 60)
+    view = bundle({"t": Tablets([100, 100])}, ("a",), history={1: lately, 2: lately})
+    actions, rejections = plan_sizes(view, BundleOptions())
+    assert not actions
+    assert [one.code for one in rejections] == ["too-warm"]
+
+
+def test_sizes_do_not_undo_what_heat_has_done_while_its_schedule_is_closed() -> None:
+    lately = TabletHistory(split_for_heat_at=NOW - 60)
+    view = bundle({"t": Tablets([100, 100])}, ("a",), history={1: lately, 2: lately})
+    assert [one.code for one in plan_sizes(view, _options(HeatOptions(enable=False))).rejections] == ["too-warm"]
+
+
+def test_without_heat_a_load_does_not_keep_small_tablets_apart() -> None:
+    view = bundle({"t": Tablets([100, 100], writes=1000)}, ("a",), history={1: TabletHistory(max_rate_5m=1000.0)})
+    assert [one.code for one in plan_sizes(view, _options()).rejections] == ["too-warm"]
+    assert len(plan_sizes(view, _options(HeatOptions(enable=False))).actions) == 1

@@ -1,0 +1,174 @@
+"""A small cluster for tests of migrations: databases as nodes, a SQLite directory, a table with rows.
+
+Everything is real; only the daemon's loop is left out. `Cluster.become_leader` is what a daemon does first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+
+from balancer.clock import SystemClock
+from balancer.directory.contract import Directory, Leadership
+from balancer.directory.lawful import TABLET_COUNTER
+from balancer.directory.model import (
+    Bundle,
+    Counter,
+    KeyColumn,
+    Layout,
+    Node,
+    Put,
+    RangeBounds,
+    Record,
+    Table,
+    Tablet,
+    Transaction,
+)
+from balancer.directory.open import open_directory
+from balancer.embedded.postgres import PostgresServer
+from balancer.migration.context import places
+from balancer.migration.observer import Observer
+from balancer.migration.runner import Runner
+from balancer.nodes.bounds import check_expression, for_values
+from balancer.nodes.connection import Address, connect
+from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
+from balancer.settings import MigrationSettings
+from policies.keys import HIGHEST, LOWEST, KeyType, encode_key
+from policies.leaves import Leaf
+
+QUICK = MigrationSettings(retire_grace=0.0, retry_patience=20.0, retry_back_off=0.05)
+
+COLUMNS = "(id bigint NOT NULL, n bigint NOT NULL DEFAULT 0, note text, PRIMARY KEY (id))"
+
+
+@dataclass
+class Cluster:
+    """Nodes, a directory and one table."""
+
+    folder: Path
+    dsns: dict[str, str]
+    table: Table
+    settings: MigrationSettings = QUICK
+    _open: list[Directory] = field(default_factory=list)
+
+    def address(self, node: str) -> Address:
+        return Address(node, self.dsns[node])
+
+    def connect(self, node: str) -> psycopg.Connection[tuple[object, ...]]:
+        return psycopg.connect(self.dsns[node], autocommit=True)
+
+    def directory(self) -> Directory:
+        """The directory, opened once more, as another process would."""
+        opened = open_directory(f"sqlite://{self.folder / 'directory.db'}", lease=1.0)
+        self._open.append(opened)
+        return opened
+
+    def become_leader(self, directory: Directory) -> Leadership:
+        leadership = directory.campaign("test", 20.0)
+        assert leadership is not None
+        return leadership
+
+    def runner(self, directory: Directory, leadership: Leadership, observer: Observer | None = None) -> Runner:
+        return Runner(directory, leadership, self.address, self.settings, clock=SystemClock(), observer=observer)
+
+    def query(self, node: str, statement: str) -> list[tuple[object, ...]]:
+        with self.connect(node) as connection:
+            return connection.execute(statement).fetchall()
+
+    def rows(self) -> dict[str, dict[int, int]]:
+        """What each node's root shows: node → id → n."""
+        root = self.table.roots[0]
+        return {
+            node: {int(str(i)): int(str(n)) for i, n in self.query(node, f"SELECT id, n FROM {root}")}
+            for node in self.dsns
+        }
+
+    def close(self) -> None:
+        for directory in self._open:
+            directory.close()
+
+
+def hash_table(roots: Sequence[str] = ("public.orders",)) -> Table:
+    return Table(1, "orders", "shop", Layout.HASH, (KeyColumn("id", KeyType.BIGINT),), tuple(roots))
+
+
+def range_table(roots: Sequence[str] = ("public.orders",)) -> Table:
+    return Table(1, "orders", "shop", Layout.RANGE, (KeyColumn("id", KeyType.BIGINT),), tuple(roots))
+
+
+def hash_tablets(count: int, nodes: Sequence[str]) -> list[Tablet]:
+    return [Tablet(i + 1, 1, Leaf(count, i), nodes[i % len(nodes)]) for i in range(count)]
+
+
+def range_tablets(cuts: Sequence[int], nodes: Sequence[str]) -> list[Tablet]:
+    edges = [LOWEST, *(encode_key((KeyType.BIGINT,), (cut,)) for cut in cuts), HIGHEST]
+    return [Tablet(i + 1, 1, RangeBounds(edges[i], edges[i + 1]), nodes[i % len(nodes)]) for i in range(len(edges) - 1)]
+
+
+def build(
+    folder: Path, dsns: dict[str, str], table: Table, tablets: Sequence[Tablet], columns: str | None = COLUMNS
+) -> Cluster:
+    """Makes the roots on every node, the partitions on their owners, and the directory that says so."""
+    cluster = Cluster(folder, dsns, table)
+    for node, dsn in dsns.items():
+        with connect(Address(node, dsn)) as connection:
+            install_schema(connection, "test", node)
+            method = "HASH" if table.layout is Layout.HASH else "RANGE"
+            for root in table.roots if columns else ():  # None: the caller has made them
+                connection.execute(f"CREATE TABLE {root} {columns} PARTITION BY {method} (id)")
+            mine = [tablet for tablet in tablets if tablet.node == node]
+            for tablet in mine:
+                for place in places(table, tablet):
+                    connection.execute(
+                        f"CREATE TABLE {place.partition} PARTITION OF {place.root} "
+                        + for_values(place.columns, place.part).as_string(connection)
+                    )
+            with connection.cursor() as cursor:
+                rows = [
+                    OwnedTablet(t.id, t.epoch, OwnState.OWNED, tuple(p.partition for p in places(table, t)))
+                    for t in mine
+                ]
+                write_tablets(cursor, rows)
+    nodes = [Node(node, "shop", "postgresql:///shop") for node in dsns]
+    records: list[Record] = [Bundle("shop"), *nodes, table, *tablets]
+    directory = cluster.directory()
+    directory.commit(
+        Transaction((*map(Put, records), Put(Counter(TABLET_COUNTER, 1000))), 0, "a test's cluster", "test")
+    )
+    return cluster
+
+
+def insert_rows(cluster: Cluster, tablets: Sequence[Tablet], ids: range) -> None:
+    """Puts each row on the node whose root takes it."""
+    with_rows = {node: cluster.connect(node) for node in cluster.dsns}
+    root = cluster.table.roots[0]
+    try:
+        for connection in with_rows.values():
+            connection.execute("CREATE TEMP TABLE fresh (id bigint)")
+            with connection.cursor().copy("COPY fresh FROM STDIN") as copy:
+                copy.write("".join(f"{number}\n" for number in ids))
+        for tablet in tablets:
+            place = places(cluster.table, tablet)[0]
+            with_rows[tablet.node].execute(
+                f"INSERT INTO {root} (id, note) SELECT id, 'row ' || id FROM fresh WHERE "
+                f"(SELECT {_takes(cluster, tablet)})"
+            )
+            assert place
+    finally:
+        for connection in with_rows.values():
+            connection.close()
+
+
+def _takes(cluster: Cluster, tablet: Tablet) -> str:
+    place = places(cluster.table, tablet)[0]
+    bounds = tablet.bounds
+    if isinstance(bounds, Leaf):
+        return f"satisfies_hash_partition('{place.root}'::regclass, {bounds.modulus}, {bounds.remainder}, id)"
+    return check_expression(place.columns, place.part, 0).as_string(None)
+
+
+def start_server(folder: Path, binaries: Path) -> PostgresServer:
+    server = PostgresServer(folder, binaries)
+    server.start()
+    return server
