@@ -11,9 +11,9 @@ from balancer.planner.state import ScheduleReport, Word
 from policies.keys import HIGHEST
 from policies.model import Action, ActionKind, BundleView, PlanResult, Rejection
 from policies.options import MigrationMode
-from tests.support.clusters import view_of_snapshot
 from tests.support.directories import HASHED, RANGED, fill, frame, key, leaves, moved, ranges, transaction
 from tests.support.instance import Instance
+from tests.support.made_states import view_of_snapshot
 from tests.support.states import state_of
 
 SEED = 5
