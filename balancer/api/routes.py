@@ -82,7 +82,7 @@ def add_reading(router: APIRouter, source: Source, notes: Notes) -> None:
 
     @router.get("/hot", response_model=list[shapes.TabletShape])
     def get_hot(bundle: Bundle = None, limit: FewLimit = 20) -> Any:
-        """The tablets with the most rows read and written per second."""
+        """The tablets with the greatest shares of their bundle's writes and reads."""
         return tablets.hottest(source, bundles.chosen(source, bundle), limit)
 
     @router.get("/plan", response_model=list[shapes.PlanShape])
