@@ -62,6 +62,14 @@ def wait_for(page: Page, selector: str, text: str, timeout: float = PATIENCE) ->
     expect(page.locator(selector)).to_contain_text(text, timeout=timeout)
 
 
+def take_picture(page: Page) -> None:
+    """The picture in the README, where BALANCER_SCREENSHOT names a file for it."""
+    wanted = os.environ.get("BALANCER_SCREENSHOT")
+    if wanted:
+        page.set_viewport_size({"width": 1200, "height": 1300})
+        page.screenshot(path=wanted)
+
+
 @pytest.mark.timeout(600)
 def test_a_hot_tablet_its_split_and_its_moves_are_seen_as_they_happen(server_folder: Path) -> None:
     folder = server_folder / "page"
@@ -79,7 +87,7 @@ def test_a_hot_tablet_its_split_and_its_moves_are_seen_as_they_happen(server_fol
         expect(page.locator("#legend")).to_contain_text("columns", timeout=PATIENCE)
         assert page.evaluate("window.never_reloaded") is True
         assert seen.complaints == []
+        take_picture(page)
         process.send_signal(signal.SIGTERM)
         wait_for(page, "#alarm", "No answer from the daemon")
-        page.screenshot(path=folder / "page.png", full_page=True)
         assert process.wait(60) in (0, -signal.SIGTERM)
