@@ -56,6 +56,7 @@ class Page:
     epochs: "array[int]"
     states: "array[int]"  # index into STATES
     partitions: tuple[str, ...]  # empty when no tablet names its partitions
+    fixed: bytes = b""  # ids and bounds as `page_codec` stores them, where the page was read from a store
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -161,7 +162,8 @@ def joined(pages: Sequence[Page], version: int) -> Page:
     rows = _Rows(pages[0].table, pages[0].hashed)
     for page in pages:
         rows.extend(page, 0, len(page))
-    return rows.page(version, pages[-1].end)
+    # The end of an emptied page says nothing: what took its tablets away may reach beyond it.
+    return rows.page(version, next((page.end for page in reversed(pages) if len(page)), pages[-1].end))
 
 
 def cut(page: Page, first: int, last: int, version: int) -> Page:

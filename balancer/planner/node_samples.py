@@ -11,13 +11,17 @@ from balancer.directory.model import Layout, Table, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.nodes.bounds import KeyColumn
-from balancer.nodes.connection import Address, ConnectionHolder, translated
+from balancer.nodes.connection import Address, Connection, ConnectionHolder, translated
 from balancer.nodes.names import Name, parse_name, partition_name
 from balancer.nodes.samples import current_xid, row_age_samples, split_keys, statistics_samples
 from policies.model import KeySamples
 
 ROW_KEYS = 20  # twentieths of the rows: enough to say what an edge is
 ROW_KEYS_SECONDS = 60.0
+BASELINE_SECONDS = 300.0
+
+Baseline = tuple[float, int]
+"""When it was taken, and the newest transaction then."""
 
 
 class NodeSampler:
@@ -28,7 +32,7 @@ class NodeSampler:
         self._snapshot = snapshot
         self._holder = ConnectionHolder("samples")
         self._clock = clock
-        self._baselines: dict[tuple[int, int], int] = {}
+        self._baselines: dict[tuple[int, int], tuple[Baseline | None, Baseline | None]] = {}
         self._row_keys: dict[tuple[int, int], tuple[float, tuple[bytes, ...]]] = {}
 
     def ask(self, tablet_id: int) -> KeySamples | None:
@@ -75,17 +79,25 @@ class NodeSampler:
     def _ask(self, table: Table, tablet: Tablet) -> KeySamples | None:
         partition, columns = partition_of(table, tablet), columns_of(table)
         with self._holder.borrow(self._addresses(tablet.node)) as connection, translated(tablet.node):
-            key = tablet.id, tablet.epoch
-            if key not in self._baselines:
-                with connection.cursor() as cursor:
-                    self._baselines[key] = current_xid(cursor)
+            baseline = self._baseline(tablet, connection)
+            if baseline is None:
                 return None
             found = row_age_samples(
-                connection, partition, columns, newer_than=self._baselines[key], hashed=table.layout is Layout.HASH
+                connection, partition, columns, newer_than=baseline, hashed=table.layout is Layout.HASH
             )
             if found.keys or table.layout is Layout.HASH:
                 return found
             return statistics_samples(connection, partition, columns[0])
+
+    def _baseline(self, tablet: Tablet, connection: Connection) -> int | None:
+        """The transaction after which rows count as new: some minutes old, so that "lately" stays lately."""
+        key, now = (tablet.id, tablet.epoch), self._clock.monotonic()
+        older, newer = self._baselines.get(key, (None, None))
+        if newer is None or now - newer[0] > BASELINE_SECONDS:
+            with connection.cursor() as cursor:
+                self._baselines[key] = newer, (now, current_xid(cursor))
+        chosen = older or newer
+        return None if chosen is None else chosen[1]
 
 
 def partition_of(table: Table, tablet: Tablet) -> Name:

@@ -59,7 +59,8 @@ DESCRIBE = """
         || attstorage::text || ' ' || coalesce(attstattarget, -1) || ' ' || attgenerated::text || ' '
         || coalesce(col_description(attrelid, attnum), '') || ' '
         || coalesce(pg_get_expr(adbin, adrelid), '')
-        FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum WHERE attrelid = 'orders_t2'::regclass AND attnum > 0
+        FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+        WHERE attrelid = 'orders_t2'::regclass AND attnum > 0
     UNION ALL SELECT 'trigger', pg_get_triggerdef(oid) || ' ' || tgenabled::text FROM pg_trigger
         WHERE tgrelid IN ('orders_t2'::regclass, 'items_t2'::regclass) AND NOT tgisinternal
     UNION ALL SELECT 'table', concat_ws(' ', c.relreplident::text, c.reloptions::text, t.reloptions::text,

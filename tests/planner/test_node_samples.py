@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.model import Node, Put
 from balancer.directory.open import open_directory
@@ -35,7 +36,7 @@ def sampler(node: Database, directory: Directory) -> Iterator[NodeSampler]:
     def address(name: str) -> Address:
         return Address(name, node.dsn if name == "a" else "postgresql://u@127.0.0.1:1/x")
 
-    made = NodeSampler(address, directory.snapshot)
+    made = NodeSampler(address, directory.snapshot, SystemClock())
     yield made
     made.close()
 
@@ -90,6 +91,14 @@ def test_neighbours_are_cut_together(directory: Directory, node: Database, sampl
     types = snapshot.table("orders").key_types
     keys = sampler.split_keys(snapshot, [snapshot.tablet(1), snapshot.tablet(2)], 4)
     assert [decode_key(types, key)[0] for key in keys] == [2001, 4001, 6001]
+
+
+def test_the_rows_keys_are_evenly_spaced(directory: Directory, node: Database, sampler: NodeSampler) -> None:
+    fill(directory, node, "RANGE")
+    types = directory.snapshot().table("orders").key_types
+    keys = [decode_key(types, key)[0] for key in sampler.row_keys(2)]  # 5000 to 8000
+    assert len(keys) == 19
+    assert keys == pytest.approx([5000 + 150 * n for n in range(1, 20)], abs=2)
 
 
 def test_after_a_move_a_new_baseline_is_taken_and_silence_is_no_answer(
