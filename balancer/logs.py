@@ -62,9 +62,11 @@ def set_up_logs(level: str = "info", form: str = "auto", stream: TextIO | None =
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # kazoo tells of every heartbeat and APScheduler of every tick: not what an operator wants to read.
-    for name in ("kazoo", "apscheduler", "uvicorn.access"):
+    # kazoo tells of every heartbeat: not what an operator wants to read. APScheduler warns of ticks that it skips
+    # because the last one still runs, which is what it is told to do.
+    for name in ("kazoo", "uvicorn.access"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("apscheduler").setLevel(logging.ERROR)
 
 
 @contextmanager

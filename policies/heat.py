@@ -15,7 +15,7 @@ from policies.figures import bytes_text, rate_text, share_text
 from policies.heat_judge import judge
 from policies.heat_verdict import Facts, Verdict, Word
 from policies.keys import HIGHEST
-from policies.model import ActionKind, BundleView, Part, TabletHistory, TableView
+from policies.model import ActionKind, BundleView, Part, Rejection, TabletHistory, TableView
 from policies.options import BundleOptions, HeatOptions
 from policies.sizes import table_bounds
 from policies.sizes_hash import sibling_row
@@ -170,10 +170,12 @@ def _plan_cold(scope: Scope, row: int, split: list[int]) -> None:
     if other != row + 1 or other not in _within(split, scope.table) or scope.used & {row, other}:
         return
     rows, size = range(row, row + 2), scope.total(range(row, row + 2))
-    why = f"tablets {scope.id(row)} and {scope.id(other)} were split for heat and have cooled: 2 become 1"
+    why = f"tablets {scope.id(row)} and {scope.id(other)} were split for heat: when cool, 2 become 1"
     found = _cold_obstacle(scope, rows, size)
     if found is not None:
-        scope.reject(rows, ActionKind.MERGE, found[0], f"{why} of {bytes_text(size)}, but {found[1]}")
+        # Not `reject`: the second of the two may still be joined with the one after it.
+        reason = f"{why} of {bytes_text(size)}, but {found[1]}"
+        scope.rejections.append(Rejection(ActionKind.MERGE, scope.ids(rows), found[0], reason))
         return
     leaf = scope.view.tablets.leaf(row).parent() if scope.table.hash else None
     part = Part(leaf=leaf) if leaf is not None else Part(scope.view.tablets.lowers[row])
@@ -191,4 +193,7 @@ def _cold_obstacle(scope: Scope, rows: range, size: int) -> tuple[str, str] | No
         return "min-tablet-count", f"min_tablet_count is {bounds.min_count}"
     if len(set(scope.node_indexes(rows))) > 1:
         return "apart", "they are on different nodes"
+    warm = scope.cooling.too_warm(rows)
+    if warm is not None:
+        return "too-warm", warm
     return next((found for row in rows if (found := scope.obstacle(row)) is not None), None)

@@ -13,14 +13,14 @@ from policies.budgets import Admission
 from policies.closing import node_changes
 from policies.heat import plan_heat
 from policies.metric import parse_metric
-from policies.model import Action, ActionKind, BundleView, Floats, PlanResult, Rejection
+from policies.model import Action, ActionKind, BundleView, Floats, PlanResult, Rejection, TabletHistory
 from policies.moves import Moves, plan_moves
 from policies.options import BundleOptions, GroupOptions
 from policies.order import Picker
-from policies.placement_candidates import LAST_HARD, group_of
+from policies.placement_candidates import LAST_HARD, group_of, history_standing
 from policies.placement_loads import Bools, Problem, build_problem
 from policies.plan_record import Record
-from policies.reasons import Left
+from policies.reasons import MEANINGS, Left
 from policies.score import bound, score
 from policies.sizes import plan_sizes
 from policies.wording import reason_for
@@ -102,6 +102,10 @@ def _admit(
         if urgent.intersection(action.tablets):
             record.reject(action, Left.TAKEN, "its node is being emptied, and that comes first")
             continue
+        failed = _failed_lately(action, problem.view, options)
+        if failed is not None:
+            record.reject(action, failed, MEANINGS[failed])
+            continue
         code = admission.obstacle(action)
         if code is None:
             take(action)
@@ -110,6 +114,15 @@ def _admit(
     for row, gain in picker.others(_rows(problem, spoken)):
         take(move_action(moves, row, gain, options))
     return actions, picker
+
+
+def _failed_lately(action: Action, view: BundleView, options: BundleOptions) -> Left | None:
+    """What failures of a tablet's last migrations forbid; a rest after a success does not keep a split back."""
+    for tablet in action.tablets:
+        standing = history_standing(view, options, view.history.get(tablet, TabletHistory()))
+        if standing in (Left.QUARANTINED, Left.BACKING_OFF):
+            return standing
+    return None
 
 
 def move_action(moves: Moves, row: int, gain: float, options: BundleOptions) -> Action:

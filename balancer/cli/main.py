@@ -2,33 +2,84 @@
 
 Exit codes: 0 done; 1 the check found something, or the operation failed; 2 the user's input is wrong; 3 a server is
 out of reach, try again later; 4 refused: a precondition does not hold; 130 interrupted.
+
+A command's module is imported when the command is called: most need neither numpy nor a web server to start.
 """
 
 import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Final
 
 import typer
+from typer.core import TyperGroup
 
-from balancer.cli import config, node, operate, placements, schedule, simulate, table
 from balancer.cli.output import fail
 from balancer.errors import BalancerError, Refused, Unavailable, UserError
 
+COMMANDS: Final[Mapping[str, str]] = {
+    "run": "balancer.cli.run:run",
+    "demo": "balancer.cli.demo.command:demo",
+    "config": "balancer.cli.config:app",
+    "schedule": "balancer.cli.schedule:app",
+    "table": "balancer.cli.table:app",
+    "node": "balancer.cli.node:app",
+    "directory": "balancer.cli.directory:app",
+    "history": "balancer.cli.directory:history",
+    "compare-placements": "balancer.cli.placements:compare_placements",
+    "moves": "balancer.cli.moves:moves",
+    "move": "balancer.cli.moves:move",
+    "split": "balancer.cli.moves:split",
+    "merge": "balancer.cli.moves:merge",
+    "doctor": "balancer.cli.doctor:doctor",
+    "apply": "balancer.cli.operate:apply",
+    "drain": "balancer.cli.operate:drain",
+    "undrain": "balancer.cli.operate:undrain",
+    "close": "balancer.cli.operate:close",
+    "pin": "balancer.cli.operate:pin",
+    "unpin": "balancer.cli.operate:unpin",
+    "pause": "balancer.cli.operate:pause",
+    "resume": "balancer.cli.operate:resume",
+    "cancel": "balancer.cli.operate:cancel",
+    "release": "balancer.cli.operate:release",
+    "route": "balancer.cli.route:route",
+    "pgbouncer": "balancer.cli.route:app",
+    "forward": "balancer.cli.forward:forward",
+}
+"""Command → where it is: a function, or a tree of its own."""
+
+EXIT_CODES: tuple[tuple[type[BalancerError], int], ...] = ((UserError, 2), (Unavailable, 3), (Refused, 4))
+
+
+class Tree(TyperGroup):
+    """Finds commands in `COMMANDS`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        place = COMMANDS.get(cmd_name)
+        if place is None:
+            return None
+        module, _, name = place.partition(":")
+        found = getattr(import_module(module), name)
+        if not isinstance(found, typer.Typer):
+            single = typer.Typer(add_completion=False)
+            single.command(cmd_name)(found)
+            found = single
+        command = typer.main.get_command(found)
+        command.name = cmd_name
+        return command
+
+
 app = typer.Typer(
     name="balancer",
+    cls=Tree,
     help="Keeps a sharded PostgreSQL cluster balanced by itself, and loses nothing.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-app.add_typer(config.app, name="config")
-app.add_typer(schedule.app, name="schedule")
-app.add_typer(node.app, name="node")
-app.add_typer(table.app, name="table")
-operate.register(app)
-simulate.register(app)
-placements.register(app)
-
-EXIT_CODES: tuple[tuple[type[BalancerError], int], ...] = ((UserError, 2), (Unavailable, 3), (Refused, 4))
 
 
 @app.callback()

@@ -21,7 +21,20 @@ app = typer.Typer(help="Look at nodes and prepare them.", no_args_is_help=True)
 
 BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; else all")]
 NodeOption = Annotated[str | None, typer.Option("--node", "-n", help="one node; else all of the bundle")]
-LIST = ("node", "bundle", "zone", "weight", "state", "health", "version", "size", "connections", "tablets", "reason")
+LIST = (
+    "node",
+    "bundle",
+    "zone",
+    "weight",
+    "state",
+    "health",
+    "version",
+    "size",
+    "disk_free",
+    "connections",
+    "tablets",
+    "reason",
+)
 
 
 @app.command("list")
@@ -109,6 +122,7 @@ def _row(node: NodeSettings, bundle: str, snapshot: Snapshot, report: NodeReport
         "health": report.health if report else None,
         "version": f"{facts.version // 10000}.{facts.version % 10000}" if facts else None,
         "size": facts.database_bytes if facts else None,
+        "disk_free": node.disk - facts.database_bytes if facts and node.disk is not None else None,
         "connections": facts.connections if facts else None,
         "tablets": sum(
             page.node.count(page.names.index(node.id)) for page in snapshot.pages.values() if node.id in page.names

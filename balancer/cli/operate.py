@@ -174,9 +174,3 @@ def apply(
 ) -> None:
     """Approves a proposed plan of a bundle in mode `approve`."""
     _give("apply", {"plan": plan}, directory, config, output)
-
-
-def register(app: typer.Typer) -> None:
-    """Adds these commands to the tree."""
-    for command in (drain, undrain, close, pin, unpin, pause, resume, cancel, release, apply):
-        app.command()(command)

@@ -37,11 +37,6 @@ SeedOption = Annotated[int, typer.Option("--seed", min=0, help="of the synthetic
 BundleOption = Annotated[str | None, typer.Option("--bundle", help="place this bundle's vbuckets on its own nodes")]
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to the tree."""
-    app.command("compare-placements")(compare_placements)
-
-
 def compare_placements(
     keys: KeysOption = 1_000_000,
     nodes: NodesOption = 20,

@@ -3,7 +3,8 @@
 A `TableMap` belongs to one version of one table. The next version takes over every page that a commit has left alone,
 so following a directory of a million tablets costs what the commits cost. `locate` of a map is a function chosen by
 the table's layout and key; a hash table of reasonable size answers from an array indexed by the hash's low bits, which
-fills as keys are asked for. Maps may be used from several threads: two that fill one entry write the same value.
+fills as keys are asked for. Keys that were asked for before are answered from a dictionary. Maps may be used from
+several threads: two that fill one entry write the same value.
 """
 
 from bisect import bisect_right
@@ -16,12 +17,15 @@ from balancer.directory.model import Layout, Table
 from balancer.directory.pages import Page
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
-from policies.keys import KeyType, encode_value, integer_limits
+from policies.hashing import key_hasher
+from policies.keys import KeyMismatch, KeyType, encode_value, integer_limits
 from policies.leaves import reverse_bits
 
 Locator = Callable[[AnyKey], Location]
 
 MOST_SLOTS = 1 << 16
+MOST_REMEMBERED = 1 << 16
+"""Keys per table whose answers are kept: some megabytes, and most keys in use are used again."""
 _SLOTS_PER_TABLET = 4  # leaves differ in depth: some room above the average
 _FAST_INTEGERS = (KeyType.INTEGER, KeyType.BIGINT)
 _PREFIX = encode_value(KeyType.BIGINT, 0)[:1]
@@ -47,6 +51,21 @@ class PageMap:
         return made
 
 
+class Memory(dict[AnyKey, Location]):
+    """Answers given so far; a key that is not there is located. Equal keys have equal places, whatever their types."""
+
+    def __init__(self, locate: Locator) -> None:
+        super().__init__()
+        self._locate = locate
+
+    def __missing__(self, key: AnyKey) -> Location:
+        found = self._locate(key)
+        if len(self) >= MOST_REMEMBERED:
+            self.clear()
+        self[key] = found
+        return found
+
+
 class TableMap:
     """One table at one version."""
 
@@ -56,11 +75,18 @@ class TableMap:
         known = dict(zip(former.index.numbers, former.pages, strict=True)) if former else {}
         self.pages: list[PageMap] = [_kept(known.get(number), snapshot.pages[number]) for number in self.index.numbers]
         self.locate: Locator = self._chosen()
+        self.memory = Memory(self.locate)
 
     def describes(self, snapshot: Snapshot) -> bool:
-        """Whether the table is in this snapshot what it is here: a commit elsewhere leaves its index alone."""
+        """Whether the table is in this snapshot what it is here: a commit elsewhere leaves its pages alone.
+
+        A change of owner leaves the index as it is, because no page begins elsewhere: so the pages are compared too.
+        """
         table = self.table.id
-        return snapshot.index.get(table) is self.index and snapshot.tables.get(table) is self.table
+        if snapshot.index.get(table) is not self.index or snapshot.tables.get(table) is not self.table:
+            return False
+        pages = zip(self.index.numbers, self.pages, strict=True)
+        return all(snapshot.pages[number] is mine.page for number, mine in pages)
 
     def at(self, position: int | bytes) -> Location:
         """The owner of a position."""
@@ -98,18 +124,16 @@ class TableMap:
         return locate
 
     def _by_hash(self) -> Locator:
-        """Any key: the top bits of its 64-bit position are a slot, as the low bits of the hash are."""
         slots, fill = self._slots()
-        shift = 64 - (len(slots).bit_length() - 1)
-        table, by_id = self.table, self._by_id
+        mask = len(slots) - 1
+        hashed, general = key_hasher(self.table.key_types), self._by_position
 
         def locate(key: AnyKey) -> Location:
-            if isinstance(key, RowId):
-                return by_id(key)
-            position = key_position(table, key)
-            assert isinstance(position, int)
-            slot = position >> shift
-            return slots[slot] or fill(slot, position)
+            try:
+                low = hashed(key if isinstance(key, tuple) else (key,))
+            except KeyMismatch:
+                return general(key)  # a list, a row's id, or a key that is refused with a better sentence
+            return slots[low & mask] or fill(low & mask, reverse_bits(low))
 
         return locate
 
@@ -149,7 +173,7 @@ def _kept(former: PageMap | None, page: Page) -> PageMap:
 
 
 class Maps:
-    """The tables of one snapshot, each made when it is first asked for; `follow` makes the next snapshot's."""
+    """The tables of one snapshot, each made when it is first asked for; the next snapshot's take over what they can."""
 
     def __init__(self, snapshot: Snapshot, former: "Maps | None" = None) -> None:
         self.snapshot = snapshot
@@ -157,6 +181,7 @@ class Maps:
         self.tables: dict[str, TableMap] = {
             name: known for name, known in self._former.items() if known.describes(snapshot)
         }
+        self.memories = Memories(self)
 
     def table(self, name: str) -> TableMap:
         """The map of a table; `UserError` where there is none of that name."""
@@ -168,3 +193,15 @@ class Maps:
         same = former is not None and former.table.id == record.id
         made = self.tables[name] = TableMap(self.snapshot, record, former if same else None)
         return made
+
+
+class Memories(dict[str, Memory]):
+    """The memories of the tables by name: `memories[table][key]` is the whole of a lookup."""
+
+    def __init__(self, maps: Maps) -> None:
+        super().__init__()
+        self._maps = maps
+
+    def __missing__(self, name: str) -> Memory:
+        found = self[name] = self._maps.table(name).memory
+        return found

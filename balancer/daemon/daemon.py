@@ -12,6 +12,7 @@ import structlog
 from balancer.api.source import LeaderView
 from balancer.clock import Clock
 from balancer.daemon.beginner import Beginner
+from balancer.daemon.bouncing import bouncing_of
 from balancer.daemon.enrol import enrol
 from balancer.daemon.leader import LeaderLoop
 from balancer.daemon.leading import Leading
@@ -54,8 +55,9 @@ class Daemon:
         self._elector: LeaderLoop | None = None
         self._leading: Leading | None = None
         self._reporter = Reporter(self._instruments)
-        self._observer = MigrationWatch(self._reporter, observer)
-        self._sampler = NodeSampler()
+        self._bouncing = bouncing_of(settings.daemon.pgbouncer, lambda: self.directory().snapshot(), observer)
+        self._observer = MigrationWatch(self._reporter, self._bouncing or observer)
+        self._sampler = NodeSampler(self.address, lambda: self.follower().snapshot, clock)
         self._ticks = Ticks(self, self._reporter, self._sampler, clock)
         self._stopping = threading.Event()
         self._commands = threading.Thread(target=self._watch_commands, name="commands", daemon=True)
@@ -133,6 +135,7 @@ class Daemon:
         if self._commands.is_alive():
             self._commands.join()
         self._ticks.close()
+        self._sampler.close()
         if self._follower is not None:
             self._follower.close()
         if self._directory is not None:
@@ -210,6 +213,8 @@ class Daemon:
             replan=self.run_soon,
             clock=self._clock,
         )
+        if self._bouncing is not None:
+            self._bouncing.recover()
         taken_over = pool.recover()
         self._leading = leading
         log.info("leading", epoch=leadership.epoch, migrations_taken_over=taken_over)

@@ -106,7 +106,7 @@ class Ticks:
                 daemon = settings.daemon
                 poller = Poller(cluster_name(daemon.directory), self._clock, daemon.poll_timeout)
                 samples = Samples(self._around.directory(), bundle.options.heat.min_samples)
-                self._ticks[bundle.name] = BundleTick(poller, samples, self._sampler.ask, self._clock), poller
+                self._ticks[bundle.name] = BundleTick(poller, samples, self._sampler, self._clock), poller
             return self._ticks[bundle.name][0]
 
     def _occasion(self, settings: Settings, bundle: BundleSettings) -> Occasion:

@@ -18,8 +18,8 @@ from balancer.directory.snapshot import Snapshot, TableIndex, typed_key
 from policies.leaves import Leaf
 
 MAX_ROWS = 1000
-TARGET_ROWS = 750
-MIN_ROWS = 250
+TARGET_ROWS = 500
+MIN_ROWS = 200
 MAX_WEIGHT = 128 * 1024
 """Bytes of keys and names in a page: a commit of three tablets rewrites three pages within one request."""
 

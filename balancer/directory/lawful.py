@@ -26,6 +26,7 @@ from policies.leaves import Leaf, check_leaf
 
 Find = Callable[[Kind, object], Any]
 _MAX_NAME = 200  # characters: a name is part of a znode's path
+_LIMIT = 1 << 62
 TABLET_COUNTER = "tablet"
 """Name of the counter that tablet ids come from."""
 TABLE_COUNTER = "table"
@@ -52,8 +53,8 @@ def _bundle_faults(what: str, bundle: str, find: Find) -> Iterator[str]:
 
 def _tablet_faults(before: Record | None, tablet: Tablet, find: Find, _: bool) -> Iterator[str]:
     what = f"tablet {tablet.id}"
-    if tablet.id < 1 or tablet.epoch < 1:
-        yield f"{what} has id {tablet.id} and epoch {tablet.epoch}; both begin at 1"
+    if not (1 <= tablet.id < _LIMIT and 1 <= tablet.epoch < _LIMIT):
+        yield f"{what} has id {tablet.id} and epoch {tablet.epoch}; both begin at 1 and stay below 2 ** 62"
     table: Table | None = find(Kind.TABLE, tablet.table)
     node: Node | None = find(Kind.NODE, tablet.node)
     if table is None:

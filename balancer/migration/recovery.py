@@ -1,7 +1,9 @@
-"""What a new leader does with the migrations it finds: by rule, state by state (`machine.Recovery`).
+"""What a leader does with a migration that it finds half-way: by rule, state by state (`machine.Recovery`).
 
 The daemon calls `recover` once after it has become leader and before it begins anything, then runs what is returned.
-The decision is journaled under the new epoch before anything is undone: from then on the predecessor cannot commit.
+`Runner.run` applies the same rule to whatever it is given (`take_over`), so that an interrupted run of the same leader
+goes on from where that is safe, too. The decision is journaled under the leader's epoch before anything is undone:
+from then on a predecessor cannot commit.
 """
 
 from dataclasses import replace
@@ -16,31 +18,33 @@ from balancer.migration.record import read_detail
 
 def recover(directory: Directory, leadership: Leadership, clock: Clock | None = None) -> list[Migration]:
     """Decides about every unfinished migration; returns them, oldest first, for `Runner.run`."""
-    now = clock or SystemClock()
+    journal = Journal(directory, leadership, clock or SystemClock())
     unfinished = [record for record in directory.snapshot().migrations.values() if not record.finished]
-    return [_decide(record, directory, leadership, now) for record in sorted(unfinished, key=lambda r: r.created)]
+    return [
+        take_over(journal, journal.load(record.id), leadership)
+        for record in sorted(unfinished, key=lambda record: record.created)
+    ]
 
 
-def _decide(record: Migration, directory: Directory, leadership: Leadership, clock: Clock) -> Migration:
-    following = decision(track_of(record.operation, record.mode), State(record.state))
-    if following is None:
+def take_over(journal: Journal, record: Migration, leadership: Leadership) -> Migration:
+    """Journals where a migration goes on from, if that is not where its record stands."""
+    state = State(record.state)
+    following = decision(track_of(record.operation, record.mode), state)
+    detail = read_detail(record)
+    if following is None or (following is state and detail.leader_epoch == leadership.epoch):
         return record
-    detail = replace(read_detail(record), leader_epoch=leadership.epoch, retreat="its leader was lost", failed=False)
-    journal = Journal(directory, leadership, clock)
-    journal.load(record.id)
-    error = record.error or f"interrupted in {record.state}: its leader was lost"
     changed = replace(
         record,
         state=str(following),
         attempt=record.attempt + 1,
-        detail=detail.document(),
-        error=error if following is State.CANCELLING else record.error,
+        detail=replace(detail, leader_epoch=leadership.epoch, retreat="it was interrupted").document(),
+        error=(record.error or f"interrupted in {state}") if following is State.CANCELLING else record.error,
     )
-    return journal.save(changed, f"migration {record.id}: {following} after a change of leader")
+    return journal.save(changed, f"migration {record.id}: {following} after an interruption in {state}")
 
 
 def decision(track: Track, state: State) -> State | None:
-    """The state a new leader goes on from; None: the one it found."""
+    """The state a leader goes on from; None: the one it found."""
     if state in (State.PLANNED, State.CANCELLING):
         return None
     rule = traits(track, state).recovery

@@ -20,6 +20,7 @@ from balancer.migration.links import Addresses, Links
 from balancer.migration.machine import Event, State, Track, after, is_final, track_of, traits
 from balancer.migration.observer import Observer
 from balancer.migration.progress import ProgressMeter
+from balancer.migration.recovery import take_over
 from balancer.settings import MigrationSettings
 
 _FORWARD = frozenset({State.OPENING, State.RETIRING, State.CANCELLING, State.COMMITTING})
@@ -91,7 +92,7 @@ class Runner:
             return self._controls.setdefault(migration, Control())
 
     def _context(self, migration: str, journal: Journal, links: Links, control: Control) -> Context:
-        record = journal.load(migration)
+        record = take_over(journal, journal.load(migration), self._leadership)
         snapshot = self._directory.snapshot()
         # After the commit of a reshard its sources are gone from the directory; the record keeps what they were.
         sources = steps.source_tablets(record, snapshot)
@@ -162,7 +163,7 @@ class Runner:
         """A server was lost: the event that follows, or None to try the step again."""
         if state is State.SWAPPING:
             return None  # whether it happened is known to the node: the step asks first
-        if state in (State.PLANNED, State.CATCHING_UP) and waited < self._settings.retry_patience:
+        if state in (State.PLANNED, State.PREPARING, State.CATCHING_UP) and waited < self._settings.retry_patience:
             return None
         if self._may_retreat(ctx, state):
             return self._retreat(ctx, state, error)

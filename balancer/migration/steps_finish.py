@@ -43,10 +43,12 @@ def retiring(ctx: Context) -> Event:
     """Tells former clients where the tablet went, takes the stream away, then the rows."""
     _mark_moved(ctx)
     _remove_stream(ctx)
-    with ctx.source_command() as connection:
-        connection.execute("SELECT set_config('lock_timeout', '10s', false)")
-        for place in reversed(ctx.source_places):  # a referenced root's rows go last
+    for place in reversed(ctx.source_places):  # a referenced root's rows go last
+        with ctx.source_command() as connection:
+            connection.execute("SELECT set_config('lock_timeout', '10s', false)")
             partition.detach(connection, place.root, place.partition)
+        with ctx.source() as cursor:
+            partition.release_references(cursor, place.partition, ctx.roots)
     _wait_for_grace(ctx)
     _drop_rows(ctx)
     return Event.STEP
@@ -55,7 +57,10 @@ def retiring(ctx: Context) -> Event:
 def _mark_moved(ctx: Context) -> None:
     names = partitions_of(ctx.table, ctx.sources[0])
     with ctx.source() as cursor:
-        there = [name for name in names if partition.exists(cursor, name)]
+        # One whose detach was begun was marked before that, and cannot be altered until the detach is finished.
+        there = [
+            name for name in names if partition.exists(cursor, name) and not partition.detach_pending(cursor, name)
+        ]
         gone = fence.Fence(ctx.id, ctx.leadership.epoch, fence.MOVED, 0, ctx.moved.id, ctx.moved.node, ctx.moved.epoch)
         fence.mark_moved(cursor, there, gone, ctx.settings.lock_timeout * 5)
         schema.write_tablets(

@@ -127,6 +127,8 @@ def translate(node: str, error: psycopg.Error) -> BalancerError:
     match error:
         case psycopg.errors.QueryCanceled() | psycopg.errors.LockNotAvailable():
             return Unavailable(f"node {node} did not answer within the time allowed: {text}")
+        case psycopg.errors.ObjectNotInPrerequisiteState() | psycopg.errors.ObjectInUse():
+            return Unavailable(f"node {node} cannot do that at this moment: {text}")
         case psycopg.errors.ReadOnlySqlTransaction():
             return Unavailable(f"node {node} is read-only now, perhaps a standby: {text}")
         case psycopg.errors.InsufficientPrivilege():

@@ -57,15 +57,17 @@ class World:
     """The newest leader's epoch."""
     seen_epoch: int
     """The greatest leader's epoch this node was ever known to have recorded; 0: not known."""
+    mine: Mapping[int, Expected]
+    """The node's own tablets."""
     tablets: Mapping[int, Expected]
-    """Of every node: a claim on another's tablet is looked up here too."""
+    """Those of every node: a claim on another's tablet is looked up here."""
     busy: Set[int] = frozenset()
     """Tablets in unfinished migrations: the two sides may differ for a while."""
 
 
 def disagreements(poll: NodePoll, world: World) -> list[Disagreement]:
     """Everything in which they differ; empty: the node is to be trusted."""
-    mine = {number: tablet for number, tablet in world.tablets.items() if tablet.node == world.node}
+    mine = world.mine
     if poll.identity is None:
         return (
             [Disagreement(Kind.NOT_INSTALLED, "our schema is missing, but tablets are recorded here")] if mine else []

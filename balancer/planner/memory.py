@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from balancer.directory.model import Migration, MigrationKind
-from policies.heat import CODES
 from policies.model import BundleView, Floats, Ints, TabletHistory
 
 MINUTES = 5
 FAILED = "failed"
 DONE = "done"
-HEAT_CODES = frozenset(CODES.values())
+HEAT = "heat-"  # how the codes of actions for heat begin
 
 
 class Memory:

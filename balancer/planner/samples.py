@@ -6,8 +6,9 @@ over some minutes, because one note holds too few to decide on. Notes that were 
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -23,8 +24,15 @@ TOPIC = "samples"
 MEMORY_SECONDS = 180.0
 MOST_SAMPLES = 5000  # per table: a weighted median is not better for more
 
-AskNode = Callable[[int], KeySamples | None]
-"""Tablet → samples from the node that owns it; None: it cannot tell."""
+
+class AskNode(Protocol):
+    """The node that owns a tablet, asked about its keys."""
+
+    def ask(self, tablet_id: int) -> KeySamples | None:
+        """Keys written lately; None: it cannot tell."""
+
+    def row_keys(self, tablet_id: int) -> tuple[bytes, ...]:
+        """Where a range tablet's rows lie: keys evenly spaced by rank; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +86,9 @@ class Samples:
             keys = [sample.key for sample in samples]
             told = _told(samples[bisect_left(keys, lower) : bisect_left(keys, upper)])
             if len(told.keys) < self._enough:
-                told = ask(tablet) or told
+                told = ask.ask(tablet) or told
             if told.keys:
-                found[tablet] = told
+                found[tablet] = told if table.hash else replace(told, row_keys=ask.row_keys(tablet))
         return found
 
 

@@ -18,7 +18,7 @@ from balancer.errors import BalancerError
 from balancer.nodes.connection import Address
 from balancer.planner import windows
 from balancer.planner.follow_up import follow_ups
-from balancer.planner.memory import HEAT_CODES, Memory
+from balancer.planner.memory import HEAT, Memory
 from balancer.planner.samples import AskNode, Samples
 from balancer.planner.state import BundleState, NodeReport, ScheduleReport, Word
 from balancer.planner.verdict import Situation, verdict
@@ -208,7 +208,7 @@ class BundleTick:
                     return [*owed, *_without(plan.actions, owed)]
                 options = restricted(occasion.bundle.options, balance=schedule.open, heat=heat.open, closed_groups=shut)
                 due = make_plan(view, options).actions
-                return [*owed, *_without([a for a in due if schedule.open or a.code in HEAT_CODES], owed)]
+                return [*owed, *_without([a for a in due if schedule.open or a.code.startswith(HEAT)], owed)]
 
     def _owed(self, occasion: Occasion) -> list[Action]:
         """Moves that splits for heat asked for, as many as the budget of moves leaves room for."""

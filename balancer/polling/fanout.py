@@ -35,14 +35,14 @@ class FanOut(Generic[Answer]):
 
     def ask(self, questions: Mapping[str, Callable[[], Answer]], patience: float) -> dict[str, Answer | Unreachable]:
         """Asks every node; returns after `patience` seconds at the latest, with an answer or `Unreachable` for each."""
+        self._open = {node: future for node, future in self._open.items() if not future.done()}
         asked = {
             node: self._pool.submit(questions[node])
             for node in sorted(questions, key=lambda node: node in self._silent)
             if node not in self._open
         }
         wait(asked.values(), timeout=patience)
-        late = {node: future for node, future in self._open.items() if not future.done()}
-        self._open = late | {node: future for node, future in asked.items() if not future.done()}
+        self._open |= asked
         self._silent = {node: since for node, since in self._silent.items() if node in questions}
         return {node: self._result(node, asked.get(node), patience) for node in questions}
 

@@ -7,10 +7,13 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from balancer.directory.model import Table, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.nodes.names import Name, parse_name, partition_name
 from balancer.nodes.ownership import Expected
+from policies.model import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,10 @@ class TabletIndex:
     version: int
     roots: Mapping[str, tuple[Name, ...]]
     """Bundle → the roots of its tables."""
+    ids: Ints
+    """Of all tablets, sorted."""
     tablets: Mapping[int, Expected]
+    by_node: Mapping[str, Mapping[int, Expected]]
     by_partition: Mapping[str, Mapping[Name, int]]
     """Node → partition → tablet."""
 
@@ -28,19 +34,25 @@ class TabletIndex:
 def build_index(snapshot: Snapshot) -> TabletIndex:
     """Everything that polls need to know about the tablets of all tables."""
     roots: dict[str, list[Name]] = defaultdict(list)
-    tablets: dict[int, Expected] = {}
+    by_node: dict[str, dict[int, Expected]] = defaultdict(dict)
     by_partition: dict[str, dict[Name, int]] = defaultdict(dict)
     for table in snapshot.tables.values():
         own_roots = [parse_name(root) for root in table.roots]
         roots[table.bundle] += own_roots
         for tablet in snapshot.tablets(table.id):
             names = _names(own_roots, tablet)
-            tablets[tablet.id] = Expected(tablet.node, tablet.epoch, names)
+            by_node[tablet.node][tablet.id] = Expected(tablet.node, tablet.epoch, names)
             mine = by_partition[tablet.node]
             for name in names:
                 mine[name] = tablet.id
+    tablets = {number: tablet for own in by_node.values() for number, tablet in own.items()}
     return TabletIndex(
-        snapshot.version, {bundle: tuple(names) for bundle, names in roots.items()}, tablets, dict(by_partition)
+        snapshot.version,
+        {bundle: tuple(names) for bundle, names in roots.items()},
+        np.fromiter(sorted(tablets), np.int64, len(tablets)),
+        tablets,
+        dict(by_node),
+        dict(by_partition),
     )
 
 

@@ -87,9 +87,8 @@ class Poller:
         }
         at = self._clock.monotonic()
         answers = self._fan_out.ask(questions, self._patience)
-        reports = {node: self._report(node, answer, snapshot, index, addresses) for node, answer in answers.items()}
-        known = np.fromiter(sorted(index.tablets), np.int64, len(index.tablets))
-        self._rates = advance(self._rates, _sample(reports, index, at), known)
+        reports = {node: self._report(node, answer, snapshot, index) for node, answer in answers.items()}
+        self._rates = advance(self._rates, _sample(reports, index, at), index.ids)
         return ClusterPoll(self._clock.now().timestamp(), snapshot.version, reports, self._rates)
 
     def close(self) -> None:
@@ -113,7 +112,6 @@ class Poller:
         answer: NodePoll | Unreachable,
         snapshot: Snapshot,
         index: TabletIndex,
-        addresses: Mapping[str, Address],
     ) -> NodeReport:
         if isinstance(answer, Unreachable):
             return NodeReport(node, Health.UNREACHABLE, unreachable=answer)
@@ -121,7 +119,15 @@ class Poller:
             self._holder.forget(node)  # after a failover another host of the DSN may be the primary
             return NodeReport(node, Health.STANDBY, answer)
         seen = self._seen_epochs.get(node, 0)
-        world = World(self._cluster, node, snapshot.epoch, seen, index.tablets, snapshot.busy.keys())
+        world = World(
+            cluster=self._cluster,
+            node=node,
+            leader_epoch=snapshot.epoch,
+            seen_epoch=seen,
+            mine=index.by_node.get(node, {}),
+            tablets=index.tablets,
+            busy=snapshot.busy.keys(),
+        )
         found = disagreements(answer, world)
         if answer.identity is not None:
             self._seen_epochs[node] = max(seen, answer.identity.leader_epoch)
@@ -141,7 +147,7 @@ def _sample(reports: Mapping[str, NodeReport], index: TabletIndex, at: float) ->
             tablet = names.get(Name(partition.schema, partition.name))
             if tablet is not None:
                 partitions[tablet].append(partition)
-                sources[tablet] = hash((sources.get(tablet), node, partition.oid, reset))
+                sources[tablet] = sources.get(tablet, 0) ^ hash((node, partition.oid, reset))
     ids = sorted(partitions)
     rows = [partitions[tablet] for tablet in ids]
     counters = [[sum(getattr(p, name) for p in group) for name in COUNTERS] for group in rows]

@@ -8,7 +8,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +172,7 @@ def _load_bundle(file: Path, daemon: BaseModel | None, mistakes: list[Mistake]) 
         return None
     options = BundleOptions(
         balancer=build(BalancerOptions, read.tablet_balancer_config),
-        tables={name: build(TableOptions, section) for name, section in read.tables.items()},
+        tables={name: _table_options(section) for name, section in read.tables.items()},
         heat=build(HeatOptions, read.heat),
         placement=build(PlacementOptions, read.placement),
         budgets=build(BudgetOptions, read.migration),
@@ -232,6 +232,15 @@ def _node(name: str, section: NodeSection, file: Path, mistakes: list[Mistake]) 
         disk=section.disk,
         memory=section.memory,
     )
+
+
+def _table_options(section: Any) -> TableOptions:
+    """A number of tablets that was asked for is also the least: a new table is empty and would be merged at once."""
+    options: TableOptions = build(TableOptions, section)
+    given = "tablets" in section.model_fields_set
+    if given and options.min_tablet_count is None and options.desired_tablet_count is None:
+        return replace(options, min_tablet_count=section.tablets)
+    return options
 
 
 def _table(name: str, section: Any) -> TableSettings:

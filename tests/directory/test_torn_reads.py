@@ -19,6 +19,7 @@ from balancer.directory.snapshot import Snapshot
 from balancer.embedded.zookeeper import ZooKeeperServer
 from policies.keys import HIGHEST, LOWEST
 from tests.support.directories import RANGED, frame, ranges
+from tests.support.writing import PARTS
 
 TOP = Path(__file__).parents[2]
 TABLETS = 99_999
@@ -51,7 +52,7 @@ def check_whole(view: Snapshot) -> None:
         assert all(a < b for a, b in pairwise(page.starts))
         epochs.update(zip(page.ids, page.epochs, strict=True))
     assert len(epochs) == view.tablet_count()
-    assert len(epochs) in (TABLETS, TABLETS + 300)
+    assert len(epochs) in (TABLETS, TABLETS + PARTS)
     for first in range(1, THIRD + 1):
         assert epochs[first] == epochs[first + THIRD] == epochs[first + 2 * THIRD]
     moves = sum(epochs[first] - 1 for first in range(1, THIRD + 1))

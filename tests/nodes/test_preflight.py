@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from psycopg import sql
 
-from balancer.embedded.postgres import PostgresServer
+from balancer.embedded.postgres import PostgresServer, system_binaries
 from balancer.nodes.connection import Address, Connection, connect
 from balancer.nodes.grants import grant_script
 from balancer.nodes.leader import node_transaction
@@ -122,6 +123,19 @@ def test_too_few_slots_senders_and_workers_are_named(
     }
     assert by_subject["max_wal_senders"].remedy == "ALTER SYSTEM SET max_wal_senders = 1000"
     assert by_subject["max_worker_processes"].remedy == "ALTER SYSTEM SET max_worker_processes = 1001"
+
+
+def test_a_server_as_it_comes_is_told_to_stream_and_to_limit_its_slots(server_folder: Path) -> None:
+    settings = {"wal_level": "replica", "max_slot_wal_keep_size": -1}
+    with (
+        PostgresServer(server_folder / "plain", system_binaries(15), settings) as server,
+        connect(Address("a", server.dsn())) as connection,
+    ):
+        found = preflight(connection, Needs())
+    assert [(finding.level, finding.remedy) for finding in found] == [
+        (Level.LIMIT, "ALTER SYSTEM SET wal_level = 'logical'"),
+        (Level.WARNING, "ALTER SYSTEM SET max_slot_wal_keep_size = '16GB'"),
+    ]
 
 
 def test_a_database_in_another_encoding_is_refused(postgres18: PostgresServer) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
+import psycopg
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
@@ -15,7 +16,6 @@ from policies.hashing import partition_hash
 from policies.hashing_columns import UInts, partition_hashes
 from policies.keys import KeyType, KeyValue, encode_key
 from tests.support.keys import random_keys
-from tests.support.servers import new_database
 
 COUNT = 100_000
 SEED = 20240229
@@ -55,9 +55,9 @@ def test_hash_of_columns_is_what_the_server_computes(any_postgres: PostgresServe
     print("seed", SEED)
     names = [f"k{place}" for place in range(len(types))]
     columns = ", ".join(f"{name} {kind}" for name, kind in zip(names, types, strict=True))
-    with new_database(any_postgres) as database, database.connect() as connection:
-        connection.execute(f"CREATE TABLE hashed ({columns}) PARTITION BY HASH ({', '.join(names)})")
-        connection.execute(f"CREATE TABLE keys ({columns}, r0 int, r1 int, r2 int)")
+    with psycopg.connect(any_postgres.dsn(), autocommit=True) as connection:
+        connection.execute(f"CREATE TEMP TABLE hashed ({columns}) PARTITION BY HASH ({', '.join(names)})")
+        connection.execute(f"CREATE TEMP TABLE keys ({columns}, r0 int, r1 int, r2 int)")
         with connection.cursor().copy("COPY keys FROM STDIN") as copy:
             for row in zip(*_columns(types), *_remainders(_hashes(types)), strict=True):
                 copy.write_row([_as_copied(value) for value in row])
@@ -81,8 +81,9 @@ def _remainders(hashes: UInts) -> Sequence[list[int]]:
 @pytest.mark.parametrize("types", COMBINATIONS, ids=_name)
 def test_hash_of_one_key_is_that_of_the_column(types: tuple[KeyType, ...]) -> None:
     print("seed", SEED)
-    singles = [partition_hash(types, key) for key in zip(*_columns(types), strict=True)]
-    assert singles == _hashes(types).tolist()
+    count = COUNT if len(types) == 1 else COUNT // 10
+    keys = zip(*(column[:count] for column in _columns(types)), strict=True)
+    assert [partition_hash(types, key) for key in keys] == _hashes(types)[:count].tolist()
 
 
 @pytest.mark.parametrize("kind", KeyType)
@@ -90,8 +91,8 @@ def test_encoded_keys_sort_as_the_server_sorts_them(any_postgres: PostgresServer
     print("seed", SEED)
     values = random_keys(kind, 5000, SEED)
     collation = 'COLLATE "C"' if kind is KeyType.TEXT else ""
-    with new_database(any_postgres) as database, database.connect() as connection:
-        connection.execute(f"CREATE TABLE keys (place int, k {kind} {collation})")
+    with psycopg.connect(any_postgres.dsn(), autocommit=True) as connection:
+        connection.execute(f"CREATE TEMP TABLE keys (place int, k {kind} {collation})")
         with connection.cursor().copy("COPY keys FROM STDIN") as copy:
             for place, value in enumerate(values):
                 copy.write_row([place, _as_copied(value)])

@@ -243,6 +243,15 @@ def test_cooled_tablets_stay_apart_with_a_reason(fields: dict[str, Any], code: s
     assert _codes(_cooled_view(**fields)) == [((2, 3), code)]
 
 
+def test_a_cooled_tablet_that_cannot_be_joined_to_the_left_is_joined_to_the_right() -> None:
+    hour_ago = TabletHistory(split_for_heat_at=NOW - 3600)
+    warm = replace(hour_ago, max_rate_5m=80.0)
+    view = bundle({"t": Tablets([GB] * 3)}, ("a",), history={1: warm, 2: hour_ago, 3: hour_ago})
+    actions, rejections = plan_heat(view, _options())
+    assert [action.tablets for action in actions] == [(2, 3)]
+    assert [(one.tablets, one.code) for one in rejections] == [((1, 2), "too-warm")]
+
+
 def test_tablets_that_were_busy_in_the_last_five_minutes_stay_apart() -> None:
     split = TabletHistory(split_for_heat_at=NOW - 9999)
     busy = replace(split, max_rate_5m=60.0)

@@ -159,3 +159,12 @@ def test_an_unknown_bundle_names_the_known_ones(tmp_path: Path) -> None:
     settings = load_settings(write(tmp_path, bundles={"shop": BUNDLE}))
     with pytest.raises(UserError, match=r"there is no bundle 'shopp'.*there are: shop"):
         settings.bundle("shopp")
+
+
+def test_a_number_of_tablets_that_was_asked_for_is_also_the_least(tmp_path: Path) -> None:
+    plain = BUNDLE.replace("tablets = 64\n", "")
+    counts = {}
+    for name, text in (("given", BUNDLE), ("plain", plain), ("counted", BUNDLE + "desired_tablet_count = 8\n")):
+        bundle = load_settings(write(tmp_path, bundles={"shop": text})).bundle("shop")
+        counts[name] = bundle.options.table("orders").min_tablet_count
+    assert counts == {"given": 64, "plain": None, "counted": None}

@@ -9,13 +9,14 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from balancer.directory.model import MigrationKind, MigrationMode
 from balancer.embedded.postgres import PostgresServer
+from balancer.embedded.process import free_port
 from balancer.migration.doctor import examine
 from balancer.migration.machine import State, Track, path, track_of
 from tests.support.cluster import QUICK, Cluster, build, hash_table, hash_tablets, insert_rows
@@ -126,13 +127,17 @@ def _strike(victim: str, cluster: Cluster, servers: Mapping[str, PostgresServer]
         with sqlite3.connect(cluster.folder / "directory.db", isolation_level=None) as blocker:
             blocker.execute("BEGIN EXCLUSIVE")
             (cluster.folder / "go").touch()
-            time.sleep(1.5)
+            time.sleep(3.0)
             blocker.execute("ROLLBACK")
         blocker.close()
         return
     server = servers["a" if victim == "source" else "b"]
+    port = server.port
     server.kill()
+    # Whoever tries to connect meanwhile may be given this very port to connect from: everybody knows the old address.
+    _until(lambda: free_port(port) == port)
     server.start()
+    assert server.port == port
 
 
 def _run_successor(plan: Plan, cluster: Cluster, stack: ExitStack) -> None:
@@ -187,8 +192,8 @@ def _owner_faults(cluster: Cluster) -> Iterator[str]:
         follower.close()
 
 
-def _until(happened: object) -> None:
+def _until(happened: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE
-    while not happened():  # type: ignore[operator]
+    while not happened():
         assert time.monotonic() < deadline, "the point was not reached in time"
         time.sleep(0.01)

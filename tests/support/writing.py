@@ -1,7 +1,7 @@
 """A process that commits at full speed: run as `python -m tests.support.writing URL SEED`, until it is ended.
 
 Tablets i, i + third and i + two thirds are moved together, so that they always have the same epoch; the counter
-`moves` says how often that was done. In between, a tablet becomes 300 and those become one again, so that pages split
+`moves` says how often that was done. In between, a tablet becomes 600 and those become one again, so that pages split
 and merge all the time.
 """
 
@@ -16,7 +16,7 @@ from balancer.directory.open import open_directory
 from balancer.directory.snapshot import Snapshot
 from tests.support.directories import NODES, RANGED, moved, transaction
 
-PARTS = 300
+PARTS = 600
 
 
 def move(view: Snapshot, third: int, rng: random.Random) -> list[Change]:

@@ -38,8 +38,9 @@ class Load:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._count = Count()
+        self._order_ids = self._router.ids("orders")
         self._next_event = story.EVENTS + 1
-        jobs: list[Callable[[Random], None]] = [self._order, self._append, self._append, self._look]
+        jobs: list[Callable[[Random], None]] = [self._order, self._append, self._order, self._look]
         self._threads = [
             threading.Thread(target=self._work, args=(jobs[number % len(jobs)], number), daemon=True)
             for number in range(WRITERS)
@@ -92,7 +93,7 @@ class Load:
         return 1 + chance.randrange(story.CUSTOMERS if chance.random() < 1 / 3 else story.CUSTOMERS // 10)
 
     def _order(self, chance: Random) -> None:
-        customer, order = self._customer(chance), chance.getrandbits(60)
+        customer, order = self._customer(chance), self._order_ids.next()
         with self._router.transaction("orders", (customer,)) as connection:
             connection.execute(
                 "INSERT INTO orders (customer_id, order_id, amount) VALUES (%s, %s, %s)", (customer, order, 1)

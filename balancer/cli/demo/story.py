@@ -10,9 +10,9 @@ CLUSTER = "demo"
 BUNDLE = "demo"
 FIRST_NODE = "pg-a"
 DATABASE = "postgres"
-CUSTOMERS = 20_000
-ORDERS = 120_000
-EVENTS = 150_000
+CUSTOMERS = 10_000
+ORDERS = 60_000
+EVENTS = 80_000
 VBUCKETS = 16
 
 ORDERS_DEFINITION = """
@@ -44,12 +44,12 @@ CREATE TABLE public.events (
 
 FILL_ORDERS = f"""
 INSERT INTO public.orders (customer_id, order_id, amount, note)
-SELECT 1 + (n * 7919) % {CUSTOMERS}, n, n % 1000, repeat(md5(n::text), 4) FROM generate_series(1, {ORDERS}) AS n
+SELECT 1 + (n * 7919) % {CUSTOMERS}, -n, n % 1000, repeat(md5(n::text), 4) FROM generate_series(1, {ORDERS}) AS n
 """  # noqa: S608 - numbers of ours
 
 FILL_ITEMS = """
 INSERT INTO public.order_items (customer_id, order_id, item, quantity)
-SELECT customer_id, order_id, item, 1 + order_id % 5 FROM public.orders, generate_series(1, 2) AS item
+SELECT customer_id, order_id, item, 1 - order_id % 5 FROM public.orders, generate_series(1, 2) AS item
 """
 
 FILL_EVENTS = f"""
@@ -90,14 +90,14 @@ max_tablet_size = "48MB"
 enable_cell_balancer = true
 
 [heat]
-min_rows_per_second = 50
+min_rows_per_second = 20
 polls_to_confirm = 3
 min_samples = 40
 
 [migration]
 moves_per_node = 2
 moves_total = 4
-cool_down = "5s"
+cool_down = "60s"
 retire_grace = "1s"
 
 {nodes}

@@ -1,0 +1,112 @@
+"""Who may do what: reads, changes, and over which transport. Pure decisions; `guard` applies them to requests."""
+
+import hmac
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from balancer.errors import UserError
+from balancer.settings.files import HttpSettings
+
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
+"""Asked by supervisors that have no token; they tell nothing about the cluster."""
+READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """Why a request is refused."""
+
+    status: int
+    reason: str
+
+
+class Token:
+    """The bearer token, from the settings or from a file that may be replaced while we run."""
+
+    def __init__(self, http: HttpSettings) -> None:
+        self._given = http.token.get_secret_value() if http.token else None
+        self._file = http.token_file
+        self._read: tuple[tuple[int, int], str] | None = None
+
+    def value(self) -> str | None:
+        """The token that holds now; None: there is none."""
+        if self._given is not None or self._file is None:
+            return self._given or None
+        return self._from_file(self._file) or None
+
+    def matches(self, presented: str) -> bool:
+        """Whether this is the token; takes the same time wherever they differ."""
+        wanted = self.value()
+        return wanted is not None and hmac.compare_digest(wanted.encode(), presented.encode(errors="replace"))
+
+    def _from_file(self, file: Path) -> str:
+        try:
+            stat = file.stat()
+            stamp = stat.st_mtime_ns, stat.st_ino
+            if self._read is None or self._read[0] != stamp:
+                self._read = stamp, file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            return ""  # a token that cannot be read lets nobody in
+        return self._read[1]
+
+
+class Access:
+    """The rules of one server."""
+
+    def __init__(self, http: HttpSettings) -> None:
+        self.token: Final = Token(http)
+        self._read_requires_token = http.read_requires_token
+        self._loopback = is_loopback(http.listen)
+
+    def denial(self, method: str, path: str, scheme: str, authorization: str, page: bool) -> Denial | None:
+        """Why this request is refused, or None. `page`: it is for the page's own files, which tell nothing."""
+        if path in OPEN_PATHS or (page and method in READING):
+            return None
+        if method not in READING:
+            return self._change_denial(scheme) or self._token_denial(authorization)
+        return self._token_denial(authorization) if self._read_requires_token else None
+
+    def _change_denial(self, scheme: str) -> Denial | None:
+        if scheme != "https" and not self._loopback:
+            return Denial(403, "changes are taken over TLS only, unless the server listens on loopback")
+        if self.token.value() is None:
+            return Denial(403, "no token is configured, so nothing can be changed over HTTP")
+        return None
+
+    def _token_denial(self, authorization: str) -> Denial | None:
+        kind, _, presented = authorization.partition(" ")
+        if kind.lower() == "bearer" and self.token.matches(presented.strip()):
+            return None
+        return Denial(401, "a bearer token is needed" if not authorization else "this is not the bearer token")
+
+
+def split_address(listen: str) -> tuple[str, int]:
+    """Host and port of `host:port`; an IPv6 host stands in brackets."""
+    host, _, port = listen.rpartition(":")
+    if int(port) > 65535:
+        raise UserError(f"[http] cannot listen on {listen}: the largest port is 65535")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(listen: str) -> bool:
+    """Whether only this machine can connect."""
+    host, _ = split_address(listen)
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_http(http: HttpSettings) -> None:
+    """Refuses settings that would be unsafe or could not work, before anything listens."""
+    if (http.tls_certificate is None) != (http.tls_key is None):
+        raise UserError("[http] tls_certificate and tls_key are given together or not at all")
+    for name, file in (("tls_certificate", http.tls_certificate), ("tls_key", http.tls_key)):
+        if file is not None and not file.is_file():
+            raise UserError(f"[http] {name}: there is no file {file}")
+    if http.read_requires_token and Token(http).value() is None:
+        raise UserError("[http] read_requires_token is set, but there is no token (or its file is empty or unreadable)")
+    if http.read_requires_token and http.tls_certificate is None and not is_loopback(http.listen):
+        raise UserError("[http] read_requires_token without TLS would send the token in clear text: give a certificate")

@@ -1,0 +1,46 @@
+"""What has to be asked of the directory's servers, kept for a moment: many viewers must not mean many requests."""
+
+import threading
+from collections.abc import Mapping
+from typing import Final
+
+from balancer.api.shapes import HistoryEntry
+from balancer.api.source import Source
+from balancer.api.views import history
+from balancer.directory.model import Json
+from balancer.directory.snapshot import Snapshot
+
+PROGRESS: Final = "progress"
+"""The topic under which running migrations publish how far they are."""
+KEEP_SECONDS: Final = 0.5
+RECENT: Final = 30
+
+
+class Notes:
+    """The migrations' progress and the newest history."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._progress: Mapping[str, Json] = {}
+        self._asked = -float("inf")
+        self._recent: tuple[int, list[HistoryEntry]] = (-1, [])
+
+    def progress(self, snapshot: Snapshot) -> Mapping[str, Json]:
+        """By migration id; nothing is asked while nothing runs."""
+        if not snapshot.busy:
+            return {}
+        with self._lock:
+            now = self._source.clock.monotonic()
+            if now - self._asked >= KEEP_SECONDS:
+                self._progress = self._source.directory().published(PROGRESS)
+                self._asked = now
+            return self._progress
+
+    def recent(self, snapshot: Snapshot) -> list[HistoryEntry]:
+        """The newest commits; asked for again when the version has changed."""
+        with self._lock:
+            if self._recent[0] != snapshot.version:
+                page = history.page(self._source.directory(), snapshot, history.Wanted(), None, RECENT)
+                self._recent = snapshot.version, page.entries
+            return self._recent[1]

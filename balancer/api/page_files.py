@@ -1,0 +1,38 @@
+"""Serves the page's own files, which ship in the package. They tell nothing of the cluster: `/v1` does."""
+
+from hashlib import blake2b
+from importlib.resources import files
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Header, Response
+
+_TYPES: Final = {
+    "index.html": "text/html",
+    "app.js": "text/javascript",
+    "dom.js": "text/javascript",
+    "heat.js": "text/javascript",
+    "sections.js": "text/javascript",
+    "style.css": "text/css",
+    "icon.svg": "image/svg+xml",
+}
+_PATHS: Final = {f"/{name}": name for name in _TYPES if name != "index.html"} | {"/": "index.html"}
+PAGE_PATHS: Final = frozenset(_PATHS)
+
+
+def page() -> APIRouter:
+    """One route for each file; the files are read once."""
+    router = APIRouter(include_in_schema=False)
+    for path, name in _PATHS.items():
+        _serve(router, path, name)
+    return router
+
+
+def _serve(router: APIRouter, path: str, name: str) -> None:
+    content = (files("balancer.api") / "page" / name).read_bytes()
+    headers = {"ETag": f'"{blake2b(content, digest_size=12).hexdigest()}"', "Cache-Control": "no-cache"}
+
+    @router.get(path)
+    def get_file(if_none_match: Annotated[str | None, Header()] = None) -> Response:
+        if if_none_match == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers, media_type=_TYPES[name])

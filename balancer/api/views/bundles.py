@@ -1,0 +1,110 @@
+"""Bundles and nodes as documents, from the states of the last tick."""
+
+from collections.abc import Iterable, Mapping
+
+from balancer import __version__
+from balancer.api.shapes import BundleShape, Leader, NodeShape, ScoreShape, Status
+from balancer.api.source import Source
+from balancer.directory.model import Node
+from balancer.errors import UserError
+from balancer.logs import mask
+from balancer.planner.loads import imbalance, node_loads
+from balancer.planner.state import BundleState, NodeReport
+from policies.model import PlanResult
+
+
+def chosen(source: Source, bundle: str | None) -> list[BundleState]:
+    """The states of one bundle, or of all by name."""
+    states = source.states()
+    if bundle is None:
+        return [states[name] for name in sorted(states)]
+    if bundle not in states:
+        known = ", ".join(sorted(states)) or "none yet"
+        raise UserError(f"there is no bundle {bundle!r}; there are: {known}")
+    return [states[bundle]]
+
+
+def status(source: Source) -> Status:
+    """The instance, its leader and its bundles."""
+    leader, follower = source.leader(), source.follower()
+    return Status(
+        instance=source.settings().daemon.instance,
+        version=__version__,
+        leader=Leader(name=leader.name, epoch=leader.epoch, is_self=leader.is_self),
+        directory_version=follower.snapshot.version,
+        directory_age=round(follower.age(), 1),
+        tick_age=round(source.tick_age(), 1),
+        bundles=[bundle(state) for state in chosen(source, None)],
+    )
+
+
+def bundle(state: BundleState) -> BundleShape:
+    """One bundle."""
+    view = state.view
+    return BundleShape(
+        name=state.bundle,
+        mode=state.mode,
+        word=state.word,
+        sentence=mask(state.sentence),
+        at=state.at.timestamp(),
+        paused=state.paused,
+        paused_until=state.paused_until.timestamp() if state.paused_until else None,
+        error=mask(state.error),
+        score=None if state.plan is None else score(state.plan),
+        imbalance={} if view is None else {name: round(ratio, 4) for name, ratio in imbalance(view).items()},
+        tablets=0 if view is None else len(view.tablets),
+        nodes=len(state.nodes),
+        plan=state.plan_id,
+    )
+
+
+def score(plan: PlanResult) -> ScoreShape:
+    """The three scores of a plan."""
+    return ScoreShape(
+        now=round(plan.score_before, 2), after_plan=round(plan.score_after, 2), bound=round(plan.bound, 2)
+    )
+
+
+def nodes(source: Source, states: Iterable[BundleState]) -> list[NodeShape]:
+    """Every node of these bundles, with its loads."""
+    known = source.follower().snapshot.nodes
+    return [shape for state in states for shape in _nodes_of(state, known)]
+
+
+def _nodes_of(state: BundleState, known: Mapping[str, Node]) -> Iterable[NodeShape]:
+    view = state.view
+    loads = {} if view is None else node_loads(view)
+    places = {} if view is None else {node.id: at for at, node in enumerate(view.nodes)}
+    for report in state.nodes:
+        at = places.get(report.id)
+        carried = {} if at is None else {name: round(float(column[at]), 3) for name, column in loads.items()}
+        capacity: dict[str, float] = {}
+        if at is not None and view is not None:
+            limits = {"bytes": view.nodes[at].disk_capacity, "memory": view.nodes[at].memory}
+            capacity = {name: limit for name, limit in limits.items() if limit is not None}
+        yield _node(state.bundle, report, known.get(report.id), carried, capacity)
+
+
+def _node(
+    bundle: str, report: NodeReport, record: Node | None, loads: dict[str, float], capacity: dict[str, float]
+) -> NodeShape:
+    since = report.unreachable_since
+    return NodeShape(
+        id=report.id,
+        bundle=bundle,
+        state=report.state,
+        reason=mask(report.reason),
+        zone=record.zone if record else "",
+        weight=record.weight if record else 1.0,
+        reachable=report.reachable,
+        unreachable_since=since.timestamp() if since else None,
+        error=mask(report.error),
+        version=report.version,
+        disagreements=len(report.disagreements),
+        tablets=int(loads.get("tablets", 0)),
+        loads=loads,
+        capacity=capacity,
+        database_bytes=report.database_bytes,
+        connections=report.connections,
+        retained_wal_bytes=report.retained_wal_bytes,
+    )

@@ -1,0 +1,55 @@
+"""Schedules as documents: whether a bundle is open, today's strip, the next windows."""
+
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from itertools import islice
+from zoneinfo import ZoneInfo
+
+from balancer.api.shapes import ScheduleShape
+from balancer.api.source import Source
+from balancer.planner.state import BundleState, ScheduleReport
+from schedules import ALWAYS, Formula, Schedule
+
+DAY_MINUTES = 24 * 60
+
+
+def schedule(source: Source, state: BundleState, windows: int) -> ScheduleShape:
+    """One bundle's schedule at this moment; the formula and whether it is open are those of the last tick."""
+    return _shape(state.bundle, state.schedule, source.clock.now(), windows)
+
+
+def _shape(bundle: str, report: ScheduleReport, now: datetime, windows: int) -> ScheduleShape:
+    zone = ZoneInfo(report.timezone)
+    made = _schedule(report.formula, report.timezone)
+    today = now.astimezone(zone).date()
+    return ScheduleShape(
+        bundle=bundle,
+        formula=report.formula,
+        level=report.level,
+        timezone=report.timezone,
+        open=report.open,
+        closes_at=report.closes_at.timestamp() if report.closes_at else None,
+        next_open=report.next_open.timestamp() if report.next_open else None,
+        day=today.isoformat(),
+        strip=_strip(report.formula),
+        windows=[
+            (window.start.timestamp(), window.end.timestamp() if window.end else None)
+            for window in islice(made.windows(now.astimezone(UTC)), windows)
+        ],
+    )
+
+
+@lru_cache(maxsize=256)
+def _schedule(formula: str, timezone: str) -> Schedule:
+    return Schedule(Formula(formula) if formula else ALWAYS, ZoneInfo(timezone))
+
+
+@lru_cache(maxsize=256)
+def _strip(formula: str) -> str:
+    """The minutes of a day as the wall clock shows them: the formula knows nothing but hours and minutes."""
+    bits = 0
+    midnight = datetime(2001, 1, 1, tzinfo=UTC)
+    made = _schedule(formula, "UTC")
+    for minute in range(DAY_MINUTES):
+        bits = bits << 1 | made.is_open(midnight + timedelta(minutes=minute))
+    return f"{bits:0{DAY_MINUTES // 4}x}"

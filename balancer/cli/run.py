@@ -1,0 +1,16 @@
+"""`balancer run`: the daemon."""
+
+from balancer.cli.config import ConfigOption
+from balancer.daemon.run import run as run_daemon
+from balancer.logs import set_up_logs
+from balancer.settings import load_settings
+
+
+def run(config: ConfigOption = None) -> None:
+    """Polls, plans, acts inside the schedule, and explains itself, until it is told to stop.
+
+    SIGTERM hands over to a standby and ends; SIGHUP reads the configuration again.
+    """
+    settings = load_settings(config)
+    set_up_logs(settings.daemon.log.level, settings.daemon.log.format)
+    run_daemon(settings)

@@ -1,0 +1,49 @@
+"""`balancer run`: an instance until it is told to stop. Signals only set flags; the loop does the rest."""
+
+import signal
+import threading
+from types import FrameType
+
+from balancer.api.app import create_app
+from balancer.api.server import ApiServer
+from balancer.clock import Clock, SystemClock
+from balancer.daemon.daemon import Daemon
+from balancer.settings import Settings
+
+STEP_SECONDS = 1.0
+
+
+class Signals:
+    """SIGTERM and SIGINT end the loop, SIGHUP reads the configuration again."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.reload = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._end)
+        signal.signal(signal.SIGHUP, self._reload)
+
+    def _end(self, _: int, __: FrameType | None) -> None:
+        self.ended.set()
+
+    def _reload(self, _: int, __: FrameType | None) -> None:
+        self.reload.set()
+
+
+def run(settings: Settings, clock: Clock | None = None) -> None:
+    """Runs until a signal ends it; then hands over at once."""
+    signals = Signals()
+    daemon = Daemon(settings, clock or SystemClock())
+    server = ApiServer(create_app(daemon, settings.daemon.http), settings.daemon.http)
+    try:
+        daemon.start()
+        server.start()
+        daemon.ready()
+        while not signals.ended.wait(STEP_SECONDS):
+            if signals.reload.is_set():
+                signals.reload.clear()
+                daemon.reload()
+            daemon.step()
+    finally:
+        server.stop()
+        daemon.stop()

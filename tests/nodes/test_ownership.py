@@ -1,0 +1,64 @@
+"""A node whose word contradicts the directory is found out, point by point."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from balancer.nodes.names import Name
+from balancer.nodes.ownership import Expected, Kind, World, disagreements
+from balancer.nodes.poll import Claim, NodeFacts, NodePoll, PartitionStats
+from balancer.nodes.schema import NodeIdentity, OwnState
+
+pytestmark = pytest.mark.quick
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+FACTS = NodeFacts(180004, False, NOW, NOW, None, 0, 1, 100)
+P1 = Name("public", "p1")
+HELD = PartitionStats(0, *P1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, None)
+
+
+def world(epoch: int = 5, busy: frozenset[int] = frozenset(), seen: int = 0) -> World:
+    mine = {1: Expected("a", epoch, (P1,))}
+    return World("shop", "a", 9, seen, mine, mine | {2: Expected("b", 7)}, busy)
+
+
+def poll(*claims: Claim, leader: int = 8, attached: bool = True, node: str = "a") -> NodePoll:
+    return NodePoll(FACTS, (HELD,) if attached else (), NodeIdentity("shop", node, leader, 1), claims)
+
+
+OWNED = Claim(1, 5, OwnState.OWNED, None)
+
+
+def kinds(found: NodePoll, expected: World) -> list[Kind]:
+    return [one.kind for one in disagreements(found, expected)]
+
+
+def test_a_node_that_agrees_is_trusted() -> None:
+    assert kinds(poll(OWNED, Claim(2, 6, OwnState.MOVED, "b")), world()) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "kind"),
+    [
+        (poll(), world(), Kind.MISSING),
+        (poll(OWNED), world(epoch=6), Kind.OLD_EPOCH),
+        (poll(OWNED), world(epoch=4), Kind.DIRECTORY_BEHIND),
+        (poll(Claim(1, 5, OwnState.MOVED, "b")), world(), Kind.NOT_OWNED),
+        (poll(OWNED, attached=False), world(), Kind.DETACHED),
+        (poll(OWNED, Claim(2, 6, OwnState.OWNED, None)), world(), Kind.FORMER_OWNER),
+        (poll(OWNED, Claim(99, 1, OwnState.FENCED, None)), world(), Kind.FORMER_OWNER),
+        (poll(OWNED, leader=3), world(seen=8), Kind.LEADER_WENT_BACK),
+        (poll(OWNED, leader=10), world(), Kind.DIRECTORY_BEHIND),
+        (poll(OWNED, node="z"), world(), Kind.WRONG_DATABASE),
+        (NodePoll(FACTS, (), None, ()), world(), Kind.NOT_INSTALLED),
+    ],
+)
+def test_each_contradiction_has_its_name(found: NodePoll, expected: World, kind: Kind) -> None:
+    assert kinds(found, expected) == [kind]
+
+
+def test_tablets_in_a_migration_may_differ_for_a_while() -> None:
+    assert kinds(poll(Claim(2, 6, OwnState.FENCED, None)), world(busy=frozenset({1, 2}))) == []
+
+
+def test_a_new_node_without_tablets_needs_no_schema() -> None:
+    assert kinds(NodePoll(FACTS, (), None, ()), World("shop", "c", 9, 0, {}, {1: Expected("a", 5)})) == []
