@@ -180,10 +180,10 @@ def attach(node: Connection, tablet: Tablet) -> None:
 
 
 @contextmanager
-def new_shards(folder: Path, dsns: Sequence[str], tablets: int = 4) -> Iterator[Shards]:
-    """A cluster on these databases, of which nothing else is kept."""
+def new_shards(folder: Path, dsns: Sequence[str], tablets: int = 4, url: str = "") -> Iterator[Shards]:
+    """A cluster on these databases, of which nothing else is kept; its directory is a file, or at `url`."""
     names = [f"pg-{letter}" for letter in "abcdefgh"[: len(dsns)]]
-    url = f"sqlite://{folder}/directory.sqlite"
+    url = url or f"sqlite://{folder}/directory.sqlite"
     columns = (KeyColumn("user_id", KeyType.BIGINT),)
     table = Table(1, "orders", "shop", Layout.HASH, columns, ROOTS)
     owned = [Tablet(i + 1, 1, Leaf(tablets, i), names[i % len(names)]) for i in range(tablets)]
