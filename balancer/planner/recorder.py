@@ -209,16 +209,16 @@ def _greatest(column: npt.NDArray[np.float64], table: TableView, firsts: Ints) -
 
 
 def _busiest(view: BundleView, table: TableView, firsts: Ints) -> Ints:
-    """The row of the tablet with the greatest rate in each bin; the largest where all are idle."""
-    if len(firsts) == table.last - table.first:
+    """The row of the tablet with the greatest rate in each bin; the first of several."""
+    count = table.last - table.first
+    if len(firsts) == count:
         return firsts
-    rows = np.arange(table.first, table.last)
-    bin_of = np.searchsorted(firsts, rows, side="right") - 1
     columns = view.tablets
-    rate = (columns.write_rate + columns.read_rate)[rows]
-    order = np.lexsort((columns.sizes[rows], rate, bin_of))
-    lasts = np.append(firsts[1:], table.last) - table.first - 1
-    busiest: Ints = rows[order[lasts]]
+    rates = (columns.write_rate + columns.read_rate)[table.first : table.last]
+    lengths = np.diff(np.append(firsts, table.last))
+    greatest = np.maximum.reduceat(rates, firsts - table.first)
+    candidates = np.flatnonzero(rates == np.repeat(greatest, lengths)) + table.first
+    busiest: Ints = candidates[np.searchsorted(candidates, firsts)]
     return busiest
 
 

@@ -58,6 +58,14 @@ class Reporter:
         if pause is not None:
             self.instruments.write_pause.labels(*labels).observe(pause)
 
+    def started(self, bundle: str, kind: str, code: str) -> None:
+        """An action became a migration."""
+        self.instruments.actions.labels(bundle, kind, code).inc()
+
+    def commanded(self, verb: str, result: str) -> None:
+        """A command was carried out or refused."""
+        self.instruments.commands.labels(verb, result).inc()
+
     def verified(self, bundle: str, equal: bool) -> None:
         """Source and target were compared before a commit."""
         self.instruments.verifications.labels(bundle, "equal" if equal else "different").inc()
