@@ -26,6 +26,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "node": "balancer.cli.node:app",
     "directory": "balancer.cli.directory:app",
     "history": "balancer.cli.directory:history",
+    "simulate": "balancer.cli.simulate:simulate_file",
     "compare-placements": "balancer.cli.placements:compare_placements",
     "moves": "balancer.cli.moves:moves",
     "move": "balancer.cli.moves:move",
