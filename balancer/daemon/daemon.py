@@ -14,6 +14,7 @@ from balancer.clock import Clock
 from balancer.daemon.beginner import Beginner
 from balancer.daemon.bouncing import bouncing_of
 from balancer.daemon.enrol import enrol
+from balancer.daemon.forwarding import ForwardingWatch
 from balancer.daemon.leader import LeaderLoop
 from balancer.daemon.leading import Leading
 from balancer.daemon.notify import Notifier
@@ -56,7 +57,13 @@ class Daemon:
         self._leading: Leading | None = None
         self._reporter = Reporter(self._instruments)
         self._bouncing = bouncing_of(settings.daemon.pgbouncer, lambda: self.directory().snapshot(), observer)
-        self._observer = MigrationWatch(self._reporter, self._bouncing or observer)
+        self._forwarding = ForwardingWatch(
+            lambda bundle: self.settings().bundle(bundle).forwarding,
+            lambda: self.directory().snapshot(),
+            self.address,
+            self._bouncing or observer,
+        )
+        self._observer = MigrationWatch(self._reporter, self._forwarding)
         self._sampler = NodeSampler(self.address, lambda: self.follower().snapshot, clock)
         self._ticks = Ticks(self, self._reporter, self._sampler, clock)
         self._stopping = threading.Event()
@@ -215,6 +222,8 @@ class Daemon:
         )
         if self._bouncing is not None:
             self._bouncing.recover()
+        for bundle in self.settings().bundles:
+            self._forwarding.follow(bundle)
         taken_over = pool.recover()
         self._leading = leading
         log.info("leading", epoch=leadership.epoch, migrations_taken_over=taken_over)
