@@ -27,6 +27,7 @@ from balancer.errors import BalancerError, Unavailable
 from balancer.instruments import Instruments
 from balancer.migration.observer import Observer
 from balancer.nodes.connection import Address
+from balancer.planner.metered import MeteredDirectory
 from balancer.planner.node_samples import NodeSampler
 from balancer.planner.recorder import Recorder
 from balancer.planner.report import Reporter
@@ -46,7 +47,7 @@ class Daemon:
         self._clock = clock
         self._watch = ConfigurationWatch(settings)
         self._instruments = Instruments()
-        self._recorder = Recorder()
+        self._recorder = Recorder(settings.daemon.tick)
         self._notifier = Notifier(clock)
         self._ticker = Ticker(clock)
         self._directory: Directory | None = None
@@ -82,7 +83,9 @@ class Daemon:
     def start(self) -> None:
         """Opens the directory, stands for election and begins to tick."""
         settings = self.settings()
-        self._directory = open_configured(settings.daemon, self._clock)
+        opened = open_configured(settings.daemon, self._clock)
+        self._directory = MeteredDirectory(opened, self._instruments, self._clock)
+        self._instruments.configuration_at.set(self._clock.now().timestamp())
         self._follower = self._directory.follow()
         self._elector = LeaderLoop(self._directory, settings.daemon.instance, self._elected, self._deposed)
         self._elector.start()
@@ -209,6 +212,7 @@ class Daemon:
             beginner=Beginner(directory, leadership, self._sampler.split_keys, self._clock),
             settings=self.settings,
             replan=self.run_soon,
+            reporter=self._reporter,
             clock=self._clock,
         )
         taken_over = pool.recover()
