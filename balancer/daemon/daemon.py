@@ -5,7 +5,8 @@ Every bundle ticks on its own: an error of one is its state, and never another's
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import structlog
 
@@ -15,6 +16,7 @@ from balancer.daemon.beginner import Beginner
 from balancer.daemon.enrol import enrol
 from balancer.daemon.leader import LeaderLoop
 from balancer.daemon.leading import Leading
+from balancer.daemon.leftovers import LOOK_SECONDS, LeftoverWatch
 from balancer.daemon.notify import Notifier
 from balancer.daemon.pool import MigrationPool
 from balancer.daemon.reload import ConfigurationWatch
@@ -58,6 +60,7 @@ class Daemon:
         self._observer = MigrationWatch(self._reporter, observer)
         self._sampler = NodeSampler(self.address, lambda: self.follower().snapshot, clock)
         self._ticks = Ticks(self, self._reporter, self._sampler, clock)
+        self._leftovers = LeftoverWatch(lambda: self.follower().snapshot, self.address, self._reporter)
         self._stopping = threading.Event()
         self._commands = threading.Thread(target=self._watch_commands, name="commands", daemon=True)
         self._last_step = clock.monotonic()
@@ -187,9 +190,15 @@ class Daemon:
 
     def _set_jobs(self) -> None:
         settings = self.settings()
-        self._ticker.set(
-            {name: (settings.daemon.tick, lambda name=name: self._ticks.run(name)) for name in settings.bundles}  # type: ignore[misc]
-        )
+        jobs: dict[str, tuple[float, Callable[[], None]]] = {}
+        for name in settings.bundles:
+            jobs[name] = settings.daemon.tick, partial(self._ticks.run, name)
+            jobs[f"leftovers of {name}"] = LOOK_SECONDS, partial(self._look_for_leftovers, name)
+        self._ticker.set(jobs)
+
+    def _look_for_leftovers(self, bundle: str) -> None:
+        if self.leading is not None:
+            self._leftovers.look(bundle, self.settings().bundle(bundle).nodes)
 
     def _migration_settings(self, bundle: str) -> MigrationSettings:
         return self.settings().bundle(bundle).migration
