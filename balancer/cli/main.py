@@ -27,6 +27,11 @@ COMMANDS: Final[Mapping[str, str]] = {
     "directory": "balancer.cli.directory:app",
     "history": "balancer.cli.directory:history",
     "compare-placements": "balancer.cli.placements:compare_placements",
+    "moves": "balancer.cli.moves:moves",
+    "move": "balancer.cli.moves:move",
+    "split": "balancer.cli.moves:split",
+    "merge": "balancer.cli.moves:merge",
+    "doctor": "balancer.cli.doctor:doctor",
     "apply": "balancer.cli.operate:apply",
     "drain": "balancer.cli.operate:drain",
     "undrain": "balancer.cli.operate:undrain",
@@ -37,6 +42,9 @@ COMMANDS: Final[Mapping[str, str]] = {
     "resume": "balancer.cli.operate:resume",
     "cancel": "balancer.cli.operate:cancel",
     "release": "balancer.cli.operate:release",
+    "route": "balancer.cli.route:route",
+    "pgbouncer": "balancer.cli.route:app",
+    "forward": "balancer.cli.forward:forward",
 }
 """Command → where it is: a function, or a tree of its own."""
 

@@ -13,6 +13,7 @@ import structlog
 from balancer.api.source import LeaderView
 from balancer.clock import Clock
 from balancer.daemon.beginner import Beginner
+from balancer.daemon.bouncing import bouncing_of
 from balancer.daemon.enrol import enrol
 from balancer.daemon.leader import LeaderLoop
 from balancer.daemon.leading import Leading
@@ -57,7 +58,8 @@ class Daemon:
         self._elector: LeaderLoop | None = None
         self._leading: Leading | None = None
         self._reporter = Reporter(self._instruments)
-        self._observer = MigrationWatch(self._reporter, observer)
+        self._bouncing = bouncing_of(settings.daemon.pgbouncer, lambda: self.directory().snapshot(), observer)
+        self._observer = MigrationWatch(self._reporter, self._bouncing or observer)
         self._sampler = NodeSampler(self.address, lambda: self.follower().snapshot, clock)
         self._ticks = Ticks(self, self._reporter, self._sampler, clock)
         self._leftovers = LeftoverWatch(lambda: self.follower().snapshot, self.address, self._reporter)
@@ -224,6 +226,8 @@ class Daemon:
             reporter=self._reporter,
             clock=self._clock,
         )
+        if self._bouncing is not None:
+            self._bouncing.recover()
         taken_over = pool.recover()
         self._leading = leading
         log.info("leading", epoch=leadership.epoch, migrations_taken_over=taken_over)

@@ -13,6 +13,8 @@ from tests.support.shards import Shards, user_of
 
 THREADS = 16
 USERS = 64
+PACE = 0.01
+"""Seconds between two transactions of a thread: some hundreds per second in all, and a server that keeps up."""
 
 
 class Writer(threading.Thread):
@@ -42,6 +44,7 @@ class Writer(threading.Thread):
                 return
             self.longest = max(self.longest, time.monotonic() - began)
             self.acknowledged.append(row)
+            time.sleep(PACE)
 
 
 def test_sixteen_threads_write_while_every_tablet_is_moved_twice(shards: Shards) -> None:
@@ -147,7 +150,7 @@ def test_no_move_passes_an_open_block(shards: Shards) -> None:
         with router.transaction("orders", user) as connection:
             mover = threading.Thread(target=lambda: move(1, "pg-b"))
             mover.start()
-            time.sleep(2)
+            time.sleep(1)
             assert shards.tablet(1).node == "pg-a"
             connection.execute("INSERT INTO orders VALUES (%s, 1)", (user,))
         mover.join()

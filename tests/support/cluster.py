@@ -60,7 +60,7 @@ class Cluster:
 
     def directory(self) -> Directory:
         """The directory, opened once more, as another process would."""
-        opened = open_directory(f"sqlite://{self.folder / 'directory.db'}", lease=1.0)
+        opened = open_directory(f"sqlite://{self.folder / 'directory.db'}", lease=10.0)
         self._open.append(opened)
         return opened
 
@@ -75,6 +75,10 @@ class Cluster:
     def query(self, node: str, statement: str) -> list[tuple[object, ...]]:
         with self.connect(node) as connection:
             return connection.execute(statement).fetchall()
+
+    def tablets(self) -> list[Tablet]:
+        """As the directory has them now."""
+        return list(self.directory().snapshot().tablets(self.table.id))
 
     def rows(self) -> dict[str, dict[int, int]]:
         """What each node's root shows: node → id → n."""
@@ -130,7 +134,7 @@ def build(
                     for t in mine
                 ]
                 write_tablets(cursor, rows)
-    nodes = [Node(node, "shop", "postgresql:///shop") for node in dsns]
+    nodes = [Node(node, "shop", dsns[node]) for node in dsns]
     records: list[Record] = [Bundle("shop"), *nodes, table, *tablets]
     directory = cluster.directory()
     directory.commit(

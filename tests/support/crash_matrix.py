@@ -127,7 +127,7 @@ def _strike(victim: str, cluster: Cluster, servers: Mapping[str, PostgresServer]
         with sqlite3.connect(cluster.folder / "directory.db", isolation_level=None) as blocker:
             blocker.execute("BEGIN EXCLUSIVE")
             (cluster.folder / "go").touch()
-            time.sleep(1.5)
+            time.sleep(3.0)
             blocker.execute("ROLLBACK")
         blocker.close()
         return

@@ -139,7 +139,13 @@ class Shards:
             )
 
             def move(tablet: int, target: str) -> Migration:
-                return runner.run(begin_move(directory, leadership, tablet, target).id)
+                """A move that finds the server too busy is undone and may be asked for again, as the planner does."""
+                for _ in range(5):
+                    moved = runner.run(begin_move(directory, leadership, tablet, target).id)
+                    if moved.state == "done":
+                        break
+                    print(f"the move of tablet {tablet} to {target} was undone: {moved.error}")
+                return moved
 
             yield move
 
