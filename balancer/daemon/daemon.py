@@ -182,6 +182,10 @@ class Daemon:
         """Lets a bundle tick at once."""
         self._ticker.run_soon(bundle)
 
+    def _replan(self, bundle: str) -> None:
+        self._ticks.ask(bundle)
+        self.run_soon(bundle)
+
     def _set_jobs(self) -> None:
         settings = self.settings()
         self._ticker.set(
@@ -208,7 +212,7 @@ class Daemon:
             pool=pool,
             beginner=Beginner(directory, leadership, self._sampler.split_keys, self._clock),
             settings=self.settings,
-            replan=self.run_soon,
+            replan=self._replan,
             clock=self._clock,
         )
         taken_over = pool.recover()
