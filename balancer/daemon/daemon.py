@@ -197,6 +197,10 @@ class Daemon:
         """Lets a bundle tick at once."""
         self._ticker.run_soon(bundle)
 
+    def _replan(self, bundle: str) -> None:
+        self._ticks.ask(bundle)
+        self.run_soon(bundle)
+
     def _set_jobs(self) -> None:
         settings = self.settings()
         jobs: dict[str, tuple[float, Callable[[], None]]] = {}
@@ -229,7 +233,7 @@ class Daemon:
             pool=pool,
             beginner=Beginner(directory, leadership, self._sampler.split_keys, self._clock),
             settings=self.settings,
-            replan=self.run_soon,
+            replan=self._replan,
             reporter=self._reporter,
             clock=self._clock,
         )
