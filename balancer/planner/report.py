@@ -58,6 +58,10 @@ class Reporter:
         if pause is not None:
             self.instruments.write_pause.labels(*labels).observe(pause)
 
+    def leftovers(self, bundle: str, counts: Mapping[str, int]) -> None:
+        """Objects of dead migrations on each node that could be looked at."""
+        self._set(self.instruments.leftovers, bundle, {(bundle, node): count for node, count in counts.items()})
+
     def started(self, bundle: str, kind: str, code: str) -> None:
         """An action became a migration."""
         self.instruments.actions.labels(bundle, kind, code).inc()
