@@ -55,7 +55,7 @@ def sync(
 ) -> None:
     """Writes an alias for each tablet or node and makes PgBouncer read them; first lets go of any pause left behind.
 
-    Without --admin and --file, those of the configuration's [pgbouncer].
+    Without --admin and --file, those of the configuration's section pgbouncer.
     """
     bouncer = _bouncer(admin, file, per, options, config)
     with directory_of(directory, config) as opened:
