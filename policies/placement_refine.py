@@ -15,7 +15,8 @@ from policies.placement_loads import Bools, Problem, State, tension, underuse
 
 _SWEEPS = 200
 _STEPS = 20_000
-_ROWS, _RECEIVERS = 128, 32  # considered for one node's move: tablets, and nodes
+_ROWS, _RECEIVERS = 64, 16  # considered for one node's move: tablets, and nodes
+_SWAP_SEARCHES = 1000  # in one plan: a thousand nodes that nothing helps must not take minutes to find that out
 _RELIEF = 0.25  # least part of a node's overload that a move takes away, for the part of the node's bytes it takes
 _PATIENCE = 4.0  # how much better a resting tablet must be for its node to wait for it
 _SWAP_NODES, _SWAP_ROWS = 8, 48  # considered for a swap: nodes, and tablets of each side
@@ -47,7 +48,9 @@ class Refinement:
         self.resting = np.flatnonzero(able.resting)
         self.swapped: list[tuple[int, int]] = []
         self.steps = 0
+        self.searches = 0
         self.patient = False  # whether the node at hand waits for a tablet that rests
+        self.bytes = np.bincount(state.owner, weights=problem.sizes, minlength=len(problem.nodes))
         rows = np.flatnonzero(movable)
         self.overhead = float(problem.sizes[rows].mean()) + 1.0 if len(rows) else 1.0
         by_node = rows[np.argsort(state.owner[rows], kind="stable")]
@@ -133,8 +136,7 @@ class Refinement:
             return np.ones(sizes.shape, dtype=np.bool_)
         surplus = (over * self.problem.due[source])[tight]
         relief = 1.0 - np.abs(surplus - loads[..., tight]) / surplus
-        held = max(float(self.problem.sizes[self.state.owner == source].sum()), 1.0)
-        worthy: Bools = relief.max(axis=-1) >= _RELIEF * sizes / held
+        worthy: Bools = relief.max(axis=-1) >= _RELIEF * sizes / max(float(self.bytes[source]), 1.0)
         return worthy
 
     def _better_rests(self, source: int, score: float) -> bool:
@@ -158,6 +160,9 @@ class Refinement:
     def _best_swap(self, source: int) -> bool:
         """Exchanges a heavy tablet for a lighter one where no single move helps."""
         problem = self.problem
+        self.searches += 1
+        if self.searches > _SWAP_SEARCHES:
+            return False
         tightest = int((self._excess(source) * problem.weights).argmax())
         mine = self._heaviest(self.members[source], tightest)
         best: tuple[float, int, int, int] | None = None
@@ -221,6 +226,8 @@ class Refinement:
             self.spread.move(int(self.problem.tables[row]), source, target)
         self.members[source] = self.members[source][self.members[source] != row]
         self.members[target] = np.sort(np.append(self.members[target], row))
+        self.bytes[source] -= self.problem.sizes[row]
+        self.bytes[target] += self.problem.sizes[row]
         self.steps += 1
 
     def _excess(self, node: int) -> Floats:

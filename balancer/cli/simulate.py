@@ -17,11 +17,6 @@ from schedules.formula import Formula
 FileArgument = Annotated[Path, typer.Argument(help="the scenario, a text file")]
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to the tree."""
-    app.command("simulate")(simulate_file)
-
-
 def simulate_file(file: FileArgument, output: OutputOption = Output.TEXT) -> None:
     """Tells a scenario with the real policies: the load of each node over time, what was done and why.
 

@@ -15,6 +15,7 @@ from balancer.clock import Clock
 from balancer.daemon.beginner import Beginner
 from balancer.daemon.bouncing import bouncing_of
 from balancer.daemon.enrol import enrol
+from balancer.daemon.forwarding import ForwardingWatch
 from balancer.daemon.leader import LeaderLoop
 from balancer.daemon.leading import Leading
 from balancer.daemon.leftovers import LOOK_SECONDS, LeftoverWatch
@@ -59,7 +60,13 @@ class Daemon:
         self._leading: Leading | None = None
         self._reporter = Reporter(self._instruments)
         self._bouncing = bouncing_of(settings.daemon.pgbouncer, lambda: self.directory().snapshot(), observer)
-        self._observer = MigrationWatch(self._reporter, self._bouncing or observer)
+        self._forwarding = ForwardingWatch(
+            lambda bundle: self.settings().bundle(bundle).forwarding,
+            lambda: self.directory().snapshot(),
+            self.address,
+            self._bouncing or observer,
+        )
+        self._observer = MigrationWatch(self._reporter, self._forwarding)
         self._sampler = NodeSampler(self.address, lambda: self.follower().snapshot, clock)
         self._ticks = Ticks(self, self._reporter, self._sampler, clock)
         self._leftovers = LeftoverWatch(lambda: self.follower().snapshot, self.address, self._reporter)
@@ -190,6 +197,10 @@ class Daemon:
         """Lets a bundle tick at once."""
         self._ticker.run_soon(bundle)
 
+    def _replan(self, bundle: str) -> None:
+        self._ticks.ask(bundle)
+        self.run_soon(bundle)
+
     def _set_jobs(self) -> None:
         settings = self.settings()
         jobs: dict[str, tuple[float, Callable[[], None]]] = {}
@@ -222,12 +233,14 @@ class Daemon:
             pool=pool,
             beginner=Beginner(directory, leadership, self._sampler.split_keys, self._clock),
             settings=self.settings,
-            replan=self.run_soon,
+            replan=self._replan,
             reporter=self._reporter,
             clock=self._clock,
         )
         if self._bouncing is not None:
             self._bouncing.recover()
+        for bundle in self.settings().bundles:
+            self._forwarding.follow(bundle)
         taken_over = pool.recover()
         self._leading = leading
         log.info("leading", epoch=leadership.epoch, migrations_taken_over=taken_over)

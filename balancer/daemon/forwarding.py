@@ -1,17 +1,26 @@
-"""Keeps `balancer_all` on every node of a bundle right by the directory. `balancer forward` calls it.
+"""Keeps `balancer_all` on every node of a bundle right by the directory.
 
-It changes nothing but that schema, under the newest leader's epoch that the directory knows: a node that has seen a
-newer one refuses, and the next look knows it too.
+The daemon does so after each migration and when it is elected, for bundles with `forwarding = true`; `balancer forward`
+does it by hand. It changes nothing but that schema, under the newest leader's epoch that the directory knows: a node
+that has seen a newer one refuses, and the next look knows it too.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
+import structlog
+
+from balancer.directory.model import Migration
 from balancer.directory.snapshot import Snapshot
+from balancer.errors import BalancerError
 from balancer.migration.context import places
+from balancer.migration.machine import State
+from balancer.migration.observer import Observer, Progress
 from balancer.nodes.connection import Address, Cursor, connect
 from balancer.nodes.forwarding import Forward, remove_forwarding, set_forwards, set_servers
 from balancer.nodes.leader import node_transaction
+
+log = structlog.get_logger()
 
 
 def forwards_of(snapshot: Snapshot, bundle: str) -> list[Forward]:
@@ -47,6 +56,47 @@ def stop_forwarding(snapshot: Snapshot, bundle: str, addresses: Callable[[str], 
 
     for node in _nodes(snapshot, bundle):
         _on_node(snapshot, addresses(node), take_away)
+
+
+class ForwardingWatch(Observer):
+    """Follows each migration, then tells the next observer. A node out of reach is brought up by the next one."""
+
+    def __init__(
+        self,
+        wanted: Callable[[str], bool],
+        snapshot: Callable[[], Snapshot],
+        addresses: Callable[[str], Address],
+        other: Observer | None = None,
+    ) -> None:
+        self._wanted = wanted
+        self._snapshot = snapshot
+        self._addresses = addresses
+        self._other = other or Observer()
+
+    def follow(self, bundle: str) -> None:
+        """Brings the bundle's nodes to what the directory says, if that is wanted."""
+        if not self._wanted(bundle):
+            return
+        try:
+            forward_bundle(self._snapshot(), bundle, self._addresses)
+        except BalancerError as error:
+            log.warning("forwarding is not up to date", bundle=bundle, error=str(error))
+
+    def entered(self, migration: Migration, state: State) -> None:
+        self._other.entered(migration, state)
+
+    def left(self, migration: Migration, state: State) -> None:
+        # First whoever lets writers on; only then what takes longer.
+        self._other.left(migration, state)
+        if state is State.OPENING:
+            self.follow(migration.bundle)
+
+    def progressed(self, migration: Migration, progress: Progress) -> None:
+        self._other.progressed(migration, progress)
+
+    def finished(self, migration: Migration) -> None:
+        self._other.finished(migration)
+        self.follow(migration.bundle)
 
 
 def _nodes(snapshot: Snapshot, bundle: str) -> Sequence[str]:

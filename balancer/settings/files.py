@@ -217,6 +217,8 @@ class BundleFile(_EnvironmentFirst):
 
     mode: Mode | None = None
     timezone: Zone | None = None
+    forwarding: bool = False
+    """Whether each node answers for every key through `balancer_all`; needs postgres_fdw and stores logins on nodes."""
     tablet_balancer_config: BalancerSection = BalancerSection()
     heat: HeatSection = HeatSection()
     placement: PlacementSection = PlacementSection()

@@ -6,10 +6,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from balancer.daemon.forwarding import forward_bundle, stop_forwarding
+from balancer.daemon.forwarding import ForwardingWatch, forward_bundle, stop_forwarding
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import Refused
 from balancer.nodes.connection import Address
+from tests.support.commands import balancer
 from tests.support.shards import Shards, databases, new_shards, user_of
 
 USERS = 40
@@ -76,6 +77,22 @@ def test_a_move_is_followed_and_a_write_before_that_is_refused_not_lost(shards: 
     assert shards.count(user) == 2
 
 
+def test_a_migration_keeps_it_right(shards: Shards) -> None:
+    forward(shards)
+    user = user_of(shards, 1)
+    watch = ForwardingWatch(lambda _: True, shards.directory.snapshot, address(shards).__getitem__)
+    with shards.leading(watch) as move:
+        for target, number in (("pg-b", 1), ("pg-a", 2)):
+            assert move(1, target).state == "done"
+            shards.node("pg-a").execute("INSERT INTO balancer_all.orders VALUES (%s, %s)", (user, number))
+            assert everything(shards, "pg-a") == everything(shards, "pg-b") == [user] * number
+
+
+def test_it_is_left_alone_where_it_is_not_wanted(shards: Shards) -> None:
+    ForwardingWatch(lambda _: False, shards.directory.snapshot, address(shards).__getitem__).follow("shop")
+    assert shards.node("pg-a").execute("SELECT to_regnamespace('balancer_all')").fetchone() == (None,)
+
+
 def test_a_fence_is_told_through_the_forwarding(shards: Shards) -> None:
     forward(shards)
     shards.fence(1)
@@ -100,6 +117,20 @@ def test_whoever_may_read_the_root_may_read_ours_and_nothing_else(shards: Shards
     finally:
         node.execute("DROP OWNED BY reader")
         node.execute("DROP ROLE reader")
+
+
+def test_the_command_brings_it_and_takes_it_away(shards: Shards, tmp_path: Path) -> None:
+    (tmp_path / "bundles").mkdir()
+    nodes = "".join(f'[nodes.{node}]\ndsn = "{dsn}"\n' for node, dsn in shards.dsns.items())
+    (tmp_path / "bundles" / "shop.toml").write_text(nodes)
+    config = tmp_path / "balancer.toml"
+    config.write_text(f'directory = "{shards.url}"\n')
+    brought = balancer("forward", "-c", config, "shop")
+    assert (brought.code, brought.out) == (0, "16 partitions changed\n"), brought.err
+    assert everything(shards, "pg-b") == []
+    assert balancer("forward", "-c", config, "shop", "--off").code == 0
+    assert shards.node("pg-a").execute("SELECT to_regnamespace('balancer_all')").fetchone() == (None,)
+    assert balancer("forward", "-c", config, "nowhere").code == 2
 
 
 def test_a_server_without_the_extension_says_so(tmp_path: Path, postgres18: PostgresServer) -> None:

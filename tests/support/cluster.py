@@ -50,7 +50,11 @@ class Cluster:
     dsns: dict[str, str]
     table: Table
     settings: MigrationSettings = QUICK
+    url: str = ""
     _open: list[Directory] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.url = self.url or f"sqlite://{self.folder / 'directory.db'}"
 
     def address(self, node: str) -> Address:
         return Address(node, self.dsns[node])
@@ -60,7 +64,7 @@ class Cluster:
 
     def directory(self) -> Directory:
         """The directory, opened once more, as another process would."""
-        opened = open_directory(f"sqlite://{self.folder / 'directory.db'}", lease=10.0)
+        opened = open_directory(self.url, lease=10.0)
         self._open.append(opened)
         return opened
 
@@ -111,10 +115,16 @@ def range_tablets(cuts: Sequence[int], nodes: Sequence[str]) -> list[Tablet]:
 
 
 def build(
-    folder: Path, dsns: dict[str, str], table: Table, tablets: Sequence[Tablet], columns: str | None = COLUMNS
+    folder: Path,
+    dsns: dict[str, str],
+    table: Table,
+    tablets: Sequence[Tablet],
+    columns: str | None = COLUMNS,
+    *,
+    url: str = "",
 ) -> Cluster:
     """Makes the roots on every node, the partitions on their owners, and the directory that says so."""
-    cluster = Cluster(folder, dsns, table)
+    cluster = Cluster(folder, dsns, table, url=url)
     for node, dsn in dsns.items():
         with connect(Address(node, dsn)) as connection:
             install_schema(connection, "test", node)
