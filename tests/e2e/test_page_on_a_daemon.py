@@ -63,11 +63,15 @@ def wait_for(page: Page, selector: str, text: str, timeout: float = PATIENCE) ->
 
 
 def take_picture(page: Page) -> None:
-    """The picture in the README, where BALANCER_SCREENSHOT names a file for it."""
+    """The pictures in the README, where BALANCER_SCREENSHOT names a file for them; a minute later they tell more."""
     wanted = os.environ.get("BALANCER_SCREENSHOT")
     if wanted:
+        page.wait_for_timeout(60 * SECONDS)
         page.set_viewport_size({"width": 1200, "height": 1300})
         page.screenshot(path=wanted)
+        page.emulate_media(color_scheme="dark")
+        page.wait_for_timeout(3 * SECONDS)
+        page.screenshot(path=Path(wanted).with_stem(f"{Path(wanted).stem}-dark"))
 
 
 @pytest.mark.timeout(600)
