@@ -17,6 +17,7 @@ from balancer.migration.keeper import FenceKeeper
 from balancer.migration.machine import Event
 from balancer.migration.steps_copy import Throttle, create_incoming, read_shapes
 from balancer.migration.steps_switch import back_off
+from balancer.migration.verify import compared
 from balancer.nodes import capture, fence, partition, reshard, schema
 from balancer.nodes.checksum import BUCKETS
 from balancer.nodes.connection import Connection, Cursor, translated
@@ -136,7 +137,7 @@ def families(ctx: Context) -> list[Family]:
                 root_oid=oid,
                 sources=tuple((number, place.partition) for number, place in sources),
                 targets=tuple(place for place in ctx.target_places if place.root == root),
-                columns=tuple(column.name for column in shape.columns),
+                compared=compared(shape),
                 copied=shape.copied,
                 key=shape.key,
             )
