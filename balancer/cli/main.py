@@ -26,7 +26,15 @@ COMMANDS: Final[Mapping[str, str]] = {
     "node": "balancer.cli.node:app",
     "directory": "balancer.cli.directory:app",
     "history": "balancer.cli.directory:history",
+    "simulate": "balancer.cli.simulate:simulate_file",
     "compare-placements": "balancer.cli.placements:compare_placements",
+    "status": "balancer.cli.status:status",
+    "tablets": "balancer.cli.tablets:tablets",
+    "hot": "balancer.cli.status:hot",
+    "plan": "balancer.cli.plan:plan",
+    "explain": "balancer.cli.explain:app",
+    "why-not": "balancer.cli.explain:why_not",
+    "verify": "balancer.cli.verify:verify",
     "moves": "balancer.cli.moves:moves",
     "move": "balancer.cli.moves:move",
     "split": "balancer.cli.moves:split",
@@ -42,6 +50,9 @@ COMMANDS: Final[Mapping[str, str]] = {
     "resume": "balancer.cli.operate:resume",
     "cancel": "balancer.cli.operate:cancel",
     "release": "balancer.cli.operate:release",
+    "route": "balancer.cli.route:route",
+    "pgbouncer": "balancer.cli.route:app",
+    "forward": "balancer.cli.forward:forward",
 }
 """Command → where it is: a function, or a tree of its own."""
 

@@ -59,8 +59,8 @@ class Routes:
         """The owner of a key; the newest snapshot is heeded some moments after it became known."""
         try:
             return self._memories[table][key]
-        except (KeyError, TypeError):  # not asked for before; a list has no hash
-            return self._newest().table(table).remembered(key)
+        except TypeError:  # a list has no hash
+            return self._newest().table(table).locate(key)
 
     def finder(self, table: str, key: AnyKey) -> Callable[[], tuple[int, Location]]:
         """For `entry.enter`: the version first, so that a change in between is waited for in vain at worst."""

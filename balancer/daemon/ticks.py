@@ -11,21 +11,19 @@ from balancer.clock import Clock
 from balancer.daemon.leading import Leading
 from balancer.directory.contract import Directory, Follower
 from balancer.errors import BalancerError
-from balancer.planner import plans
+from balancer.planner import orders, plans
 from balancer.planner.node_samples import NodeSampler
 from balancer.planner.recorder import Recorder
 from balancer.planner.report import Reporter
 from balancer.planner.samples import Samples
 from balancer.planner.state import BundleState
-from balancer.planner.summary import summary
+from balancer.planner.summary import STATUS_TOPIC, summary
 from balancer.planner.tick import BundleTick, Occasion, failed_tick
 from balancer.polling.addresses import addresses_of, cluster_name
 from balancer.polling.poller import Poller
 from balancer.settings import BundleSettings, Mode, Settings
 
 log = structlog.get_logger()
-
-STATUS_TOPIC = "status"
 
 
 class Surroundings(Protocol):
@@ -56,6 +54,7 @@ class Ticks:
         self._ticks: dict[str, tuple[BundleTick, Poller]] = {}
         self._states: dict[str, BundleState] = {}
         self._leader: str | None = None
+        self._asked: set[str] = set()
 
     def states(self) -> Mapping[str, BundleState]:
         """The newest state of each bundle."""
@@ -66,6 +65,11 @@ class Ticks:
         """Who leads, as the last tick heard."""
         return self._leader
 
+    def ask(self, bundle: str) -> None:
+        """Lets the next plan of a bundle be recorded with its inputs, whatever it proposes."""
+        with self._lock:
+            self._asked.add(bundle)
+
     def run(self, name: str) -> None:
         """One tick of one bundle; whatever goes wrong with it becomes its state."""
         settings = self._around.settings()
@@ -74,9 +78,12 @@ class Ticks:
             return  # it was taken out of the configuration a moment ago
         with structlog.contextvars.bound_contextvars(bundle=name):
             occasion = self._occasion(settings, bundle)
+            with self._lock:
+                asked = name in self._asked
+                self._asked.discard(name)
             try:
                 state = self._tick(settings, bundle).run(occasion)
-                state = self._record_plan(occasion, state)
+                state = self._record_plan(occasion, state, asked)
             except BalancerError as error:
                 log.warning("tick failed", error=str(error))
                 state = failed_tick(occasion, str(error), self._clock.now())
@@ -93,6 +100,9 @@ class Ticks:
             closing = [self._ticks.pop(name)[1] for name in gone]
             for name in gone:
                 self._states.pop(name, None)
+        for name in gone:
+            self._reporter.forget(name)
+            self._around.recorder.forget(name)
         for poller in closing:
             poller.close()
 
@@ -127,18 +137,21 @@ class Ticks:
             starter=leading,
             approved=plans.actions_of(approved) if approved else (),
             proposed=proposed.id if proposed else "",
+            orders=tuple(orders.open_orders(snapshot, bundle.name)),
         )
 
-    def _record_plan(self, occasion: Occasion, state: BundleState) -> BundleState:
-        """Writes the plan into the directory where we lead and it is a new one; settles an approved one."""
+    def _record_plan(self, occasion: Occasion, state: BundleState, asked: bool) -> BundleState:
+        """Writes the plan into the directory where we lead and it is a new one; settles approved ones and orders."""
         leading = self._around.leading
         if leading is None or state.plan is None or state.view is None:
             return state
         snapshot = occasion.snapshot
-        plan_id, changes = plans.propose(snapshot, state.plan, state.view, occasion.bundle.options)
+        plan_id, changes = plans.propose(snapshot, state.plan, state.view, occasion.bundle.options, asked=asked)
         approved = plans.in_state(snapshot, occasion.bundle.name, plans.APPROVED)
-        if approved is not None and occasion.bundle.mode is Mode.APPROVE and (state.started or state.not_started):
+        acted = state.schedule.open and (state.started or state.not_started)
+        if approved is not None and occasion.bundle.mode is Mode.APPROVE and acted:
             changes = (*changes, plans.settle(approved, state.not_started))
+        changes = (*changes, *orders.settled(state.orders), *plans.forgotten_orders(snapshot, occasion.bundle.name))
         if changes:
             leading.commit(changes, snapshot, f"plan of bundle {occasion.bundle.name}")
         return replace(state, plan_id=plan_id)

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from balancer.directory.model import Change, Kind, Plan, Put, Remove
 from balancer.directory.snapshot import Snapshot
+from balancer.planner.orders import ORDERED, is_order
 from balancer.planner.plan_record import plan_document, read_actions
 from policies.model import Action, BundleView, PlanResult
 from policies.options import BundleOptions
@@ -19,8 +20,9 @@ KEPT = 10  # finished plans per bundle
 
 
 def of_bundle(snapshot: Snapshot, bundle: str) -> list[Plan]:
-    """A bundle's plans, oldest first."""
-    return sorted((plan for plan in snapshot.plans.values() if plan.bundle == bundle), key=lambda plan: plan.created)
+    """A bundle's plans, oldest first; operators' orders are not among them."""
+    mine = (plan for plan in snapshot.plans.values() if plan.bundle == bundle and not is_order(plan))
+    return sorted(mine, key=lambda plan: plan.created)
 
 
 def in_state(snapshot: Snapshot, bundle: str, state: str) -> Plan | None:
@@ -35,19 +37,24 @@ def actions_of(plan: Plan) -> tuple[Action, ...]:
 
 
 def propose(
-    snapshot: Snapshot, result: PlanResult, view: BundleView, options: BundleOptions
+    snapshot: Snapshot, result: PlanResult, view: BundleView, options: BundleOptions, *, asked: bool = False
 ) -> tuple[str, tuple[Change, ...]]:
-    """The id of the plan that stands for this result, and the changes that record it: none if it is recorded."""
+    """The id of the plan that stands for this result, and the changes that record it: none if it is recorded.
+
+    A plan that was asked for is recorded in any case, with its inputs: also one that proposes nothing can be explained.
+    """
     bundle = view.bundle
     known = of_bundle(snapshot, bundle)
     last = known[-1] if known else None
-    if last is not None and last.state == PROPOSED and same(actions_of(last), result.actions):
+    if not asked and last is not None and last.state == PROPOSED and same(actions_of(last), result.actions):
         return last.id, ()
     stale = tuple(Put(replace(plan, state=SUPERSEDED)) for plan in known if plan.state == PROPOSED)
-    if not result.actions:
+    if not result.actions and not asked:
         return "", stale
-    plan = Plan(uuid4().hex[:8], bundle, view.now, PROPOSED, plan_document(result, view, options))
-    return plan.id, (Put(plan), *stale, *_forgotten(known, {change.record.key for change in stale}))
+    state = PROPOSED if result.actions else DONE
+    plan = Plan(uuid4().hex[:8], bundle, view.now, state, plan_document(result, view, options))
+    forgotten = _forgotten(known, {change.record.key for change in stale})
+    return plan.id if result.actions else "", (Put(plan), *stale, *forgotten)
 
 
 def settle(plan: Plan, failures: Sequence[str]) -> Put:
@@ -62,6 +69,13 @@ def same(left: Sequence[Action], right: Sequence[Action]) -> bool:
 
 def _essence(action: Action) -> tuple[object, ...]:
     return action.kind, action.tablets, action.target, action.count, action.parts
+
+
+def forgotten_orders(snapshot: Snapshot, bundle: str) -> tuple[Remove, ...]:
+    """Orders that ended so long ago that others have taken their place."""
+    ended = [plan for plan in snapshot.plans.values() if plan.bundle == bundle and is_order(plan)]
+    ended = sorted((plan for plan in ended if plan.state != ORDERED), key=lambda plan: plan.created)
+    return tuple(Remove(Kind.PLAN, plan.id) for plan in ended[: max(0, len(ended) - KEPT)])
 
 
 def _forgotten(known: Sequence[Plan], changed: set[str]) -> tuple[Remove, ...]:

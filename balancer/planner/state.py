@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from balancer.planner.orders import Due
 from balancer.settings import Mode
 from policies.model import BundleView, PlanResult
 
@@ -71,4 +72,5 @@ class BundleState:
     tick_seconds: float = 0.0
     started: tuple[str, ...] = ()  # migrations that this tick has begun, in words
     not_started: tuple[str, ...] = ()  # why actions that were due could not be begun
+    orders: tuple[Due, ...] = ()  # operators' orders, as they stood before this tick acted
     error: str = ""  # of the tick itself: one broken bundle never stops another

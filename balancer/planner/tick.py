@@ -12,11 +12,11 @@ from itertools import islice
 from typing import Protocol
 
 from balancer.clock import Clock
-from balancer.directory.model import Migration, MigrationKind, Node
+from balancer.directory.model import Migration, MigrationKind, Node, Plan
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.nodes.connection import Address
-from balancer.planner import windows
+from balancer.planner import orders, windows
 from balancer.planner.follow_up import follow_ups
 from balancer.planner.memory import HEAT, Memory
 from balancer.planner.samples import AskNode, Samples
@@ -28,6 +28,7 @@ from balancer.polling.view import Capacity, Remembered, build_view
 from balancer.settings import BundleSettings, FinishBy, Mode, Settings
 from balancer.settings.units import format_size
 from balancer.settings.windows import bundle_schedule, group_schedule, heat_schedule
+from policies.budgets import Admission
 from policies.heat import hot_tablets
 from policies.model import Action, BundleView, NodeChange, PlanResult
 from policies.plan import make_plan, restricted
@@ -59,6 +60,8 @@ class Occasion:
     """In mode `approve`: the actions of an approved plan that have not been started yet."""
     proposed: str = ""
     """In mode `approve`: the plan that waits."""
+    orders: tuple[Plan, ...] = ()
+    """Operators' orders that are being worked off, in whatever mode."""
 
 
 class BundleTick:
@@ -82,7 +85,8 @@ class BundleTick:
         view = self._view(occasion, poll, schedule, now)
         options = occasion.bundle.options
         plan = make_plan(view, options)
-        refused, started = self._act(occasion, view, plan, schedule, heat)
+        ordered = [orders.due(order, view, options) for order in occasion.orders]
+        refused, started = self._act(occasion, view, plan, ordered=ordered, schedule=schedule, heat=heat)
         nodes = tuple(
             _node_report(poll.nodes.get(node.id), node)
             for node in occasion.snapshot.nodes.values()
@@ -105,6 +109,9 @@ class BundleTick:
             leader=occasion.leader,
             waiting_plan=occasion.proposed,
             refused=refused[0] if refused else "",
+            orders=[
+                (orders.sentence(one.order, occasion.snapshot), one.at_once) for one in ordered if not one.finished
+            ],
         )
         word, sentence = verdict(situation)
         self._last = now
@@ -124,6 +131,7 @@ class BundleTick:
             tick_seconds=self._clock.monotonic() - began,
             started=tuple(started),
             not_started=tuple(refused),
+            orders=tuple(ordered),
         )
 
     def _schedules(self, occasion: Occasion, now: datetime) -> tuple[ScheduleReport, ScheduleReport]:
@@ -172,20 +180,37 @@ class BundleTick:
         return float(sum(record.detail.get("size", 0) for record in migrations if record.created >= since))
 
     def _act(
-        self, occasion: Occasion, view: BundleView, plan: PlanResult, schedule: ScheduleReport, heat: ScheduleReport
+        self,
+        occasion: Occasion,
+        view: BundleView,
+        plan: PlanResult,
+        *,
+        ordered: Sequence[orders.Due],
+        schedule: ScheduleReport,
+        heat: ScheduleReport,
     ) -> tuple[list[str], list[str]]:
         """Starts what may be started now; returns why something could not be, and what was started in words."""
         starter = occasion.starter
-        if starter is None or not (schedule.open or heat.open) or self._paused(occasion):
+        if starter is None or self._paused(occasion):
             return [], []
-        if occasion.bundle.mode is Mode.AUTONOMOUS:
-            for change in plan.node_changes:
+        admission = Admission(view, occasion.bundle.options)
+        due = orders.startable(ordered, admission, schedule_open=schedule.open)
+        if schedule.open or heat.open:
+            autonomous = occasion.bundle.mode is Mode.AUTONOMOUS
+            for change in plan.node_changes if autonomous else ():
                 starter.change_node(change)
+            own = self._due(occasion, view, plan, schedule, heat)
+            # The plan was made without the orders: what they have taken of the budgets is not there for it.
+            due += orders.take(orders.beside(own, ordered), admission) if autonomous and ordered else own
+        return self._start(starter, due, occasion.bundle)
+
+    @staticmethod
+    def _start(starter: Starter, due: Sequence[Action], bundle: BundleSettings) -> tuple[list[str], list[str]]:
         refused: list[str] = []
         started: list[str] = []
-        for action in self._due(occasion, view, plan, schedule, heat):
+        for action in due:
             try:
-                migration = starter.start(action, occasion.bundle)
+                migration = starter.start(action, bundle)
             except BalancerError as error:
                 refused.append(f"{action.kind} of tablet {action.tablets[0]} cannot be started: {error}")
             else:
@@ -195,7 +220,7 @@ class BundleTick:
     def _due(
         self, occasion: Occasion, view: BundleView, plan: PlanResult, schedule: ScheduleReport, heat: ScheduleReport
     ) -> Sequence[Action]:
-        """The actions that mode and schedules allow at this moment."""
+        """The actions of the bundle's own plans that mode and schedules allow at this moment."""
         match occasion.bundle.mode:
             case Mode.OBSERVE:
                 return ()
