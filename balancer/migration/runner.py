@@ -163,7 +163,7 @@ class Runner:
         """A server was lost: the event that follows, or None to try the step again."""
         if state is State.SWAPPING:
             return None  # whether it happened is known to the node: the step asks first
-        if state in (State.PLANNED, State.CATCHING_UP) and waited < self._settings.retry_patience:
+        if state in (State.PLANNED, State.PREPARING, State.CATCHING_UP) and waited < self._settings.retry_patience:
             return None
         if self._may_retreat(ctx, state):
             return self._retreat(ctx, state, error)

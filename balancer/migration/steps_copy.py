@@ -34,21 +34,33 @@ def preparing(ctx: Context) -> Event:
     shapes = read_shapes(ctx)
     _preflight(ctx, shapes)
     guards.take_fingerprints(ctx)
-    with ctx.target() as cursor:
-        incoming = schema.OwnedTablet(
-            ctx.moved.id, ctx.moved.epoch, schema.OwnState.INCOMING, partitions_of(ctx.table, ctx.moved), ctx.id
-        )
-        schema.write_tablets(cursor, [incoming])
-        for place, shape in zip(ctx.target_places, shapes, strict=True):
-            partition.create_partition(cursor, place.root, shape, place.partition)
+    create_incoming(ctx, shapes)
     if ctx.record.mode is MigrationMode.REPLICATE:
         with ctx.source() as cursor:
+            if replication.publication_exists(cursor, ctx.id):
+                return Event.STEP  # the answer to an earlier attempt was lost
             for index, shape in enumerate(shapes):
                 capture.start_capture(
                     cursor, ctx.id, index, shape.name, key=shape.key, lock_timeout=ctx.settings.lock_timeout
                 )
             replication.create_publication(cursor, ctx.id, [shape.name for shape in shapes])
     return Event.STEP
+
+
+def create_incoming(ctx: Context, shapes: tuple[Shape, ...]) -> None:
+    """The new partitions, empty and detached, with rows that say whose they are. Nothing if they are there already.
+
+    `shapes` has the model of each of `ctx.target_places`.
+    """
+    with ctx.target() as cursor:
+        if any(row.migration == ctx.id for row in schema.read_tablets(cursor)):
+            return
+        for tablet in ctx.record.targets:
+            names = partitions_of(ctx.table, tablet)
+            incoming = schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.INCOMING, names, ctx.id)
+            schema.write_tablets(cursor, [incoming])
+        for place, shape in zip(ctx.target_places, shapes, strict=True):
+            partition.create_partition(cursor, place.root, shape, place.partition)
 
 
 def copying(ctx: Context) -> Event:

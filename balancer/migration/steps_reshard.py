@@ -15,7 +15,7 @@ from balancer.migration.context import Context, partitions_of
 from balancer.migration.control import Difference
 from balancer.migration.keeper import FenceKeeper
 from balancer.migration.machine import Event
-from balancer.migration.steps_copy import Throttle, read_shapes
+from balancer.migration.steps_copy import Throttle, create_incoming, read_shapes
 from balancer.migration.steps_switch import back_off
 from balancer.nodes import capture, fence, partition, reshard, schema
 from balancer.nodes.checksum import BUCKETS
@@ -33,15 +33,11 @@ def preparing(ctx: Context) -> Event:
     shapes = read_shapes(ctx)
     _preflight(ctx, shapes)
     guards.take_fingerprints(ctx)
-    with ctx.target() as cursor:
-        for tablet in ctx.record.targets:
-            names = partitions_of(ctx.table, tablet)
-            incoming = schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.INCOMING, names, ctx.id)
-            schema.write_tablets(cursor, [incoming])
-        for place in ctx.target_places:
-            partition.create_partition(cursor, place.root, model_of(ctx, place, shapes), place.partition)
+    create_incoming(ctx, tuple(model_of(ctx, place, shapes) for place in ctx.target_places))
     if ctx.record.mode is MigrationMode.REPLICATE:
         with ctx.source() as cursor:
+            if capture.started(cursor, ctx.id, 0):
+                return Event.STEP  # the answer to an earlier attempt was lost
             for index, shape in enumerate(shapes):
                 capture.start_capture(
                     cursor, ctx.id, index, shape.name, key=shape.key, lock_timeout=ctx.settings.lock_timeout

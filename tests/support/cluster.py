@@ -50,7 +50,11 @@ class Cluster:
     dsns: dict[str, str]
     table: Table
     settings: MigrationSettings = QUICK
+    url: str = ""
     _open: list[Directory] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.url = self.url or f"sqlite://{self.folder / 'directory.db'}"
 
     def address(self, node: str) -> Address:
         return Address(node, self.dsns[node])
@@ -60,7 +64,7 @@ class Cluster:
 
     def directory(self) -> Directory:
         """The directory, opened once more, as another process would."""
-        opened = open_directory(f"sqlite://{self.folder / 'directory.db'}", lease=1.0)
+        opened = open_directory(self.url, lease=10.0)
         self._open.append(opened)
         return opened
 
@@ -75,6 +79,10 @@ class Cluster:
     def query(self, node: str, statement: str) -> list[tuple[object, ...]]:
         with self.connect(node) as connection:
             return connection.execute(statement).fetchall()
+
+    def tablets(self) -> list[Tablet]:
+        """As the directory has them now."""
+        return list(self.directory().snapshot().tablets(self.table.id))
 
     def rows(self) -> dict[str, dict[int, int]]:
         """What each node's root shows: node → id → n."""
@@ -107,10 +115,16 @@ def range_tablets(cuts: Sequence[int], nodes: Sequence[str]) -> list[Tablet]:
 
 
 def build(
-    folder: Path, dsns: dict[str, str], table: Table, tablets: Sequence[Tablet], columns: str | None = COLUMNS
+    folder: Path,
+    dsns: dict[str, str],
+    table: Table,
+    tablets: Sequence[Tablet],
+    columns: str | None = COLUMNS,
+    *,
+    url: str = "",
 ) -> Cluster:
     """Makes the roots on every node, the partitions on their owners, and the directory that says so."""
-    cluster = Cluster(folder, dsns, table)
+    cluster = Cluster(folder, dsns, table, url=url)
     for node, dsn in dsns.items():
         with connect(Address(node, dsn)) as connection:
             install_schema(connection, "test", node)
@@ -130,7 +144,7 @@ def build(
                     for t in mine
                 ]
                 write_tablets(cursor, rows)
-    nodes = [Node(node, "shop", "postgresql:///shop") for node in dsns]
+    nodes = [Node(node, "shop", dsns[node]) for node in dsns]
     records: list[Record] = [Bundle("shop"), *nodes, table, *tablets]
     directory = cluster.directory()
     directory.commit(
