@@ -99,7 +99,7 @@ def _preview(snapshot: Snapshot, what: str, name: str) -> dict[str, Any]:
 
 def _apart(snapshot: Snapshot, tablets: list[int]) -> int:
     """How many pairs of siblings are not on one node."""
-    nodes = {found.bounds: found.node for found in map(snapshot.tablet, tablets)}
+    nodes: dict[object, str] = {found.bounds: found.node for found in map(snapshot.tablet, tablets)}
     pairs = [(node, nodes.get(leaf.sibling())) for leaf, node in nodes.items() if isinstance(leaf, Leaf)]
     return sum(1 for mine, other in pairs if mine != other) // 2
 
