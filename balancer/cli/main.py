@@ -26,6 +26,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "node": "balancer.cli.node:app",
     "directory": "balancer.cli.directory:app",
     "history": "balancer.cli.directory:history",
+    "simulate": "balancer.cli.simulate:simulate_file",
     "compare-placements": "balancer.cli.placements:compare_placements",
     "status": "balancer.cli.status:status",
     "tablets": "balancer.cli.tablets:tablets",
@@ -49,6 +50,9 @@ COMMANDS: Final[Mapping[str, str]] = {
     "resume": "balancer.cli.operate:resume",
     "cancel": "balancer.cli.operate:cancel",
     "release": "balancer.cli.operate:release",
+    "route": "balancer.cli.route:route",
+    "pgbouncer": "balancer.cli.route:app",
+    "forward": "balancer.cli.forward:forward",
 }
 """Command → where it is: a function, or a tree of its own."""
 

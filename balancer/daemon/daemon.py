@@ -5,16 +5,20 @@ Every bundle ticks on its own: an error of one is its state, and never another's
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import structlog
 
 from balancer.api.source import LeaderView
 from balancer.clock import Clock
 from balancer.daemon.beginner import Beginner
+from balancer.daemon.bouncing import bouncing_of
 from balancer.daemon.enrol import enrol
+from balancer.daemon.forwarding import ForwardingWatch
 from balancer.daemon.leader import LeaderLoop
 from balancer.daemon.leading import Leading
+from balancer.daemon.leftovers import LOOK_SECONDS, LeftoverWatch
 from balancer.daemon.notify import Notifier
 from balancer.daemon.pool import MigrationPool
 from balancer.daemon.reload import ConfigurationWatch
@@ -27,6 +31,7 @@ from balancer.errors import BalancerError, Unavailable
 from balancer.instruments import Instruments
 from balancer.migration.observer import Observer
 from balancer.nodes.connection import Address
+from balancer.planner.metered import MeteredDirectory
 from balancer.planner.node_samples import NodeSampler
 from balancer.planner.recorder import Recorder
 from balancer.planner.report import Reporter
@@ -46,7 +51,7 @@ class Daemon:
         self._clock = clock
         self._watch = ConfigurationWatch(settings)
         self._instruments = Instruments()
-        self._recorder = Recorder()
+        self._recorder = Recorder(settings.daemon.tick)
         self._notifier = Notifier(clock)
         self._ticker = Ticker(clock)
         self._directory: Directory | None = None
@@ -54,9 +59,17 @@ class Daemon:
         self._elector: LeaderLoop | None = None
         self._leading: Leading | None = None
         self._reporter = Reporter(self._instruments)
-        self._observer = MigrationWatch(self._reporter, observer)
+        self._bouncing = bouncing_of(settings.daemon.pgbouncer, lambda: self.directory().snapshot(), observer)
+        self._forwarding = ForwardingWatch(
+            lambda bundle: self.settings().bundle(bundle).forwarding,
+            lambda: self.directory().snapshot(),
+            self.address,
+            self._bouncing or observer,
+        )
+        self._observer = MigrationWatch(self._reporter, self._forwarding)
         self._sampler = NodeSampler(self.address, lambda: self.follower().snapshot, clock)
         self._ticks = Ticks(self, self._reporter, self._sampler, clock)
+        self._leftovers = LeftoverWatch(lambda: self.follower().snapshot, self.address, self._reporter)
         self._stopping = threading.Event()
         self._commands = threading.Thread(target=self._watch_commands, name="commands", daemon=True)
         self._last_step = clock.monotonic()
@@ -82,7 +95,9 @@ class Daemon:
     def start(self) -> None:
         """Opens the directory, stands for election and begins to tick."""
         settings = self.settings()
-        self._directory = open_configured(settings.daemon, self._clock)
+        opened = open_configured(settings.daemon, self._clock)
+        self._directory = MeteredDirectory(opened, self._instruments, self._clock)
+        self._instruments.configuration_at.set(self._clock.now().timestamp())
         self._follower = self._directory.follow()
         self._elector = LeaderLoop(self._directory, settings.daemon.instance, self._elected, self._deposed)
         self._elector.start()
@@ -188,9 +203,15 @@ class Daemon:
 
     def _set_jobs(self) -> None:
         settings = self.settings()
-        self._ticker.set(
-            {name: (settings.daemon.tick, lambda name=name: self._ticks.run(name)) for name in settings.bundles}  # type: ignore[misc]
-        )
+        jobs: dict[str, tuple[float, Callable[[], None]]] = {}
+        for name in settings.bundles:
+            jobs[name] = settings.daemon.tick, partial(self._ticks.run, name)
+            jobs[f"leftovers of {name}"] = LOOK_SECONDS, partial(self._look_for_leftovers, name)
+        self._ticker.set(jobs)
+
+    def _look_for_leftovers(self, bundle: str) -> None:
+        if self.leading is not None:
+            self._leftovers.look(bundle, self.settings().bundle(bundle).nodes)
 
     def _migration_settings(self, bundle: str) -> MigrationSettings:
         return self.settings().bundle(bundle).migration
@@ -213,8 +234,13 @@ class Daemon:
             beginner=Beginner(directory, leadership, self._sampler.split_keys, self._clock),
             settings=self.settings,
             replan=self._replan,
+            reporter=self._reporter,
             clock=self._clock,
         )
+        if self._bouncing is not None:
+            self._bouncing.recover()
+        for bundle in self.settings().bundles:
+            self._forwarding.follow(bundle)
         taken_over = pool.recover()
         self._leading = leading
         log.info("leading", epoch=leadership.epoch, migrations_taken_over=taken_over)

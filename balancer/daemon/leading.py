@@ -26,6 +26,7 @@ from balancer.directory.model import (
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Conflict, Fenced
 from balancer.planner.commands import Outcome, carry_out
+from balancer.planner.report import Reporter
 from balancer.settings import BundleSettings, Settings
 from policies.model import Action, NodeChange
 
@@ -44,6 +45,7 @@ class Leading:
         beginner: Beginner,
         settings: Callable[[], Settings],
         replan: Callable[[str], None],
+        reporter: Reporter,
         clock: Clock,
     ) -> None:
         self.leadership = leadership
@@ -52,6 +54,7 @@ class Leading:
         self._beginner = beginner
         self._settings = settings
         self._replan = replan
+        self._reporter = reporter
         self._clock = clock
         self._lock = threading.Lock()  # commands come from the watcher and, at election, from the loop
 
@@ -62,6 +65,7 @@ class Leading:
         log.info(
             "migration begun", migration=migration.id, kind=action.kind, tablets=action.tablets, reason=action.reason
         )
+        self._reporter.started(bundle.name, action.kind, action.code)
         self.pool.start(migration)
         return migration
 
@@ -97,6 +101,7 @@ class Leading:
             self.commit(changes, snapshot, f"{command.verb}: {answered.result}", command.author)
         except Conflict:
             return  # something moved meanwhile: the command still waits and is looked at again with the next change
+        self._reporter.commanded(command.verb, answered.state)
         log.info("command", verb=command.verb, author=command.author, state=answered.state, result=answered.result)
         if outcome.replan:
             self._replan(outcome.replan)

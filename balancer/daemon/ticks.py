@@ -100,6 +100,9 @@ class Ticks:
             closing = [self._ticks.pop(name)[1] for name in gone]
             for name in gone:
                 self._states.pop(name, None)
+        for name in gone:
+            self._reporter.forget(name)
+            self._around.recorder.forget(name)
         for poller in closing:
             poller.close()
 

@@ -19,7 +19,7 @@ from balancer.migration.keeper import FenceKeeper
 from balancer.migration.machine import Event
 from balancer.nodes import capture, copy, fence, partition, replication, schema
 from balancer.nodes.checksum import Digest, Rows
-from balancer.nodes.connection import Connection, full_conninfo, translated
+from balancer.nodes.connection import Connection, Cursor, full_conninfo, translated
 from balancer.nodes.objects import bound_constraint
 from balancer.nodes.shape import Shape, read_shape
 
@@ -36,15 +36,26 @@ def preparing(ctx: Context) -> Event:
     guards.take_fingerprints(ctx)
     create_incoming(ctx, shapes)
     if ctx.record.mode is MigrationMode.REPLICATE:
-        with ctx.source() as cursor:
-            if replication.publication_exists(cursor, ctx.id):
-                return Event.STEP  # the answer to an earlier attempt was lost
-            for index, shape in enumerate(shapes):
-                capture.start_capture(
-                    cursor, ctx.id, index, shape.name, key=shape.key, lock_timeout=ctx.settings.lock_timeout
-                )
-            replication.create_publication(cursor, ctx.id, [shape.name for shape in shapes])
+        try:
+            _start_stream(ctx, shapes)
+        except Unavailable:
+            guards.name_blockers(ctx, [shape.name for shape in shapes])
+            raise
     return Event.STEP
+
+
+def _start_stream(ctx: Context, shapes: tuple[Shape, ...]) -> None:
+    with ctx.source() as cursor:
+        if replication.publication_exists(cursor, ctx.id):
+            return  # the answer to an earlier attempt was lost
+        start_captures(ctx, cursor, shapes)
+        replication.create_publication(cursor, ctx.id, [shape.name for shape in shapes])
+
+
+def start_captures(ctx: Context, cursor: Cursor, shapes: tuple[Shape, ...]) -> None:
+    """From the transaction's commit on, changes of the sources are logged."""
+    for index, shape in enumerate(shapes):
+        capture.start_capture(cursor, ctx.id, index, shape.name, key=shape.key, lock_timeout=ctx.settings.lock_timeout)
 
 
 def create_incoming(ctx: Context, shapes: tuple[Shape, ...]) -> None:

@@ -63,8 +63,8 @@ def fencing(ctx: Context) -> Event:
     """Holds writers back, with a deadline; the marker follows their last write through the stream."""
     names = [place.partition for place in ctx.source_places]
     replicated = ctx.record.mode is MigrationMode.REPLICATE
-    guards.clear_the_way(ctx, names)
     ctx.note(fences=ctx.detail.fences + 1)
+    guards.clear_the_way(ctx, names)
     # Ready before anybody waits for it.
     ctx.links.control(ctx.record.target_node)
     seconds = ctx.settings.fence_deadline if replicated else ctx.settings.read_only_fence_deadline

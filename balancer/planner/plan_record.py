@@ -8,7 +8,7 @@ without its inputs and says so.
 import base64
 import json
 import zlib
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,8 @@ _ARRAYS = tuple(field.name for field in fields(TabletColumns) if field.name != "
 _nodes = TypeAdapter(tuple[NodeView, ...])
 _in_flight = TypeAdapter(tuple[InFlight, ...])
 _history = TypeAdapter(dict[int, TabletHistory])
+_samples = TypeAdapter(KeySamples)
+_KEYS = ("keys", "spans", "row_keys")  # of samples: encoded keys
 
 
 def plan_document(result: PlanResult, view: BundleView, options: BundleOptions) -> dict[str, Any]:
@@ -136,14 +138,12 @@ def _unpack_array(packed: list[str] | None) -> Any:
 
 
 def _pack_samples(samples: KeySamples) -> dict[str, Any]:
-    document = asdict(samples)
-    return {**document, "keys": [key.hex() for key in samples.keys], "spans": [key.hex() for key in samples.spans]}
+    return {**asdict(samples), **{name: [key.hex() for key in getattr(samples, name)] for name in _KEYS}}
 
 
 def _unpack_samples(document: dict[str, Any]) -> KeySamples:
-    read = TypeAdapter(KeySamples).validate_python({**document, "keys": (), "spans": ()})
-    keys, spans = (tuple(bytes.fromhex(text) for text in document[name]) for name in ("keys", "spans"))
-    return KeySamples(**{**{f.name: getattr(read, f.name) for f in fields(read)}, "keys": keys, "spans": spans})
+    keys: dict[str, Any] = {name: tuple(bytes.fromhex(text) for text in document[name]) for name in _KEYS}
+    return replace(_samples.validate_python({**document, **dict.fromkeys(_KEYS, ())}), **keys)
 
 
 def _read_table(document: dict[str, Any]) -> TableView:

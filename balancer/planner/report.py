@@ -58,6 +58,18 @@ class Reporter:
         if pause is not None:
             self.instruments.write_pause.labels(*labels).observe(pause)
 
+    def leftovers(self, bundle: str, counts: Mapping[str, int]) -> None:
+        """Objects of dead migrations on each node that could be looked at."""
+        self._set(self.instruments.leftovers, bundle, {(bundle, node): count for node, count in counts.items()})
+
+    def started(self, bundle: str, kind: str, code: str) -> None:
+        """An action became a migration."""
+        self.instruments.actions.labels(bundle, kind, code).inc()
+
+    def commanded(self, verb: str, result: str) -> None:
+        """A command was carried out or refused."""
+        self.instruments.commands.labels(verb, result).inc()
+
     def verified(self, bundle: str, equal: bool) -> None:
         """Source and target were compared before a commit."""
         self.instruments.verifications.labels(bundle, "equal" if equal else "different").inc()

@@ -130,7 +130,8 @@ def fill(cluster: Cluster) -> int:
     with cluster.connect("a") as connection:
         connection.execute(
             f"INSERT INTO orders SELECT i, i % 1000, repeat(md5(i::text), 6)"
-            f" FROM generate_series(1::bigint, {MEGABYTES * 8000}) AS i WHERE satisfies_hash_partition('orders'::regclass, 2, 0, i)"
+            f" FROM generate_series(1::bigint, {MEGABYTES * 8000}) AS i"
+            " WHERE satisfies_hash_partition('orders'::regclass, 2, 0, i)"
         )
         connection.execute("VACUUM ANALYZE orders_t1")
         connection.execute("CHECKPOINT")

@@ -50,7 +50,9 @@ VIEW = BundleView(
     in_flight=(InFlight("m1", (1,), "a", "b"),),
     pinned=frozenset({2}),
     history={3: TabletHistory(last_migrated=1.0, failures=2)},
-    samples={3: KeySamples(SampleSource.ROW_AGES, (b"\x01", b"\xff"), (1.0, 2.0), writes=(True, False))},
+    samples={
+        3: KeySamples(SampleSource.ROW_AGES, (b"\x01", b"\xff"), (1.0, 2.0), writes=(True, False), row_keys=(b"\x02",))
+    },
     window_seconds_left=60.0,
 )
 OPTIONS = BundleOptions(

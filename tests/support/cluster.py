@@ -124,30 +124,34 @@ def build(
     url: str = "",
 ) -> Cluster:
     """Makes the roots on every node, the partitions on their owners, and the directory that says so."""
-    cluster = Cluster(folder, dsns, table, url=url)
     for node, dsn in dsns.items():
         with connect(Address(node, dsn)) as connection:
-            install_schema(connection, "test", node)
             method = "HASH" if table.layout is Layout.HASH else "RANGE"
             for root in table.roots if columns else ():  # None: the caller has made them
                 connection.execute(f"CREATE TABLE {root} {columns} PARTITION BY {method} (id)")
-            mine = [tablet for tablet in tablets if tablet.node == node]
-            for tablet in mine:
-                for place in places(table, tablet):
-                    connection.execute(
-                        f"CREATE TABLE {place.partition} PARTITION OF {place.root} "
-                        + for_values(place.columns, place.part).as_string(connection)
-                    )
-            with connection.cursor() as cursor:
-                rows = [
-                    OwnedTablet(t.id, t.epoch, OwnState.OWNED, tuple(p.partition for p in places(table, t)))
-                    for t in mine
-                ]
-                write_tablets(cursor, rows)
+            for place in (place for tablet in tablets if tablet.node == node for place in places(table, tablet)):
+                connection.execute(
+                    f"CREATE TABLE {place.partition} PARTITION OF {place.root} "
+                    + for_values(place.columns, place.part).as_string(connection)
+                )
+    return adopt(folder, dsns, table, tablets, url=url)
+
+
+def adopt(folder: Path, dsns: dict[str, str], table: Table, tablets: Sequence[Tablet], *, url: str = "") -> Cluster:
+    """Roots and partitions that are there become a cluster: our schema on the nodes, and a directory."""
+    cluster = Cluster(folder, dsns, table, url=url)
+    for node, dsn in dsns.items():
+        with connect(Address(node, dsn)) as connection, connection.cursor() as cursor:
+            install_schema(connection, "test", node)
+            rows = [
+                OwnedTablet(t.id, t.epoch, OwnState.OWNED, tuple(p.partition for p in places(table, t)))
+                for t in tablets
+                if t.node == node
+            ]
+            write_tablets(cursor, rows)
     nodes = [Node(node, "shop", dsns[node]) for node in dsns]
     records: list[Record] = [Bundle("shop"), *nodes, table, *tablets]
-    directory = cluster.directory()
-    directory.commit(
+    cluster.directory().commit(
         Transaction((*map(Put, records), Put(Counter(TABLET_COUNTER, 1000))), 0, "a test's cluster", "test")
     )
     return cluster
