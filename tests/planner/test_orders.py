@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from balancer.planner.commands import Outcome, carry_out, request
 from policies.budgets import Admission
 from policies.leaves import Leaf
 from policies.model import Action, ActionKind, BundleView, NodeCondition, PlanResult, TabletHistory
-from policies.options import BudgetOptions, BundleOptions
+from policies.options import BudgetOptions, BundleOptions, TableOptions
 from tests.support.directories import HASHED, RANGED, fill, frame, leaves, migration, ranges, transaction
 from tests.support.made_states import view_of_snapshot
 
@@ -34,9 +34,19 @@ def directory(tmp_path: Path) -> Iterator[SqliteDirectory]:
         yield directory
 
 
+def test_old_orders_are_forgotten_but_not_a_table_s_newest(directory: SqliteDirectory) -> None:
+    document = {"order": "double", "table": "orders", "tablets": [], "at_once": False, "actions": []}
+    ended = [Plan(f"o{n:02}", "shop", float(n), orders.DONE, document) for n in range(15)]
+    snapshot = directory.snapshot()
+    directory.commit(transaction([Put(plan) for plan in ended], snapshot.version))
+    forgotten = plans.forgotten_orders(directory.snapshot(), "shop")
+    assert [change.key for change in forgotten] == ["o00", "o01", "o02", "o03"]
+
+
 def give(directory: SqliteDirectory, verb: str, **arguments: Any) -> Outcome:
     snapshot = directory.snapshot()
-    command, outcome = carry_out(request(verb, arguments, "ann@host", NOW), snapshot, NOW)
+    now = NOW + timedelta(seconds=snapshot.version)
+    command, outcome = carry_out(request(verb, arguments, "ann@host", now), snapshot, now)
     if command.state is CommandState.DONE:
         directory.commit(transaction(outcome.changes, snapshot.version))
     return outcome
@@ -132,10 +142,34 @@ def test_what_stays_in_the_way_is_named_at_the_end(directory: SqliteDirectory) -
     left = due(directory, history=broken, pinned=frozenset({2}))
     assert (len(left.actions), left.waiting) == (6, 0)
     assert {rejection.code for rejection in left.impossible} == {"quarantined", "pinned"}
-    ended = orders.settled([replace(left, actions=())])
+    ended = orders.settled([replace(left, actions=())], view(directory.snapshot()))
     assert isinstance(ended[0].record, Plan)
     assert (ended[0].record.state, len(ended[0].record.document["not_started"])) == ("done", 2)
-    assert orders.settled([left]) == ()
+    assert orders.settled([left], view(directory.snapshot())) == ()
+
+
+def test_the_balancer_does_not_undo_a_doubling_until_it_is_halved(directory: SqliteDirectory) -> None:
+    give(directory, "double", bundle="shop", table="orders")
+    worked_off(directory)
+    assert least(directory) is None
+    settle(directory)
+    assert least(directory) == 16
+    wanted = BundleOptions(tables={"orders": TableOptions(desired_tablet_count=4)})
+    assert orders.respected(wanted, directory.snapshot(), "shop") == wanted
+    give(directory, "halve", bundle="shop", table="orders")
+    assert least(directory) == 16
+    worked_off(directory)
+    settle(directory)
+    assert least(directory) is None
+
+
+def least(directory: SqliteDirectory) -> int | None:
+    return orders.respected(OPTIONS, directory.snapshot(), "shop").table("orders").min_tablet_count
+
+
+def settle(directory: SqliteDirectory) -> None:
+    snapshot = directory.snapshot()
+    directory.commit(transaction(orders.settled([due(directory)], view(snapshot)), snapshot.version))
 
 
 def test_an_order_waits_for_the_schedule_unless_it_was_told_not_to(directory: SqliteDirectory) -> None:
