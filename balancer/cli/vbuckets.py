@@ -35,7 +35,7 @@ def double(
 ) -> None:
     """Splits every vbucket of a hash table into its two halves, as the budgets allow.
 
-    Afterwards the size limits hold again: `min_tablet_count` keeps small vbuckets from being merged back.
+    However small they get, the balancer does not merge them back; `table halve` does.
     """
     _order(
         orders.DOUBLE,
@@ -91,15 +91,15 @@ def _preview(snapshot: Snapshot, what: str, name: str) -> dict[str, Any]:
     busy = sum(1 for tablet in tablets if snapshot.migration_of(tablet.id) is not None)
     apart = _apart(snapshot, [tablet.id for tablet in tablets]) if what == orders.HALVE else 0
     words = f"would be done: {name} has {before} vbuckets and gets {after}, by {abs(after - before)} migrations"
-    words += f"; {apart} pairs are on different nodes and are moved together first" if apart else ""
-    words += f"; {busy} are in migrations now and follow later" if busy else ""
+    words += f"; {apart} pairs on different nodes are moved together first" if apart else ""
+    words += f"; {busy} of them in migrations that run now follow later" if busy else ""
     numbers = {"before": before, "after": after, "apart": apart, "busy": busy}
     return {"dry_run": True, "order": what, "table": name, **numbers, "sentence": words}
 
 
 def _apart(snapshot: Snapshot, tablets: list[int]) -> int:
     """How many pairs of siblings are not on one node."""
-    nodes = {found.bounds: found.node for found in map(snapshot.tablet, tablets)}
+    nodes: dict[object, str] = {found.bounds: found.node for found in map(snapshot.tablet, tablets)}
     pairs = [(node, nodes.get(leaf.sibling())) for leaf, node in nodes.items() if isinstance(leaf, Leaf)]
     return sum(1 for mine, other in pairs if mine != other) // 2
 

@@ -126,6 +126,7 @@ class Ticks:
             self._leader = self._around.directory().leader()
         except BalancerError:
             self._leader = None
+        bundle = replace(bundle, options=orders.respected(bundle.options, snapshot, bundle.name))
         approved = plans.in_state(snapshot, bundle.name, plans.APPROVED)
         proposed = plans.in_state(snapshot, bundle.name, plans.PROPOSED)
         return Occasion(
@@ -151,7 +152,11 @@ class Ticks:
         acted = state.schedule.open and (state.started or state.not_started)
         if approved is not None and occasion.bundle.mode is Mode.APPROVE and acted:
             changes = (*changes, plans.settle(approved, state.not_started))
-        changes = (*changes, *orders.settled(state.orders), *plans.forgotten_orders(snapshot, occasion.bundle.name))
+        changes = (
+            *changes,
+            *orders.settled(state.orders, state.view),
+            *plans.forgotten_orders(snapshot, occasion.bundle.name),
+        )
         if changes:
             leading.commit(changes, snapshot, f"plan of bundle {occasion.bundle.name}")
         return replace(state, plan_id=plan_id)

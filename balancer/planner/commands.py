@@ -187,7 +187,7 @@ def _cancel(context: Context) -> Outcome:
         left = replace(order, state=orders.WITHDRAWN)
         return Outcome(f"order {wanted} is withdrawn: {orders.sentence(order, context.snapshot)}", (Put(left),))
     if migration is None:
-        raise Refused(f"there is no migration or order {wanted!r}; see `balancer moves` and `balancer status`")
+        raise Refused(f"there is no migration or order {wanted!r}: see `balancer moves`, `balancer status`")
     if migration.finished:
         raise Refused(f"migration {wanted} has finished already: {migration.state}")
     return Outcome(f"migration {wanted} is being cancelled", steer=(("cancel", wanted),))

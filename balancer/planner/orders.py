@@ -145,19 +145,44 @@ def beside(actions: Iterable[Action], dues: Sequence[Due]) -> list[Action]:
     return [action for action in actions if action.kind is ActionKind.MOVE or action.table not in tables]
 
 
-def settled(dues: Iterable[Due]) -> tuple[Put, ...]:
-    """The orders that have come to their end."""
+def settled(dues: Iterable[Due], view: BundleView) -> tuple[Put, ...]:
+    """The orders that have come to their end, with the number of tablets that they have led to."""
+    counts = {table.name: table.last - table.first for table in view.tables}
     return tuple(
         Put(
             replace(
                 one.order,
                 state=DONE,
-                document={**one.order.document, "not_started": [found.reason for found in one.impossible]},
+                document={
+                    **one.order.document,
+                    "not_started": [found.reason for found in one.impossible],
+                    "result": counts.get(one.order.document["table"]),
+                },
             )
         )
         for one in dues
         if one.finished
     )
+
+
+def ended_orders(snapshot: Snapshot, bundle: str) -> list[Plan]:
+    """The orders of a bundle that are not worked on any more, oldest first."""
+    found = (plan for plan in snapshot.plans.values() if plan.bundle == bundle and is_order(plan))
+    return sorted((plan for plan in found if plan.state != ORDERED), key=lambda plan: (plan.created, plan.id))
+
+
+def respected(options: BundleOptions, snapshot: Snapshot, bundle: str) -> BundleOptions:
+    """The options with which an operator's doubling is not undone: its result is the least number of tablets.
+
+    A later halving ends that, and so does a `desired_tablet_count` in the bundle's file.
+    """
+    newest = {plan.document["table"]: plan for plan in ended_orders(snapshot, bundle) if plan.state == DONE}
+    tables = dict(options.tables)
+    for name, plan in newest.items():
+        table, least = options.table(name), plan.document.get("result")
+        if plan.document["order"] == DOUBLE and least and table.desired_tablet_count is None:
+            tables[name] = replace(table, min_tablet_count=max(least, table.min_tablet_count or 1))
+    return replace(options, tables=tables)
 
 
 def progress(order: Plan, snapshot: Snapshot) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from balancer.directory.model import Change, Kind, Plan, Put, Remove
 from balancer.directory.snapshot import Snapshot
-from balancer.planner.orders import ORDERED, is_order
+from balancer.planner.orders import ended_orders, is_order
 from balancer.planner.plan_record import plan_document, read_actions
 from policies.model import Action, BundleView, PlanResult
 from policies.options import BundleOptions
@@ -72,10 +72,11 @@ def _essence(action: Action) -> tuple[object, ...]:
 
 
 def forgotten_orders(snapshot: Snapshot, bundle: str) -> tuple[Remove, ...]:
-    """Orders that ended so long ago that others have taken their place."""
-    ended = [plan for plan in snapshot.plans.values() if plan.bundle == bundle and is_order(plan)]
-    ended = sorted((plan for plan in ended if plan.state != ORDERED), key=lambda plan: plan.created)
-    return tuple(Remove(Kind.PLAN, plan.id) for plan in ended[: max(0, len(ended) - KEPT)])
+    """Orders that ended so long ago that others have taken their place; a table's newest one is still respected."""
+    ended = ended_orders(snapshot, bundle)
+    newest = {plan.document["table"]: plan.id for plan in ended if plan.state == DONE}
+    old = [plan for plan in ended if plan.id not in newest.values()]
+    return tuple(Remove(Kind.PLAN, plan.id) for plan in old[: max(0, len(old) - KEPT)])
 
 
 def _forgotten(known: Sequence[Plan], changed: set[str]) -> tuple[Remove, ...]:
