@@ -8,7 +8,7 @@ the arrays could be changed, and must not be.
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, MutableSequence, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from sys import intern
 from typing import Any, cast
 
@@ -154,7 +154,10 @@ def _replaced(page: Page, version: int, row: int, tablet: Tablet) -> Page:
     if partitions or tablet.partitions:
         before = partitions or ("",) * len(page)
         partitions = (*before[:row], _SEPARATOR.join(tablet.partitions), *before[row + 1 :])
-    return replace(page, version=version, names=names, node=node, epochs=epochs, states=states, partitions=partitions)
+    return Page(
+        *(page.table, page.hashed, version, page.ids, page.starts, page.end, page.bits),
+        *(names, node, epochs, states, partitions, page.fixed),
+    )
 
 
 def joined(pages: Sequence[Page], version: int) -> Page:
