@@ -1,10 +1,11 @@
-"""Pages as bytes: a header and two compressed parts. Only backends and `batch` call this.
+"""Pages as bytes: a header and two parts. Only backends and `batch` call this.
 
-The fixed part (ids, bounds) changes only when tablets are split or merged; a page keeps it as it was read, so that a
-commit that moves a tablet does not encode it again. The other part is owners, epochs, states and names. Numbers are
+The fixed part (ids, bounds, names of partitions) changes only when tablets are split or merged; it is compressed, and a
+page keeps it as it was read, so that a commit that moves a tablet does not encode it again. The other part is owners,
+epochs and states; compressing it would be most of a commit's work, so that is done only where it is large. Numbers are
 stored by the weight of their bytes: first the lowest byte of every row, then the next one; what is zero in all rows is
 left out. Differences would be smaller, but a million rows are put together again without a step of Python for each. A
-page of 500 tablets takes two to three kilobytes.
+page of 500 tablets takes two to five kilobytes.
 """
 
 import struct
@@ -18,20 +19,20 @@ from typing import Any
 from balancer.directory.codec import FORMAT, check_format, compress, damaged
 from balancer.directory.pages import Page
 
-_HEADER = struct.Struct("<BBqqIII")
-"""Format, hashed, table, version, rows, bytes of the fixed part and of the names."""
-_FIXED = struct.Struct("<II")
-"""Bytes of the range tablets' keys and of the end."""
+_HEADER = struct.Struct("<BBBqqII")
+"""Format, hashed, whether the second part is compressed, table, version, rows, bytes of the fixed part."""
+_FIXED = struct.Struct("<III")
+"""Bytes of the range tablets' keys, of the end and of the partitions' names."""
+_COMPRESS_ABOVE = 8192  # bytes
 
 
 def pack_page(page: Page) -> bytes:
     """A page as stored bytes."""
     fixed = page.fixed or _pack_fixed(page)
-    names = "\0".join(page.names).encode()
-    partitions = "\1".join(page.partitions).encode()
-    header = _HEADER.pack(FORMAT, page.hashed, page.table, page.version, len(page), len(fixed), len(names))
-    columns = map(_planes, (page.node, page.epochs, page.states))
-    return header + fixed + compress(b"".join((*columns, names, partitions)))
+    owners = b"".join((*map(_planes, (page.node, page.epochs, page.states)), "\0".join(page.names).encode()))
+    large = len(owners) > _COMPRESS_ABOVE
+    header = _HEADER.pack(FORMAT, page.hashed, large, page.table, page.version, len(page), len(fixed))
+    return header + fixed + (compress(owners) if large else owners)
 
 
 def _pack_fixed(page: Page) -> bytes:
@@ -42,7 +43,9 @@ def _pack_fixed(page: Page) -> bytes:
     else:
         columns = [page.ids, array("I", map(len, page.starts))]
         end, keys = page.end, b"".join(page.starts)
-    return compress(b"".join((_FIXED.pack(len(keys), len(end)), *map(_planes, columns), keys, end)))
+    names = "\1".join(page.partitions).encode()
+    sizes = _FIXED.pack(len(keys), len(end), len(names))
+    return compress(b"".join((sizes, *map(_planes, columns), keys, end, names)))
 
 
 def unpack_page(data: bytes) -> Page:
@@ -55,32 +58,32 @@ def unpack_page(data: bytes) -> Page:
 
 
 def _unpack(data: bytes) -> Page:
-    _, hashed, table, version, rows, size, names = _HEADER.unpack_from(data)
+    _, hashed, large, table, version, rows, size = _HEADER.unpack_from(data)
     split = _HEADER.size + size
     fixed = data[_HEADER.size : split]
-    ids, starts, end, bits = _unpack_fixed(bool(hashed), rows, fixed)
-    reader = _Reader(zlib.decompress(data[split:]))
+    ids, starts, end, bits, partitions = _unpack_fixed(bool(hashed), rows, fixed)
+    reader = _Reader(zlib.decompress(data[split:]) if large else data, 0 if large else split)
     node, epochs, states = (reader.numbers(code, rows) for code in "HQB")
-    node_names = tuple(map(intern, reader.take(names).decode().split("\0")))
-    partitions = reader.rest().decode()
+    names = tuple(map(intern, reader.rest().decode().split("\0")))
     return Page(
-        *(table, bool(hashed), version, ids, starts, end, bits, node_names, node, epochs, states),
-        tuple(partitions.split("\1")) if partitions else (),
-        fixed,
+        *(table, bool(hashed), version, ids, starts, end, bits),
+        *(names, node, epochs, states, partitions, fixed),
     )
 
 
-def _unpack_fixed(hashed: bool, rows: int, fixed: bytes) -> tuple[Any, Any, Any, Any]:
+def _unpack_fixed(hashed: bool, rows: int, fixed: bytes) -> tuple[Any, Any, Any, Any, tuple[str, ...]]:
     data = zlib.decompress(fixed)
-    keys, end = _FIXED.unpack_from(data)
+    keys, end, names = _FIXED.unpack_from(data)
     reader = _Reader(data, _FIXED.size)
     ids = reader.numbers("q", rows)
+    lengths_or_starts = reader.numbers("Q" if hashed else "I", rows)
+    bits = reader.numbers("B", rows) if hashed else array("B")
+    text, last = reader.take(keys), reader.take(end)
+    partitions = tuple(reader.take(names).decode().split("\1")) if names else ()
     if hashed:
-        starts, bits = reader.numbers("Q", rows), reader.numbers("B", rows)
-        return ids, starts, int.from_bytes(reader.take(end), "big"), bits
-    at = accumulate(reader.numbers("I", rows), initial=0)
-    text = reader.take(keys)
-    return ids, [text[first:last] for first, last in pairwise(at)], reader.take(end), array("B")
+        return ids, lengths_or_starts, int.from_bytes(last, "big"), bits, partitions
+    cuts = pairwise(accumulate(lengths_or_starts, initial=0))
+    return ids, [text[first:after] for first, after in cuts], last, bits, partitions
 
 
 def _planes(column: "array[int]") -> bytes:
