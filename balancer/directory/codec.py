@@ -45,7 +45,8 @@ from policies.leaves import Leaf
 
 FORMAT = 1
 _RAW, _DEFLATED = 0, 1
-_COMPRESS_ABOVE = 256  # bytes
+_COMPRESS_ABOVE = 1024  # bytes: the log entry of a few tablets is written and read as it is
+_WINDOW, _MEMORY = 13, 6  # zlib's words for 8 KB and 32 KB
 
 CLASSES: Mapping[Kind, type[Any]] = {
     one.kind: one for one in (Bundle, Node, Table, Tablet, Migration, Command, Plan, Pin, Pause, Counter)
@@ -70,8 +71,14 @@ def pack(document: Json) -> bytes:
     """A document as stored bytes: format, compression, JSON."""
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     if len(text) > _COMPRESS_ABOVE:
-        return bytes((FORMAT, _DEFLATED)) + zlib.compress(text, 1)
+        return bytes((FORMAT, _DEFLATED)) + compress(text)
     return bytes((FORMAT, _RAW)) + text
+
+
+def compress(data: bytes) -> bytes:
+    """For `zlib.decompress`. Small tables: clearing zlib's usual ones takes longer than some kilobytes of data do."""
+    deflate = zlib.compressobj(1, zlib.DEFLATED, _WINDOW, _MEMORY)
+    return deflate.compress(data) + deflate.flush()
 
 
 def unpack(data: bytes) -> Json:

@@ -80,23 +80,25 @@ class Loader:
             lambda: self._session.gather([client.get_children_async(folder) for folder in folders])
         )
 
-    def _fetch(self, paths: Sequence[str]) -> list[Any]:
-        """The data of each; None for what is gone."""
-        client = self._session.client
-        return self._session.read(lambda: self._session.gather([client.get_async(path) for path in paths], NoNodeError))
+    def _fetch(self, paths: Sequence[str], decode: Callable[[bytes], Any]) -> list[Any]:
+        """The data of each, decoded; None for what is gone."""
+        client, gather = self._session.client, self._session.gather
+        return self._session.read(
+            lambda: gather([client.get_async(path) for path in paths], NoNodeError, each=lambda one: decode(one[0]))
+        )
 
     def _fetch_pages(self, numbers: Iterable[int]) -> dict[int, Page]:
         wanted = list(numbers)
-        found = self._fetch([self._paths.page(number) for number in wanted])
-        return {number: unpack_page(one[0]) for number, one in zip(wanted, found, strict=True) if one is not None}
+        found = self._fetch([self._paths.page(number) for number in wanted], unpack_page)
+        return {number: page for number, page in zip(wanted, found, strict=True) if page is not None}
 
     def _fetch_records(self, keys: Sequence[Sequence[str]]) -> list[Change]:
         named = [(kind, key) for kind, names in zip(RECORD_KINDS, keys, strict=True) for key in names]
-        found = self._fetch([self._paths.record(kind, key) for kind, key in named])
+        found = self._fetch([self._paths.record(kind, key) for kind, key in named], unpack)
         return [
-            Put(from_document(kind, unpack(one[0])))
-            for (kind, _), one in zip(named, found, strict=True)
-            if one is not None
+            Put(from_document(kind, document))
+            for (kind, _), document in zip(named, found, strict=True)
+            if document is not None
         ]
 
 

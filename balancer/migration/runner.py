@@ -132,7 +132,8 @@ class Runner:
     def _perform(self, ctx: Context, state: State) -> Event:
         """A state's step, and what its errors mean. Never raises but `Fenced`, and what the directory raises."""
         began = self._clock.monotonic()
-        pause = 0.1
+        # Writers wait for the opening of the new owner: it is tried again at once.
+        pause, longest = (0.01, 0.1) if state is State.OPENING else (0.1, 2.0)
         while True:
             try:
                 return steps.step_of(ctx.track, state)(ctx)
@@ -161,7 +162,7 @@ class Runner:
                 ctx.progress.waiting(str(error))
             self._leadership.check()
             self._clock.sleep(pause)
-            pause = min(2.0, pause * 2)
+            pause = min(longest, pause * 2)
 
     def _after_loss(self, ctx: Context, state: State, error: BalancerError, waited: float) -> Event | None:
         """A server was lost: the event that follows, or None to try the step again."""

@@ -97,9 +97,9 @@ polls_to_confirm = 3
 min_samples = 40
 
 [migration]
-moves_per_node = 2
+moves_per_node = 1
 moves_total = 4
-cool_down = "60s"
+cool_down = "20s"
 retire_grace = "1s"
 
 {nodes}
