@@ -8,7 +8,7 @@ from balancer.cli.output import Output, OutputOption, say, show_rows
 from balancer.cli.places import ConfigOption, operator
 from balancer.directory.configured import open_configured
 from balancer.directory.contract import Directory
-from balancer.errors import Refused
+from balancer.errors import Refused, Unavailable
 from balancer.migration.doctor import Finding, examine, repair
 from balancer.migration.links import Addresses
 from balancer.nodes.connection import Address
@@ -31,7 +31,9 @@ def doctor(
     with open_configured(settings.daemon) as directory:
         findings = examine(directory, addresses, node)
         if fix and findings:
-            _fix(directory, addresses, findings)
+            for repaired in _fix(directory, addresses, findings):
+                if output is Output.TEXT:
+                    say(f"repaired on {repaired.node}: {repaired.text}")
             findings = examine(directory, addresses, node)
     rows = [
         {"node": found.node, "finding": found.text, "repair": "with --fix" if found.repairable else "by a person"}
@@ -42,15 +44,14 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _fix(directory: Directory, addresses: Addresses, findings: list[Finding]) -> None:
+def _fix(directory: Directory, addresses: Addresses, findings: list[Finding]) -> list[Finding]:
     leadership = directory.campaign(f"doctor of {operator()}", LEAD_PATIENCE)
     if leadership is None:
         raise Refused(
             f"{directory.leader() or 'another instance'} leads, and what looks left over may be at work: stop it first"
         )
     try:
-        for found in repair(leadership, addresses, findings):
-            say(f"repaired on {found.node}: {found.text}")
+        return repair(leadership, addresses, findings)
     finally:
         leadership.resign()
 
@@ -60,7 +61,7 @@ def _addresses(settings: Settings) -> Addresses:
 
     def find(node: str) -> Address:
         if node not in known:
-            raise Refused(f"node {node} is in the directory, but not in the configuration")
+            raise Unavailable(f"node {node} is not in the configuration")
         return known[node]
 
     return find

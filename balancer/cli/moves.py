@@ -25,6 +25,7 @@ _BAR = 12
 def moves(
     watch: WatchOption = False,
     all: Annotated[bool, typer.Option("--all", "-a", help="finished ones too")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="at most so many finished ones, the newest")] = 100,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
@@ -36,7 +37,7 @@ def moves(
             return
 
         def view() -> bool:
-            documents = migration_documents(opened, finished=all)
+            documents = migration_documents(opened, limit if all else 0)
             if output is Output.JSON:
                 show_json(documents)
             else:
@@ -46,14 +47,17 @@ def moves(
         shown(view, watch)
 
 
-def migration_documents(directory: Directory, finished: bool = False) -> list[dict[str, Any]]:
-    """Migrations as plain data, oldest first."""
+def migration_documents(directory: Directory, finished: int = 0) -> list[dict[str, Any]]:
+    """The running migrations and so many of the finished ones, the newest, as plain data; oldest first."""
     notes = directory.published(TOPIC)
     snapshot = directory.snapshot()
+    records = sorted(snapshot.migrations.values(), key=lambda record: (record.created, record.id))
+    ended = [record for record in records if record.finished]
+    dropped = {record.id for record in ended[: max(0, len(ended) - finished)]}
     return [
         migration_document(record, snapshot.tables.get(record.table), notes.get(record.id) or {})
-        for record in sorted(snapshot.migrations.values(), key=lambda record: (record.created, record.id))
-        if finished or not record.finished
+        for record in records
+        if record.id not in dropped
     ]
 
 

@@ -29,6 +29,7 @@ from balancer.migration.progress import TOPIC
 from balancer.nodes.bounds import parse_value
 from balancer.planner.commands import carry_out, request
 from policies.keys import KeyMismatch, encode_key
+from policies.model import Action, ActionKind
 
 BEGIN_PATIENCE = 30.0
 
@@ -118,12 +119,20 @@ def encoded_key(snapshot: Snapshot, tablet: str, text: str) -> bytes:
 
 
 def check_dry(directory: Directory, verb: str, arguments: dict[str, Any]) -> str:
-    """What the leader would answer. Raises `Refused` where it would refuse."""
+    """What would be done, in words. Raises `Refused` where the leader would refuse."""
     now = SystemClock().now()
     answered, outcome = carry_out(request(verb, arguments, operator(), now), directory.snapshot(), now)
     if answered.state is CommandState.REFUSED:
         raise Refused(answered.result)
-    return outcome.result
+    return "; ".join(map(_in_words, outcome.actions)) or outcome.result
+
+
+def _in_words(action: Action) -> str:
+    tablets = ", ".join(map(str, action.tablets))
+    if action.kind is ActionKind.MOVE:
+        return f"move of tablet {tablets} of {action.table} from {action.source} to {action.target}"
+    noun = "tablet" if len(action.tablets) == 1 else "tablets"
+    return f"{action.kind} of {noun} {tablets} of {action.table} into {action.count} on {action.source}"
 
 
 def _give(verb: str, arguments: dict[str, Any], tablets: tuple[str, ...], manner: Manner) -> None:

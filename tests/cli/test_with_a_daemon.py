@@ -79,7 +79,8 @@ def test_a_move_is_waited_for_and_shown(running: Running) -> None:
     assert running.balancer("pin", str(tablet["tablet"]), "--until", "1h", "--reason", "audit").code == 0
     assert "audit" in running.balancer("tablets", "--table", "orders").out
     dry = running.balancer("move", str(tablet["tablet"]), target, "--dry-run")
-    assert (dry.code, dry.out) == (0, f"would be done: move of tablet {tablet['tablet']} starts\n")
+    words = f"move of tablet {tablet['tablet']} of orders from {tablet['node']} to {target}"
+    assert (dry.code, dry.out) == (0, f"would be done: {words}\n")
     done = running.balancer("move", str(tablet["tablet"]), target, "--wait")
     assert done.code == 0, done.err
     assert f"orders\t{tablet['tablet']}\t{tablet['node']}\t{target}\tdone" in done.out
@@ -88,7 +89,8 @@ def test_a_move_is_waited_for_and_shown(running: Running) -> None:
     again = running.balancer("move", str(tablet["tablet"]), target)
     assert (again.code, again.err) == (4, f"tablet {tablet['tablet']} is on node {target} already\n")
     assert running.balancer("moves").out == "no migration is running\n"
-    assert documents(running, "moves", "--all")[-1]["state"] == "done"
+    (newest,) = documents(running, "moves", "--all", "--limit", "1")
+    assert (newest["tablets"], newest["state"]) == ([tablet["tablet"]], "done")
     assert running.balancer("unpin", str(tablet["tablet"])).code == 0
 
 
@@ -181,3 +183,19 @@ def test_hot_shows_what_the_leader_saw(running: Running) -> None:
     shown = running.balancer("hot")
     assert shown.code == 0
     assert shown.out == "nothing is read or written\n" or shown.out.startswith("tablet\ttable\tpart")
+
+
+def test_waiting_for_a_migration_that_fails_ends_with_1(running: Running) -> None:
+    tablet = of_table(running, "events")[0]
+    number, target = tablet["tablet"], other(tablet["node"])
+    with running.databases[target].connect() as connection:
+        connection.execute(f"CREATE TABLE events_t{number} (in_the_way int)")
+        try:
+            failed = running.balancer("move", str(number), target, "--wait")
+        finally:
+            connection.execute(f"DROP TABLE events_t{number}")
+    assert failed.code == 1, failed.out
+    assert "failed" in failed.out
+    assert "is failed: " in failed.err
+    assert of_table(running, "events")[0]["node"] == tablet["node"]
+    assert running.rows("events") == list(range(1, ROWS + 1))
