@@ -174,8 +174,8 @@ def test_a_deposed_leader_does_nothing_more(directory: Directory, leading: Leadi
 
 
 def test_a_node_is_closed_and_opened_by_the_daemon(directory: Directory, leading: Leading) -> None:
-    leading.change_node(NodeChange("pg-a", NodeCondition.CLOSED, "its disk is nearly full"))
+    leading.change_node(NodeChange("pg-a", NodeCondition.CLOSED, "disk", "its disk is nearly full"))
     node = directory.snapshot().nodes["pg-a"]
     assert (node.state, node.reason) == (NodeState.CLOSED, "closed by the daemon: its disk is nearly full")
-    leading.change_node(NodeChange("pg-a", NodeCondition.ACTIVE, "room again"))
+    leading.change_node(NodeChange("pg-a", NodeCondition.ACTIVE, "disk", "room again"))
     assert directory.snapshot().nodes["pg-a"].reason == ""

@@ -169,6 +169,10 @@ class Process:
         self._process.kill()
         self._process.wait(20)
 
+    def wait(self) -> int:
+        """The exit code, once it has ended."""
+        return int(self._process.wait(30))
+
     def stop(self) -> int:
         """SIGTERM, and the exit code."""
         if self._process.poll() is None:
