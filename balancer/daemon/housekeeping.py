@@ -14,7 +14,17 @@ import structlog
 from balancer.clock import Clock
 from balancer.daemon.enrol import enrol
 from balancer.directory.contract import Directory, Leadership
-from balancer.directory.model import Change, CommandState, Kind, Migration, MigrationKind, Remove, Transaction
+from balancer.directory.model import (
+    Change,
+    CommandState,
+    Kind,
+    Migration,
+    MigrationKind,
+    Pause,
+    Pin,
+    Remove,
+    Transaction,
+)
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.migration.doctor import leftovers
@@ -109,6 +119,7 @@ def forgettable(snapshot: Snapshot, now: float) -> Iterator[Change]:
     answered = [command for command in snapshot.commands.values() if command.state in states]
     for command in sorted(answered, key=lambda command: command.created)[: max(0, len(answered) - KEPT_COMMANDS)]:
         yield Remove(Kind.COMMAND, command.id)
-    for ended in (*snapshot.pins.values(), *snapshot.pauses.values()):
+    temporary: list[Pin | Pause] = [*snapshot.pins.values(), *snapshot.pauses.values()]
+    for ended in temporary:
         if ended.until is not None and ended.until <= now:
             yield Remove(ended.kind, ended.key)

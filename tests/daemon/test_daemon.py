@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from balancer.clock import SystemClock
 from balancer.daemon.daemon import HOUSEKEEPING, Daemon
@@ -120,13 +121,14 @@ def test_autonomous_balances_by_itself_and_feeds_every_metric(fleet: Fleet) -> N
         assert value("balancer_leader") == 1.0
         assert (value("balancer_poll_seconds_sum", {"bundle": "shop"}) or 0.0) > 0.0
         assert (value("balancer_directory_commit_seconds_count", {"outcome": "committed"}) or 0.0) > 10
-        assert sum(sample.value for sample in actions(registry)) == 4.0
+        assert sum(actions(registry)) == 4.0
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("migration-", "poll"))]
 
 
-def actions(registry: object) -> list[object]:
-    families = [family for family in registry.collect() if family.name == "balancer_actions"]  # type: ignore[attr-defined]
-    return [sample for family in families for sample in family.samples if sample.name == "balancer_actions_total"]
+def actions(registry: CollectorRegistry) -> list[float]:
+    """Actions that became migrations, by series."""
+    samples = [sample for family in registry.collect() for sample in family.samples]
+    return [sample.value for sample in samples if sample.name == "balancer_actions_total"]
 
 
 def test_observe_proposes_and_starts_nothing(fleet: Fleet) -> None:

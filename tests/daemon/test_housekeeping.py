@@ -9,7 +9,7 @@ from balancer.clock import SystemClock
 from balancer.daemon import housekeeping
 from balancer.daemon.housekeeping import Housekeeping, forgettable
 from balancer.directory.contract import Directory, Leadership
-from balancer.directory.model import Command, CommandState, Kind, MigrationKind, Pause, Pin, Put, Remove
+from balancer.directory.model import Command, CommandState, Kind, MigrationKind, Pause, Pin, Put, Record, Remove
 from balancer.instruments import Instruments
 from balancer.migration.progress import TOPIC
 from balancer.nodes.connection import Address, connect
@@ -65,7 +65,7 @@ def test_old_records_are_forgotten_in_small_commits(
     running = migration(tablet, "pg-b", "copying")
     done = [Command(f"c{at}", "plan", {}, "ann", float(at), CommandState.DONE) for at in range(5)]
     waiting = Command("c9", "plan", {}, "ann", 0.0)
-    records = [*old, running, *done, waiting, Pin(1, 5.0), Pin(2, None), Pause("shop", 6.0)]
+    records: list[Record] = [*old, running, *done, waiting, Pin(1, 5.0), Pin(2, None), Pause("shop", 6.0)]
     directory.commit(transaction([*map(Put, records)], directory.snapshot().version))
     version = directory.snapshot().version
     assert keeper.forget() == 10
