@@ -21,12 +21,14 @@ from balancer.planner.openings import Openings, look
 from balancer.planner.reports import in_words, node_reports, running
 from balancer.planner.samples import AskNode, Samples
 from balancer.planner.state import BundleState, NodeReport, ScheduleReport, Word
+from balancer.planner.steady import much_the_same, nothing_to_do
 from balancer.planner.verdict import Situation, verdict
 from balancer.polling.poller import ClusterPoll, Poller
 from balancer.polling.view import Capacity, Remembered, build_view
 from balancer.settings import BundleSettings, Mode, Settings
 from policies.heat import hot_tablets
 from policies.model import Action, BundleView, NodeChange, PlanResult
+from policies.options import BundleOptions
 from policies.plan import make_plan
 
 RATE_SAMPLE = 20  # finished moves from which the rate of the next ones is estimated
@@ -110,6 +112,7 @@ class BundleTick:
         self._memory = Memory()
         self._last: datetime | None = None
         self._opened: datetime | None = None
+        self._planned: tuple[BundleView, BundleOptions, PlanResult] | None = None
 
     def run(self, occasion: Occasion) -> BundleState:
         """Does everything that is due."""
@@ -121,7 +124,7 @@ class BundleTick:
         view = self._view(occasion, poll, openings, now)
         owed = self._owed(occasion, view, openings, now)
         view = credited(view, owed)
-        plan = make_plan(view, occasion.bundle.options)
+        plan = self._plan(view, occasion.bundle.options)
         moment = _Moment(occasion, now, openings, view, owed, plan)
         starter = occasion.starter
         plan_id = occasion.plan if starter is None else starter.propose(plan, view, occasion.bundle)
@@ -149,6 +152,15 @@ class BundleTick:
             started=acts.started,
             not_started=acts.refused,
         )
+
+    def _plan(self, view: BundleView, options: BundleOptions) -> PlanResult:
+        """A plan; the last one, if it found nothing to do and nothing has changed since."""
+        last = self._planned
+        if last is not None and last[1] == options and much_the_same(last[0], view):
+            return last[2]
+        plan = make_plan(view, options)
+        self._planned = (view, options, plan) if nothing_to_do(plan) else None
+        return plan
 
     def _note_window(self, openings: Openings, now: datetime) -> None:
         if not openings.any:
