@@ -28,6 +28,9 @@ format: setup-dev
 bench: setup-dev servers  ## measurements, each beside something real in the same run
 	$(PYTEST) -m bench -s $(ARGS) tests/benchmarks
 
+soak: setup-dev servers  ## an instance under load for ten minutes, its figures as a table; SECONDS=60 is shorter
+	$(BIN)/python -m tests.support.soak $(or $(SECONDS),600)
+
 crash-matrix: setup-dev servers  ## every state × everybody killed; WORDS='split daemon' runs a part
 	$(BIN)/python -m tests.support.crash_matrix_main $(WORDS)
 

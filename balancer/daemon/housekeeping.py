@@ -98,7 +98,7 @@ def forgettable(snapshot: Snapshot, now: float) -> Iterator[Change]:
     answered = [command for command in snapshot.commands.values() if command.state in states]
     for command in sorted(answered, key=lambda command: command.created)[: max(0, len(answered) - KEPT_COMMANDS)]:
         yield Remove(Kind.COMMAND, command.id)
-    steering: list[Pin | Pause] = [*snapshot.pins.values(), *snapshot.pauses.values()]
-    for ended in steering:
+    temporary: list[Pin | Pause] = [*snapshot.pins.values(), *snapshot.pauses.values()]
+    for ended in temporary:
         if ended.until is not None and ended.until <= now:
             yield Remove(ended.kind, ended.key)

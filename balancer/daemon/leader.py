@@ -14,7 +14,7 @@ from balancer.errors import BalancerError
 
 log = structlog.get_logger()
 
-LOOK_SECONDS = 0.1
+LOOK_SECONDS = 0.25
 RETRY_SECONDS = 1.0
 REST_SECONDS = 2.0  # after a leadership that could not be used: others get their chance
 

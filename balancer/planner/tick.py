@@ -22,6 +22,7 @@ from balancer.planner.openings import Openings, look
 from balancer.planner.reports import in_words, node_reports, running
 from balancer.planner.samples import AskNode, Samples
 from balancer.planner.state import BundleState, NodeReport, ScheduleReport, Word
+from balancer.planner.steady import much_the_same, nothing_to_do
 from balancer.planner.verdict import Situation, verdict
 from balancer.polling.poller import ClusterPoll, Poller
 from balancer.polling.view import Capacity, Remembered, build_view
@@ -29,6 +30,7 @@ from balancer.settings import BundleSettings, Mode, Settings
 from policies.budgets import Admission
 from policies.heat import hot_tablets
 from policies.model import Action, BundleView, NodeChange, PlanResult
+from policies.options import BundleOptions
 from policies.plan import make_plan
 
 RATE_SAMPLE = 20  # finished moves from which the rate of the next ones is estimated
@@ -129,6 +131,7 @@ class BundleTick:
         self._memory = Memory()
         self._last: datetime | None = None
         self._opened: datetime | None = None
+        self._planned: tuple[BundleView, BundleOptions, PlanResult] | None = None
 
     def run(self, occasion: Occasion) -> BundleState:
         """Does everything that is due."""
@@ -141,7 +144,7 @@ class BundleTick:
         owed = self._owed(occasion, view, openings, now)
         view = credited(view, owed)
         options = occasion.bundle.options
-        plan = make_plan(view, options)
+        plan = self._plan(view, options, anew=occasion.asked)
         dues = [orders.due(order, view, options) for order in occasion.orders]
         moment = _Moment(occasion, now, openings, view, owed, plan, dues)
         plan_id, acts = _carry_out(moment)
@@ -166,6 +169,15 @@ class BundleTick:
             started=acts.started,
             not_started=acts.refused,
         )
+
+    def _plan(self, view: BundleView, options: BundleOptions, *, anew: bool) -> PlanResult:
+        """A plan; the last one, if it found nothing to do and nothing has changed since."""
+        last = self._planned
+        if not anew and last is not None and last[1] == options and much_the_same(last[0], view):
+            return last[2]
+        plan = make_plan(view, options)
+        self._planned = (view, options, plan) if nothing_to_do(plan) else None
+        return plan
 
     def _note_window(self, openings: Openings, now: datetime) -> None:
         if not openings.any:

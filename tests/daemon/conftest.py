@@ -34,6 +34,7 @@ def fleet(tmp_path: Path, postgres18: PostgresServer, database: Callable[[Postgr
     made = Fleet(tmp_path, f"sqlite://{tmp_path}/shop.db", dsns)
     made.bundle = {
         "tablet_balancer_config": "enable_cell_balancer = true",
+        "placement": "dimensions = { tablets = 1.0 }",
         "migration": 'retire_grace = "100ms"\nmoves_per_node = 4\nmoves_total = 4\ncool_down = "0s"',
     }
     made.write_daemon()

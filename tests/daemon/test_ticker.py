@@ -82,6 +82,32 @@ def test_a_late_function_is_nudged_although_the_wall_clock_was_set_back(ticker: 
     assert runs.acquire(timeout=5)
 
 
+def test_a_wall_clock_that_jumps_by_years_costs_one_run(ticker: Ticker, clock: JumpingClock) -> None:
+    runs = threading.Semaphore(0)
+    clock.offset = timedelta(days=-20000)
+    began = time.monotonic()
+    ticker.set({"shop": (0.5, runs.release)})
+    assert all(runs.acquire(timeout=5) for _ in range(3))
+    assert 0.5 < time.monotonic() - began < 5
+
+
+def test_a_run_asked_for_while_one_runs_follows_it_at_once(ticker: Ticker) -> None:
+    began, go_on = threading.Semaphore(0), threading.Event()
+
+    def slow() -> None:
+        began.release()
+        go_on.wait(5)
+
+    ticker.set({"shop": (60.0, slow)})
+    assert began.acquire(timeout=5)
+    ticker.run_soon("shop")
+    ticker.run_soon("shop")
+    go_on.set()
+    assert began.acquire(timeout=5)
+    assert not began.acquire(timeout=0.3)
+    ticker.run_soon("unknown")
+
+
 def test_what_is_taken_away_is_not_called_any_more(ticker: Ticker) -> None:
     first, second = threading.Semaphore(0), threading.Semaphore(0)
     ticker.set({"a": (0.02, first.release)})

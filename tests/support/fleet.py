@@ -106,7 +106,7 @@ class Fleet:
 
 def owners(snapshot: Snapshot) -> dict[str, int]:
     """How many tablets each node has."""
-    counts = dict.fromkeys(snapshot.nodes, 0)
+    counts = {node.id: 0 for node in snapshot.nodes.values() if node.bundle == "shop"}
     for tablet in snapshot.tablets(snapshot.table("orders").id):
         counts[tablet.node] = counts.get(tablet.node, 0) + 1
     return counts
@@ -168,6 +168,10 @@ class Process:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait(20)
+
+    def wait(self) -> int:
+        """The exit code, once it has ended."""
+        return int(self._process.wait(30))
 
     def stop(self) -> int:
         """SIGTERM, and the exit code."""

@@ -40,8 +40,19 @@ def new_database(server: PostgresServer) -> Iterator[Database]:
         yield Database(server, name)
     finally:
         if server.running():
+            _unsubscribe(server.dsn(name))
             with psycopg.connect(server.dsn(), autocommit=True) as connection:
                 _drop(connection, name)
+
+
+def _unsubscribe(dsn: str) -> None:
+    """Subscriptions of migrations that a test has left in the middle; their slots go with the database they are on."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        mine = "SELECT subname FROM pg_subscription s JOIN pg_database d ON d.oid = subdbid WHERE datname = %s"
+        for (name,) in connection.execute(mine, (connection.info.dbname,)).fetchall():
+            for rest in ("DISABLE", "SET (slot_name = NONE)"):
+                connection.execute(f'ALTER SUBSCRIPTION "{name}" {rest}'.encode())
+            connection.execute(f'DROP SUBSCRIPTION "{name}"'.encode())
 
 
 def _drop(connection: psycopg.Connection[tuple[object, ...]], name: str) -> None:

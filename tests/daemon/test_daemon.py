@@ -1,0 +1,270 @@
+"""A whole instance in this process, on real nodes: modes, schedules, pauses, dead nodes, and a tick that fails."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from balancer.clock import SystemClock
+from balancer.daemon.daemon import HOUSEKEEPING, Daemon
+from balancer.directory.model import Command, CommandState, Put
+from balancer.errors import Unavailable
+from balancer.instruments import declared
+from balancer.planner.state import BundleState, Word
+from balancer.settings import load_settings
+from tests.support.directories import transaction
+from tests.support.fleet import Fleet, owners, until
+
+
+class SetClock(SystemClock):
+    """The machine's clock, with a wall time that the test sets; its seconds are real."""
+
+    def __init__(self, start: datetime | None = None) -> None:
+        self.offset = timedelta() if start is None else start - datetime.now(UTC)
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + self.offset
+
+
+class Instance:
+    """A daemon, and the loop that steps it."""
+
+    def __init__(self, fleet: Fleet, clock: SystemClock | None = None) -> None:
+        self.daemon = Daemon(load_settings(fleet.config), clock or SystemClock())
+        self._ended = threading.Event()
+        self._loop = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self.daemon.start()
+        self._loop.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._loop.is_alive():
+            self._loop.join()
+        self.daemon.stop()
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.1):
+            self.daemon.step()
+
+    def state(self, bundle: str = "shop") -> BundleState | None:
+        return self.daemon.states().get(bundle)
+
+    def word(self, bundle: str = "shop") -> Word | None:
+        found = self.state(bundle)
+        return found.word if found else None
+
+    def sentence(self, bundle: str = "shop") -> str:
+        found = self.state(bundle)
+        return found.sentence if found else ""
+
+    def owners(self) -> dict[str, int]:
+        return owners(self.daemon.follower().snapshot)
+
+    def ticks(self, count: int = 2, bundle: str = "shop") -> None:
+        """Waits for some ticks more."""
+        for _ in range(count):
+            found = self.state(bundle)
+            until(lambda found=found: self.state(bundle) is not found, 30, "a tick")  # type: ignore[misc]
+
+    def give(self, verb: str, **arguments: object) -> str:
+        """A command, as the command line gives it; returns the answer."""
+        directory = self.daemon.directory()
+        now = self.daemon.clock.now().timestamp()
+        command = Command(f"c{now}", verb, arguments, "ann@host", now)
+        directory.commit(transaction([Put(command)], directory.snapshot().version))
+
+        def answered() -> bool:
+            return directory.snapshot().commands[command.id].state is not CommandState.WAITING
+
+        until(answered, 20, f"an answer to {verb}")
+        return directory.snapshot().commands[command.id].result
+
+
+@contextmanager
+def instance(fleet: Fleet, clock: SystemClock | None = None) -> Iterator[Instance]:
+    made = Instance(fleet, clock)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+def test_autonomous_balances_by_itself_and_feeds_every_metric(fleet: Fleet) -> None:
+    with instance(fleet) as running:
+        registry = running.daemon.instruments.registry
+        fed: set[str] = set()
+
+        def balanced() -> bool:
+            fed.update(sample.name for family in registry.collect() for sample in family.samples)
+            return running.word() is Word.BALANCED and running.owners() == {"a": 4, "b": 4}
+
+        until(balanced, 90, "the balance")
+        assert "nothing to do" in running.sentence()
+        running.give("plan", bundle="shop")
+        running.daemon.run_soon(HOUSEKEEPING)
+        value = registry.get_sample_value
+        until(lambda: value("balancer_leftovers", {"bundle": "shop", "node": "a"}) == 0.0, 30, "housekeeping")
+        balanced()
+        silent = {one.name for one in declared() if not fed.intersection(one.series())}
+        assert silent <= {
+            "balancer_node_capacity",  # the file names no disk sizes
+            "balancer_http_requests_total",  # nobody has asked anything over HTTP
+            "balancer_http_seconds",
+        }
+        assert value("balancer_leader") == 1.0
+        assert (value("balancer_poll_seconds_sum", {"bundle": "shop"}) or 0.0) > 0.0
+        assert (value("balancer_directory_commit_seconds_count", {"outcome": "committed"}) or 0.0) > 10
+        assert sum(actions(registry)) == 4.0
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("migration-", "poll"))]
+
+
+def actions(registry: CollectorRegistry) -> list[float]:
+    """Actions that became migrations, by series."""
+    samples = [sample for family in registry.collect() for sample in family.samples]
+    return [sample.value for sample in samples if sample.name == "balancer_actions_total"]
+
+
+def test_observe_proposes_and_starts_nothing(fleet: Fleet) -> None:
+    fleet.write("observe")
+    with instance(fleet) as running:
+        until(lambda: running.word() is Word.BLOCKED, 30, "a verdict")
+        running.ticks()
+        assert "the mode is observe: 4 actions proposed, none will be started" in running.sentence()
+        snapshot = running.daemon.follower().snapshot
+        assert not snapshot.migrations
+        assert [plan.state for plan in snapshot.plans.values()] == ["proposed"]
+
+
+def test_a_closed_schedule_waits_and_an_open_one_acts(fleet: Fleet) -> None:
+    fleet.write(
+        "autonomous", tablet_balancer_config="enable_cell_balancer = true\ntablet_balancer_schedule = 'hours == 3'"
+    )
+    clock = SetClock(datetime(2026, 3, 1, 2, 0, tzinfo=UTC))
+    with instance(fleet, clock) as running:
+        until(lambda: running.word() is Word.WAITING, 30, "a verdict")
+        running.ticks()
+        assert "4 actions until the schedule opens, until 2026-03-01 03:00 UTC (hours == 3)" in running.sentence()
+        assert running.owners() == {"a": 8, "b": 0}
+        clock.offset += timedelta(minutes=60)
+        until(lambda: running.owners() == {"a": 4, "b": 4}, 60, "the balance")
+        until(lambda: running.word() is Word.BALANCED, 30, "a verdict")
+
+
+SLOW = 'finish_by = "park"\nthrottle = "20kB"\nretire_grace = "100ms"\nmoves_per_node = 1\nmoves_total = 1'
+
+
+def test_what_runs_over_the_end_of_its_window_is_parked_and_goes_on_in_the_next(fleet: Fleet) -> None:
+    fleet.write(
+        "autonomous",
+        tablet_balancer_config="enable_cell_balancer = true\ntablet_balancer_schedule = 'hours == 3'",
+        migration=SLOW,
+    )
+    clock = SetClock(datetime(2026, 3, 1, 3, 30, tzinfo=UTC))
+    with instance(fleet, clock) as running:
+        until(lambda: running.daemon.follower().snapshot.migrations, 30, "a move")
+        (begun,) = running.daemon.follower().snapshot.migrations
+        clock.offset += timedelta(minutes=40)
+        until(lambda: running.word() is Word.WAITING, 30, "parking")
+        assert running.sentence().startswith("move of tablet")
+        assert "held" in running.sentence()
+        note = running.daemon.directory().published("progress").get(begun, {})
+        until(lambda: parked(running, begun), 20, "a safe point")
+        running.ticks(3)
+        assert not running.daemon.follower().snapshot.migrations[begun].finished, note
+        assert running.owners() == {"a": 8, "b": 0}
+        clock.offset += timedelta(hours=23)
+        until(lambda: running.daemon.follower().snapshot.migrations[begun].state == "done", 60, "the move's end")
+
+
+def parked(running: Instance, migration: str) -> bool:
+    note = running.daemon.directory().published("progress").get(migration, {})
+    return "window" in str(note.get("waiting_for", ""))
+
+
+def test_a_pause_keeps_everything_back_until_it_is_ended(fleet: Fleet) -> None:
+    fleet.write("observe")
+    with instance(fleet) as running:
+        until(running.state, 30, "a tick")
+        assert running.give("pause", bundle="shop").startswith("bundle shop starts nothing new")
+        fleet.write("autonomous")
+        until(lambda: "paused by an operator; 4 actions kept back" in running.sentence(), 30, "a verdict")
+        assert not running.daemon.follower().snapshot.migrations
+        running.give("resume", bundle="shop")
+        until(lambda: running.owners() == {"a": 4, "b": 4}, 60, "the balance")
+
+
+@pytest.fixture
+def second_bundle(fleet: Fleet) -> Callable[[str], None]:
+    """Writes a bundle of its own with one node, which nothing answers for."""
+
+    def write(node: str) -> None:
+        text = f'mode = "autonomous"\n[nodes.{node}]\ndsn = "postgresql://u@127.0.0.1:1/x"\n'
+        (fleet.folder / "bundles" / "other.toml").write_text(text)
+
+    return write
+
+
+def test_a_dead_node_blocks_its_bundle_and_no_other(fleet: Fleet, second_bundle: Callable[[str], None]) -> None:
+    second_bundle("dead")
+    with instance(fleet) as running:
+        until(lambda: running.owners() == {"a": 4, "b": 4}, 60, "the balance of the living bundle")
+        until(lambda: running.word("other") is Word.BLOCKED, 30, "a verdict")
+        assert running.sentence("other").startswith("node dead is unreachable since ")
+        until(lambda: running.word() is Word.BALANCED, 30, "a verdict")
+
+
+def test_a_tick_that_fails_is_a_state_and_the_next_one_is_as_good_as_any(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.write("observe")
+    with instance(fleet) as running:
+        until(running.state, 30, "a tick")
+        broken = running.daemon.follower()
+
+        def fail(*_: object) -> None:
+            raise Unavailable("the poll broke down")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("balancer.polling.poller.Poller.poll", fail)
+            until(lambda: running.sentence() == "the tick failed: the poll broke down", 30, "a failed tick")
+            patch.setattr("balancer.polling.poller.Poller.poll", lambda *_: 1 / 0)
+            until(lambda: "a defect: ZeroDivisionError" in running.sentence(), 30, "a defect")
+        assert broken is running.daemon.follower()
+        until(lambda: "the mode is observe" in running.sentence(), 30, "a good tick")
+        errors = running.daemon.instruments.registry.get_sample_value
+        assert (errors("balancer_tick_errors_total", {"bundle": "shop"}) or 0) >= 2
+
+
+def test_a_bundle_that_leaves_the_configuration_is_forgotten(
+    fleet: Fleet, second_bundle: Callable[[str], None]
+) -> None:
+    fleet.write("observe")
+    second_bundle("dead")
+    with instance(fleet) as running:
+        until(lambda: running.word("other"), 30, "a tick")
+        (fleet.folder / "bundles" / "other.toml").unlink()
+        until(lambda: running.word("other") is None, 30, "a reload")
+        running.ticks()
+        value = running.daemon.instruments.registry.get_sample_value
+        assert value("balancer_paused", {"bundle": "other"}) is None
+        assert value("balancer_paused", {"bundle": "shop"}) == 0.0
+
+
+def test_the_configuration_file_may_be_unreadable_for_a_while(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.write("observe")
+    with instance(fleet) as running:
+        until(running.state, 30, "a tick")
+        text = fleet.config.read_text()
+        fleet.config.unlink()
+        value = running.daemon.instruments.registry.get_sample_value
+        until(lambda: value("balancer_configuration_reload_failed") == 1.0, 20, "the alert")
+        running.ticks()
+        fleet.config.write_text(text)
+        until(lambda: value("balancer_configuration_reload_failed") == 0.0, 20, "its end")

@@ -1,0 +1,77 @@
+"""Two instances: the leader dies in the middle of a move, or is told to go; the other goes on, and nothing is lost."""
+
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from balancer.directory.contract import Directory
+from balancer.directory.model import Migration
+from tests.support.fleet import Fleet, Process, application, owners, running, until
+
+SESSION = 2.0
+SLOW = 'retire_grace = "100ms"\nmoves_per_node = 2\nmoves_total = 4\ncool_down = "0s"\nthrottle = "30kB"'
+
+
+@pytest.fixture
+def pair(fleet: Fleet) -> Iterator[tuple[Process, Process]]:
+    """A leader and its standby; moves take some seconds each."""
+    fleet.write("observe", migration=SLOW)
+    fleet.create(["a"], rows=4000)
+    first, second = fleet.write_daemon("first"), fleet.write_daemon("second")
+    with running(first) as leader:
+        until(leader.leads, 30, "an election")
+        with running(second) as standby:
+            yield leader, standby
+
+
+def moving(directory: Directory) -> list[Migration]:
+    """Unfinished moves that are copying rows."""
+    records = directory.snapshot().migrations.values()
+    return [record for record in records if record.state == "copying"]
+
+
+def test_a_standby_goes_on_after_the_leader_was_killed_in_the_middle_of_a_move(
+    fleet: Fleet, pair: tuple[Process, Process]
+) -> None:
+    leader, _ = pair
+    with fleet.directory() as directory, application(fleet, seed=1) as ledger:
+        fleet.write("autonomous")
+        until(lambda: moving(directory), 60, "a move")
+        begun = set(directory.snapshot().migrations)
+        leader.kill()
+        taken = until(lambda: directory.leader() == "second", SESSION + 30, "a failover")
+        print(f"the standby led after {taken:.2f} s")
+        fleet.write("autonomous", migration=SLOW.replace("30kB", "30MB"))
+        until(lambda: finished(directory, begun), 90, "the end of what was begun")
+        until(lambda: max(owners(directory.snapshot()).values()) == 3, 90, "the balance")
+    states = {record.state for record in records(fleet, begun)}
+    assert states <= {"done", "cancelled", "failed"}
+    with fleet.directory() as directory:
+        assert ledger.faults(fleet.cluster(directory.snapshot()).rows()) == []
+    assert ledger.operations > 100
+    assert taken < SESSION + 1.0
+
+
+def finished(directory: Directory, begun: set[str]) -> bool:
+    migrations = directory.snapshot().migrations
+    return all(migrations[one].finished for one in begun)
+
+
+def records(fleet: Fleet, begun: set[str]) -> list[Migration]:
+    with fleet.directory() as directory:
+        return [directory.snapshot().migrations[one] for one in begun]
+
+
+def test_a_leader_that_is_told_to_go_hands_over_at_once(fleet: Fleet, pair: tuple[Process, Process]) -> None:
+    leader, standby = pair
+    began = time.monotonic()
+    leader.send(signal.SIGTERM)
+    with fleet.directory() as directory:
+        until(lambda: directory.leader() == "second", 20, "a handover")
+    took = time.monotonic() - began
+    print(f"handed over in {took:.2f} s")
+    assert leader.wait() == 0
+    until(standby.leads, 20, "leading")
+    assert took < SESSION, "the standby did not have to wait for the session to end"
