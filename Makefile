@@ -10,10 +10,10 @@ run: setup  ## the main job on an embedded cluster
 	$(BIN)/balancer demo $(ARGS)
 
 test: setup-dev servers lint  ## everything, on real servers
-	$(PYTEST) -m "not bench" $(ARGS)
+	$(PYTEST) -m "not bench" -n 2 --dist loadfile $(ARGS)
 
 quick: setup-dev  ## pure tests and those on embedded servers that take moments
-	$(PYTEST) -m "quick and not bench" $(ARGS)
+	$(PYTEST) -m "quick and not bench" -n 2 --dist loadfile $(ARGS)
 
 lint: setup-dev
 	$(BIN)/ruff check .

@@ -11,6 +11,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from balancer import __version__
+
 _FAST: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _PAUSES: Final = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0)
 _MIGRATIONS: Final = (1.0, 5.0, 15.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0, 10800.0, 43200.0)
@@ -261,6 +263,7 @@ class Instruments:
             "http_seconds", "Duration of requests.", ("route",), "some dozen routes × buckets", _FAST
         )
         self.info = self._gauge("info", "1, with the version of the software.", ("version",), one)
+        self.info.labels(__version__).set(1)
 
     def _gauge(self, name: str, meaning: str, labels: tuple[str, ...], bound: str) -> Gauge:
         self._note(name, "gauge", meaning, labels, bound)

@@ -35,8 +35,13 @@ class Cooling:
 
     @cached_property
     def thresholds(self) -> Floats:
-        """Rows per second from which a tablet is hot, per tablet."""
-        relative = np.maximum(self.options.min_rows_per_second, self.options.max_node_share * self.node_loads)
+        """Rows per second from which a tablet is hot, per tablet.
+
+        A node that does less than the average counts as an average one: the only tablet of a node that has just been
+        added is all of its load, and nothing would be won by splitting it.
+        """
+        loads = np.maximum(self.node_loads, self.node_loads.mean() if len(self.node_loads) else 0.0)
+        relative = np.maximum(self.options.min_rows_per_second, self.options.max_node_share * loads)
         if self.options.max_rows_per_second is not None:
             relative = np.minimum(relative, self.options.max_rows_per_second)
         return np.asarray(relative[self.view.tablets.node], np.float64)

@@ -105,7 +105,7 @@ def _plan_hot(scope: Scope, row: int, trigger: str) -> None:
     verdict = judge(facts, scope.view.samples.get(facts.tablet), scope.options.heat)
     code, reason = CODES[verdict.word], f"{why}; {verdict.word}: {verdict.reason}"
     parts = _parts(scope, row, facts, verdict)
-    if verdict.word is Word.FRONT and _split_lately(scope, row):
+    if _is_growing_end(scope, row, verdict) and _split_lately(scope, row):
         scope.reject(alone, ActionKind.SPLIT, code, f"{reason}; the growing end has a tablet of its own already")
     elif not parts:
         scope.reject(alone, ActionKind.SPLIT, code, reason)
@@ -126,6 +126,20 @@ def _kept_back(scope: Scope, row: int) -> tuple[str, str] | None:
 
 def _history(scope: Scope, row: int) -> TabletHistory:
     return scope.view.history.get(scope.id(row)) or TabletHistory()
+
+
+def _is_growing_end(scope: Scope, row: int, verdict: Verdict) -> bool:
+    """Whether cutting it again would only cut off what has stopped growing.
+
+    The tablet that a front was given holds nothing but recent keys, so its writes look evenly spread: at the edge of a
+    range a cut in the middle of mostly writes is taken for the same front.
+    """
+    if verdict.word is Word.FRONT:
+        return True
+    if verdict.word is not Word.SPLIT or scope.table.hash or row not in (scope.table.first, scope.table.last - 1):
+        return False
+    samples = scope.view.samples.get(scope.id(row))
+    return samples is not None and (not samples.writes or sum(samples.writes) * 2 > len(samples.writes))
 
 
 def _split_lately(scope: Scope, row: int) -> bool:

@@ -157,7 +157,7 @@ class PlacementOptions:
     """Moves start when some dimension's fullest node is this much above the mean …"""
     stop_threshold: float = 0.05
     """… and stop when every one is within this: the gap keeps the plan steady."""
-    min_gain: float = 0.005
+    min_gain: float = 0.02
     """How much emptier, as a share of the mean, a move's target must still be than its source once the move is done."""
     payback_horizon: Seconds = 86400.0
     """Seconds. A move that relieves neither disk nor memory must carry off more load in this time than copying costs:

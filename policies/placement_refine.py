@@ -15,7 +15,9 @@ from policies.placement_loads import Bools, Problem, State, tension, underuse
 
 _SWEEPS = 200
 _STEPS = 20_000
-_ROWS, _RECEIVERS = 128, 32  # considered for one node's move: tablets, and nodes
+_ROWS, _RECEIVERS = 64, 16  # considered for one node's move: tablets, and nodes
+_SWAP_SEARCHES = 1000  # in one plan: a thousand nodes that nothing helps must not take minutes to find that out
+_RELIEF = 0.25  # least part of a node's overload that a move takes away, for the part of the node's bytes it takes
 _PATIENCE = 4.0  # how much better a resting tablet must be for its node to wait for it
 _SWAP_NODES, _SWAP_ROWS = 8, 48  # considered for a swap: nodes, and tablets of each side
 
@@ -46,7 +48,9 @@ class Refinement:
         self.resting = np.flatnonzero(able.resting)
         self.swapped: list[tuple[int, int]] = []
         self.steps = 0
+        self.searches = 0
         self.patient = False  # whether the node at hand waits for a tablet that rests
+        self.bytes = np.bincount(state.owner, weights=problem.sizes, minlength=len(problem.nodes))
         rows = np.flatnonzero(movable)
         self.overhead = float(problem.sizes[rows].mean()) + 1.0 if len(rows) else 1.0
         by_node = rows[np.argsort(state.owner[rows], kind="stable")]
@@ -109,6 +113,7 @@ class Refinement:
         gain = relief[:, None] + self._cost_of(receivers) - self._costs(receivers, loads[:, None, :])
         worth = self.goal.min_gain * 2.0 * (loads * problem.weights**2).sum(axis=1)
         fits = (gain > np.maximum(worth, 1e-12)[:, None]) & self._fits(rows, receivers)
+        fits &= self._relieves(source, loads, problem.sizes[rows])[:, None]
         if not fits.any():
             return False
         score = np.where(fits, gain / (problem.sizes[rows] + self.overhead)[:, None], -np.inf)
@@ -118,6 +123,21 @@ class Refinement:
             return True
         self._move(int(rows[at]), int(receivers[to]))
         return True
+
+    def _relieves(self, source: int, loads: Floats, sizes: Floats) -> Bools:
+        """Which losses are worth their bytes to an overfull node.
+
+        The part of its overload that goes away, in some dimension, must not be far below the part of its bytes that
+        goes: else a node with one tablet too hot for any node would give all its cold ones away, for next to nothing.
+        """
+        over = self._excess(source)
+        tight = over * self.problem.weights > self.goal.stop
+        if not tight.any():
+            return np.ones(sizes.shape, dtype=np.bool_)
+        surplus = (over * self.problem.due[source])[tight]
+        relief = 1.0 - np.abs(surplus - loads[..., tight]) / surplus
+        worthy: Bools = relief.max(axis=-1) >= _RELIEF * sizes / max(float(self.bytes[source]), 1.0)
+        return worthy
 
     def _better_rests(self, source: int, score: float) -> bool:
         """Whether the node has a tablet that would help far more but rests: then it is worth the wait."""
@@ -140,6 +160,9 @@ class Refinement:
     def _best_swap(self, source: int) -> bool:
         """Exchanges a heavy tablet for a lighter one where no single move helps."""
         problem = self.problem
+        self.searches += 1
+        if self.searches > _SWAP_SEARCHES:
+            return False
         tightest = int((self._excess(source) * problem.weights).argmax())
         mine = self._heaviest(self.members[source], tightest)
         best: tuple[float, int, int, int] | None = None
@@ -169,11 +192,12 @@ class Refinement:
         fits = (
             (gain > np.maximum(worth, 1e-12)) & (size <= state.disk_room[target]) & (-size <= state.disk_room[source])
         )
+        both = problem.sizes[mine][:, None] + problem.sizes[theirs][None, :]
+        fits &= self._relieves(source, change, both)
         fits &= self._fits(mine, np.array([target]), disk=False) & self._fits(theirs, np.array([source]), disk=False).T
         if not fits.any():
             return None
-        both = problem.sizes[mine][:, None] + problem.sizes[theirs][None, :] + 2 * self.overhead
-        score = np.where(fits, gain / both, -np.inf)
+        score = np.where(fits, gain / (both + 2 * self.overhead), -np.inf)
         i, j = np.unravel_index(int(score.argmax()), score.shape)
         return float(score[i, j]), int(mine[i]), int(theirs[j])
 
@@ -202,6 +226,8 @@ class Refinement:
             self.spread.move(int(self.problem.tables[row]), source, target)
         self.members[source] = self.members[source][self.members[source] != row]
         self.members[target] = np.sort(np.append(self.members[target], row))
+        self.bytes[source] -= self.problem.sizes[row]
+        self.bytes[target] += self.problem.sizes[row]
         self.steps += 1
 
     def _excess(self, node: int) -> Floats:

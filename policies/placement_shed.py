@@ -77,7 +77,9 @@ def _take(problem: Problem, owner: Ints, rows: Ints, need: Floats, side: Floats)
 def _prefixes(owner: Ints, worth: Floats, loads: Floats, need: Floats) -> Bools:
     """Per node, the rows in order of worth before any need is met (the row that meets it included)."""
     order = np.argsort(-worth, kind="stable")
-    order = order[np.argsort(owner[order].astype(np.int32), kind="stable")]
+    # 16 bits are sorted by digits, in a fraction of the time.
+    narrow = np.int16 if len(need) < 1 << 15 else np.int64
+    order = order[np.argsort(owner[order].astype(narrow), kind="stable")]
     nodes = owner[order]
     before = np.cumsum(loads[order], axis=0) - loads[order]
     first = np.flatnonzero(np.r_[True, nodes[1:] != nodes[:-1]])

@@ -34,10 +34,11 @@ def relieve_disks(problem: Problem, state: State, able: Bools, options: BundleOp
         return np.zeros(0, dtype=np.int64)
     chosen = [np.zeros(0, dtype=np.int64)]
     for at, node in enumerate(problem.nodes):
-        capacity = node.disk_capacity
-        if capacity and state.disk_room[at] < 0 and node.condition in (NodeCondition.ACTIVE, NodeCondition.CLOSED):
-            surplus = capacity * (settings.close_at_disk_share - settings.reopen_at_disk_share) - state.disk_room[at]
-            chosen.append(_largest(problem, np.flatnonzero(able & (state.owner == at)), float(surplus)))
+        if node.disk_capacity and node.condition in (NodeCondition.ACTIVE, NodeCondition.CLOSED):
+            surplus = problem.disk_used[at] - node.disk_capacity * settings.reopen_at_disk_share
+            # What was begun is finished: a node closed for its disk gives until it can be opened again.
+            if state.disk_room[at] < 0 or (node.closed_by_daemon and surplus >= 0):
+                chosen.append(_largest(problem, np.flatnonzero(able & (state.owner == at)), float(surplus) + 1.0))
     return _place(problem, state, np.concatenate(chosen), options, spread)
 
 

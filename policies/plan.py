@@ -25,6 +25,7 @@ from policies.score import bound, score
 from policies.sizes import plan_sizes
 from policies.wording import reason_for
 
+HEAT = "heat-"  # how the codes of actions for heat begin
 GATHERING = "gathering"  # the code with which `sizes` says that tablets are brought together to be merged
 
 
@@ -102,9 +103,9 @@ def _admit(
         if urgent.intersection(action.tablets):
             record.reject(action, Left.TAKEN, "its node is being emptied, and that comes first")
             continue
-        failed = _failed_lately(action, problem.view, options)
-        if failed is not None:
-            record.reject(action, failed, MEANINGS[failed])
+        resting = _resting(action, problem.view, options)
+        if resting is not None:
+            record.reject(action, resting, MEANINGS[resting])
             continue
         code = admission.obstacle(action)
         if code is None:
@@ -116,11 +117,13 @@ def _admit(
     return actions, picker
 
 
-def _failed_lately(action: Action, view: BundleView, options: BundleOptions) -> Left | None:
-    """What failures of a tablet's last migrations forbid; a rest after a success does not keep a split back."""
+def _resting(action: Action, view: BundleView, options: BundleOptions) -> Left | None:
+    """What the last migrations of its tablets forbid. Sizes do not wait for a rest after a success, but heat does:
+    right after a migration the rates and samples still tell of the tablet as it was."""
+    forbidden = {Left.QUARANTINED, Left.BACKING_OFF} | ({Left.COOLING_DOWN} if action.code.startswith(HEAT) else set())
     for tablet in action.tablets:
         standing = history_standing(view, options, view.history.get(tablet, TabletHistory()))
-        if standing in (Left.QUARANTINED, Left.BACKING_OFF):
+        if standing in forbidden:
             return standing
     return None
 

@@ -92,10 +92,13 @@ class _Simulation:
 
     def _plan(self, now: float) -> None:
         options = self.scenario.options
-        view = self.world.view(now, options.heat, measured_bytes_per_second=self.scenario.rate)
-        minute = int(now // 60) % MINUTES_PER_DAY
-        if self.is_open is not None and not self.is_open(minute):
+        left = self._window_left(now)
+        if left == 0.0:
             options = restricted(options, balance=False, heat=False, closed_groups=frozenset())
+        # Urgent moves do not wait for a window, so a closed one must not hold them to its length either.
+        view = self.world.view(
+            now, options.heat, measured_bytes_per_second=self.scenario.rate, window_seconds_left=left or None
+        )
         plan = make_plan(view, options)
         for change in plan.node_changes:
             self._change_condition(now, change)
@@ -104,6 +107,15 @@ class _Simulation:
             self.story.started.append((now, action))
             self.story.lines.append((now, _line(action)))
         self._sample(now, view, plan)
+
+    def _window_left(self, now: float) -> float | None:
+        """Seconds until the schedule closes; 0 where it is closed, None where it never does."""
+        if self.is_open is None:
+            return None
+        minute = int(now // 60)
+        ahead = range(MINUTES_PER_DAY)
+        closed = next((step for step in ahead if not self.is_open((minute + step) % MINUTES_PER_DAY)), None)
+        return None if closed is None else closed * 60.0
 
     def _change_condition(self, now: float, change: NodeChange) -> None:
         node = self.world.nodes[change.node]

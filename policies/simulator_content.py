@@ -13,6 +13,7 @@ from policies.model import Floats, Ints
 
 POINTS = 2048
 STEP = 1000  # distance between a range table's keys
+HASH_STEP = (1 << 63) // POINTS
 _END = np.iinfo(np.int64).max
 _DAY = 86400.0
 
@@ -33,7 +34,7 @@ class Content:
     @property
     def gap(self) -> int:
         """How many keys a point stands for."""
-        return _END // POINTS if self.hash else STEP
+        return HASH_STEP if self.hash else STEP
 
     def weights(self, now: float) -> Floats:
         """Each point's part of the load at a moment; they add up to 1."""
@@ -77,7 +78,7 @@ class Content:
 def make_content(*, hashed: bool, total: float, load: str, data: str, seed: int) -> Content:
     """A table's points. `data`: `even`, or `load` for bytes that lie where the load is."""
     spaced = np.arange(POINTS, dtype=np.int64)
-    keys = spaced * (_END // POINTS) if hashed else spaced * STEP
+    keys = spaced * (HASH_STEP if hashed else STEP)
     content = Content(hashed, keys, np.full(POINTS, total / POINTS), load=load, ranks=shuffle(POINTS, seed))
     if data == "load":
         content.sizes = content.weights(0.0) * total

@@ -41,22 +41,34 @@ def table_bounds(view: BundleView, options: BundleOptions, table: TableView) -> 
     return size_bounds(options.balancer, options.table(table.name), total, len(view.nodes))
 
 
-def double(view: BundleView, options: BundleOptions, table: TableView) -> Proposals:
-    """Every vbucket of a hash table becomes two, whatever its size; all of them or none for want of numbers."""
-    scope = Scope(view, options, table, blocked_tablets(view), Cooling(view, options.heat), ordered=True)
-    if _whole_table(scope, ActionKind.SPLIT):
-        for row in range(table.first, table.last):
+def double(view: BundleView, options: BundleOptions, table: TableView, only: frozenset[int] | None = None) -> Proposals:
+    """Every vbucket of a hash table becomes two, whatever its size; all of them or none for want of numbers.
+
+    `only` names the tablets that are left of an order which has begun: then the others are not looked at.
+    """
+    scope = _ordered_scope(view, options, table)
+    if only is not None or _whole_table(scope, ActionKind.SPLIT):
+        for row in _rows_of(scope, only):
             _double_leaf(scope, row)
     return _proposals([scope])
 
 
-def halve(view: BundleView, options: BundleOptions, table: TableView) -> Proposals:
-    """Every two sibling vbuckets of a hash table become one, whatever their sizes."""
-    scope = Scope(view, options, table, blocked_tablets(view), Cooling(view, options.heat), ordered=True)
-    if _whole_table(scope, ActionKind.MERGE):
-        for row in range(table.first, table.last):
+def halve(view: BundleView, options: BundleOptions, table: TableView, only: frozenset[int] | None = None) -> Proposals:
+    """Every two sibling vbuckets of a hash table become one, whatever their sizes; `only` as in `double`."""
+    scope = _ordered_scope(view, options, table)
+    if only is not None or _whole_table(scope, ActionKind.MERGE):
+        for row in _rows_of(scope, only):
             _halve_leaf(scope, row)
     return _proposals([scope])
+
+
+def _ordered_scope(view: BundleView, options: BundleOptions, table: TableView) -> Scope:
+    return Scope(view, options, table, blocked_tablets(view), Cooling(view, options.heat), ordered=True)
+
+
+def _rows_of(scope: Scope, only: frozenset[int] | None) -> list[int]:
+    rows = range(scope.table.first, scope.table.last)
+    return [row for row in rows if only is None or scope.id(row) in only]
 
 
 def _plan_table(scope: Scope, metrics: Floats | None) -> None:

@@ -1,5 +1,7 @@
 """Why a tablet should move, in one sentence with its numbers. Called while the actions of a plan are written down."""
 
+import numpy as np
+
 from policies.figures import bytes_text, rate_text, share_text
 from policies.model import TabletColumns
 from policies.moves import Moves
@@ -81,11 +83,12 @@ def value_text(columns: TabletColumns, row: int, dimension: str) -> str:
 
 
 def _relief(moves: Moves, row: int) -> str:
-    """Where the source stands in its tightest dimension, where the target does, and what the tablet carries."""
+    """Where source and target stand in the dimension that this is about, and what the tablet carries."""
     problem, state = moves.problem, moves.before
     source, target = int(state.owner[row]), int(moves.after.owner[row])
-    dimension, over = tightest(problem, state, source)
-    there = float(excess(problem, state.held)[target, problem.dimensions.index(dimension)])
+    at = _relieved(problem, state, row)
+    dimension, levels = problem.dimensions[at], excess(problem, state.held)[:, at]
+    over, there = float(levels[source]), float(levels[target])
     at = int(problem.rows[row])
     carried = value_text(problem.view.tablets, at, dimension)
     cost = "" if dimension in ("bytes", "tablets") else f" for {bytes_text(float(problem.sizes[row]))} to copy"
@@ -95,9 +98,22 @@ def _relief(moves: Moves, row: int) -> str:
     )
 
 
+def _relieved(problem: Problem, state: State, row: int) -> int:
+    """The dimension of whose surplus on its node the tablet takes most: not always the one that is tightest."""
+    source = int(state.owner[row])
+    surplus = state.held[source] - problem.due[source]
+    part = 1.0 - np.abs(surplus - problem.loads[row]) / np.where(surplus > 0, surplus, 1.0)
+    return int(np.where(surplus > 0, part * problem.weights, -np.inf).argmax())
+
+
 def _disk_text(moves: Moves, source: str, options: BundleOptions) -> str:
     problem = moves.problem
     at = problem.index(source)
     used = float(problem.disk_used[at]) / (problem.nodes[at].disk_capacity or 1.0)
-    allowed = share_text(options.placement.close_at_disk_share)
-    return f"the disk of {source} is {share_text(used)} full, over the {allowed} allowed"
+    settings = options.placement
+    if used <= settings.close_at_disk_share:
+        limit = share_text(settings.reopen_at_disk_share)
+        return f"{source} was closed, and its disk is {share_text(used)} full, not yet below {limit}"
+    return (
+        f"the disk of {source} is {share_text(used)} full, over the {share_text(settings.close_at_disk_share)} allowed"
+    )

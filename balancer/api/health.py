@@ -43,6 +43,17 @@ def health(source: Source) -> APIRouter:
     @router.get("/metrics")
     def get_metrics() -> Response:
         """Prometheus metrics."""
+        _observe_directory(source)
         return Response(generate_latest(source.instruments.registry), media_type=CONTENT_TYPE_LATEST)
 
     return router
+
+
+def _observe_directory(source: Source) -> None:
+    """What is only true at the moment it is asked for."""
+    try:
+        follower = source.follower()
+    except BalancerError:
+        return  # it is not loaded yet: `/readyz` says so
+    source.instruments.directory_age.set(follower.age())
+    source.instruments.directory_version.set(follower.snapshot.version)

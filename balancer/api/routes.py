@@ -82,7 +82,7 @@ def add_reading(router: APIRouter, source: Source, notes: Notes) -> None:
 
     @router.get("/hot", response_model=list[shapes.TabletShape])
     def get_hot(bundle: Bundle = None, limit: FewLimit = 20) -> Any:
-        """The tablets with the most rows read and written per second."""
+        """The tablets with the greatest shares of their bundle's writes and reads."""
         return tablets.hottest(source, bundles.chosen(source, bundle), limit)
 
     @router.get("/plan", response_model=list[shapes.PlanShape])
@@ -100,10 +100,10 @@ def add_reading(router: APIRouter, source: Source, notes: Notes) -> None:
         bundle: str,
         table: str,
         dimension: Annotated[str, Query(pattern=f"^({'|'.join(LAYERS)})$")] = LAYERS[0],
-        since: Annotated[float, Query(description="seconds since 1970", allow_inf_nan=False)] = 0.0,
+        rows: Annotated[int, Query(ge=1, le=360, description="most moments; neighbours are joined")] = 120,
     ) -> Response:
         """The key space of a table over the last hour, aggregated to at most 512 columns."""
-        return answer(heat.heat(source, bundle, table, dimension, since))
+        return answer(heat.heat(source, bundle, table, dimension, rows))
 
 
 def add_records(router: APIRouter, source: Source, notes: Notes) -> None:

@@ -1,8 +1,8 @@
-"""Key samples from coordinators in other languages, left as notes for the poll that feeds hot-range splitting.
+"""Key samples from coordinators in other languages, left as notes for the tick that splits hot ranges.
 
-A note is `{"at": …, "table": id, "keys": [hex…], "weights": […], "writes": […]}` under the topic `samples`, its name
-`<reporter>.<table id>`: a newer report of the same reporter replaces his last, so they stay bounded. Keys are those of
-`policies.model.KeySamples`: encoded keys for range tables, positions of 8 bytes for hash tables.
+The note is that of the client library (`balancer.client.samples`): {"at": …, "seconds": …, "tables": {table id:
+[[position in hexadecimal, weight, whether it was a write], …]}} under the topic `samples`. Its name is
+`<reporter>.<table id>`: a newer report of the same reporter replaces his last one, so notes stay bounded.
 """
 
 from typing import Any, Final
@@ -13,22 +13,21 @@ from balancer.directory.contract import Directory
 from balancer.directory.snapshot import Snapshot
 
 TOPIC: Final = "samples"
+LONGEST_KEY: Final = 128
+"""Bytes; a longer key is cut, which moves it by less than any split would care about."""
 
 
 def publish(directory: Directory, snapshot: Snapshot, request: SampleRequest, at: float) -> int:
     """Leaves the samples for the leader; returns how many."""
     table = snapshot.table(request.table)
-    positions = [position_of(table, list(map(str, sample.key))) for sample in request.samples]
-    document: dict[str, Any] = {
-        "at": at,
-        "table": table.id,
-        "keys": [_hex(position) for position in positions],
-        "weights": [sample.weight for sample in request.samples],
-        "writes": [sample.write for sample in request.samples],
-    }
-    directory.publish(TOPIC, f"{request.reporter}.{table.id}", document)
-    return len(positions)
+    samples = [
+        [_hexadecimal(position_of(table, list(map(str, sample.key)))), sample.weight, sample.write]
+        for sample in request.samples
+    ]
+    note: dict[str, Any] = {"at": at, "seconds": request.seconds, "tables": {str(table.id): samples}}
+    directory.publish(TOPIC, f"{request.reporter}.{table.id}", note)
+    return len(samples)
 
 
-def _hex(position: int | bytes) -> str:
-    return position.hex() if isinstance(position, bytes) else position.to_bytes(8, "big").hex()
+def _hexadecimal(position: int | bytes) -> str:
+    return f"{position:016x}" if isinstance(position, int) else position[:LONGEST_KEY].hex()

@@ -321,6 +321,7 @@ class SampleRequest(BaseModel):
     reporter: str = Field(
         pattern=r"^[A-Za-z0-9._-]{1,64}$", description="who reports; a newer report replaces his last"
     )
+    seconds: float = Field(10.0, gt=0, allow_inf_nan=False, description="how long they were collected")
     samples: list[Sample] = Field(min_length=1, max_length=1000)
 
 

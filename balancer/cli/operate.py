@@ -147,12 +147,12 @@ def resume(
 
 
 def cancel(
-    migration: str,
+    migration: Annotated[str, typer.Argument(help="the id of a migration, or of an order")],
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Gives up a migration before its commit; the source keeps the tablet."""
+    """Gives up a migration before its commit, and the source keeps the tablet; or the rest of an order."""
     _give("cancel", {"migration": migration}, directory, config, output)
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 Row = Mapping[str, Any]
 
@@ -41,16 +42,21 @@ def show_rows(rows: Sequence[Row], columns: Sequence[str], output: Output, empty
     elif not rows:
         say(empty)
     elif console.is_terminal:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in columns:
-            table.add_column(name.replace("_", " "))
-        for row in rows:
-            table.add_row(*(_text(row.get(name)) for name in columns))
-        console.print(table)
+        console.print(table_of(rows, columns))
     else:
         say("\t".join(columns))
         for row in rows:
             say("\t".join(_text(row.get(name)) for name in columns))
+
+
+def table_of(rows: Sequence[Row], columns: Sequence[str]) -> Table:
+    """Records as a table for a terminal. Texts are shown as they are: brackets in them are no markup."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name.replace("_", " "))
+    for row in rows:
+        table.add_row(*(Text(_text(row.get(name))) for name in columns))
+    return table
 
 
 def say(text: str) -> None:
@@ -67,5 +73,5 @@ def _text(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
-        return f"{value:.3g}"
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return str(value)

@@ -1,4 +1,4 @@
-"""`balancer table create|adopt`."""
+"""`balancer table create|adopt|double|halve`."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,6 +9,7 @@ import typer
 
 from balancer.cli.output import Output, OutputOption, say, show_json, show_rows
 from balancer.cli.places import ConfigOption, open_configured, operator
+from balancer.cli.vbuckets import double, halve
 from balancer.errors import UserError
 from balancer.nodes.bounds import show_part
 from balancer.nodes.connection import Connection, connect
@@ -20,7 +21,9 @@ from balancer.tables.coverage import in_key_order
 from balancer.tables.create import create
 from balancer.tables.survey import Found
 
-app = typer.Typer(help="Make tables, or take over existing ones.", no_args_is_help=True)
+app = typer.Typer(help="Make tables, or take over existing ones; double or halve their vbuckets.", no_args_is_help=True)
+app.command("double")(double)
+app.command("halve")(halve)
 
 BundleArgument = Annotated[str, typer.Argument(help="the bundle")]
 TableArgument = Annotated[str, typer.Argument(help="the table, as the bundle's file names it")]

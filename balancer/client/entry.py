@@ -16,11 +16,12 @@ from psycopg.pq import TransactionStatus
 from balancer.client.failures import Failure, classify, classify_entry
 from balancer.client.locate import Location
 from balancer.client.pools import Loan
-from balancer.errors import OutcomeUnknown, Unavailable, UserError
+from balancer.errors import OutcomeUnknown, Refused, Unavailable, UserError
 
 FIRST_PAUSE = 0.005
 LONGEST_PAUSE = 0.1
 """Seconds between two looks at a tablet that is moving: a switch takes some tens of milliseconds."""
+_NOT_PREPARED = ("3F000", "42883")  # no schema, no function
 LONGEST_BORROW = 1.0
 """Seconds to wait for a connection before asking the directory again: the node may be replaced meanwhile."""
 
@@ -113,6 +114,8 @@ def enter(find: Callable[[], tuple[int, Location]], wish: Wish, monotonic: Calla
             if loan is not None:
                 yield from _put_away(loan)
             failure = classify_entry(error)
+            if error.sqlstate in _NOT_PREPARED:
+                raise Refused(f"node {location.node} lacks our schema, or has an older one than ours") from error
             if failure is Failure.OTHER:
                 raise
             # What a node has said tells more than that the last try had no time left.

@@ -51,6 +51,21 @@ class PageMap:
         return made
 
 
+class Memory(dict[AnyKey, Location]):
+    """Answers given so far; a key that is not there is located. Equal keys have equal places, whatever their types."""
+
+    def __init__(self, locate: Locator) -> None:
+        super().__init__()
+        self._locate = locate
+
+    def __missing__(self, key: AnyKey) -> Location:
+        found = self._locate(key)
+        if len(self) >= MOST_REMEMBERED:
+            self.clear()
+        self[key] = found
+        return found
+
+
 class TableMap:
     """One table at one version."""
 
@@ -60,17 +75,7 @@ class TableMap:
         known = dict(zip(former.index.numbers, former.pages, strict=True)) if former else {}
         self.pages: list[PageMap] = [_kept(known.get(number), snapshot.pages[number]) for number in self.index.numbers]
         self.locate: Locator = self._chosen()
-        self.memory: dict[AnyKey, Location] = {}
-        """Answers given so far. Equal keys have equal places, whatever their types."""
-
-    def remembered(self, key: AnyKey) -> Location:
-        """`locate`, and remembers the answer."""
-        found = self.locate(key)
-        if not isinstance(key, list):
-            if len(self.memory) >= MOST_REMEMBERED:
-                self.memory.clear()
-            self.memory[key] = found
-        return found
+        self.memory = Memory(self.locate)
 
     def describes(self, snapshot: Snapshot) -> bool:
         """Whether the table is in this snapshot what it is here: a commit elsewhere leaves its pages alone.
@@ -168,7 +173,7 @@ def _kept(former: PageMap | None, page: Page) -> PageMap:
 
 
 class Maps:
-    """The tables of one snapshot, each made when it is first asked for; `follow` makes the next snapshot's."""
+    """The tables of one snapshot, each made when it is first asked for; the next snapshot's take over what they can."""
 
     def __init__(self, snapshot: Snapshot, former: "Maps | None" = None) -> None:
         self.snapshot = snapshot
@@ -176,8 +181,7 @@ class Maps:
         self.tables: dict[str, TableMap] = {
             name: known for name, known in self._former.items() if known.describes(snapshot)
         }
-
-        self.memories = {name: known.memory for name, known in self.tables.items()}
+        self.memories = Memories(self)
 
     def table(self, name: str) -> TableMap:
         """The map of a table; `UserError` where there is none of that name."""
@@ -188,5 +192,16 @@ class Maps:
         former = self._former.get(name)
         same = former is not None and former.table.id == record.id
         made = self.tables[name] = TableMap(self.snapshot, record, former if same else None)
-        self.memories[name] = made.memory
         return made
+
+
+class Memories(dict[str, Memory]):
+    """The memories of the tables by name: `memories[table][key]` is the whole of a lookup."""
+
+    def __init__(self, maps: Maps) -> None:
+        super().__init__()
+        self._maps = maps
+
+    def __missing__(self, name: str) -> Memory:
+        found = self[name] = self._maps.table(name).memory
+        return found

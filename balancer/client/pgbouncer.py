@@ -9,7 +9,8 @@ start: what a predecessor left paused is let go.
 import os
 import re
 import select
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,7 +22,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import ExecStatus
 
 from balancer.clock import SystemClock
-from balancer.directory.model import Tablet
+from balancer.directory.model import Migration, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Unavailable, UserError
 
@@ -128,7 +129,7 @@ def write_file(file: Path, text: str) -> None:
 
 
 class Bouncer:
-    """One PgBouncer: its admin console, and the file it includes."""
+    """One PgBouncer: its admin console, and the file it includes. May be used from several threads."""
 
     def __init__(self, admin: str, file: Path, per: Per = Per.TABLET, options: str = "") -> None:
         """`admin` is the DSN of its console (`dbname=pgbouncer`); its user must be in `admin_users`."""
@@ -136,58 +137,85 @@ class Bouncer:
         self._file = file
         self._per = per
         self._options = options
+        self._lock = threading.RLock()
+        self._held: set[str] = set()
 
     def sync(self, snapshot: Snapshot) -> Sync:
         """Makes the file say what the directory says. Aliases that lead elsewhere are paused while they change."""
         wanted = aliases(snapshot, self._per, self._options)
-        known = read_targets(self._file)
-        changed = tuple(sorted(name for name in wanted.keys() | known.keys() if wanted.get(name) != known.get(name)))
-        if changed:
-            with self.paused([name for name in changed if name in wanted and name in known]):
-                self._rewrite(wanted)
-        return Sync(len(wanted), changed)
+        with self._lock:
+            known = read_targets(self._file)
+            changed = sorted(name for name in wanted.keys() | known.keys() if wanted.get(name) != known.get(name))
+            if changed:
+                with self._paused([name for name in changed if name in wanted and name in known]):
+                    self._rewrite(wanted)
+        return Sync(len(wanted), tuple(changed))
 
-    def names(self, snapshot: Snapshot, tablets: Iterable[int]) -> list[str]:
-        """The aliases under which these tablets are used now."""
-        found = [snapshot.find_tablet(number) for number in tablets]
+    def names(self, snapshot: Snapshot, migration: Migration) -> list[str]:
+        """The aliases whose clients a move concerns: the tablets', or those of the nodes they are on."""
         if self._per is Per.NODE:
-            return sorted({tablet.node for tablet in found if tablet is not None})
+            return [alias_name(migration.source_node)]
+        found = [snapshot.find_tablet(number) for number in migration.sources]
         return [tablet_alias(snapshot, tablet) for tablet in found if tablet is not None]
 
-    @contextmanager
-    def paused(self, names: Sequence[str], patience: float = PAUSE_PATIENCE) -> Iterator[None]:
-        """Holds these aliases' clients back: their transactions end first, new ones wait until the block has ended."""
-        try:
-            self.pause(names, patience)
-            yield
-        finally:
-            self.resume(names)
+    def hold(self, names: Sequence[str], patience: float = PAUSE_PATIENCE) -> None:
+        """Holds these aliases' clients back until `release`: transactions end first, new ones wait.
 
-    def pause(self, names: Sequence[str], patience: float = PAUSE_PATIENCE) -> None:
-        """PAUSE, each in turn. `Unavailable` where transactions do not end in time; `resume` is the caller's duty."""
-        if not names:
-            return
-        with self._console() as console:
-            already = set(_paused(console))
-            for name in names:
-                if name not in already:
-                    _execute(console, f"PAUSE {_identifier(name)}", patience)
+        `Unavailable` where transactions do not end in time: then nobody is held back.
+        """
+        with self._lock:
+            try:
+                self._pause(names, patience)
+            except BaseException:
+                self._resume(set(names) - self._held)
+                raise
+            self._held.update(names)
 
-    def resume(self, names: Sequence[str]) -> None:
-        """RESUME of those that are paused; one that is not, or is unknown, is passed over."""
-        if names:
-            self._resume(set(names))
+    def release(self, names: Sequence[str]) -> None:
+        """Lets them on. Names that are not held are passed over."""
+        with self._lock:
+            let_on = self._held.intersection(names)
+            self._resume(let_on)
+            self._held -= let_on
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The aliases whose clients are held back by us now."""
+        return frozenset(self._held)
 
     def resume_all(self) -> list[str]:
-        """Lets go of everything that is paused, whoever paused it; returns the aliases. For recovery."""
-        return self._resume(None)
-
-    def _resume(self, names: set[str] | None) -> list[str]:
-        with self._console() as console:
-            paused = [name for name in _paused(console) if names is None or name in names]
+        """Lets go of every alias of ours that is paused, whoever paused it; returns them. For recovery."""
+        with self._lock, self._console() as console:
+            self._held.clear()
+            ours = read_targets(self._file)
+            paused = [name for name in _paused(console) if name in ours]
             for name in paused:
                 _execute(console, f"RESUME {_identifier(name)}", PAUSE_PATIENCE)
         return paused
+
+    @contextmanager
+    def _paused(self, names: Sequence[str]) -> Iterator[None]:
+        """For a moment; those that are held stay so."""
+        passing = set(names) - self._held
+        try:
+            self._pause(sorted(passing), PAUSE_PATIENCE)
+            yield
+        finally:
+            self._resume(passing)
+
+    def _pause(self, names: Sequence[str], patience: float) -> None:
+        if names:
+            with self._console() as console:
+                already = set(_paused(console))
+                for name in names:
+                    if name not in already:
+                        _execute(console, f"PAUSE {_identifier(name)}", patience)
+
+    def _resume(self, names: set[str]) -> None:
+        if names:
+            with self._console() as console:
+                for name in names.intersection(_paused(console)):
+                    _execute(console, f"RESUME {_identifier(name)}", PAUSE_PATIENCE)
 
     def _rewrite(self, targets: Mapping[str, str]) -> None:
         write_file(self._file, render(targets))
@@ -206,11 +234,11 @@ class Bouncer:
         try:
             console = psycopg.connect(self._admin, autocommit=True, connect_timeout=5)
         except psycopg.Error as error:
-            raise Unavailable(f"PgBouncer's console cannot be reached: {str(error).strip()}") from None
+            raise Unavailable(f"PgBouncer's console cannot be reached: {_one_line(error)}") from None
         try:
             yield console
         except psycopg.Error as error:
-            raise Unavailable(f"PgBouncer's console refused: {str(error).strip()}") from error
+            raise Unavailable(f"PgBouncer's console refused: {_one_line(error)}") from error
         finally:
             console.close()
 
@@ -229,6 +257,10 @@ def _execute(console: psycopg.Connection[Any], statement: str, patience: float) 
     while (result := link.get_result()) is not None:
         if result.status == ExecStatus.FATAL_ERROR:
             raise Unavailable(f"PgBouncer refused {statement}: {result.get_error_message()}")
+
+
+def _one_line(error: psycopg.Error) -> str:
+    return " ".join(str(error).split())
 
 
 def _identifier(name: str) -> str:

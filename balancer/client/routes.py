@@ -4,7 +4,7 @@
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from balancer.client.locate import AnyKey, Location
@@ -51,16 +51,12 @@ class Routes:
         """The newest snapshot known."""
         return self._follower.snapshot
 
-    def age(self) -> float:
-        """Seconds since the snapshot was last known to be the newest."""
-        return self._follower.age()
-
     def locate(self, table: str, key: AnyKey) -> Location:
         """The owner of a key; the newest snapshot is heeded some moments after it became known."""
         try:
             return self._memories[table][key]
-        except (KeyError, TypeError):  # not asked for before; a list has no hash
-            return self._newest().table(table).remembered(key)
+        except TypeError:  # a list has no hash
+            return self._newest().table(table).locate(key)
 
     def finder(self, table: str, key: AnyKey) -> Callable[[], tuple[int, Location]]:
         """For `entry.enter`: the version first, so that a change in between is waited for in vain at worst."""
@@ -94,10 +90,6 @@ class Routes:
     def wait(self, version: int, timeout: float) -> None:
         """Waits for a snapshot newer than this version, at most so many seconds."""
         self._follower.wait(version, timeout)
-
-    def nodes(self) -> Sequence[str]:
-        """The ids of all nodes."""
-        return list(self.snapshot.nodes)
 
     def close(self) -> None:
         """Stops following. Idempotent."""

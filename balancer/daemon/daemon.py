@@ -5,20 +5,21 @@ Every bundle ticks on its own: an error of one is its state, and never another's
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import structlog
 
-from balancer import __version__
 from balancer.api.source import LeaderView
 from balancer.clock import Clock
 from balancer.daemon.beginner import Beginner
+from balancer.daemon.bouncing import bouncing_of
 from balancer.daemon.enrol import enrol
+from balancer.daemon.forwarding import ForwardingWatch
 from balancer.daemon.housekeeping import Housekeeping
 from balancer.daemon.leader import LeaderLoop
 from balancer.daemon.leading import Leading
-from balancer.daemon.measured import MeasuredDirectory
+from balancer.daemon.leftovers import LOOK_SECONDS, LeftoverWatch
 from balancer.daemon.notify import Notifier
 from balancer.daemon.pool import MigrationPool
 from balancer.daemon.reload import ConfigurationWatch
@@ -32,6 +33,7 @@ from balancer.errors import BalancerError, Unavailable
 from balancer.instruments import Instruments
 from balancer.migration.observer import Observer
 from balancer.nodes.connection import Address
+from balancer.planner.metered import MeteredDirectory
 from balancer.planner.node_samples import NodeSampler
 from balancer.planner.recorder import Recorder
 from balancer.planner.report import Reporter
@@ -42,7 +44,8 @@ from balancer.settings import MigrationSettings, Settings
 log = structlog.get_logger()
 
 POOL_PATIENCE = 10.0
-HOUSEKEEPING = "housekeeping of the leader"  # a space keeps it apart from the names of bundles
+HOUSEKEEPING = "housekeeping of the leader"  # a space keeps these names apart from those of bundles
+LEFTOVERS = "leftovers of {}"
 HOUSEKEEPING_SECONDS = 60.0
 COMMAND_SECONDS = 0.5
 
@@ -54,7 +57,7 @@ class Daemon:
         self._clock = clock
         self._watch = ConfigurationWatch(settings)
         self._instruments = Instruments()
-        self._recorder = Recorder()
+        self._recorder = Recorder(settings.daemon.tick)
         self._notifier = Notifier(clock)
         self._ticker = Ticker(clock)
         self._directory: Directory | None = None
@@ -64,9 +67,17 @@ class Daemon:
         self._housekeeping: Housekeeping | None = None
         self._enrol_again = False
         self._reporter = Reporter(self._instruments)
-        self._observer = MigrationWatch(self._reporter, observer)
+        self._bouncing = bouncing_of(settings.daemon.pgbouncer, lambda: self.directory().snapshot(), observer)
+        self._forwarding = ForwardingWatch(
+            lambda bundle: self.settings().bundle(bundle).forwarding,
+            lambda: self.directory().snapshot(),
+            self.address,
+            self._bouncing or observer,
+        )
+        self._observer = MigrationWatch(self._reporter, self._forwarding)
         self._sampler = NodeSampler(self.address, lambda: self.follower().snapshot, clock)
         self._ticks = Ticks(self, self._reporter, self._sampler, clock)
+        self._leftovers = LeftoverWatch(lambda: self.follower().snapshot, self.address, self._reporter)
         self._stopping = threading.Event()
         self._commands = threading.Thread(target=self._watch_commands, name="commands", daemon=True)
         self._last_step = clock.monotonic()
@@ -92,11 +103,8 @@ class Daemon:
     def start(self) -> None:
         """Opens the directory, stands for election and begins to tick."""
         settings = self.settings()
-        self._directory = MeasuredDirectory(
-            open_configured(settings.daemon, self._clock), self._instruments, self._clock
-        )
-        self._instruments.info.labels(__version__).set(1)
-        self._instruments.configuration_bad.set(0)
+        opened = open_configured(settings.daemon, self._clock)
+        self._directory = MeteredDirectory(opened, self._instruments, self._clock)
         self._instruments.configuration_at.set(self._clock.now().timestamp())
         self._follower = self._directory.follow()
         self._elector = LeaderLoop(self._directory, settings.daemon.instance, self._elected, self._deposed)
@@ -204,15 +212,26 @@ class Daemon:
         """Lets a bundle tick at once."""
         self._ticker.run_soon(bundle)
 
+    def _replan(self, bundle: str) -> None:
+        self._ticks.ask(bundle)
+        self.run_soon(bundle)
+
     def _set_jobs(self) -> None:
         settings = self.settings()
-        jobs = {name: (settings.daemon.tick, partial(self._ticks.run, name)) for name in settings.bundles}
-        self._ticker.set({**jobs, HOUSEKEEPING: (HOUSEKEEPING_SECONDS, self._keep_house)})
+        jobs: dict[str, tuple[float, Callable[[], None]]] = {HOUSEKEEPING: (HOUSEKEEPING_SECONDS, self._keep_house)}
+        for name in settings.bundles:
+            jobs[name] = settings.daemon.tick, partial(self._ticks.run, name)
+            jobs[LEFTOVERS.format(name)] = LOOK_SECONDS, partial(self._look_for_leftovers, name)
+        self._ticker.set(jobs)
 
     def _keep_house(self) -> None:
         keeper = self._housekeeping
         if keeper is not None and self.leading is not None:
             keeper.run()
+
+    def _look_for_leftovers(self, bundle: str) -> None:
+        if self.leading is not None:
+            self._leftovers.look(bundle, self.settings().bundle(bundle).nodes)
 
     def _enrol(self) -> None:
         """What the configuration says of bundles and nodes goes into the directory, sooner or later."""
@@ -244,25 +263,24 @@ class Daemon:
             leadership,
             pool=pool,
             beginner=Beginner(directory, leadership, self._sampler.split_keys, self._clock),
-            reporter=self._reporter,
             settings=self.settings,
-            replan=self.run_soon,
-            clock=self._clock,
-        )
-        self._housekeeping = Housekeeping(
-            directory,
-            leadership,
-            settings=self.settings,
-            addresses=self.address,
+            replan=self._replan,
             reporter=self._reporter,
             clock=self._clock,
         )
+        self._housekeeping = Housekeeping(directory, leadership, self.settings, self._clock)
+        if self._bouncing is not None:
+            self._bouncing.recover()
+        for bundle in self.settings().bundles:
+            self._forwarding.follow(bundle)
         taken_over = pool.recover()
         self._leading = leading
         log.info("leading", epoch=leadership.epoch, migrations_taken_over=taken_over)
         leading.answer_commands(directory.snapshot())
-        for job in (*self.settings().bundles, HOUSEKEEPING):
-            self.run_soon(job)
+        for bundle in self.settings().bundles:
+            self.run_soon(bundle)
+            self.run_soon(LEFTOVERS.format(bundle))
+        self.run_soon(HOUSEKEEPING)
 
     def _deposed(self) -> None:
         leading, self._leading, self._housekeeping = self._leading, None, None

@@ -1,11 +1,10 @@
-"""What the leader does now and then: forgets old records, keeps the nodes' list, looks for leftovers of migrations.
+"""What the leader does now and then: forgets old records and keeps the list of nodes.
 
 A daemon that runs for months would otherwise fill the directory with finished migrations and answered commands. What
 the policies and the planner still read (failures, cool-downs, follow-ups) is far younger than what is forgotten here;
 the history of commits is kept by the directory itself.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -27,11 +26,8 @@ from balancer.directory.model import (
 )
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
-from balancer.migration.doctor import leftovers
-from balancer.migration.links import Addresses
 from balancer.migration.progress import TOPIC as PROGRESS
 from balancer.planner.memory import HEAT
-from balancer.planner.report import Reporter
 from balancer.settings import Settings
 
 log = structlog.get_logger()
@@ -48,22 +44,17 @@ class Housekeeping:
         self,
         directory: Directory,
         leadership: Leadership,
-        *,
         settings: Callable[[], Settings],
-        addresses: Addresses,
-        reporter: Reporter,
         clock: Clock,
     ) -> None:
         self._directory = directory
         self._leadership = leadership
         self._settings = settings
-        self._addresses = addresses
-        self._reporter = reporter
         self._clock = clock
 
     def run(self) -> None:
         """Everything once."""
-        for part in (self.enrol, self.forget, self.forget_notes, self.look_for_leftovers):
+        for part in (self.enrol, self.forget, self.forget_notes):
             try:
                 part()
             except BalancerError as error:
@@ -91,18 +82,6 @@ class Housekeeping:
             if record is None or record.finished:
                 self._directory.unpublish(PROGRESS, name)
 
-    def look_for_leftovers(self) -> None:
-        """Counts what migrations have left on the nodes; nodes that are out of reach are left out."""
-        found = leftovers(self._directory, self._addresses)
-        nodes = self._directory.snapshot().nodes
-        counts = Counter({node: len(objects) for node, objects in found.items()})
-        for bundle in self._settings().bundles:
-            mine = [node.id for node in nodes.values() if node.bundle == bundle and node.id in found]
-            self._reporter.leftovers(bundle, {node: counts[node] for node in mine})
-        for node, objects in found.items():
-            if objects:
-                log.warning("leftovers of migrations; `balancer doctor` shows them", node=node, count=len(objects))
-
 
 def _needed(snapshot: Snapshot, record: Migration) -> bool:
     """Whether it made tablets for heat that still exist: once they have cooled, they may be joined again."""
@@ -119,7 +98,7 @@ def forgettable(snapshot: Snapshot, now: float) -> Iterator[Change]:
     answered = [command for command in snapshot.commands.values() if command.state in states]
     for command in sorted(answered, key=lambda command: command.created)[: max(0, len(answered) - KEPT_COMMANDS)]:
         yield Remove(Kind.COMMAND, command.id)
-    temporary: list[Pin | Pause] = [*snapshot.pins.values(), *snapshot.pauses.values()]
-    for ended in temporary:
+    steering: list[Pin | Pause] = [*snapshot.pins.values(), *snapshot.pauses.values()]
+    for ended in steering:
         if ended.until is not None and ended.until <= now:
             yield Remove(ended.kind, ended.key)

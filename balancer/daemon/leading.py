@@ -26,7 +26,7 @@ from balancer.directory.model import (
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Unavailable
 from balancer.migration.begin import Also, nothing_else
-from balancer.planner import plans
+from balancer.planner import orders, plans
 from balancer.planner.commands import Outcome, carry_out, refused
 from balancer.planner.report import Reporter
 from balancer.settings import BundleSettings, Settings
@@ -47,18 +47,18 @@ class Leading:
         *,
         pool: MigrationPool,
         beginner: Beginner,
-        reporter: Reporter,
         settings: Callable[[], Settings],
         replan: Callable[[str], None],
+        reporter: Reporter,
         clock: Clock,
     ) -> None:
         self.leadership = leadership
         self.pool = pool
         self._directory = directory
         self._beginner = beginner
-        self._reporter = reporter
         self._settings = settings
         self._replan = replan
+        self._reporter = reporter
         self._clock = clock
         self._lock = threading.Lock()  # commands come from the watcher and, at election, from the loop
 
@@ -86,10 +86,10 @@ class Leading:
         )
         log.info("node changed", node=node.id, state=state, reason=change.reason)
 
-    def propose(self, plan: PlanResult, view: BundleView, bundle: BundleSettings) -> str:
-        """Records a plan, if it is a new one; returns the id of the one that stands, empty: there is none."""
+    def propose(self, plan: PlanResult, view: BundleView, bundle: BundleSettings, *, asked: bool = False) -> str:
+        """Records a plan that is new or was asked for; returns the id of the one that stands, empty: there is none."""
         snapshot = self._directory.snapshot()
-        plan_id, changes = plans.propose(snapshot, plan, view, bundle.options, bundle.mode)
+        plan_id, changes = plans.propose(snapshot, plan, view, bundle.options, bundle.mode, asked=asked)
         if changes and not self._record(changes, snapshot, f"plan of bundle {bundle.name}"):
             return ""
         return plan_id
@@ -103,6 +103,15 @@ class Leading:
                 return
             if self._record((plans.settle(found, handled, failures),), snapshot, f"plan {plan} carried out"):
                 return
+
+    def settle_orders(self, bundle: str, dues: Sequence[orders.Due], view: BundleView) -> None:
+        """Records which of the operators' orders have come to their end, and forgets old ones."""
+        snapshot = self._directory.snapshot()
+        # One that was withdrawn since the tick has looked at it stays so.
+        standing = [one for one in dues if snapshot.plans.get(one.order.id) == one.order]
+        changes: tuple[Change, ...] = (*orders.settled(standing, view), *plans.forgotten_orders(snapshot, bundle))
+        if changes:
+            self._record(changes, snapshot, f"orders of bundle {bundle}")
 
     def park(self, bundle: str, overrunning: frozenset[str]) -> None:
         """Holds these migrations of a bundle at a safe point, and lets go on those it held before."""
@@ -132,7 +141,7 @@ class Leading:
 
     def _answered(self, command: Command, outcome: Outcome) -> None:
         log.info("command", verb=command.verb, author=command.author, state=command.state, result=command.result)
-        self._reporter.answered(command.verb, command.state)
+        self._reporter.commanded(command.verb, command.state)
         if outcome.replan and command.state is CommandState.DONE:
             self._replan(outcome.replan)
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import structlog
@@ -12,21 +12,19 @@ from balancer.daemon.leading import Leading
 from balancer.directory.contract import Directory, Follower
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
-from balancer.planner import plans
+from balancer.planner import orders, plans
 from balancer.planner.node_samples import NodeSampler
 from balancer.planner.recorder import Recorder
 from balancer.planner.report import Reporter
 from balancer.planner.samples import Samples
 from balancer.planner.state import BundleState
-from balancer.planner.summary import summary
+from balancer.planner.summary import STATUS_TOPIC, summary
 from balancer.planner.tick import BundleTick, Occasion, failed_tick
 from balancer.polling.addresses import addresses_of, cluster_name
 from balancer.polling.poller import Poller
 from balancer.settings import BundleSettings, Mode, Settings
 
 log = structlog.get_logger()
-
-STATUS_TOPIC = "status"
 
 
 class Surroundings(Protocol):
@@ -66,6 +64,7 @@ class Ticks:
         self._bundles: dict[str, _Bundle] = {}
         self._states: dict[str, BundleState] = {}
         self._leader: str | None = None
+        self._asked: set[str] = set()
 
     def states(self) -> Mapping[str, BundleState]:
         """The newest state of each bundle."""
@@ -75,6 +74,11 @@ class Ticks:
     def known_leader(self) -> str | None:
         """Who leads, as the last tick heard."""
         return self._leader
+
+    def ask(self, bundle: str) -> None:
+        """Lets the next plan of a bundle be recorded with its inputs, whatever it proposes."""
+        with self._lock:
+            self._asked.add(bundle)
 
     def run(self, name: str) -> None:
         """One tick of one bundle; whatever goes wrong with it becomes its state."""
@@ -129,8 +133,9 @@ class Ticks:
             self._leader = self._around.directory().leader()
         except BalancerError:
             self._leader = None
-        asked = bundle.mode is Mode.APPROVE
-        approved = plans.in_state(snapshot, bundle.name, plans.APPROVED) if asked else None
+        bundle = replace(bundle, options=orders.respected(bundle.options, snapshot, bundle.name))
+        by_operator = bundle.mode is Mode.APPROVE
+        approved = plans.in_state(snapshot, bundle.name, plans.APPROVED) if by_operator else None
         standing = approved or plans.in_state(snapshot, bundle.name, plans.PROPOSED)
         return Occasion(
             bundle=bundle,
@@ -141,7 +146,16 @@ class Ticks:
             starter=self._around.leading,
             approved=plans.actions_of(approved) if approved else (),
             plan=standing.id if standing else "",
+            asked=self._taken(bundle.name),
+            orders=tuple(orders.open_orders(snapshot, bundle.name)),
         )
+
+    def _taken(self, bundle: str) -> bool:
+        """Whether the bundle's next plan was asked for: this tick answers it."""
+        with self._lock:
+            asked = bundle in self._asked
+            self._asked.discard(bundle)
+            return asked
 
     def _keep(self, snapshot: Snapshot, state: BundleState) -> None:
         with self._lock:

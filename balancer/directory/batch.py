@@ -4,13 +4,23 @@
 before it and on the leader's epoch, and adds nothing of its own.
 """
 
+import struct
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from balancer.directory import delta, invariants
-from balancer.directory.codec import StoredEntry, pack, pack_entry, to_document, unpack
+from balancer.directory.codec import (
+    FORMAT,
+    StoredEntry,
+    check_format,
+    damaged,
+    pack,
+    pack_entry,
+    to_document,
+    unpack,
+)
 from balancer.directory.model import Kind, LogEntry, Put, Record, Tablet, Transaction
 from balancer.directory.page_codec import pack_page
 from balancer.directory.pages import Page, end_of, page_of, start_of
@@ -26,6 +36,8 @@ MAX_REQUEST = 512 * 1024
 """Bytes of one request. ZooKeeper drops the connection at 1,048,575, which looks like an unknown outcome; half of it
 leaves room. The same for every backend: what works on one machine works in production."""
 
+_NEWS = 2048  # bytes of a log entry that the root repeats at most
+_ROOT = struct.Struct("<BI")  # format, bytes of the document; the news follow it
 _OPERATION_OVERHEAD = 128  # bytes of path and header for each part of a request
 _TRIM_AT_ONCE = 4
 
@@ -42,9 +54,11 @@ class Root:
     transaction: str
     epoch: int = 0  # of the leader, from where the backend keeps it; not part of the document
     importing: bool = False
+    news: bytes = b""
+    """The newest log entry once more, where it is small: whoever is one version behind needs no second read."""
 
     def pack(self) -> bytes:
-        return pack(
+        document = pack(
             {
                 "version": self.version,
                 "first": self.first,
@@ -53,10 +67,16 @@ class Root:
                 "importing": self.importing,
             }
         )
+        return _ROOT.pack(FORMAT, len(document)) + document + self.news
 
     @classmethod
     def unpack(cls, data: bytes, epoch: int) -> "Root":
-        document = unpack(data)
+        check_format(data)
+        try:
+            end = _ROOT.size + _ROOT.unpack_from(data)[1]
+        except struct.error as error:
+            raise damaged(error) from None
+        document = unpack(data[_ROOT.size : end])
         return cls(
             document["version"],
             document["first"],
@@ -64,6 +84,7 @@ class Root:
             document["transaction"],
             epoch,
             document["importing"],
+            data[end:],
         )
 
 
@@ -74,6 +95,7 @@ class Batch:
     base: int  # the version that must still be the newest
     leader_epoch: int | None
     root: Root
+    packed_root: bytes
     entry: bytes
     stored: StoredEntry
     created_pages: Mapping[int, bytes]
@@ -94,7 +116,7 @@ class Batch:
         written = (self.created_pages, self.changed_pages, self.created_records, self.changed_records)
         parts = [len(data) for mapping in written for data in mapping.values()]
         others = len(self.dropped_pages) + len(self.removed_records) + len(self.trimmed) + 3
-        data = sum(parts) + len(self.entry) + len(self.root.pack())
+        data = sum(parts) + len(self.entry) + len(self.packed_root)
         return data + _OPERATION_OVERHEAD * (len(parts) + others)
 
 
@@ -116,14 +138,18 @@ def prepare(view: Snapshot, first: int, transaction: Transaction, at: float) -> 
         transaction.changes,
     )
     stored = StoredEntry(entry, applied.repages)
+    packed = pack_entry(stored)
     trimmed = tuple(range(first, min(first + _TRIM_AT_ONCE, version - LOG_KEPT + 1)))
+    news = packed if len(packed) <= _NEWS else b""
+    root = Root(version, first + len(trimmed), applied.snapshot.next_page, transaction.id, news=news)
     pages = {number: pack_page(applied.snapshot.pages[number]) for number in applied.written}
     created, changed, removed = _split_records(view, transaction)
     batch = Batch(
         view.version,
         transaction.leader_epoch,
-        Root(version, first + len(trimmed), applied.snapshot.next_page, transaction.id),
-        pack_entry(stored),
+        root,
+        root.pack(),
+        packed,
         stored,
         {number: data for number, data in pages.items() if number not in view.pages},
         {number: data for number, data in pages.items() if number in view.pages},

@@ -8,6 +8,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
+from functools import cache
 from typing import Any
 
 from balancer.directory.delta import Repage
@@ -45,7 +46,8 @@ from policies.leaves import Leaf
 
 FORMAT = 1
 _RAW, _DEFLATED = 0, 1
-_COMPRESS_ABOVE = 256  # bytes
+_COMPRESS_ABOVE = 1024  # bytes: the log entry of a few tablets is written and read as it is
+_WINDOW, _MEMORY = 13, 6  # zlib's words for 8 KB and 32 KB
 
 CLASSES: Mapping[Kind, type[Any]] = {
     one.kind: one for one in (Bundle, Node, Table, Tablet, Migration, Command, Plan, Pin, Pause, Counter)
@@ -70,8 +72,14 @@ def pack(document: Json) -> bytes:
     """A document as stored bytes: format, compression, JSON."""
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     if len(text) > _COMPRESS_ABOVE:
-        return bytes((FORMAT, _DEFLATED)) + zlib.compress(text, 1)
+        return bytes((FORMAT, _DEFLATED)) + compress(text)
     return bytes((FORMAT, _RAW)) + text
+
+
+def compress(data: bytes) -> bytes:
+    """For `zlib.decompress`. Small tables: clearing zlib's usual ones takes longer than some kilobytes of data do."""
+    deflate = zlib.compressobj(1, zlib.DEFLATED, _WINDOW, _MEMORY)
+    return deflate.compress(data) + deflate.flush()
 
 
 def unpack(data: bytes) -> Json:
@@ -110,25 +118,32 @@ def to_document(record: Record) -> dict[str, Json]:
 
 def from_document(kind: Kind, document: Json) -> Record:
     """The record in a document; `Malformed` names the field that is wrong."""
-    cls = CLASSES[kind]
     if not isinstance(document, dict):
         raise Malformed(f"a {kind} must be an object, not {type(document).__name__}")
     values: dict[str, Any] = {}
-    for one in fields(cls):
-        if one.name in document:
-            values[one.name] = _read(kind, one.name, document[one.name])
-        elif one.default is MISSING and one.default_factory is MISSING:
-            raise Malformed(f"a {kind} has no field {one.name!r}")
-    record: Record = cls(**values)
+    for name, reader, needed in _fields_of(kind):
+        if name in document:
+            try:
+                values[name] = reader(document[name]) if reader else document[name]
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise Malformed(f"field {name!r} of a {kind} is wrong: {error}") from None
+        elif needed:
+            raise Malformed(f"a {kind} has no field {name!r}")
+    record: Record = CLASSES[kind](**values)
     return record
 
 
-def _read(kind: Kind, name: str, value: Json) -> Any:
-    reader = _READERS.get((kind, name)) or _READERS.get((None, name))
-    try:
-        return reader(value) if reader else value
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Malformed(f"field {name!r} of a {kind} is wrong: {error}") from None
+@cache
+def _fields_of(kind: Kind) -> list[tuple[str, Any, bool]]:
+    """Name, reader and whether it must be there: found out once, because a log entry may have hundreds of records."""
+    return [
+        (
+            one.name,
+            _READERS.get((kind, one.name)) or _READERS.get((None, one.name)),
+            one.default is MISSING and one.default_factory is MISSING,
+        )
+        for one in fields(CLASSES[kind])
+    ]
 
 
 def bounds_document(bounds: Bounds) -> Json:

@@ -22,14 +22,14 @@ Interval = tuple[Any, Any]
 
 def check(snapshot: Snapshot, changes: Sequence[Change]) -> None:
     """Raises `Refused` if these changes would break an invariant, `Conflict` if they remove what is not there."""
-    for fault in _faults(snapshot, Overlay(snapshot, changes), changes):
+    for fault in _faults(Overlay(snapshot, changes), changes):
         raise Refused(f"the commit would break the directory: {fault}")
 
 
 def faults_of(records: Sequence[Record]) -> Iterator[str]:
     """What is wrong with these records as a whole directory, before they are put into pages (which have no gaps)."""
     changes = tuple(map(Put, records))
-    return _faults(Snapshot(), Overlay(Snapshot(), changes), changes, standing=True)
+    return _faults(Overlay(Snapshot(), changes), changes, standing=True)
 
 
 class Overlay:
@@ -37,12 +37,13 @@ class Overlay:
 
     def __init__(self, snapshot: Snapshot, changes: Sequence[Change]) -> None:
         self.before = snapshot
+        self._found: dict[tuple[Kind, str], Any] = {}
         self.changed: dict[tuple[Kind, str], Any] = {}
         for change in changes:
             key = key_of(change)
             if key in self.changed:
                 raise Refused(f"the commit changes {key[0]} {key[1]!r} twice")
-            if isinstance(change, Remove) and snapshot.find(*key) is None:
+            if isinstance(change, Remove) and self.find_before(*key) is None:
                 raise Conflict(f"{key[0]} {key[1]!r} cannot be removed: it is not there any more")
             self.changed[key] = change.record if isinstance(change, Put) else None
 
@@ -51,7 +52,13 @@ class Overlay:
         text = str(key)
         if (kind, text) in self.changed:
             return self.changed[kind, text]
-        return self.before.find(kind, text)
+        return self.find_before(kind, text)
+
+    def find_before(self, kind: Kind, key: str) -> Any:
+        """The record before the changes, or None; every check asks, and a tablet is made anew at each look."""
+        if (kind, key) not in self._found:
+            self._found[kind, key] = self.before.find(kind, key)
+        return self._found[kind, key]
 
     def every(self, kind: Kind) -> Iterator[Any]:
         """The records of a kind, other than tablets, after the changes."""
@@ -64,12 +71,11 @@ class Overlay:
         return any(of is kind for of, _ in self.changed)
 
 
-def _faults(snapshot: Snapshot, after: Overlay, changes: Sequence[Change], standing: bool = False) -> Iterator[str]:
+def _faults(after: Overlay, changes: Sequence[Change], standing: bool = False) -> Iterator[str]:
     for change in changes:
         kind, key = key_of(change)
-        before = snapshot.find(kind, key)
         if isinstance(change, Put):
-            yield from record_faults(before, change.record, after.find, standing)
+            yield from record_faults(after.find_before(kind, key), change.record, after.find, standing)
         else:
             yield from _removal_faults(after, kind, key)
     yield from _coverage_faults(after)
@@ -111,7 +117,7 @@ def _coverage_faults(after: Overlay) -> Iterator[str]:
     new: dict[int, list[Interval]] = defaultdict(list)
     for (kind, key), record in after.changed.items():
         if kind is Kind.TABLET:
-            before = after.before.find_tablet(int(key))
+            before = after.find_before(kind, key)
             if before is not None:
                 old[before.table].append((start_of(before.bounds), end_of(before.bounds)))
             if record is not None:
@@ -124,7 +130,7 @@ def _coverage_faults(after: Overlay) -> Iterator[str]:
 
 def _table_faults(after: Overlay, table_id: int, old: list[Interval], new: list[Interval]) -> Iterator[str]:
     table: Table | None = after.find(Kind.TABLE, table_id)
-    before = after.before.find(Kind.TABLE, str(table_id))
+    before = after.find_before(Kind.TABLE, str(table_id))
     if table is not None and before is None:
         old = [whole(table.layout is Layout.HASH)]
     elif table is None and before is not None and sum(map(len, after.before.pages_of(table_id))) != len(old):

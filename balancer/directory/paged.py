@@ -17,7 +17,7 @@ from typing import Self
 from balancer.clock import Clock, SystemClock
 from balancer.directory import delta
 from balancer.directory.batch import Batch, Contents, Root, contents_of, prepare
-from balancer.directory.codec import StoredEntry
+from balancer.directory.codec import StoredEntry, unpack_entry
 from balancer.directory.contract import Leadership
 from balancer.directory.model import Json, Kind, LogEntry, Record, Transaction
 from balancer.directory.snapshot import Snapshot
@@ -48,15 +48,12 @@ class PagedDirectory(ABC):
     # What a backend gives.
 
     @abstractmethod
-    def _read_root(self) -> Root:
-        """The newest root, at least as new as every commit acknowledged to anybody before the call."""
+    def _read_root(self, fresh: bool = True) -> Root:
+        """The newest root, at least as new as every commit acknowledged to anybody before the call.
 
-    def _read_news(self, version: int, fresh: bool) -> tuple[Root, StoredEntry | None]:
-        """The root, and the commit after `version` where a backend can read both in one go.
-
-        Not `fresh`: as new as the server that happens to answer, which may be a moment behind the others.
+        Not `fresh`: as new as the server that happens to answer, which may be a moment behind the others, and without
+        the leader's epoch (0) where that would take another read.
         """
-        return self._read_root(), None
 
     @abstractmethod
     def _load(self) -> tuple[Snapshot, Root]:
@@ -182,32 +179,32 @@ class PagedDirectory(ABC):
         """Brings the cached view up to the newest root, by deltas where the log has them."""
         with self._holding(self._view_lock):
             view = self._view
-            root, following = (self._read_root(), None) if view is None else self._read_news(view.version, fresh)
+            root = self._read_root(fresh or view is None)
             if root.importing:
                 raise Unavailable("the directory is being imported; try again when the import has finished")
             if view is not None and root.version < view.version:
                 return view
-            if view is None or not self._catch_up(view, root, following):
+            if view is None or not self._catch_up(view, root):
                 self._view, root = self._load()
                 self._recent.clear()
             assert self._view is not None
             self._first = root.first
-            if self._view.epoch < root.epoch:
-                self._view = replace(self._view, epoch=root.epoch)
+            self._view = _at_epoch(self._view, max(self._view.epoch, root.epoch))
             return self._view
 
-    def _catch_up(self, view: Snapshot, root: Root, following: StoredEntry | None) -> bool:
+    def _catch_up(self, view: Snapshot, root: Root) -> bool:
         if root.version == view.version:
             return True
         entries: list[StoredEntry] | None = None
-        if following is not None and root.version == view.version + 1:
-            entries = [following]
+        if root.news and root.version == view.version + 1:
+            entries = [unpack_entry(root.news)]
         elif root.first <= view.version + 1:
             entries = self._read_entries(view.version, root.version)
         if entries is None or any(stored.reset for stored in entries):
             return False
         for stored in entries:
             view = delta.apply(view, stored.entry.changes, stored.entry.version, stored.repages).snapshot
+            view = _at_epoch(view, max(view.epoch, stored.entry.leader_epoch or 0))
             self._remember(stored.entry)
         self._view = view
         return True
@@ -216,8 +213,7 @@ class PagedDirectory(ABC):
         """After a commit of our own: the next view is known without reading anything."""
         with self._holding(self._view_lock):
             if self._view is not None and self._view.version == batch.base:
-                epoch = max(self._view.epoch, batch.leader_epoch or 0)
-                self._view = replace(batch.snapshot, epoch=epoch)
+                self._view = _at_epoch(batch.snapshot, max(self._view.epoch, batch.leader_epoch or 0))
                 self._first = batch.root.first
                 self._remember(batch.stored.entry)
 
@@ -268,3 +264,7 @@ class PagedDirectory(ABC):
             yield
         finally:
             lock.release()
+
+
+def _at_epoch(view: Snapshot, epoch: int) -> Snapshot:
+    return view if view.epoch == epoch else replace(view, epoch=epoch)

@@ -8,7 +8,7 @@ the arrays could be changed, and must not be.
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, MutableSequence, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from sys import intern
 from typing import Any, cast
 
@@ -56,7 +56,7 @@ class Page:
     epochs: "array[int]"
     states: "array[int]"  # index into STATES
     partitions: tuple[str, ...]  # empty when no tablet names its partitions
-    fixed: bytes = b""  # ids and bounds as `page_codec` stores them, where the page was read from a store
+    fixed: bytes = b""  # ids, bounds and partitions as `page_codec` stores them, where the page was read from a store
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -150,11 +150,15 @@ def _replaced(page: Page, version: int, row: int, tablet: Tablet) -> Page:
         else:  # nobody else is on the node that it leaves: the name's place is taken over
             node[row] = free
             names = (*names[:free], intern(tablet.node), *names[free + 1 :])
-    partitions = page.partitions
-    if partitions or tablet.partitions:
+    partitions, fixed = page.partitions, page.fixed
+    named = _SEPARATOR.join(tablet.partitions)
+    if named != (partitions[row] if partitions else ""):
         before = partitions or ("",) * len(page)
-        partitions = (*before[:row], _SEPARATOR.join(tablet.partitions), *before[row + 1 :])
-    return replace(page, version=version, names=names, node=node, epochs=epochs, states=states, partitions=partitions)
+        partitions, fixed = (*before[:row], named, *before[row + 1 :]), b""
+    return Page(
+        *(page.table, page.hashed, version, page.ids, page.starts, page.end, page.bits),
+        *(names, node, epochs, states, partitions, fixed),
+    )
 
 
 def joined(pages: Sequence[Page], version: int) -> Page:

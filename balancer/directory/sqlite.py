@@ -133,7 +133,7 @@ class SqliteDirectory(PagedDirectory):
             finally:
                 connection.execute("ROLLBACK")
 
-    def _read_root(self) -> Root:
+    def _read_root(self, fresh: bool = True) -> Root:
         with self.reading() as connection:
             return _root(connection)
 
@@ -162,7 +162,7 @@ class SqliteDirectory(PagedDirectory):
                 )
             if root.version != batch.base:
                 raise Stale
-            _write_root(connection, batch.root)
+            _write_root(connection, batch.version, batch.packed_root)
             _write_pages(connection, batch.created_pages, batch.changed_pages)
             _write_records(connection, batch.created_records, batch.changed_records)
             connection.executemany("DELETE FROM page WHERE number = ?", [(one,) for one in batch.dropped_pages])
@@ -179,7 +179,7 @@ class SqliteDirectory(PagedDirectory):
                 raise Unavailable("the directory was changed while it was being imported; nothing was applied")
             for table in ("page", "record", "log"):
                 connection.execute(f"DELETE FROM {table}")  # noqa: S608 - names from the line above
-            _write_root(connection, root)
+            _write_root(connection, root.version, root.pack())
             _write_pages(connection, contents.pages)
             _write_records(connection, contents.records)
             connection.execute("INSERT INTO log VALUES (?, ?)", (root.version, pack_entry(entry)))
@@ -261,8 +261,8 @@ def _root(connection: sqlite3.Connection) -> Root:
     return Root.unpack(data, epoch)
 
 
-def _write_root(connection: sqlite3.Connection, root: Root) -> None:
-    connection.execute("UPDATE root SET version = ?, data = ?", (root.version, root.pack()))
+def _write_root(connection: sqlite3.Connection, version: int, data: bytes) -> None:
+    connection.execute("UPDATE root SET version = ?, data = ?", (version, data))
 
 
 def _write_pages(connection: sqlite3.Connection, *mappings: Mapping[int, bytes]) -> None:

@@ -67,26 +67,21 @@ class ZooKeeperDirectory(PagedDirectory):
             lambda: self.session.gather([client.create_async(path, data, makepath=True)], NodeExistsError)
         )
 
-    def _read_root(self) -> Root:
-        return self.session.read(lambda: self._ask(None, fresh=True))[0]
+    def _read_root(self, fresh: bool = True) -> Root:
+        return self.session.read(lambda: self._ask(fresh))
 
-    def _read_news(self, version: int, fresh: bool) -> tuple[Root, StoredEntry | None]:
-        return self.session.read(lambda: self._ask(version, fresh))
-
-    def _ask(self, version: int | None, fresh: bool) -> tuple[Root, StoredEntry | None]:
-        """The root, the epoch and the commit after `version`, sent together. A sync before them makes the server that
-        we are connected to catch up with the others."""
+    def _ask(self, fresh: bool) -> Root:
+        """The root, alone or together with the epoch. A sync before them makes the server that we are connected to
+        catch up with the others; after a watch has fired, one request is enough and forty clients feel the rest."""
         client = self.session.client
-        first = [client.sync_async(self.paths.root)] if fresh else []
+        sync = [client.sync_async(self.paths.root)] if fresh else []
         root = client.get_async(self.paths.root, watch=self._on_root if self._signals else None)
-        epoch = client.exists_async(self.paths.epoch)
-        entry = [] if version is None else [client.get_async(self.paths.entry(version + 1))]
-        *_, found, known = self.session.gather([*first, root, epoch], NoNodeError)
-        following = self.session.gather(entry, NoNodeError)
-        if found is None or known is None:
+        epoch = [client.exists_async(self.paths.epoch)] if fresh else []
+        *_, found = self.session.gather([*sync, root], NoNodeError)
+        known = self.session.gather(epoch)
+        if found is None or None in known:
             raise Unavailable(f"the directory {self.paths.base} is not there any more")
-        stored = unpack_entry(following[0][0]) if following and following[0] else None
-        return Root.unpack(found[0], known.version), stored
+        return Root.unpack(found[0], known[0].version if known else 0)
 
     def _on_root(self, _: Any) -> None:
         for signal in list(self._signals):
@@ -136,7 +131,7 @@ class ZooKeeperDirectory(PagedDirectory):
 
     def _fill(self, request: Any, batch: Batch) -> None:
         paths = self.paths
-        request.set_data(paths.root, batch.root.pack(), version=batch.base)
+        request.set_data(paths.root, batch.packed_root, version=batch.base)
         if batch.leader_epoch is not None:
             request.check(paths.epoch, batch.leader_epoch)
         for number, data in batch.created_pages.items():

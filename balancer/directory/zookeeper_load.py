@@ -8,7 +8,7 @@ only while splits keep coming.
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
@@ -16,7 +16,7 @@ from kazoo.exceptions import NoNodeError
 from balancer.directory.batch import Root
 from balancer.directory.codec import StoredEntry, from_document, unpack
 from balancer.directory.delta import apply, key_of
-from balancer.directory.model import Change, Kind, Put, Tablet
+from balancer.directory.model import Change, Kind, Put, Remove, Tablet
 from balancer.directory.page_codec import unpack_page
 from balancer.directory.pages import Page, edited, start_of
 from balancer.directory.paths import RECORD_KINDS, Paths
@@ -80,23 +80,25 @@ class Loader:
             lambda: self._session.gather([client.get_children_async(folder) for folder in folders])
         )
 
-    def _fetch(self, paths: Sequence[str]) -> list[Any]:
-        """The data of each; None for what is gone."""
-        client = self._session.client
-        return self._session.read(lambda: self._session.gather([client.get_async(path) for path in paths], NoNodeError))
+    def _fetch(self, paths: Sequence[str], decode: Callable[[bytes], Any]) -> list[Any]:
+        """The data of each, decoded; None for what is gone."""
+        client, gather = self._session.client, self._session.gather
+        return self._session.read(
+            lambda: gather([client.get_async(path) for path in paths], NoNodeError, each=lambda one: decode(one[0]))
+        )
 
     def _fetch_pages(self, numbers: Iterable[int]) -> dict[int, Page]:
         wanted = list(numbers)
-        found = self._fetch([self._paths.page(number) for number in wanted])
-        return {number: unpack_page(one[0]) for number, one in zip(wanted, found, strict=True) if one is not None}
+        found = self._fetch([self._paths.page(number) for number in wanted], unpack_page)
+        return {number: page for number, page in zip(wanted, found, strict=True) if page is not None}
 
     def _fetch_records(self, keys: Sequence[Sequence[str]]) -> list[Change]:
         named = [(kind, key) for kind, names in zip(RECORD_KINDS, keys, strict=True) for key in names]
-        found = self._fetch([self._paths.record(kind, key) for kind, key in named])
+        found = self._fetch([self._paths.record(kind, key) for kind, key in named], unpack)
         return [
-            Put(from_document(kind, unpack(one[0])))
-            for (kind, _), one in zip(named, found, strict=True)
-            if one is not None
+            Put(from_document(kind, document))
+            for (kind, _), document in zip(named, found, strict=True)
+            if document is not None
         ]
 
 
@@ -120,7 +122,7 @@ def drop_outdated(held: dict[int, Page], entries: Iterable[StoredEntry]) -> set[
 
 def roll(held: dict[int, Page], entries: Sequence[StoredEntry]) -> None:
     """Brings every page up to the last entry: each commit is applied to the pages that are older than it."""
-    touched = {int(key_of(change)[1]) for change in _tablet_changes(entries)}
+    touched = {tablet_id for stored in entries for tablet_id, _ in _tablet_changes(stored)}
     places: dict[int, set[int]] = defaultdict(set)
     if touched:
         for number, page in held.items():
@@ -131,22 +133,27 @@ def roll(held: dict[int, Page], entries: Sequence[StoredEntry]) -> None:
         version = stored.entry.version
         removed: dict[int, list[int]] = defaultdict(list)
         added: dict[int, list[Tablet]] = defaultdict(list)
-        for change in _tablet_changes([stored]):
-            tablet_id = int(key_of(change)[1])
+        for tablet_id, tablet in _tablet_changes(stored):
             for number in [one for one in places[tablet_id] if held[one].version < version]:
                 removed[number].append(tablet_id)
                 places[tablet_id].discard(number)
-            if isinstance(change, Put) and isinstance(change.record, Tablet):
-                target = _page_for(held, index.get(change.record.table), change.record, version)
+            if tablet is not None:
+                target = _page_for(held, index.get(tablet.table), tablet, version)
                 if target is not None:
-                    added[target].append(change.record)
+                    added[target].append(tablet)
                     places[tablet_id].add(target)
         for number in {**removed, **added}:
             held[number] = edited(held[number], version, removed[number], added[number])
 
 
-def _tablet_changes(entries: Iterable[StoredEntry]) -> Iterable[Change]:
-    return (change for stored in entries for change in stored.entry.changes if key_of(change)[0] is Kind.TABLET)
+def _tablet_changes(stored: StoredEntry) -> Iterator[tuple[int, Tablet | None]]:
+    """Id and tablet, None where it was removed, of each tablet that a commit has changed."""
+    for change in stored.entry.changes:
+        if isinstance(change, Remove):
+            if change.kind is Kind.TABLET:
+                yield int(change.key), None
+        elif isinstance(change.record, Tablet):
+            yield change.record.id, change.record
 
 
 def _page_for(held: dict[int, Page], index: TableIndex | None, tablet: Tablet, version: int) -> int | None:

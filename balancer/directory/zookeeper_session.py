@@ -169,14 +169,21 @@ class Session:
                 if self.clock.monotonic() >= deadline or not self.wait_connected(deadline):
                     raise Unavailable(f"ZooKeeper at {self._hosts} does not answer ({error})") from None
 
-    def gather(self, pending: Iterable[Any], *missing: type[Exception]) -> list[Any]:
-        """The results of calls that were sent together; None for those that fail with one of `missing`."""
+    def gather(
+        self, pending: Iterable[Any], *missing: type[Exception], each: Callable[[Any], Any] | None = None
+    ) -> list[Any]:
+        """The results of calls that were sent together; None for those that fail with one of `missing`.
+
+        `each` is applied to a result while the later ones are still on their way.
+        """
         results: list[Any] = []
         for one in list(pending):
             try:
-                results.append(self.answer(one, self.clock.monotonic() + self.timeout))
+                result = self.answer(one, self.clock.monotonic() + self.timeout)
             except missing:
                 results.append(None)
+            else:
+                results.append(each(result) if each else result)
         return results
 
     def multi(self, build: Callable[[Any], None], deadline: float) -> "Verdict":

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import Refused, Unavailable
+from balancer.errors import Unavailable
 from balancer.migration.context import partitions_of
 from balancer.migration.links import Addresses, Links
 from balancer.nodes import partition
@@ -54,28 +54,6 @@ def examine(directory: Directory, addresses: Addresses, nodes: Sequence[str] | N
     return found
 
 
-def leftovers(directory: Directory, addresses: Addresses) -> dict[str, list[Leftover]]:
-    """By node, what migrations that do not run have left there; nodes that are out of reach are left out.
-
-    The quick part of `examine`: some questions per node, however many tablets there are. The directory is read before
-    and after, because a migration may begin or end meanwhile.
-    """
-    snapshot = directory.snapshot()
-    links = Links(addresses, "doctor")
-    found: dict[str, list[Leftover]] = {}
-    try:
-        for node in sorted(snapshot.nodes):
-            try:
-                with translated(node):
-                    found[node] = find_leftovers(links.control(node))
-            except (Unavailable, Refused):
-                continue  # out of reach, or without our schema: the poll says so
-    finally:
-        links.close()
-    known = _running(snapshot) | _running(directory.snapshot())
-    return {node: [one for one in objects if one.migration not in known] for node, objects in found.items()}
-
-
 def repair(leadership: Leadership, addresses: Addresses, findings: Sequence[Finding]) -> list[Finding]:
     """Repairs what can be; returns what was. Only for a leader, while no migration of these nodes is running."""
     links = Links(addresses, "doctor")
@@ -88,10 +66,6 @@ def repair(leadership: Leadership, addresses: Addresses, findings: Sequence[Find
     finally:
         links.close()
     return done
-
-
-def _running(snapshot: Snapshot) -> set[str]:
-    return {record.id for record in snapshot.migrations.values() if not record.finished}
 
 
 def _removal_order(finding: Finding) -> int:
@@ -114,7 +88,7 @@ def _repair_one(connection: Connection, leadership: Leadership, finding: Finding
 
 
 def _examine_node(snapshot: Snapshot, node: str, connection: Connection) -> Iterator[Finding]:
-    running = _running(snapshot)
+    running = {record.id for record in snapshot.migrations.values() if not record.finished}
     for leftover in find_leftovers(connection):
         # A fence of a former owner stays with its rows, until they are dropped with it.
         if leftover.migration not in running:

@@ -3,7 +3,7 @@ not shrink, transactions in the way. Called by the steps; each raises an error t
 
 from collections.abc import Sequence
 
-from balancer.errors import Refused
+from balancer.errors import Refused, Unavailable
 from balancer.migration.context import Context
 from balancer.migration.control import Overrun
 from balancer.nodes import blockers, replication, shape
@@ -159,6 +159,18 @@ def clear_the_way(ctx: Context, partitions: Sequence[Name]) -> None:
     lasting = [blocker for blocker in found if blocker.age > ctx.settings.lock_timeout]
     if lasting:
         raise Overrun(f"waits for {lasting[0]}")
+
+
+def name_blockers(ctx: Context, partitions: Sequence[Name]) -> None:
+    """After a lock was not granted in time: raises `Overrun` naming who holds it, if somebody still does."""
+    try:
+        source = ctx.links.control(ctx.record.source_node)
+        with translated(ctx.record.source_node):
+            found = blockers.find_blockers(source, partitions)
+    except Unavailable:
+        return  # the server itself is gone: that is said by the error at hand
+    if found:
+        raise Overrun(f"waits for {found[0]}")
 
 
 def total_size(cursor: Cursor, partitions: Sequence[Name]) -> int:

@@ -54,10 +54,10 @@ class ProgressMeter:
     def counted(self, rows: int) -> None:
         self._rows += rows
 
-    def waiting(self, what: str) -> None:
-        """What it waits for, in words."""
+    def waiting(self, what: str, at_once: bool = False) -> None:
+        """What it waits for, in words; told at once where it may take long."""
         self._waiting = what
-        self.tell()
+        self.tell(force=at_once)
 
     def lag(self, size: int) -> None:
         self._lag = size

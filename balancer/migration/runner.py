@@ -132,7 +132,8 @@ class Runner:
     def _perform(self, ctx: Context, state: State) -> Event:
         """A state's step, and what its errors mean. Never raises but `Fenced`, and what the directory raises."""
         began = self._clock.monotonic()
-        pause = 0.1
+        # Writers wait for the opening of the new owner: it is tried again at once.
+        pause, longest = (0.01, 0.1) if state is State.OPENING else (0.1, 2.0)
         while True:
             try:
                 return steps.step_of(ctx.track, state)(ctx)
@@ -141,7 +142,11 @@ class Runner:
             except CancelRequested as wish:
                 return self._give_up(ctx, str(wish), failed=False)
             except Overrun as error:
-                return self._retreat(ctx, state, error)
+                waited = self._clock.monotonic() - began
+                decided = self._after_overrun(ctx, state, error, waited)
+                if decided is not None:
+                    return decided
+                ctx.progress.waiting(str(error), at_once=True)
             except (Unavailable, OutcomeUnknown) as error:
                 ctx.links.close()
                 if state not in _FORWARD:
@@ -157,26 +162,24 @@ class Runner:
                 ctx.progress.waiting(str(error))
             self._leadership.check()
             self._clock.sleep(pause)
-            pause = min(2.0, pause * 2)
+            pause = min(longest, pause * 2)
 
     def _after_loss(self, ctx: Context, state: State, error: BalancerError, waited: float) -> Event | None:
         """A server was lost: the event that follows, or None to try the step again."""
         if state is State.SWAPPING:
             return None  # whether it happened is known to the node: the step asks first
-        if state in (State.PLANNED, State.CATCHING_UP) and waited < self._settings.retry_patience:
+        if state in (State.PLANNED, State.PREPARING, State.CATCHING_UP) and waited < self._settings.retry_patience:
             return None
-        if self._may_retreat(ctx, state):
-            return self._retreat(ctx, state, error)
-        return self._give_up(ctx, str(error), failed=True)
+        return self._after_overrun(ctx, state, error, waited)
 
-    def _retreat(self, ctx: Context, state: State, error: BalancerError) -> Event:
+    def _after_overrun(self, ctx: Context, state: State, error: BalancerError, waited: float) -> Event | None:
+        """The switch cannot be made just now: back to catching up where there is such a state, else wait."""
         ctx.note(retreat=str(error))
-        if self._may_retreat(ctx, state):
+        if steps.knows(ctx.track, state, Event.RETREAT):
             return Event.RETREAT
+        if state in (State.PREPARING, State.FENCING) and waited < self._settings.retry_patience:
+            return None  # writers are not held back yet
         return self._give_up(ctx, str(error), failed=True)
-
-    def _may_retreat(self, ctx: Context, state: State) -> bool:
-        return steps.knows(ctx.track, state, Event.RETREAT)
 
     def _give_up(self, ctx: Context, reason: str, *, failed: bool, different: bool = False) -> Event:
         ctx.record = replace(ctx.record, error=reason)

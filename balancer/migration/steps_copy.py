@@ -19,7 +19,7 @@ from balancer.migration.keeper import FenceKeeper
 from balancer.migration.machine import Event
 from balancer.nodes import capture, copy, fence, partition, replication, schema
 from balancer.nodes.checksum import Digest, Rows
-from balancer.nodes.connection import Connection, full_conninfo, translated
+from balancer.nodes.connection import Connection, Cursor, full_conninfo, translated
 from balancer.nodes.objects import bound_constraint
 from balancer.nodes.shape import Shape, read_shape
 
@@ -34,21 +34,44 @@ def preparing(ctx: Context) -> Event:
     shapes = read_shapes(ctx)
     _preflight(ctx, shapes)
     guards.take_fingerprints(ctx)
+    create_incoming(ctx, shapes)
+    if ctx.record.mode is MigrationMode.REPLICATE:
+        try:
+            _start_stream(ctx, shapes)
+        except Unavailable:
+            guards.name_blockers(ctx, [shape.name for shape in shapes])
+            raise
+    return Event.STEP
+
+
+def _start_stream(ctx: Context, shapes: tuple[Shape, ...]) -> None:
+    with ctx.source() as cursor:
+        if replication.publication_exists(cursor, ctx.id):
+            return  # the answer to an earlier attempt was lost
+        start_captures(ctx, cursor, shapes)
+        replication.create_publication(cursor, ctx.id, [shape.name for shape in shapes])
+
+
+def start_captures(ctx: Context, cursor: Cursor, shapes: tuple[Shape, ...]) -> None:
+    """From the transaction's commit on, changes of the sources are logged."""
+    for index, shape in enumerate(shapes):
+        capture.start_capture(cursor, ctx.id, index, shape.name, key=shape.key, lock_timeout=ctx.settings.lock_timeout)
+
+
+def create_incoming(ctx: Context, shapes: tuple[Shape, ...]) -> None:
+    """The new partitions, empty and detached, with rows that say whose they are. Nothing if they are there already.
+
+    `shapes` has the model of each of `ctx.target_places`.
+    """
     with ctx.target() as cursor:
-        incoming = schema.OwnedTablet(
-            ctx.moved.id, ctx.moved.epoch, schema.OwnState.INCOMING, partitions_of(ctx.table, ctx.moved), ctx.id
-        )
-        schema.write_tablets(cursor, [incoming])
+        if any(row.migration == ctx.id for row in schema.read_tablets(cursor)):
+            return
+        for tablet in ctx.record.targets:
+            names = partitions_of(ctx.table, tablet)
+            incoming = schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.INCOMING, names, ctx.id)
+            schema.write_tablets(cursor, [incoming])
         for place, shape in zip(ctx.target_places, shapes, strict=True):
             partition.create_partition(cursor, place.root, shape, place.partition)
-    if ctx.record.mode is MigrationMode.REPLICATE:
-        with ctx.source() as cursor:
-            for index, shape in enumerate(shapes):
-                capture.start_capture(
-                    cursor, ctx.id, index, shape.name, key=shape.key, lock_timeout=ctx.settings.lock_timeout
-                )
-            replication.create_publication(cursor, ctx.id, [shape.name for shape in shapes])
-    return Event.STEP
 
 
 def copying(ctx: Context) -> Event:

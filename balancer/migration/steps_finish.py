@@ -29,6 +29,8 @@ def opening(ctx: Context) -> Event:
 def _open_target(ctx: Context, cursor: Cursor) -> None:
     """One transaction: attached, `owned`, its sequences ahead of what the rows contain."""
     cursor.execute("SELECT set_config('lock_timeout', %s, true)", (f"{round(ctx.settings.lock_timeout * 1000)}ms",))
+    # There is no way back: what PostgreSQL insists on (a foreign key between the roots) must not be cut short.
+    cursor.execute("SET LOCAL statement_timeout TO 0")
     replication.disable_subscription(cursor, ctx.id)
     for place in ctx.target_places:  # referenced roots before those that refer to them
         if partition.detach_pending(cursor, place.partition) is None:

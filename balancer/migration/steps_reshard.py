@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from balancer.directory.model import MigrationMode
-from balancer.errors import Refused
+from balancer.errors import Refused, Unavailable
 from balancer.migration import guards
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.control import Difference
 from balancer.migration.keeper import FenceKeeper
 from balancer.migration.machine import Event
-from balancer.migration.steps_copy import Throttle, read_shapes
+from balancer.migration.steps_copy import Throttle, create_incoming, read_shapes, start_captures
 from balancer.migration.steps_switch import back_off
+from balancer.migration.verify import compared
 from balancer.nodes import capture, fence, partition, reshard, schema
 from balancer.nodes.checksum import BUCKETS
 from balancer.nodes.connection import Connection, Cursor, translated
@@ -33,19 +34,15 @@ def preparing(ctx: Context) -> Event:
     shapes = read_shapes(ctx)
     _preflight(ctx, shapes)
     guards.take_fingerprints(ctx)
-    with ctx.target() as cursor:
-        for tablet in ctx.record.targets:
-            names = partitions_of(ctx.table, tablet)
-            incoming = schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.INCOMING, names, ctx.id)
-            schema.write_tablets(cursor, [incoming])
-        for place in ctx.target_places:
-            partition.create_partition(cursor, place.root, model_of(ctx, place, shapes), place.partition)
+    create_incoming(ctx, tuple(model_of(ctx, place, shapes) for place in ctx.target_places))
     if ctx.record.mode is MigrationMode.REPLICATE:
-        with ctx.source() as cursor:
-            for index, shape in enumerate(shapes):
-                capture.start_capture(
-                    cursor, ctx.id, index, shape.name, key=shape.key, lock_timeout=ctx.settings.lock_timeout
-                )
+        try:
+            with ctx.source() as cursor:
+                if not capture.started(cursor, ctx.id, 0):  # else the answer to an earlier attempt was lost
+                    start_captures(ctx, cursor, shapes)
+        except Unavailable:
+            guards.name_blockers(ctx, [shape.name for shape in shapes])
+            raise
     return Event.STEP
 
 
@@ -140,7 +137,7 @@ def families(ctx: Context) -> list[Family]:
                 root_oid=oid,
                 sources=tuple((number, place.partition) for number, place in sources),
                 targets=tuple(place for place in ctx.target_places if place.root == root),
-                columns=tuple(column.name for column in shape.columns),
+                compared=compared(shape),
                 copied=shape.copied,
                 key=shape.key,
             )

@@ -6,7 +6,7 @@ node is right under both maps: an old tablet stays `owned` there until it is ret
 """
 
 from balancer.directory.model import MigrationMode
-from balancer.errors import Refused
+from balancer.errors import Refused, Unavailable
 from balancer.migration import guards
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.control import Overrun
@@ -23,15 +23,19 @@ def swapping(ctx: Context) -> Event:
         return Event.STEP
     if ctx.prepared is None:
         raise Overrun("the swap was interrupted before it happened")
+    ctx.note(fences=ctx.detail.fences + 1)
     if ctx.record.mode is MigrationMode.REPLICATE:
         catch_up(ctx)
         guards.clear_the_way(ctx, ctx.roots)
     guards.check_fingerprints(ctx)
-    ctx.note(fences=ctx.detail.fences + 1)
     work = families(ctx)
     began = ctx.clock.monotonic()
-    with ctx.source() as cursor:
-        _swap(ctx, cursor, work)
+    try:
+        with ctx.source() as cursor:
+            _swap(ctx, cursor, work)
+    except Unavailable:
+        guards.name_blockers(ctx, ctx.roots)
+        raise
     ctx.note(pause=ctx.clock.monotonic() - (ctx.fenced_at or began))
     ctx.fenced_at = None
     return Event.STEP

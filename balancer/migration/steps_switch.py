@@ -11,10 +11,11 @@ from balancer.errors import Refused, Unavailable
 from balancer.migration import guards, verify
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.control import Overrun
-from balancer.migration.machine import Event
+from balancer.migration.machine import Event, Track
 from balancer.migration.steps_copy import read_shapes
 from balancer.nodes import capture, fence, replication, schema, sequences
 from balancer.nodes.connection import Cursor, translated
+from balancer.nodes.names import Name
 from balancer.nodes.shape import Shape
 
 PING_INTERVAL = 0.1
@@ -62,13 +63,22 @@ def fencing(ctx: Context) -> Event:
     """Holds writers back, with a deadline; the marker follows their last write through the stream."""
     names = [place.partition for place in ctx.source_places]
     replicated = ctx.record.mode is MigrationMode.REPLICATE
-    guards.clear_the_way(ctx, names)
     ctx.note(fences=ctx.detail.fences + 1)
+    guards.clear_the_way(ctx, names)
     # Ready before anybody waits for it.
     ctx.links.control(ctx.record.target_node)
     seconds = ctx.settings.fence_deadline if replicated else ctx.settings.read_only_fence_deadline
     wanted = fence.Fence(ctx.id, ctx.leadership.epoch, "", 0, ctx.sources[0].id)
     ctx.fenced_at = ctx.clock.monotonic()
+    try:
+        _raise_fence(ctx, names, wanted, seconds)
+    except Unavailable:
+        guards.name_blockers(ctx, names)
+        raise
+    return Event.STEP
+
+
+def _raise_fence(ctx: Context, names: list[Name], wanted: fence.Fence, seconds: float) -> None:
     with ctx.source() as cursor:
         ctx.fence = fence.raise_fence(cursor, names, wanted, seconds, ctx.settings.lock_timeout)
         schema.write_tablets(
@@ -85,9 +95,8 @@ def fencing(ctx: Context) -> Event:
                 for tablet in ctx.sources
             ],
         )
-        if replicated:
+        if ctx.track is Track.MOVE_REPLICATE:
             ctx.note(marker=_next_marker(ctx, cursor))
-    return Event.STEP
 
 
 def draining(ctx: Context) -> Event:
@@ -149,7 +158,7 @@ def back_off(ctx: Context) -> None:
     if ctx.detail.fences >= ctx.settings.fence_attempts:
         raise Refused(f"given up after {ctx.detail.fences} fences: {ctx.detail.retreat or 'interrupted'}")
     pause = min(ctx.settings.retry_back_off_limit, ctx.settings.retry_back_off * 2 ** (ctx.detail.fences - 1))
-    ctx.progress.waiting(f"the next fence, in {pause:.1f} s: {ctx.detail.retreat}")
+    ctx.progress.waiting(f"the next fence, in {pause:.1f} s: {ctx.detail.retreat}", at_once=True)
     ctx.sleep(pause)
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from balancer.migration.context import Context
 from balancer.migration.control import Difference
 from balancer.nodes import capture, checksum
-from balancer.nodes.checksum import Digest, Key, Rows
+from balancer.nodes.checksum import Compared, Digest, Key, Rows
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.shape import Shape
 
@@ -47,7 +47,12 @@ class Changed:
 def rows_of(shape: Shape) -> Rows:
     """The rows of a partition as both sides compare them."""
     types = {column.name: column.type for column in shape.columns}
-    return Rows(shape.name, tuple(types), shape.key, tuple(types[name] for name in shape.key))
+    return Rows(shape.name, compared(shape), shape.key, tuple(types[name] for name in shape.key))
+
+
+def compared(shape: Shape) -> tuple[Compared, ...]:
+    """Every column, generated ones too; text of a collation of its own is compared byte by byte."""
+    return tuple(Compared(column.name, not column.hashable or column.type == "text") for column in shape.columns)
 
 
 def bulk_digest(ctx: Context, connection: Connection, rows: Rows, on_chunk: Callable[[int], None]) -> Digest:

@@ -66,6 +66,13 @@ def start_capture(
         cursor.execute(sql.SQL("ALTER TABLE {} ENABLE ALWAYS TRIGGER {}").format(partition.identifier, trigger))
 
 
+def started(cursor: Cursor, migration: str, index: int) -> bool:
+    """Whether this capture has been made."""
+    name = log_name(migration, index).as_string(cursor)
+    row = cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (name,)).fetchone()
+    return bool(row and row[0])
+
+
 def disable_capture(cursor: Cursor, partition: Name, lock_timeout: float) -> None:
     """Ends the work for writers without waiting for readers. Idempotent."""
     if has_trigger(cursor, partition, CAPTURE_TRIGGER):

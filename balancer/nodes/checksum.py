@@ -1,12 +1,14 @@
 """Checksums of partitions that do not depend on the order of rows, and are the same on every version of the server.
 
-A row's hash is that of its text (columns in the order given) with all output settings pinned (`pin_output`); a
-partition's is the sum over its rows, kept apart in buckets by key, so that a difference says where. Called by
-`balancer.migration.verify`; reading only.
+A row's hash is PostgreSQL's own hash of a record: the one behind hash partitions, which therefore cannot change between
+versions. A column whose type has none that means the same elsewhere (an enum's is its oid) is hashed as text, with all
+output settings pinned (`pin_output`). A partition's checksum is the sum over its rows, kept apart in buckets, so that a
+difference says where. Called by `balancer.migration.verify`; reading only.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from psycopg import sql
 
@@ -36,12 +38,19 @@ Key = tuple[str, ...]
 """A key as text, one part per column."""
 
 
+class Compared(NamedTuple):
+    """A column as it is compared: as it is, or as text."""
+
+    name: str
+    as_text: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The rows of a partition as they are compared."""
 
     partition: Name
-    columns: tuple[str, ...]
+    columns: tuple["Compared", ...]
     key: tuple[str, ...]
     key_types: tuple[str, ...]
 
@@ -70,9 +79,11 @@ def digest(connection: Connection, rows: Rows, pages: int, on_chunk: Callable[[i
 
 def differing_keys(one: Connection, other: Connection, rows: Rows, buckets: Sequence[int], limit: int) -> list[str]:
     """Some keys (or row hashes, without a key) in these buckets whose rows differ between the two sides."""
-    statement = sql.SQL("SELECT {}, {} FROM ONLY {} AS t WHERE {} = ANY(%s)").format(
-        _key_text(rows), _row_hash(rows), rows.partition.identifier, _bucket(rows)
-    )
+    key = sql.SQL("ROW({})::text").format(_columns(rows.key)) if rows.key else sql.SQL("NULL::text")
+    statement = sql.SQL(
+        "SELECT coalesce(key, hash::text), hash FROM"
+        " (SELECT {} AS key, {} AS hash FROM ONLY {} AS t OFFSET 0) AS hashed WHERE (hash & {})::int = ANY(%s)"
+    ).format(key, row_hash(rows.columns), rows.partition.identifier, sql.Literal(BUCKETS - 1))
     wanted = (list(buckets),)
     mine = set(one.execute(statement, wanted).fetchall())
     theirs = set(other.execute(statement, wanted).fetchall())
@@ -92,7 +103,7 @@ def changed_rows(
         seq=sql.Identifier(SEQ),
         key=sql.SQL(", ").join(key),
         first=sql.Identifier(rows.key[0]),
-        hash=_row_hash(rows),
+        hash=row_hash(rows.columns),
         log=log_name(migration, index),
         limit=sql.Literal(limit),
         table=rows.partition.identifier,
@@ -118,7 +129,7 @@ def hashes_of(cursor: Cursor, rows: Rows, keys: Sequence[Key]) -> dict[Key, int 
     ).format(
         given=sql.SQL(", ").join(names),
         first=sql.Identifier(rows.key[0]),
-        hash=_row_hash(rows),
+        hash=row_hash(rows.columns),
         casts=sql.SQL(", ").join(casts),
         arrays=sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(names)),
         table=rows.partition.identifier,
@@ -137,29 +148,31 @@ def _size(connection: Connection, partition: Name) -> tuple[int, int]:
 
 
 def _chunk(rows: Rows, first: int, end: int | None) -> sql.Composed:
-    where = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({first},0)"))
-    if end is not None:
-        where += sql.SQL(" AND ctid < {}::tid").format(sql.Literal(f"({end},0)"))
-    return sql.SQL("SELECT {}, count(*), sum({}) FROM ONLY {} AS t WHERE {} GROUP BY 1").format(
-        _bucket(rows), _row_hash(rows), rows.partition.identifier, where
-    )
+    return summed(rows.columns, rows.partition, pages(first, end))
 
 
-def _row_hash(rows: Rows) -> sql.Composable:
-    return sql.SQL('hashtextextended(ROW({})::text COLLATE "C", 0)').format(_columns(rows.columns))
+def pages(first: int, end: int | None) -> sql.Composable:
+    """The condition for rows (of `t`) in a range of pages."""
+    where = sql.SQL("t.ctid >= {}::tid").format(sql.Literal(f"({first},0)"))
+    return where if end is None else where + sql.SQL(" AND t.ctid < {}::tid").format(sql.Literal(f"({end},0)"))
 
 
-def _key_text(rows: Rows) -> sql.Composable:
-    return sql.SQL("ROW({})::text").format(_columns(rows.key)) if rows.key else _row_hash(rows)
+def summed(columns: Sequence[Compared], partition: Name, where: sql.Composable) -> sql.Composed:
+    """Bucket, rows and sum of hashes of those rows (of `t`) for which the condition holds."""
+    # OFFSET 0 keeps the hash from being computed twice.
+    return sql.SQL(
+        "SELECT (hash & {})::int, count(*), sum(hash) FROM"
+        " (SELECT {} AS hash FROM ONLY {} AS t WHERE {} OFFSET 0) AS hashed GROUP BY 1"
+    ).format(sql.Literal(BUCKETS - 1), row_hash(columns), partition.identifier, where)
 
 
-def _bucket(rows: Rows) -> sql.Composable:
-    """By the key, so that two versions of one row fall into the same bucket."""
-    if not rows.key:
-        return sql.SQL("({} & {})::int").format(_row_hash(rows), sql.Literal(BUCKETS - 1))
-    return sql.SQL('(hashtextextended(ROW({})::text COLLATE "C", 1) & {})::int').format(
-        _columns(rows.key), sql.Literal(BUCKETS - 1)
-    )
+def row_hash(columns: Sequence[Compared]) -> sql.Composable:
+    """The hash of a row of `t`."""
+    values = [
+        sql.SQL('t.{}::text COLLATE "C"' if column.as_text else "t.{}").format(sql.Identifier(column.name))
+        for column in columns
+    ]
+    return sql.SQL("hash_record_extended(ROW({}), 0)").format(sql.SQL(", ").join(values))
 
 
 def _columns(names: Sequence[str]) -> sql.Composable:

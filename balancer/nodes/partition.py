@@ -85,6 +85,14 @@ def warm(cursor: Cursor, partition: Name) -> None:
     )
 
 
+def count_rows(cursor: Cursor, partition: Name) -> int:
+    """How many rows it has, by reading all of it."""
+    cursor.execute(sql.SQL("SELECT count(*) FROM ONLY {}").format(partition.identifier))
+    found = cursor.fetchone()
+    assert found is not None, "an aggregate has one row"
+    return int(found[0])
+
+
 def build_index(cursor: Cursor, shape: Shape, index: Index, partition: Name) -> None:
     """One index of the shape on its twin; readers may go on meanwhile."""
     name = index_name(index.name, shape.name, partition)

@@ -46,6 +46,12 @@ def create_publication(cursor: Cursor, migration: str, partitions: Sequence[Name
     )
 
 
+def publication_exists(cursor: Cursor, migration: str) -> bool:
+    """Whether this database has the migration's publication."""
+    found = cursor.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (stream_name(migration),))
+    return found.fetchone() is not None
+
+
 def drop_publication(cursor: Cursor, migration: str) -> None:
     """Idempotent."""
     cursor.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(stream_name(migration))))

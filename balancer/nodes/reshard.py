@@ -11,7 +11,7 @@ from psycopg import sql
 
 from balancer.nodes.bounds import check_expression
 from balancer.nodes.capture import SEQ
-from balancer.nodes.checksum import BUCKETS, Digest
+from balancer.nodes.checksum import Compared, Digest, pages, summed
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.names import Name
 from balancer.nodes.objects import log_name
@@ -26,7 +26,7 @@ class Family:
     root_oid: int
     sources: tuple[tuple[int, Name], ...]  # number of the capture, partition
     targets: tuple[Place, ...]
-    columns: tuple[str, ...]  # compared
+    compared: tuple[Compared, ...]
     copied: tuple[str, ...]  # written: without generated columns
     key: tuple[str, ...]
 
@@ -41,9 +41,6 @@ def pages_of(connection: Connection, partition: Name) -> int:
 
 def fill(cursor: Cursor, family: Family, source: Name, first: int, end: int | None) -> int:
     """Copies the rows of some pages of a source into the targets they belong to; returns how many."""
-    pages = sql.SQL("t.ctid >= {}::tid").format(sql.Literal(f"({first},0)"))
-    if end is not None:
-        pages += sql.SQL(" AND t.ctid < {}::tid").format(sql.Literal(f"({end},0)"))
     written = 0
     for place in family.targets:
         cursor.execute(
@@ -52,7 +49,7 @@ def fill(cursor: Cursor, family: Family, source: Name, first: int, end: int | No
                 _columns(family.copied),
                 _columns(family.copied),
                 source.identifier,
-                pages,
+                pages(first, end),
                 check_expression(place.columns, place.part, family.root_oid),
             )
         )
@@ -114,22 +111,14 @@ def digest_chunk(
     connection: Connection, family: Family, partition: Name, first: int, end: int | None, *, logged: bool
 ) -> Digest:
     """Checksum of some pages of a source or target; with `logged`, rows whose key waits to be replayed are left out."""
-    columns = sql.SQL(", ").join(sql.SQL("t.{}").format(sql.Identifier(name)) for name in family.columns)
-    key = family.key or family.columns
-    keys = sql.SQL(", ").join(sql.SQL("t.{}").format(sql.Identifier(name)) for name in key)
-    where = sql.SQL("t.ctid >= {}::tid").format(sql.Literal(f"({first},0)"))
-    if end is not None:
-        where += sql.SQL(" AND t.ctid < {}::tid").format(sql.Literal(f"({end},0)"))
+    where = pages(first, end)
     if logged:
         for number, _ in family.sources:
             where += sql.SQL(" AND NOT EXISTS (SELECT FROM {} AS k WHERE {})").format(
                 log_name(family.migration, number), _same(family.key)
             )
-    statement = sql.SQL(
-        'SELECT (hashtextextended(ROW({keys})::text COLLATE "C", 1) & {mask})::int, count(*),'
-        ' sum(hashtextextended(ROW({columns})::text COLLATE "C", 0)) FROM ONLY {table} AS t WHERE {where} GROUP BY 1'
-    ).format(keys=keys, mask=sql.Literal(BUCKETS - 1), columns=columns, table=partition.identifier, where=where)
-    return {bucket: (count, int(total)) for bucket, count, total in connection.execute(statement)}
+    rows = connection.execute(summed(family.compared, partition, where))
+    return {bucket: (count, int(total)) for bucket, count, total in rows}
 
 
 def lock_roots(cursor: Cursor, roots: Sequence[Name], lock_timeout: float) -> None:
@@ -160,7 +149,7 @@ def _put_back(cursor: Cursor, family: Family, number: int, source: Name) -> None
 
 def _count_different(cursor: Cursor, family: Family, number: int, source: Name) -> int:
     """Keys of this batch whose rows are not the same on both sides, counting absent as a value."""
-    columns = sql.SQL(", ").join(sql.SQL("t.{}").format(sql.Identifier(name)) for name in family.columns)
+    columns = sql.SQL(", ").join(sql.SQL("t.{}").format(sql.Identifier(name)) for name, _ in family.compared)
     keyed = sql.SQL("SELECT DISTINCT {} FROM pg_temp.{}").format(_columns(family.key), _batch(number))
     pick = sql.SQL("SELECT ROW({})::text AS row FROM ONLY {} AS t JOIN ({}) AS k ON {}")
     mine = pick.format(columns, source.identifier, keyed, _same(family.key))

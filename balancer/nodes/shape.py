@@ -26,6 +26,8 @@ class Column:
     statistics: int
     options: tuple[str, ...]
     comment: str | None
+    hashable: bool
+    """Whether its own type has a hash that is the same on every server: a built-in type, and not one of oids."""
     portable: bool
     """Whether its binary form means the same in another database: a type with an oid of its own does not."""
 
@@ -100,6 +102,10 @@ _COLUMNS = """
     SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, pg_get_expr(d.adbin, d.adrelid),
            a.attgenerated <> '', a.attstorage::text, a.attcompression::text, coalesce(a.attstattarget, -1)::int,
            coalesce(a.attoptions, '{}'), col_description(a.attrelid, a.attnum),
+           t.oid < 16384 AND t.typtype = 'b' AND t.typname NOT LIKE 'reg%%' AND EXISTS (
+               SELECT FROM pg_opclass o JOIN pg_am m ON m.oid = o.opcmethod AND m.amname = 'hash'
+               JOIN pg_amproc p ON p.amprocfamily = o.opcfamily AND p.amproclefttype = o.opcintype AND p.amprocnum = 2
+               WHERE o.opcdefault AND o.opcintype = t.oid),
            (coalesce(nullif(t.typbasetype, 0), t.oid) < 16384 OR t.typtype = 'e')
            AND NOT (t.typname LIKE 'reg%%' AND t.typnamespace = 'pg_catalog'::regnamespace)
     FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
@@ -179,8 +185,8 @@ def read_shape(cursor: Cursor, partition: Name) -> Shape:
 
 
 def _column(*row: Any) -> Column:
-    *begin, options, comment, portable = row
-    values = (*begin, tuple(options), comment, portable)
+    *begin, options, comment, hashable, portable = row
+    values = (*begin, tuple(options), comment, hashable, portable)
     return Column(*values)
 
 

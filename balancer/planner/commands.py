@@ -8,6 +8,7 @@ operator. Wrong arguments are refused with a sentence, by the leader, because on
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from uuid import uuid4
@@ -32,6 +33,7 @@ from balancer.directory.model import (
 )
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Refused
+from balancer.planner import orders
 from policies.leaves import Leaf
 from policies.model import Action, ActionKind, Part
 
@@ -189,8 +191,12 @@ def _resume(context: Context) -> Outcome:
 def _cancel(context: Context) -> Outcome:
     wanted = context.word("migration")
     migration = context.snapshot.migrations.get(wanted)
+    order = context.snapshot.plans.get(wanted)
+    if order is not None and order.state == orders.ORDERED:
+        left = replace(order, state=orders.WITHDRAWN)
+        return Outcome(f"order {wanted} is withdrawn: {orders.sentence(order, context.snapshot)}", (Put(left),))
     if migration is None:
-        raise Refused(f"there is no migration {wanted!r}; see `balancer moves`")
+        raise Refused(f"there is no migration or order {wanted!r}: see `balancer moves`, `balancer status`")
     if migration.finished:
         raise Refused(f"migration {wanted} has finished already: {migration.state}")
     return Outcome(f"migration {wanted} is being cancelled", steer=(("cancel", wanted),))
@@ -307,6 +313,19 @@ def _apply(context: Context) -> Outcome:
     )
 
 
+def _order(context: Context, what: str) -> Outcome:
+    bundle, name = _bundle(context), context.word("table")
+    table = context.snapshot.table(name)
+    if table.bundle != bundle:
+        raise Refused(f"table {name} belongs to bundle {table.bundle}, not to {bundle}")
+    at_once = bool(context.arguments.get("at_once"))
+    order = orders.place(context.snapshot, table, what, context.now.timestamp(), at_once=at_once, author=context.author)
+    when = "at once" if at_once else "when the schedule allows it"
+    return Outcome(
+        f"order {order.id}: {orders.sentence(order, context.snapshot)}; it begins {when}", (Put(order),), replan=bundle
+    )
+
+
 def _act(context: Context, action: Action) -> Outcome:
     return Outcome(f"{action.kind} of {_names(action.tablets)} starts", actions=(action,))
 
@@ -341,7 +360,9 @@ VERBS: Mapping[str, Callable[[Context], Outcome]] = {
     "apply": _apply,
     "cancel": _cancel,
     "close": _close,
+    "double": partial(_order, what=orders.DOUBLE),
     "drain": _drain,
+    "halve": partial(_order, what=orders.HALVE),
     "merge": _merge,
     "move": _move,
     "pause": _pause,

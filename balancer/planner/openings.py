@@ -1,7 +1,7 @@
 """Which windows of a bundle are open at this moment, and what that allows. The tick asks; nothing is decided elsewhere.
 
 A group of tables and heat may have formulas of their own, which take the place of the bundle's. What an operator asked
-for by name is nobody's window: it starts at once and is never parked.
+for by name, or ordered to be done at once, is nobody's window: it starts at once and is never parked.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from datetime import datetime
 
 from balancer.directory.model import Migration
 from balancer.directory.snapshot import Snapshot
-from balancer.planner import windows
+from balancer.planner import orders, windows
 from balancer.planner.follow_up import CODE as FOLLOW_UP
 from balancer.planner.memory import HEAT
 from balancer.planner.state import ScheduleReport
@@ -80,7 +80,9 @@ class Openings:
 
     def _is_over(self, snapshot: Snapshot, record: Migration) -> bool:
         code = str(record.detail.get("code", ""))
-        return code not in BY_OPERATORS and not self.window(snapshot.tables[record.table].name, code).open
+        if code in BY_OPERATORS or orders.unscheduled(snapshot, record):
+            return False
+        return not self.window(snapshot.tables[record.table].name, code).open
 
 
 def look(settings: Settings, bundle: BundleSettings, now: datetime, since: datetime | None) -> Openings:

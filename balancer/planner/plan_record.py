@@ -143,7 +143,7 @@ def _pack_samples(samples: KeySamples) -> dict[str, Any]:
 
 def _unpack_samples(document: dict[str, Any]) -> KeySamples:
     read = _samples.validate_python({**document, **dict.fromkeys(_KEYS, ())})
-    keys: dict[str, Any] = {name: tuple(map(bytes.fromhex, document.get(name, ()))) for name in _KEYS}
+    keys: dict[str, Any] = {name: tuple(bytes.fromhex(text) for text in document.get(name, ())) for name in _KEYS}
     return replace(read, **keys)
 
 

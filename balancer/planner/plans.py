@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from balancer.directory.model import Change, Kind, Plan, Put, Remove
 from balancer.directory.snapshot import Snapshot
+from balancer.planner.orders import ended_orders, is_order
 from balancer.planner.plan_record import plan_document, read_actions
 from balancer.settings import Mode
 from policies.model import Action, BundleView, PlanResult
@@ -21,8 +22,9 @@ KEPT = 10  # finished plans per bundle
 
 
 def of_bundle(snapshot: Snapshot, bundle: str) -> list[Plan]:
-    """A bundle's plans, oldest first."""
-    return sorted((plan for plan in snapshot.plans.values() if plan.bundle == bundle), key=lambda plan: plan.created)
+    """A bundle's plans, oldest first; operators' orders are not among them."""
+    mine = (plan for plan in snapshot.plans.values() if plan.bundle == bundle and not is_order(plan))
+    return sorted(mine, key=lambda plan: plan.created)
 
 
 def in_state(snapshot: Snapshot, bundle: str, state: str) -> Plan | None:
@@ -37,22 +39,34 @@ def actions_of(plan: Plan) -> tuple[Action, ...]:
 
 
 def propose(
-    snapshot: Snapshot, result: PlanResult, view: BundleView, options: BundleOptions, mode: Mode
+    snapshot: Snapshot,
+    result: PlanResult,
+    view: BundleView,
+    options: BundleOptions,
+    mode: Mode,
+    *,
+    asked: bool = False,
 ) -> tuple[str, tuple[Change, ...]]:
-    """The id of the plan that stands for this result, and the changes that record it: none if it is recorded."""
+    """The id of the plan that stands for this result, and the changes that record it: none if it is recorded.
+
+    A plan that was asked for is recorded in any case, with its inputs: also one that proposes nothing, or that comes
+    while an approved one stands, can be explained.
+    """
     known = of_bundle(snapshot, view.bundle)
     waiting = [plan for plan in known if plan.state == APPROVED] if mode is Mode.APPROVE else []
-    if waiting:
+    if waiting and not asked:
         return waiting[-1].id, _superseded(known, (PROPOSED,))
     last = known[-1] if known else None
-    if last is not None and last.state == PROPOSED and same(actions_of(last), result.actions):
+    if not asked and last is not None and last.state == PROPOSED and same(actions_of(last), result.actions):
         return last.id, ()
     # Approved in a mode that asked for it, which is another one now: nobody will start it.
-    stale = _superseded(known, (PROPOSED, APPROVED))
-    if not result.actions:
+    stale = _superseded(known, (PROPOSED,) if waiting else (PROPOSED, APPROVED))
+    if not result.actions and not asked:
         return "", stale
-    plan = Plan(uuid4().hex[:8], view.bundle, view.now, PROPOSED, plan_document(result, view, options))
-    return plan.id, (Put(plan), *stale, *_forgotten(known, {change.record.key for change in stale}))
+    state = SUPERSEDED if waiting else PROPOSED if result.actions else DONE
+    plan = Plan(uuid4().hex[:8], view.bundle, view.now, state, plan_document(result, view, options))
+    standing = waiting[-1].id if waiting else plan.id if result.actions else ""
+    return standing, (Put(plan), *stale, *_forgotten(known, {change.record.key for change in stale}))
 
 
 def settle(plan: Plan, handled: Sequence[Action], failures: Sequence[str]) -> Put:
@@ -76,6 +90,14 @@ def _essence(action: Action) -> tuple[object, ...]:
 
 def _superseded(known: Sequence[Plan], states: Sequence[str]) -> tuple[Put, ...]:
     return tuple(Put(replace(plan, state=SUPERSEDED)) for plan in known if plan.state in states)
+
+
+def forgotten_orders(snapshot: Snapshot, bundle: str) -> tuple[Remove, ...]:
+    """Orders that ended so long ago that others have taken their place; a table's newest one is still respected."""
+    ended = ended_orders(snapshot, bundle)
+    newest = {plan.document["table"]: plan.id for plan in ended if plan.state == DONE}
+    old = [plan for plan in ended if plan.id not in newest.values()]
+    return tuple(Remove(Kind.PLAN, plan.id) for plan in old[: max(0, len(old) - KEPT)])
 
 
 def _forgotten(known: Sequence[Plan], changed: set[str]) -> tuple[Remove, ...]:

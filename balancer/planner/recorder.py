@@ -21,8 +21,8 @@ from balancer.planner.state import BundleState
 from policies.model import BundleView, Ints, TableView
 
 BINS: Final = 512
-TOTAL_BINS: Final = 8192
-"""For all tables together: with 360 slots some 40 MB."""
+TOTAL_CELLS: Final = 8192 * 360
+"""Bins × slots of all tables together: some 40 MB."""
 MIN_BINS: Final = 16
 LAYERS: Final = ("writes", "reads", "bytes")
 
@@ -69,11 +69,14 @@ class HeatMap:
 
 
 class Recorder:
-    """Keeps the last `slots` slots of `slot_seconds` each. Safe to use from several threads."""
+    """Keeps the last hour in slots. Safe to use from several threads.
 
-    def __init__(self, slot_seconds: float = 10.0, slots: int = 360) -> None:
-        self.slot_seconds: Final = slot_seconds
-        self._slots: Final = slots
+    `slot_seconds` is best a tick: from 2 to 10 seconds. Shorter slots leave each table fewer bins.
+    """
+
+    def __init__(self, slot_seconds: float = 10.0, span_seconds: float = 3600.0) -> None:
+        self.slot_seconds: Final = min(10.0, max(2.0, slot_seconds))
+        self._slots: Final = int(span_seconds / self.slot_seconds)
         self._frames: dict[tuple[str, str], deque[Frame]] = {}
         self._present: dict[tuple[str, str], Present] = {}
         self._scores: dict[str, deque[tuple[float, float]]] = {}
@@ -135,7 +138,8 @@ class Recorder:
         known = {(view.bundle, table.name) for table in view.tables}
         for key in [key for key in self._present if key[0] == view.bundle and key not in known]:
             del self._present[key], self._frames[key]
-        most = max(MIN_BINS, min(BINS, TOTAL_BINS // max(1, len(self._present.keys() | known))))
+        tables = max(1, len(self._present.keys() | known))
+        most = max(MIN_BINS, min(BINS, TOTAL_CELLS // self._slots // tables))
         for table in view.tables:
             if table.last > table.first:
                 self._add_table(view, table, numbers, slot, most)
@@ -209,16 +213,16 @@ def _greatest(column: npt.NDArray[np.float64], table: TableView, firsts: Ints) -
 
 
 def _busiest(view: BundleView, table: TableView, firsts: Ints) -> Ints:
-    """The row of the tablet with the greatest rate in each bin; the largest where all are idle."""
-    if len(firsts) == table.last - table.first:
+    """The row of the tablet with the greatest rate in each bin; the first of several."""
+    count = table.last - table.first
+    if len(firsts) == count:
         return firsts
-    rows = np.arange(table.first, table.last)
-    bin_of = np.searchsorted(firsts, rows, side="right") - 1
     columns = view.tablets
-    rate = (columns.write_rate + columns.read_rate)[rows]
-    order = np.lexsort((columns.sizes[rows], rate, bin_of))
-    lasts = np.append(firsts[1:], table.last) - table.first - 1
-    busiest: Ints = rows[order[lasts]]
+    rates = (columns.write_rate + columns.read_rate)[table.first : table.last]
+    lengths = np.diff(np.append(firsts, table.last))
+    greatest = np.maximum.reduceat(rates, firsts - table.first)
+    candidates = np.flatnonzero(rates == np.repeat(greatest, lengths)) + table.first
+    busiest: Ints = candidates[np.searchsorted(candidates, firsts)]
     return busiest
 
 

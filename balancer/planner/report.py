@@ -48,18 +48,6 @@ class Reporter:
         if state.plan is not None:
             self._plan(bundle, state.plan)
 
-    def started(self, bundle: str, kind: str, code: str) -> None:
-        """An action became a migration."""
-        self.instruments.actions.labels(bundle, kind, code).inc()
-
-    def answered(self, verb: str, result: str) -> None:
-        """An operator's command was carried out or refused."""
-        self.instruments.commands.labels(verb, result).inc()
-
-    def leftovers(self, bundle: str, counts: Mapping[str, int]) -> None:
-        """What migrations have left behind on a bundle's nodes."""
-        self._set(self.instruments.leftovers, bundle, {(bundle, node): count for node, count in counts.items()})
-
     def finished(self, migration: Migration, outcome: str, seconds: float, moved: float, pause: float | None) -> None:
         """A migration came to an end: done, cancelled or failed; `pause` is None where writers were not held back."""
         labels = migration.bundle, migration.operation.value
@@ -69,6 +57,18 @@ class Reporter:
             self.instruments.moved_bytes.labels(*labels).inc(moved)
         if pause is not None:
             self.instruments.write_pause.labels(*labels).observe(pause)
+
+    def leftovers(self, bundle: str, counts: Mapping[str, int]) -> None:
+        """Objects of dead migrations on each node that could be looked at."""
+        self._set(self.instruments.leftovers, bundle, {(bundle, node): count for node, count in counts.items()})
+
+    def started(self, bundle: str, kind: str, code: str) -> None:
+        """An action became a migration."""
+        self.instruments.actions.labels(bundle, kind, code).inc()
+
+    def commanded(self, verb: str, result: str) -> None:
+        """A command was carried out or refused."""
+        self.instruments.commands.labels(verb, result).inc()
 
     def verified(self, bundle: str, equal: bool) -> None:
         """Source and target were compared before a commit."""

@@ -8,6 +8,8 @@ import numpy as np
 from balancer.planner.state import BundleState, NodeReport
 from policies.model import BundleView
 
+STATUS_TOPIC = "status"
+"""The topic of the notes; their names are those of the bundles."""
 MOST_HOT = 20
 
 

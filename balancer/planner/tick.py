@@ -11,10 +11,11 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from balancer.clock import Clock
-from balancer.directory.model import Migration, MigrationKind
+from balancer.directory.model import Migration, MigrationKind, Plan
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Fenced
 from balancer.nodes.connection import Address
+from balancer.planner import orders
 from balancer.planner.follow_up import affordable, credited, follow_ups
 from balancer.planner.memory import Memory
 from balancer.planner.openings import Openings, look
@@ -26,6 +27,7 @@ from balancer.planner.verdict import Situation, verdict
 from balancer.polling.poller import ClusterPoll, Poller
 from balancer.polling.view import Capacity, Remembered, build_view
 from balancer.settings import BundleSettings, Mode, Settings
+from policies.budgets import Admission
 from policies.heat import hot_tablets
 from policies.model import Action, BundleView, NodeChange, PlanResult
 from policies.options import BundleOptions
@@ -43,11 +45,14 @@ class Starter(Protocol):
     def change_node(self, change: NodeChange) -> None:
         """Closes a node to new data, or opens it again."""
 
-    def propose(self, plan: PlanResult, view: BundleView, bundle: BundleSettings) -> str:
-        """Records a plan, if it is a new one; returns the id of the one that stands, empty: there is none."""
+    def propose(self, plan: PlanResult, view: BundleView, bundle: BundleSettings, *, asked: bool = False) -> str:
+        """Records a plan that is new or was asked for; returns the id of the one that stands, empty: there is none."""
 
     def settle(self, plan: str, handled: Sequence[Action], failures: Sequence[str]) -> None:
         """Records which of a plan's actions have been handled, and why some could not be started."""
+
+    def settle_orders(self, bundle: str, dues: Sequence[orders.Due], view: BundleView) -> None:
+        """Records which of the operators' orders have come to their end, and forgets old ones."""
 
     def park(self, bundle: str, overrunning: frozenset[str]) -> None:
         """Holds these migrations of a bundle at a safe point, and lets go on those it held before."""
@@ -67,6 +72,10 @@ class Occasion:
     """In mode `approve`: the actions of an approved plan that have not been started yet."""
     plan: str = ""
     """The plan that stands: the approved one, or else the proposed one."""
+    asked: bool = False
+    """Whether an operator asked for this plan: then it is recorded whatever it proposes."""
+    orders: tuple[Plan, ...] = ()
+    """Operators' orders that are being worked off, in whatever mode."""
 
     @property
     def pause_until(self) -> datetime | None:
@@ -90,15 +99,25 @@ class _Moment:
     view: BundleView
     owed: Sequence[Action]
     plan: PlanResult
+    dues: Sequence[orders.Due]
+    """What is left of the operators' orders."""
+
+    def scheduled(self, due: orders.Due) -> bool:
+        """Whether the window of an order's table is open."""
+        document = due.order.document
+        return self.openings.window(document["table"], document["order"]).open
 
 
 @dataclass(frozen=True, slots=True)
 class _Acts:
-    """What a tick has done: the plan's actions it came to, migrations begun, in words, and why others could not be."""
+    """What a tick has done: migrations begun, in words, and why others could not be."""
 
-    handled: tuple[Action, ...] = ()
     started: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
+    handled: tuple[Action, ...] = ()
+    """The plan's own actions that the tick came to."""
+    failures: tuple[str, ...] = ()
+    """Those of the refusals that belong to them."""
 
 
 class BundleTick:
@@ -124,13 +143,11 @@ class BundleTick:
         view = self._view(occasion, poll, openings, now)
         owed = self._owed(occasion, view, openings, now)
         view = credited(view, owed)
-        plan = self._plan(view, occasion.bundle.options)
-        moment = _Moment(occasion, now, openings, view, owed, plan)
-        starter = occasion.starter
-        plan_id = occasion.plan if starter is None else starter.propose(plan, view, occasion.bundle)
-        acts = _act(moment)
-        if starter is not None and plan_id and acts.handled:
-            starter.settle(plan_id, acts.handled, acts.refused)
+        options = occasion.bundle.options
+        plan = self._plan(view, options)
+        dues = [orders.due(order, view, options) for order in occasion.orders]
+        moment = _Moment(occasion, now, openings, view, owed, plan, dues)
+        plan_id, acts = _carry_out(moment)
         nodes = node_reports(occasion.snapshot, occasion.bundle.name, poll)
         word, sentence = verdict(_situation(moment, plan_id, nodes, acts))
         self._last = now
@@ -213,21 +230,61 @@ class BundleTick:
         return affordable(owed, view, occasion.bundle.options)
 
 
-def _act(moment: _Moment) -> _Acts:
-    """Parks what runs over its window, and starts what may be started now."""
-    occasion, openings = moment.occasion, moment.openings
-    starter, bundle = occasion.starter, occasion.bundle
+def _carry_out(moment: _Moment) -> tuple[str, _Acts]:
+    """Records the plan, acts, and records what came of plan and orders; returns the plan that stands."""
+    occasion, starter = moment.occasion, moment.occasion.starter
     if starter is None:
-        return _Acts()
+        return occasion.plan, _Acts()
+    plan_id = starter.propose(moment.plan, moment.view, occasion.bundle, asked=occasion.asked)
+    acts = _act(moment, starter)
+    if plan_id and acts.handled:
+        starter.settle(plan_id, acts.handled, acts.failures)
+    starter.settle_orders(occasion.bundle.name, moment.dues, moment.view)
+    return plan_id, acts
+
+
+def _act(moment: _Moment, starter: Starter) -> _Acts:
+    """Parks what runs over its window, and starts what may be started now."""
+    occasion, openings, bundle = moment.occasion, moment.openings, moment.occasion.bundle
     starter.park(bundle.name, openings.overrunning(occasion.snapshot, bundle))
-    if not openings.any or occasion.paused(moment.now):
+    if occasion.paused(moment.now):
         return _Acts()
-    refused: list[str] = []
+    admission = Admission(moment.view, bundle.options)
+    ordered = _ordered(moment, admission)
+    started, refused = _start(starter, (*moment.owed, *ordered), bundle)
+    if not openings.any:
+        return _Acts(tuple(started), tuple(refused))
     if bundle.mode is Mode.AUTONOMOUS:
         refused += _change_nodes(starter, moment.plan.node_changes)
+    own = _beside_orders(moment, ordered, admission)
+    begun, failures = _start(starter, own, bundle)
+    return _Acts((*started, *begun), (*refused, *failures), tuple(own), tuple(failures))
+
+
+def _ordered(moment: _Moment, admission: Admission) -> list[Action]:
+    """What operators' orders may start now, within the budgets."""
+    found: list[Action] = []
+    for due in moment.dues:
+        found += orders.startable([due], admission, schedule_open=moment.scheduled(due))
+    return found
+
+
+def _beside_orders(moment: _Moment, ordered: Sequence[Action], admission: Admission) -> Sequence[Action]:
+    """The plan's own actions that may start now, beside what the orders have started."""
+    own = _due(moment)
+    if moment.occasion.bundle.mode is not Mode.AUTONOMOUS or not moment.dues:
+        return own
+    # The plan was made without the orders: what they have taken of tablets and budgets is not there for it.
+    taken = {tablet for action in ordered for tablet in action.tablets}
+    free = [action for action in orders.beside(own, moment.dues) if taken.isdisjoint(action.tablets)]
+    return orders.take(free, admission)
+
+
+def _start(starter: Starter, actions: Sequence[Action], bundle: BundleSettings) -> tuple[list[str], list[str]]:
+    """What was started, in words, and why others could not be."""
     started: list[str] = []
-    due = tuple(_due(moment))
-    for action in (*moment.owed, *due):
+    refused: list[str] = []
+    for action in actions:
         try:
             migration = starter.start(action, bundle)
         except Fenced:
@@ -236,7 +293,7 @@ def _act(moment: _Moment) -> _Acts:
             refused.append(f"{action.kind} of tablet {action.tablets[0]} cannot be started: {error}")
         else:
             started.append(in_words(migration))
-    return _Acts(due, tuple(started), tuple(refused))
+    return started, refused
 
 
 def _due(moment: _Moment) -> Sequence[Action]:
@@ -277,6 +334,11 @@ def _situation(moment: _Moment, plan_id: str, nodes: tuple[NodeReport, ...], act
         leader=occasion.leader,
         waiting_plan=plan_id if waits else "",
         refused=acts.refused[0] if acts.refused else "",
+        orders=[
+            (orders.sentence(one.order, snapshot), one.at_once or moment.scheduled(one))
+            for one in moment.dues
+            if not one.finished
+        ],
     )
 
 

@@ -32,6 +32,9 @@ class Situation:
     leader: str | None
     waiting_plan: str  # a plan that waits for approval; empty: none
     refused: str  # why an action could not be started; empty: none was refused
+    orders: Sequence[
+        tuple[str, bool]
+    ] = ()  # operators' orders in words, and whether they need not wait for the schedule
 
 
 def verdict(situation: Situation) -> tuple[Word, str]:
@@ -44,8 +47,8 @@ def verdict(situation: Situation) -> tuple[Word, str]:
     broken = [node for node in situation.nodes if not node.reachable or node.is_standby or node.disagreements]
     if broken:
         return Word.BLOCKED, _broken(broken[0], len(broken))
-    if not wanted:
-        return _idle(situation)
+    if situation.orders or not wanted:
+        return _ordered(situation) if situation.orders else _idle(situation)
     blocked = _steering(situation) or situation.refused
     if blocked:
         return Word.BLOCKED, blocked
@@ -63,13 +66,33 @@ def _working(situation: Situation) -> str:
     more = len(situation.running) - 1
     left = situation.plan.pending_moves + max(0, len(situation.plan.actions) - situation.started)
     words = first + (f" and {more} more" if more else "")
+    words += "".join(f"; {order}" for order, _ in situation.orders)
     return words + (f"; {_actions(left)} to follow" if left else "")
 
 
 def _held(situation: Situation) -> str:
     more = len(situation.held) - 1
     words = situation.held[0] + (f" and {more} more" if more else "")
-    return f"{words} until the schedule opens, {_opening(situation.schedule)}"
+    return f"{words} {_until(situation.schedule)}"
+
+
+def _ordered(situation: Situation) -> tuple[Word, str]:
+    """An order is being worked off, and nothing runs at this moment."""
+    order, unscheduled = situation.orders[0]
+    if situation.paused:
+        return Word.BLOCKED, f"{_paused(situation)}; {order}"
+    if not situation.leading and situation.leader is None:
+        return Word.BLOCKED, f"no instance leads; {order}"
+    if situation.refused:
+        return Word.BLOCKED, f"{situation.refused}; {order}"
+    if not situation.schedule.open and not unscheduled:
+        return Word.WAITING, f"{order}; the rest {_until(situation.schedule)}"
+    return Word.WORKING, order
+
+
+def _paused(situation: Situation) -> str:
+    until = f" until {situation.paused_until:%Y-%m-%d %H:%M} UTC" if situation.paused_until else ""
+    return f"paused by an operator{until}"
 
 
 def _broken(node: NodeReport, count: int) -> str:
@@ -121,8 +144,7 @@ _HINDRANCES = {
 def _steering(situation: Situation) -> str:
     wanted = _actions(len(situation.plan.actions) + situation.plan.pending_moves)
     if situation.paused:
-        until = f" until {situation.paused_until:%Y-%m-%d %H:%M} UTC" if situation.paused_until else ""
-        return f"paused by an operator{until}; {wanted} kept back"
+        return f"{_paused(situation)}; {wanted} kept back"
     if situation.mode is Mode.OBSERVE:
         return f"the mode is observe: {wanted} proposed, none will be started"
     if situation.waiting_plan:
@@ -133,12 +155,12 @@ def _steering(situation: Situation) -> str:
 
 
 def _waiting(situation: Situation, wanted: int) -> str:
-    return f"{_actions(wanted)} until the schedule opens, {_opening(situation.schedule)}"
+    return f"{_actions(wanted)} {_until(situation.schedule)}"
 
 
-def _opening(schedule: ScheduleReport) -> str:
+def _until(schedule: ScheduleReport) -> str:
     until = f"until {schedule.next_open:%Y-%m-%d %H:%M} UTC" if schedule.next_open else "for ever: it never opens"
-    return f"{until} ({schedule.formula})"
+    return f"until the schedule opens, {until} ({schedule.formula})"
 
 
 def _actions(count: int) -> str:

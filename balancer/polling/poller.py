@@ -88,7 +88,7 @@ class Poller:
         at = self._clock.monotonic()
         answers = self._fan_out.ask(questions, self._patience)
         reports = {node: self._report(node, answer, snapshot, index) for node, answer in answers.items()}
-        self._rates = advance(self._rates, _sample(reports, index, at), index.ids)
+        self._rates = advance(self._rates, _sample(reports, index, at, _own_work(snapshot)), index.ids)
         return ClusterPoll(self._clock.now().timestamp(), snapshot.version, reports, self._rates)
 
     def close(self) -> None:
@@ -135,7 +135,20 @@ class Poller:
         return NodeReport(node, Health.QUARANTINED if found else Health.GOOD, answer, disagreements=tuple(found))
 
 
-def _sample(reports: Mapping[str, NodeReport], index: TabletIndex, at: float) -> Sample:
+def _own_work(snapshot: Snapshot) -> dict[int, int]:
+    """Tablet → a number that changes with every step of its migrations.
+
+    A copy, a checksum or a split reads every row, and PostgreSQL counts that as it counts everybody's reads. As part of
+    where counters come from, the number makes the rates begin anew after each step instead of showing our own work.
+    """
+    return {
+        tablet: hash((record.id, record.state))
+        for record in snapshot.migrations.values()
+        for tablet in (*record.sources, *(target.id for target in record.targets))
+    }
+
+
+def _sample(reports: Mapping[str, NodeReport], index: TabletIndex, at: float, own_work: Mapping[int, int]) -> Sample:
     """Sums the partitions of each tablet. Only the owner's partitions count: a copy in the making does not."""
     partitions: dict[int, list[PartitionStats]] = defaultdict(list)
     sources: dict[int, int] = {}
@@ -154,7 +167,7 @@ def _sample(reports: Mapping[str, NodeReport], index: TabletIndex, at: float) ->
     counters = [[sum(getattr(p, name) for p in group) for name in COUNTERS] for group in rows]
     return Sample(
         np.array(ids, np.int64),
-        np.array([sources[tablet] for tablet in ids], np.int64),
+        np.array([sources[tablet] ^ own_work.get(tablet, 0) for tablet in ids], np.int64),
         np.full(len(ids), at),
         np.array(counters, np.float64).reshape(len(ids), len(COUNTERS)),
         np.array([sum(p.bytes for p in group) for group in rows], np.float64),

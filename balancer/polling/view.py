@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from balancer.directory.model import CLOSED_BY_DAEMON, Layout, Node, NodeState, Table, TabletState
+from balancer.directory.model import CLOSED_BY_DAEMON, Layout, Migration, Node, NodeState, Table, TabletState
 from balancer.directory.pages import STATES
 from balancer.directory.snapshot import Columns, Snapshot
 from balancer.polling.poller import ClusterPoll, Health, NodeReport
@@ -189,7 +189,12 @@ def _join(parts: Sequence[_Part]) -> TabletColumns:
 
 def _in_flight(snapshot: Snapshot, bundle: str) -> tuple[InFlight, ...]:
     return tuple(
-        InFlight(migration.id, migration.sources, migration.source_node, migration.target_node)
+        InFlight(migration.id, _touched(migration), migration.source_node, migration.target_node)
         for migration in snapshot.migrations.values()
         if migration.bundle == bundle and not migration.finished
     )
+
+
+def _touched(migration: Migration) -> tuple[int, ...]:
+    """The tablets before and after: what a split makes exists before the split has ended."""
+    return tuple(dict.fromkeys((*migration.sources, *(target.id for target in migration.targets))))

@@ -96,6 +96,19 @@ class DirectorySecurity(Section):
     tls_key: Path | None = None
 
 
+class PgBouncerSettings(Section):
+    """`[pgbouncer]`: the PgBouncer beside this instance, given the directory's aliases and paused around switches."""
+
+    admin: DsnField
+    """Its console: a DSN with dbname=pgbouncer and a user who is in its admin_users; the password as libpq finds it."""
+    file: Path
+    """The file of aliases that pgbouncer.ini includes; it is ours alone."""
+    per: Annotated[str, Field(pattern="^(tablet|node)$")] = "tablet"
+    """What gets an alias: each tablet as `<table>_t<id>`, or each node by its id."""
+    options: str = ""
+    """Added to each alias, such as "pool_size=20"."""
+
+
 class LogSettings(Section):
     """How much is logged, and in which form."""
 
@@ -148,6 +161,8 @@ class DaemonFile(_EnvironmentFirst):
     http: HttpSettings = HttpSettings()
     directory_security: DirectorySecurity = DirectorySecurity()
     log: LogSettings = LogSettings()
+    pgbouncer: PgBouncerSettings | None = None
+    """None: no PgBouncer is fed by this instance."""
 
 
 class NodeSection(Section):
@@ -202,6 +217,8 @@ class BundleFile(_EnvironmentFirst):
 
     mode: Mode | None = None
     timezone: Zone | None = None
+    forwarding: bool = False
+    """Whether each node answers for every key through `balancer_all`; needs postgres_fdw and stores logins on nodes."""
     tablet_balancer_config: BalancerSection = BalancerSection()
     heat: HeatSection = HeatSection()
     placement: PlacementSection = PlacementSection()

@@ -78,6 +78,7 @@ class BundleSettings:
     tables: Mapping[str, TableSettings]
     given: Mapping[str, Any] = field(repr=False, default_factory=dict)
     """The keys that the file itself sets: where a value came from."""
+    forwarding: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +194,7 @@ def _load_bundle(file: Path, daemon: BaseModel | None, mistakes: list[Mistake]) 
         nodes=nodes,
         tables={name: _table(name, section) for name, section in read.tables.items()},
         given=given,
+        forwarding=read.forwarding,
     )
 
 

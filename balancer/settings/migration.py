@@ -55,8 +55,6 @@ class MigrationSettings:
     """Seconds a transaction must have lasted before it may be ended as a blocker."""
     checksum_pages: int = 4096
     """Pages (8 kB) per chunk of a checksum: 32 MB, so that a throttle or a cancel is heard several times a second."""
-    copy_rows_per_chunk: int = 20_000
-    """Rows written by one statement while a split or merge fills its partitions: each is a short transaction."""
     verify_keys_in_fence: int = 2000
     """Changed keys left to compare when the fence is taken; more of them are first compared without it."""
     retry_patience: Seconds = 120.0

@@ -5,6 +5,7 @@ import re
 import httpx
 import pytest
 
+import balancer
 from balancer.directory.contract import Follower
 from balancer.errors import Unavailable
 from balancer.instruments import declared
@@ -43,6 +44,8 @@ def test_metrics_are_those_that_are_declared(client: httpx.Client) -> None:
     served = set(re.findall(r"^# TYPE (\S+) ", answer.text, re.MULTILINE))
     assert {name for name in served if not name.endswith("_created")} == {metric.name for metric in declared()}
     assert 'balancer_balance_score{bundle="shop"} 71.5' in answer.text
+    assert "balancer_directory_version 1.0" in answer.text
+    assert f'balancer_info{{version="{balancer.__version__}"}} 1.0' in answer.text
     assert 'balancer_http_requests_total{route="/v1/status",status="200"} 1.0' in answer.text
 
 

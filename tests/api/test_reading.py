@@ -1,6 +1,9 @@
 """What the API tells: all of it from the directory and the last tick."""
 
+from dataclasses import replace
+
 import httpx
+import numpy as np
 import pytest
 
 from tests.support.directories import migration, moved, puts, transaction
@@ -57,6 +60,17 @@ def test_one_tablet_and_an_unknown_one(reader: httpx.Client) -> None:
 def test_the_hottest_tablets_come_first(reader: httpx.Client) -> None:
     hot = reader.get("/v1/hot", params={"limit": 3}).json()
     assert [tablet["id"] for tablet in hot] == [1004, 1003, 1002]
+
+
+def test_a_tablet_of_many_writes_is_not_hidden_by_scans(instance: Instance, client: httpx.Client) -> None:
+    state = instance.states()["shop"]
+    assert state.view is not None
+    columns = state.view.tablets
+    writes, reads = np.ones(len(columns)), np.full(len(columns), 5000.0)
+    writes[columns.ids == 1003] = 90.0
+    tablets = replace(columns, write_rate=writes, read_rate=reads)
+    instance.report(replace(state, view=replace(state.view, tablets=tablets)))
+    assert client.get("/v1/hot").json()[0]["id"] == 1003
 
 
 def test_the_plan_says_why_and_why_not(reader: httpx.Client) -> None:

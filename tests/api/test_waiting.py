@@ -10,11 +10,13 @@ import pytest
 
 from balancer.directory.model import CommandState, Put
 from balancer.planner.commands import carry_out
+from balancer.planner.samples import Samples
 from policies.hashing import partition_hash
 from policies.keys import KeyType, encode_key
 from policies.leaves import position
 from tests.support.directories import migration, moved, puts, transaction
 from tests.support.instance import Instance, bearer, serving
+from tests.support.made_states import view_of_snapshot
 
 pytestmark = pytest.mark.quick
 
@@ -170,19 +172,33 @@ def test_an_unknown_verb_is_refused_at_once(instance: Instance, client: httpx.Cl
     assert not instance.directory().snapshot().commands
 
 
-def test_samples_become_notes_in_the_policies_own_form(instance: Instance, client: httpx.Client) -> None:
+def test_samples_reach_the_tick_as_those_of_the_client_library_do(instance: Instance, client: httpx.Client) -> None:
     for table, keys in (("events", [5, 15]), ("orders", [7])):
-        samples = [{"key": [key], "weight": 2.5, "write": False} for key in keys]
-        body = {"table": table, "reporter": "shop-web-1", "samples": samples}
+        reported = [{"key": [key], "weight": 2.5, "write": False} for key in keys]
+        body = {"table": table, "reporter": "shop-web-1", "samples": reported}
         answer = client.post("/v1/samples", json=body, headers=bearer())
         assert (answer.status_code, answer.json()) == (202, {"taken": len(keys)})
-    notes = instance.directory().published("samples")
-    assert set(notes) == {"shop-web-1.1", "shop-web-1.2"}
-    ranged, hashed = notes["shop-web-1.2"], notes["shop-web-1.1"]
-    assert ranged["keys"] == [encode_key((KeyType.BIGINT,), (key,)).hex() for key in (5, 15)]
-    assert ranged["weights"] == [2.5, 2.5]
-    assert ranged["writes"] == [False, False]
-    assert hashed["keys"] == [position(partition_hash((KeyType.BIGINT,), (7,))).to_bytes(8, "big").hex()]
+    samples = Samples(instance.directory())
+    samples.gather(instance.clock.now().timestamp())
+    view, snapshot = view_of_snapshot(instance.follower().snapshot), instance.follower().snapshot
+    found = samples.of(view, snapshot, [1001, 1002], NobodyKnows(), enough=1)
+    assert found[1001].keys == (encode_key((KeyType.BIGINT,), (5,)),)
+    assert found[1002].keys == (encode_key((KeyType.BIGINT,), (15,)),)
+    assert found[1002].weights == (2.5,)
+    assert found[1002].writes == (False,)
+    owner = snapshot.locate(1, position(partition_hash((KeyType.BIGINT,), (7,)))).id
+    (place,) = samples.of(view, snapshot, [owner], NobodyKnows(), enough=1)[owner].keys
+    assert place == position(partition_hash((KeyType.BIGINT,), (7,))).to_bytes(8, "big")
+
+
+class NobodyKnows:
+    """A node that has nothing to tell about keys."""
+
+    def ask(self, tablet_id: int) -> None:
+        return None
+
+    def row_keys(self, tablet_id: int) -> tuple[bytes, ...]:
+        return ()
 
 
 @pytest.mark.parametrize(

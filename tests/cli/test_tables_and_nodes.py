@@ -1,18 +1,14 @@
 """`balancer table` and `balancer node`, as a user calls them, on a node of each version."""
 
 import json
-import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from balancer.cli.main import main
 from balancer.embedded.postgres import PostgresServer
-from tests.support.commands import Result
+from tests.support.commands import balancer_here as balancer
 from tests.support.servers import Database
 
 TABLE = """
@@ -38,19 +34,6 @@ def config(tmp_path: Path, databases: list[Database]) -> Path:
     nodes = "".join(f"[nodes.{name}]\ndsn = '{db.dsn}'\n" for name, db in zip("ab", databases, strict=True))
     (tmp_path / "bundles" / "shop.toml").write_text(nodes + TABLE)
     return tmp_path / "balancer.toml"
-
-
-def balancer(*arguments: str | Path, env: dict[str, str] | None = None) -> Result:
-    """`balancer …` in this process, through its real entry: starting Python would take most of the time."""
-    out, err = StringIO(), StringIO()
-    patched = pytest.MonkeyPatch()
-    with patched.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["balancer", *map(str, arguments)])
-        for name, value in (env or {}).items():
-            patch.setenv(name, value)
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return Result(int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
 
 def partitioned(database: Database, *leaves: tuple[int, int]) -> None:

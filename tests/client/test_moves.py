@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 
 from balancer.client import PoolSettings, Router
@@ -13,6 +15,8 @@ from tests.support.shards import Shards, user_of
 
 THREADS = 16
 USERS = 64
+PACE = 0.01
+"""Seconds between two transactions of a thread: some hundreds per second in all, and a server that keeps up."""
 
 
 class Writer(threading.Thread):
@@ -42,28 +46,27 @@ class Writer(threading.Thread):
                 return
             self.longest = max(self.longest, time.monotonic() - began)
             self.acknowledged.append(row)
+            time.sleep(PACE)
 
 
-def test_sixteen_threads_write_while_every_tablet_is_moved_twice(shards: Shards) -> None:
+@contextmanager
+def writing(shards: Shards, threads: int) -> Iterator[list[Writer]]:
+    """Writes go on during the block; after it, nobody has seen an error and every acknowledged row is there once."""
     stop = threading.Event()
-    with Router.connect(shards.url, PoolSettings(size=THREADS)) as router, shards.leading() as move:
-        writers = [Writer(router, number, stop) for number in range(THREADS)]
+    with Router.connect(shards.url, PoolSettings(size=threads)) as router:
+        writers = [Writer(router, number, stop) for number in range(threads)]
         for writer in writers:
             writer.start()
-        moves = [
-            move(tablet.id, "pg-b" if tablet.node == "pg-a" else "pg-a")
-            for _ in range(2)
-            for tablet in shards.tablets()
-        ]
-        stop.set()
-        for writer in writers:
-            writer.join()
+        try:
+            yield writers
+        finally:
+            stop.set()
+            for writer in writers:
+                writer.join()
     assert [writer.errors for writer in writers if writer.errors] == []
-    assert {moved.state for moved in moves} == {"done"}
-    assert {tablet.epoch for tablet in shards.tablets()} == {3}
     acknowledged = sorted(row for writer in writers for row in writer.acknowledged)
     longest = max(writer.longest for writer in writers)
-    print(f"{len(moves)} moves, {len(acknowledged)} transactions, longest {longest * 1000:.0f} ms")
+    print(f"{len(acknowledged)} transactions of {threads} threads, longest {longest * 1000:.0f} ms")
     for root in ("orders", "items"):
         found = sorted(
             row
@@ -71,6 +74,27 @@ def test_sixteen_threads_write_while_every_tablet_is_moved_twice(shards: Shards)
             for row in shards.node(node).execute(f"SELECT user_id, n FROM {root}").fetchall()
         )
         assert found == acknowledged, f"every acknowledged write is in {root} exactly once"
+
+
+def test_sixteen_threads_write_while_every_tablet_is_moved_twice(shards: Shards) -> None:
+    with shards.leading() as move, writing(shards, THREADS):
+        moves = [
+            move(tablet.id, "pg-b" if tablet.node == "pg-a" else "pg-a")
+            for _ in range(2)
+            for tablet in shards.tablets()
+        ]
+    assert [moved.state for moved in moves] == ["done"] * 8
+    assert {tablet.epoch for tablet in shards.tablets()} == {3}
+
+
+def test_threads_write_while_a_tablet_is_split_and_merged_again(shards: Shards) -> None:
+    with shards.leading() as leader, writing(shards, 4):
+        split = leader.split(1)
+        assert split.state == "done", split.error
+        assert len(shards.tablets()) == 5
+        merged = leader.merge([tablet.id for tablet in split.targets])
+        assert merged.state == "done", merged.error
+    assert len(shards.tablets()) == 4
 
 
 def test_readers_see_their_rows_in_every_transaction_while_the_tablet_moves_back_and_forth(shards: Shards) -> None:
@@ -147,7 +171,7 @@ def test_no_move_passes_an_open_block(shards: Shards) -> None:
         with router.transaction("orders", user) as connection:
             mover = threading.Thread(target=lambda: move(1, "pg-b"))
             mover.start()
-            time.sleep(2)
+            time.sleep(1)
             assert shards.tablet(1).node == "pg-a"
             connection.execute("INSERT INTO orders VALUES (%s, 1)", (user,))
         mover.join()

@@ -10,7 +10,7 @@ import pytest
 
 from balancer.client import Isolation, Router
 from balancer.directory.model import Put, Transaction
-from balancer.errors import OutcomeUnknown, Unavailable, UserError
+from balancer.errors import OutcomeUnknown, Refused, Unavailable, UserError
 from tests.support.shards import Shards, user_of
 
 
@@ -236,6 +236,12 @@ def until(happened: Callable[[], bool]) -> None:
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_node_without_our_schema_is_named(shards: Shards, router: Router) -> None:
+    shards.node("pg-a").execute("DROP SCHEMA balancer CASCADE")
+    with pytest.raises(Refused, match="node pg-a lacks our schema"):
+        insert(router, user_of(shards, 1), 1)
 
 
 def test_a_closed_router_says_so(shards: Shards, router: Router) -> None:

@@ -1,4 +1,4 @@
-"""What the leader does now and then: nothing grows for ever, and what migrations leave behind is counted."""
+"""What the leader does now and then: nothing grows for ever."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,48 +10,21 @@ from balancer.daemon import housekeeping
 from balancer.daemon.housekeeping import Housekeeping, forgettable
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Command, CommandState, Kind, MigrationKind, Pause, Pin, Put, Record, Remove
-from balancer.instruments import Instruments
 from balancer.migration.progress import TOPIC
-from balancer.nodes.connection import Address, connect
-from balancer.nodes.schema import install_schema
-from balancer.planner.report import Reporter
 from balancer.settings import load_settings
 from tests.support.directories import migration, transaction
-from tests.support.servers import Database
 
 pytestmark = pytest.mark.quick
 
 
 @pytest.fixture
-def instruments() -> Instruments:
-    return Instruments()
-
-
-@pytest.fixture
-def node(postgres18: object, database: object) -> Database:
-    made: Database = database(postgres18)  # type: ignore[operator]
-    with connect(Address("pg-a", made.dsn)) as connection:
-        install_schema(connection, "directory", "pg-a")
-    return made
-
-
-@pytest.fixture
-def keeper(
-    tmp_path: Path, directory: Directory, leadership: Leadership, instruments: Instruments, node: Database
-) -> Housekeeping:
+def keeper(tmp_path: Path, directory: Directory, leadership: Leadership) -> Housekeeping:
     (tmp_path / "bundles").mkdir()
     nodes = "\n".join(f'[nodes.{name}]\ndsn = "postgresql://u@{name}/x"' for name in ("pg-a", "pg-b", "pg-c"))
     (tmp_path / "bundles" / "shop.toml").write_text(nodes)
     (tmp_path / "balancer.toml").write_text(f'directory = "sqlite://{tmp_path}/directory.db"\n')
     settings = load_settings(tmp_path / "balancer.toml")
-    return Housekeeping(
-        directory,
-        leadership,
-        settings=lambda: settings,
-        addresses=lambda name: Address(name, node.dsn if name == "pg-a" else "postgresql://u@127.0.0.1:1/x"),
-        reporter=Reporter(instruments),
-        clock=SystemClock(),
-    )
+    return Housekeeping(directory, leadership, lambda: settings, SystemClock())
 
 
 def test_old_records_are_forgotten_in_small_commits(
@@ -100,18 +73,3 @@ def test_notes_of_ended_migrations_go(directory: Directory, keeper: Housekeeping
         directory.publish(TOPIC, name, {})
     keeper.forget_notes()
     assert set(directory.published(TOPIC)) == {running.id}
-
-
-def test_leftovers_are_counted_per_node_and_those_of_running_migrations_are_none(
-    directory: Directory, keeper: Housekeeping, instruments: Instruments, node: Database
-) -> None:
-    running = replace(migration(directory.snapshot().tablet(1), "pg-b", "copying"), id="m1")
-    directory.commit(transaction([Put(running)], directory.snapshot().version))
-    with node.connect() as connection:
-        connection.execute("CREATE TABLE t (id int)")
-        for name in ("tb_m1", "tb_m2"):
-            connection.execute(f"CREATE PUBLICATION {name} FOR TABLE t")
-    keeper.run()
-    value = instruments.registry.get_sample_value
-    assert value("balancer_leftovers", {"bundle": "shop", "node": "pg-a"}) == 1.0
-    assert value("balancer_leftovers", {"bundle": "shop", "node": "pg-b"}) is None, "it is out of reach"

@@ -19,10 +19,12 @@ from balancer.errors import Fenced, Unavailable
 from balancer.instruments import Instruments
 from balancer.migration.observer import Observer
 from balancer.nodes.connection import Address
+from balancer.planner import orders
 from balancer.planner.report import Reporter
 from balancer.settings import MigrationSettings, load_settings
 from policies.model import NodeChange, NodeCondition
 from tests.support.directories import transaction
+from tests.support.made_states import view_of_snapshot
 
 pytestmark = pytest.mark.quick
 
@@ -173,9 +175,21 @@ def test_a_deposed_leader_does_nothing_more(directory: Directory, leading: Leadi
     assert not directory.snapshot().migrations
 
 
+@pytest.mark.parametrize(("withdrawn", "state"), [(False, orders.DONE), (True, orders.WITHDRAWN)])
+def test_an_order_at_its_end_is_settled_unless_it_was_withdrawn_since_the_tick_saw_it(
+    directory: Directory, leading: Leading, withdrawn: bool, state: str
+) -> None:
+    answer(directory, leading, ask(directory, "double", 1, bundle="shop", table="orders"))
+    (order,) = orders.open_orders(directory.snapshot(), "shop")
+    if withdrawn:
+        answer(directory, leading, ask(directory, "cancel", 2, migration=order.id))
+    leading.settle_orders("shop", [orders.Due(order)], view_of_snapshot(directory.snapshot()))
+    assert directory.snapshot().plans[order.id].state == state
+
+
 def test_a_node_is_closed_and_opened_by_the_daemon(directory: Directory, leading: Leading) -> None:
-    leading.change_node(NodeChange("pg-a", NodeCondition.CLOSED, "disk", "its disk is nearly full"))
+    leading.change_node(NodeChange("pg-a", NodeCondition.CLOSED, "disk-full", "its disk is nearly full"))
     node = directory.snapshot().nodes["pg-a"]
     assert (node.state, node.reason) == (NodeState.CLOSED, "closed by the daemon: its disk is nearly full")
-    leading.change_node(NodeChange("pg-a", NodeCondition.ACTIVE, "disk", "room again"))
+    leading.change_node(NodeChange("pg-a", NodeCondition.ACTIVE, "reopened", "room again"))
     assert directory.snapshot().nodes["pg-a"].reason == ""

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from balancer.directory.model import MigrationKind, MigrationMode
-from balancer.embedded.postgres import PostgresServer
-from tests.support.crash_matrix import Cell, run_cell
-from tests.support.servers import postgres
+from tests.support.crash_matrix import Cell, Victims, run_cell, victims
 
 CELLS = {
     "step 3: what was drained survives the target's crash": ("entered:sealing", "target"),
@@ -19,16 +17,13 @@ CELLS = {
 
 
 @pytest.fixture(scope="module")
-def killable(server_folder: Path) -> Iterator[dict[str, PostgresServer]]:
-    folder = server_folder / "argument"
-    folder.mkdir()
-    folder.chmod(0o755)
-    with postgres(folder / "a", 15) as a, postgres(folder / "b", 18) as b:
-        yield {"a": a, "b": b}
+def killable(server_folder: Path) -> Iterator[Victims]:
+    with victims(server_folder / "argument") as servers:
+        yield servers
 
 
 @pytest.mark.parametrize("step", list(CELLS))
-def test_argument(step: str, tmp_path: Path, killable: dict[str, PostgresServer]) -> None:
+def test_argument(step: str, tmp_path: Path, killable: Victims) -> None:
     point, victim = CELLS[step]
     outcome = run_cell(Cell(MigrationKind.MOVE, MigrationMode.REPLICATE, point, victim), tmp_path, killable, 1)
     assert outcome.faults == ()

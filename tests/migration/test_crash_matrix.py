@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from balancer.embedded.postgres import PostgresServer
-from tests.support.crash_matrix import Cell, cells, run_cell
-from tests.support.servers import postgres
+from tests.support.crash_matrix import Cell, Victims, cells, run_cell, victims
 
 SEED = int(os.environ.get("CRASH_SEED", random.SystemRandom().randrange(1_000_000)))
 SAMPLE = 6
@@ -28,17 +26,13 @@ def sample() -> list[Cell]:
 
 
 @pytest.fixture(scope="module")
-def killable(server_folder: Path) -> Iterator[dict[str, PostgresServer]]:
-    """Two servers of different versions that nobody else uses."""
-    folder = server_folder / "crash"
-    folder.mkdir()
-    folder.chmod(0o755)
-    with postgres(folder / "a", 15) as a, postgres(folder / "b", 18) as b:
-        yield {"a": a, "b": b}
+def killable(server_folder: Path) -> Iterator[Victims]:
+    with victims(server_folder / "crash") as servers:
+        yield servers
 
 
 @pytest.mark.parametrize("number", range(SAMPLE))
-def test_nothing_is_lost_whoever_is_killed(number: int, tmp_path: Path, killable: dict[str, PostgresServer]) -> None:
+def test_nothing_is_lost_whoever_is_killed(number: int, tmp_path: Path, killable: Victims) -> None:
     cell = sample()[number]
     print(f"CRASH_SEED={SEED}: {cell}")
     outcome = run_cell(cell, tmp_path, killable, SEED)

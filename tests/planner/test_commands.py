@@ -88,7 +88,12 @@ def test_a_merge_joins_neighbours_in_whatever_order_they_are_named(directory: Sq
         ("merge", {"tablets": ["1"]}, "a merge needs two tablets or more"),
         ("merge", {"tablets": ["1", "3"]}, "the tablets are on different nodes (pg-a, pg-c): move them together first"),
         ("pause", {"bundle": "shopp"}, "there is no bundle 'shopp'; there are: shop"),
-        ("cancel", {"migration": "m9"}, "there is no migration 'm9'; see `balancer moves`"),
+        ("cancel", {"migration": "m9"}, "there is no migration or order 'm9': see `balancer moves`, `balancer status`"),
+        (
+            "double",
+            {"bundle": "shop", "table": "none"},
+            "there is no table 'none' in the directory; known tables: events, orders",
+        ),
     ],
 )
 def test_refusals_say_what_is_wrong(

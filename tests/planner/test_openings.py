@@ -9,6 +9,7 @@ import pytest
 from balancer.directory.contract import Directory
 from balancer.directory.model import Put
 from balancer.directory.open import open_directory
+from balancer.planner import orders
 from balancer.planner.openings import Openings, look
 from balancer.settings import FinishBy, Settings, load_settings
 from policies.model import Action, ActionKind
@@ -96,6 +97,19 @@ def test_what_runs_over_its_window_is_held_but_not_what_an_operator_asked_for(
     assert at(settings, 5).overrunning(snapshot, bundle) == {begun[1]}
     patient = replace(bundle, migration=replace(bundle.migration, finish_by=FinishBy.WINDOW))
     assert at(settings, 2).overrunning(snapshot, patient) == frozenset()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_was_ordered_at_once_is_never_held(settings: Settings, tmp_path: Path, at_once: bool) -> None:
+    with open_directory(f"sqlite://{tmp_path}/directory.db") as directory:
+        snapshot = fill(directory)
+        table = snapshot.table("orders")
+        order = orders.place(snapshot, table, orders.DOUBLE, 1.0, at_once=at_once, author="ann")
+        directory.commit(transaction((Put(order),), snapshot.version))
+        ordered, own = begin(directory, 1, orders.DOUBLE), begin(directory, 2, "load")
+        snapshot, bundle = directory.snapshot(), settings.bundle("shop")
+    assert at(settings, 2).overrunning(snapshot, bundle) == ({own} if at_once else {ordered, own})
+    assert at(settings, 3).overrunning(snapshot, bundle) == frozenset()
 
 
 def begin(directory: Directory, tablet: int, code: str) -> str:

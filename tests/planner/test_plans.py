@@ -37,9 +37,11 @@ def record(directory: Directory, changes: tuple[Change, ...]) -> None:
         directory.commit(transaction(changes, directory.snapshot().version))
 
 
-def propose(directory: Directory, *actions: Action, at: float = 1.0, mode: Mode = Mode.APPROVE) -> str:
-    view = replace(VIEW, now=at)
-    plan, changes = plans.propose(directory.snapshot(), PlanResult(actions=actions), view, BundleOptions(), mode)
+def propose(
+    directory: Directory, *actions: Action, at: float = 1.0, mode: Mode = Mode.APPROVE, asked: bool = False
+) -> str:
+    view, result = replace(VIEW, now=at), PlanResult(actions=actions)
+    plan, changes = plans.propose(directory.snapshot(), result, view, BundleOptions(), mode, asked=asked)
     record(directory, changes)
     return plan
 
@@ -85,6 +87,21 @@ def test_an_approved_plan_stands_until_it_is_settled(directory: Directory) -> No
     done = directory.snapshot().plans[first]
     assert (done.state, done.document["not_started"]) == (plans.DONE, ["the disk is full"])
     assert propose(directory, move(3), at=3.0) not in ("", first)
+
+
+def test_a_plan_asked_for_beside_an_approved_one_is_kept_but_takes_no_place(directory: Directory) -> None:
+    first = propose(directory, move(1))
+    approve(directory, first)
+    assert propose(directory, move(2), at=2.0, asked=True) == first
+    (other,) = set(states(directory)) - {first}
+    assert states(directory) == {first: plans.APPROVED, other: plans.SUPERSEDED}
+    assert directory.snapshot().plans[other].document["input"] is not None
+
+
+def test_the_same_plan_is_recorded_again_where_it_was_asked_for(directory: Directory) -> None:
+    first = propose(directory, move(1))
+    second = propose(directory, move(1), at=2.0, asked=True)
+    assert states(directory) == {first: plans.SUPERSEDED, second: plans.PROPOSED}
 
 
 def test_a_plan_approved_in_another_mode_is_superseded(directory: Directory) -> None:

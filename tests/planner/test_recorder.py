@@ -67,14 +67,27 @@ def test_one_hot_tablet_among_thousands_stands_out_and_is_named() -> None:
 
 
 def test_memory_is_bounded_in_slots_and_in_tables() -> None:
-    recorder = Recorder(slot_seconds=10, slots=5)
-    view = view_of({f"t{number}": 64 for number in range(550)})
+    recorder = Recorder(slot_seconds=10, span_seconds=50)
+    view = view_of({f"t{number}": 64 for number in range(20)})
     for second in range(0, 100, 9):
         recorder.record(state_of(view, PlanResult(score_before=second), seconds=second))
     heat = recorder.heat_map("shop", "t0", "bytes")
     assert heat is not None
-    assert heat.values.shape == (5, 16)
+    assert heat.values.shape == (5, 64)
     assert [score for _, score in recorder.scores("shop")] == [54, 63, 72, 81, 99]
+
+
+def test_many_tables_share_what_there_is() -> None:
+    recorder = Recorder()
+    recorder.record(state_of(view_of({f"t{number}": 64 for number in range(550)})))
+    heat = recorder.heat_map("shop", "t0", "bytes")
+    assert heat is not None
+    assert heat.values.shape == (1, 16)
+
+
+@pytest.mark.parametrize(("tick", "slot"), [(0.1, 2.0), (5.0, 5.0), (60.0, 10.0)])
+def test_slots_follow_the_tick_within_reason(tick: float, slot: float) -> None:
+    assert Recorder(tick).slot_seconds == slot
 
 
 def test_within_a_slot_the_greatest_counts() -> None:

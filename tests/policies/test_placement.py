@@ -100,7 +100,7 @@ def test_large_bundles_reach_the_goal_with_few_bytes() -> None:
     assert problem.sizes[state.owner != problem.home].sum() <= 1.15 * least
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     data=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 30), st.integers(0, 50)), min_size=1, max_size=60),
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=5, max_size=5),

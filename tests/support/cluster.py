@@ -50,7 +50,11 @@ class Cluster:
     dsns: dict[str, str]
     table: Table
     settings: MigrationSettings = QUICK
+    url: str = ""
     _open: list[Directory] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.url = self.url or f"sqlite://{self.folder / 'directory.db'}"
 
     def address(self, node: str) -> Address:
         return Address(node, self.dsns[node])
@@ -60,7 +64,7 @@ class Cluster:
 
     def directory(self) -> Directory:
         """The directory, opened once more, as another process would."""
-        opened = open_directory(f"sqlite://{self.folder / 'directory.db'}", lease=1.0)
+        opened = open_directory(self.url, lease=10.0)
         self._open.append(opened)
         return opened
 
@@ -75,6 +79,10 @@ class Cluster:
     def query(self, node: str, statement: str) -> list[tuple[object, ...]]:
         with self.connect(node) as connection:
             return connection.execute(statement).fetchall()
+
+    def tablets(self) -> list[Tablet]:
+        """As the directory has them now."""
+        return list(self.directory().snapshot().tablets(self.table.id))
 
     def rows(self) -> dict[str, dict[int, int]]:
         """What each node's root shows: node → id → n."""
@@ -107,33 +115,43 @@ def range_tablets(cuts: Sequence[int], nodes: Sequence[str]) -> list[Tablet]:
 
 
 def build(
-    folder: Path, dsns: dict[str, str], table: Table, tablets: Sequence[Tablet], columns: str | None = COLUMNS
+    folder: Path,
+    dsns: dict[str, str],
+    table: Table,
+    tablets: Sequence[Tablet],
+    columns: str | None = COLUMNS,
+    *,
+    url: str = "",
 ) -> Cluster:
     """Makes the roots on every node, the partitions on their owners, and the directory that says so."""
-    cluster = Cluster(folder, dsns, table)
     for node, dsn in dsns.items():
         with connect(Address(node, dsn)) as connection:
-            install_schema(connection, "test", node)
             method = "HASH" if table.layout is Layout.HASH else "RANGE"
             for root in table.roots if columns else ():  # None: the caller has made them
                 connection.execute(f"CREATE TABLE {root} {columns} PARTITION BY {method} (id)")
-            mine = [tablet for tablet in tablets if tablet.node == node]
-            for tablet in mine:
-                for place in places(table, tablet):
-                    connection.execute(
-                        f"CREATE TABLE {place.partition} PARTITION OF {place.root} "
-                        + for_values(place.columns, place.part).as_string(connection)
-                    )
-            with connection.cursor() as cursor:
-                rows = [
-                    OwnedTablet(t.id, t.epoch, OwnState.OWNED, tuple(p.partition for p in places(table, t)))
-                    for t in mine
-                ]
-                write_tablets(cursor, rows)
-    nodes = [Node(node, "shop", "postgresql:///shop") for node in dsns]
+            for place in (place for tablet in tablets if tablet.node == node for place in places(table, tablet)):
+                connection.execute(
+                    f"CREATE TABLE {place.partition} PARTITION OF {place.root} "
+                    + for_values(place.columns, place.part).as_string(connection)
+                )
+    return adopt(folder, dsns, table, tablets, url=url)
+
+
+def adopt(folder: Path, dsns: dict[str, str], table: Table, tablets: Sequence[Tablet], *, url: str = "") -> Cluster:
+    """Roots and partitions that are there become a cluster: our schema on the nodes, and a directory."""
+    cluster = Cluster(folder, dsns, table, url=url)
+    for node, dsn in dsns.items():
+        with connect(Address(node, dsn)) as connection, connection.cursor() as cursor:
+            install_schema(connection, "test", node)
+            rows = [
+                OwnedTablet(t.id, t.epoch, OwnState.OWNED, tuple(p.partition for p in places(table, t)))
+                for t in tablets
+                if t.node == node
+            ]
+            write_tablets(cursor, rows)
+    nodes = [Node(node, "shop", dsns[node]) for node in dsns]
     records: list[Record] = [Bundle("shop"), *nodes, table, *tablets]
-    directory = cluster.directory()
-    directory.commit(
+    cluster.directory().commit(
         Transaction((*map(Put, records), Put(Counter(TABLET_COUNTER, 1000))), 0, "a test's cluster", "test")
     )
     return cluster

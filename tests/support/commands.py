@@ -4,8 +4,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
+
+import pytest
+
+from balancer.cli.main import main
 
 
 @dataclass(frozen=True)
@@ -31,3 +37,16 @@ def balancer(*arguments: str | Path, env: Mapping[str, str] | None = None, timeo
         stdin=subprocess.DEVNULL,
     )
     return Result(done.returncode, done.stdout, done.stderr)
+
+
+def balancer_here(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Result:
+    """`balancer …` in this process, through its real entry: starting Python would take most of the time."""
+    out, err = StringIO(), StringIO()
+    patched = pytest.MonkeyPatch()
+    with patched.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["balancer", *map(str, arguments)])
+        for name, value in (env or {}).items():
+            patch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return Result(int(ended.value.code or 0), out.getvalue(), err.getvalue())

@@ -40,7 +40,7 @@ class Plan:
     target: str = ""
     point: str = ""  # entered:<state> or left:<state>
     action: str = ""  # kill, stop, hold
-    lease: float = 1.0
+    lease: float = 2.0
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))

@@ -6,8 +6,8 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from tests.support.crash_matrix import VICTIMS, Cell, Outcome, cells, run_cell
-from tests.support.servers import kept, postgres
+from tests.support.crash_matrix import VICTIMS, Cell, Outcome, cells, run_cell, victims
+from tests.support.servers import kept
 from tests.support.tables import show_table
 
 
@@ -18,13 +18,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="crash-matrix-") as made:
         folder = Path(made)
         folder.chmod(0o755)
-        with kept(folder), postgres(folder / "a", 15) as a, postgres(folder / "b", 18) as b:
+        with kept(folder), victims(folder / "servers") as servers:
             for number, cell in enumerate(wanted):
                 place = folder / f"cell-{number}"
                 place.mkdir()
                 began = time.monotonic()
                 try:
-                    outcome = run_cell(cell, place, {"a": a, "b": b}, number)
+                    outcome = run_cell(cell, place, servers, number)
                 except Exception as error:  # a cell that breaks is a result like any other
                     outcome = Outcome((repr(error),), 0, 0.0, "broken")
                 results[cell] = "ok" if not outcome.faults else "FAULT"

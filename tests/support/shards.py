@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from balancer.client.locate import locate_key
-from balancer.directory.contract import Directory
+from balancer.directory.contract import Directory, Leadership
 from balancer.directory.lawful import TABLET_COUNTER
 from balancer.directory.model import (
     Bundle,
@@ -28,6 +28,7 @@ from balancer.directory.model import (
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
 from balancer.migration.begin import begin_move
+from balancer.migration.begin_reshard import begin_merge, begin_split
 from balancer.migration.observer import Observer
 from balancer.migration.runner import Runner
 from balancer.nodes.connection import Address, Connection, connect
@@ -129,19 +130,14 @@ class Shards:
             node.execute(f"DROP TABLE {leaf}")
 
     @contextmanager
-    def leading(self, observer: Observer | None = None) -> Iterator[Callable[[int, str], Migration]]:
-        """Real moves, one after another, as the leading daemon makes them: `move(tablet, target)`."""
+    def leading(self, observer: Observer | None = None) -> Iterator["Leader"]:
+        """Real migrations, one after another, as the leading daemon makes them."""
         with open_directory(self.url) as directory:
             leadership = directory.campaign("test", 20.0)
             assert leadership is not None
-            runner = Runner(
-                directory, leadership, lambda node: Address(node, self.dsns[node]), SETTINGS, observer=observer
-            )
-
-            def move(tablet: int, target: str) -> Migration:
-                return runner.run(begin_move(directory, leadership, tablet, target).id)
-
-            yield move
+            addresses = {node: Address(node, dsn) for node, dsn in self.dsns.items()}
+            runner = Runner(directory, leadership, addresses.__getitem__, SETTINGS, observer=observer)
+            yield Leader(directory, leadership, runner)
 
     def switch(self, number: int, target: str) -> Tablet:
         """The whole of it."""
@@ -153,6 +149,33 @@ class Shards:
         self.open(moved)
         self.retire(moved, source)
         return moved
+
+
+@dataclass(frozen=True)
+class Leader:
+    """Called with a tablet and a node it moves the one to the other."""
+
+    directory: Directory
+    leadership: Leadership
+    runner: Runner
+
+    def __call__(self, tablet: int, target: str) -> Migration:
+        return self._surely(lambda: begin_move(self.directory, self.leadership, tablet, target))
+
+    def split(self, tablet: int) -> Migration:
+        return self._surely(lambda: begin_split(self.directory, self.leadership, tablet))
+
+    def merge(self, tablets: Sequence[int]) -> Migration:
+        return self._surely(lambda: begin_merge(self.directory, self.leadership, tablets))
+
+    def _surely(self, begin: Callable[[], Migration]) -> Migration:
+        """One that finds the server too busy is undone and may be asked for again, as the planner does."""
+        for _ in range(5):
+            done = self.runner.run(begin().id)
+            if done.state == "done":
+                break
+            print(f"{done.operation} of {done.sources} was undone: {done.error}")
+        return done
 
 
 def leaves(number: int) -> tuple[Name, ...]:
@@ -174,10 +197,10 @@ def attach(node: Connection, tablet: Tablet) -> None:
 
 
 @contextmanager
-def new_shards(folder: Path, dsns: Sequence[str], tablets: int = 4) -> Iterator[Shards]:
-    """A cluster on these databases, of which nothing else is kept."""
+def new_shards(folder: Path, dsns: Sequence[str], tablets: int = 4, url: str = "") -> Iterator[Shards]:
+    """A cluster on these databases, of which nothing else is kept; its directory is a file, or at `url`."""
     names = [f"pg-{letter}" for letter in "abcdefgh"[: len(dsns)]]
-    url = f"sqlite://{folder}/directory.sqlite"
+    url = url or f"sqlite://{folder}/directory.sqlite"
     columns = (KeyColumn("user_id", KeyType.BIGINT),)
     table = Table(1, "orders", "shop", Layout.HASH, columns, ROOTS)
     owned = [Tablet(i + 1, 1, Leaf(tablets, i), names[i % len(names)]) for i in range(tablets)]

@@ -1,6 +1,6 @@
 """An observer that does something at a named point of a migration, once, in the runner's own thread."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from balancer.directory.model import Migration
 from balancer.migration.machine import State
@@ -10,8 +10,8 @@ from balancer.migration.observer import Observer
 class Spy(Observer):
     """`Spy({"entered:fencing": work})`; remembers the states it saw."""
 
-    def __init__(self, work: dict[str, Callable[[], object]] | None = None) -> None:
-        self.work = dict(work or {})
+    def __init__(self, work: Mapping[str, Callable[[], object]] | None = None) -> None:
+        self.work: dict[str, Callable[[], object]] = dict(work or {})
         self.states: list[State] = []
 
     def entered(self, migration: Migration, state: State) -> None:

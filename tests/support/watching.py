@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 from kazoo.client import KazooClient
 
 from balancer.clock import SystemClock
-from balancer.directory.codec import unpack
 from balancer.directory.open import open_directory
 
 _lock = threading.Lock()
@@ -45,8 +44,8 @@ def watch(url: str) -> None:
     wake: Any = lambda _: changed.set()  # noqa: E731
     while True:
         changed.clear()
-        data, _ = client.get(f"{parts.path}/root", watch=wake)
-        say(f"{unpack(data)['version']} {clock.monotonic()}" if ready else "ready")
+        _, stat = client.get(f"{parts.path}/root", watch=wake)
+        say(f"{stat.version} {clock.monotonic()}" if ready else "ready")
         ready = True
         changed.wait()
 

@@ -30,7 +30,8 @@ export function fill(id, ...children) {
 }
 
 export function table(headings, rows) {
-  const head = element("tr", {}, ...headings.map((text) => element("th", { scope: "col" }, text)));
+  const kind = (at) => (typeof rows[0]?.[at] === "number" ? "number" : "");
+  const head = element("tr", {}, ...headings.map((text, at) => element("th", { scope: "col", class: kind(at) }, text)));
   const body = rows.map((cells) => element("tr", {}, ...cells.map(cell)));
   return element("table", {}, element("thead", {}, head), element("tbody", {}, ...body));
 }

@@ -41,6 +41,7 @@ export function createHeat(askJson) {
     byId("heat-first").textContent = map.bins[0].lower === "" ? "lowest key" : `from ${map.bins[0].lower}`;
     const last = map.bins[map.bins.length - 1];
     byId("heat-last").textContent = last.upper === "" ? "highest key" : `to ${last.upper}`;
+    byId("heat-since").textContent = `, ${clock(map.times[map.times.length - 1])} at the bottom`;
     drawLegend(map);
     point(state.cursor);
   }

@@ -14,27 +14,33 @@ from balancer.planner.recorder import Present
 _OTHER = 255
 
 
-def heat(source: Source, bundle: str, table: str, dimension: str, since: float) -> HeatShape:
-    """One layer of a table, from the time `since` on."""
+def heat(source: Source, bundle: str, table: str, dimension: str, rows: int) -> HeatShape:
+    """One layer of a table over the last hour, in at most so many rows."""
     found = source.recorder.heat_map(bundle, table, dimension)
     if found is None:
         known = ", ".join(f"{a}/{b}" for a, b in source.recorder.tables()) or "none yet"
         raise UserError(f"nothing is recorded of the table {table!r} in {bundle!r}; recorded are: {known}")
-    kept = [at for at, time in enumerate(found.times) if time >= since]
-    first = kept[0] if kept else len(found.times)
-    values = found.values[first:]
-    greatest = float(values.max()) if values.size else 0.0
+    firsts = _firsts(len(found.times), rows)
+    values = np.maximum.reduceat(found.values, firsts, axis=0)
+    greatest = float(values.max())
     return HeatShape(
         bundle=bundle,
         table=table,
         dimension=dimension,
-        times=list(found.times[first:]),
+        times=[found.times[first] for first in firsts],
         bins=bins(found.present),
         max=greatest,
         cells=_packed(_levels(values, greatest)),
         nodes=list(found.nodes[:_OTHER]),
-        owners=_packed(np.minimum(found.owners[first:], _OTHER).astype(np.uint8)),
+        owners=_packed(np.minimum(found.owners[[*firsts[1:] - 1, -1]], _OTHER).astype(np.uint8)),
     )
+
+
+def _firsts(count: int, rows: int) -> npt.NDArray[np.int64]:
+    """Where the rows begin that moments are joined into: equally many in each, the oldest row has what is left."""
+    step = -(-count // rows)
+    starts = np.arange(count % step or step, count, step)
+    return np.concatenate(([0], starts)).astype(np.int64)
 
 
 def bins(present: Present) -> list[HeatBin]:

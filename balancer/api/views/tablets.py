@@ -13,7 +13,7 @@ from balancer.directory.pages import STATES
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
 from balancer.planner.state import BundleState
-from policies.model import BundleView, Ints
+from policies.model import BundleView, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +114,25 @@ def page(source: Source, wanted: Filter, limit: int, after: str) -> TabletPage:
 
 
 def hottest(source: Source, states: Iterable[BundleState], limit: int) -> list[TabletShape]:
-    """The tablets with the most rows read and written per second, that are still there."""
+    """The tablets with the greatest shares of their bundle's writes and reads, that are still there.
+
+    Shares, not rows: a scan reads more rows in a second than anybody writes in an hour.
+    """
     shaper = Shaper(source)
     best: list[tuple[float, int]] = []
     for state in states:
         if state.view is not None and len(state.view.tablets):
-            rates = state.view.tablets.write_rate + state.view.tablets.read_rate
-            rows = np.argpartition(rates, -min(limit, len(rates)))[-limit:]
-            best += [(float(rates[row]), int(state.view.tablets.ids[row])) for row in rows if rates[row] > 0]
+            shares = _shares(state.view.tablets.write_rate) + _shares(state.view.tablets.read_rate)
+            rows = np.argpartition(shares, -min(limit, len(shares)))[-limit:]
+            best += [(float(shares[row]), int(state.view.tablets.ids[row])) for row in rows if shares[row] > 0]
     best.sort(reverse=True)
     found = (shaper.snapshot.find_tablet(tablet) for _, tablet in best[:limit])
     return [shaper.shape(tablet) for tablet in found if tablet is not None]
+
+
+def _shares(rates: Floats) -> Floats:
+    total = rates.sum()
+    return rates / total if total > 0 else rates
 
 
 def quarantined(source: Source, states: Iterable[BundleState], limit: int) -> list[TabletShape]:

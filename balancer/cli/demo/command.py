@@ -19,13 +19,14 @@ from balancer.daemon.daemon import Daemon
 from balancer.directory.model import Migration
 from balancer.embedded.cluster import EmbeddedCluster, default_folder
 from balancer.embedded.postgres import system_binaries
+from balancer.errors import UserError
 from balancer.logs import set_up_logs
 from balancer.migration.observer import Observer, Progress
 from balancer.planner.state import Word
 from balancer.settings import Settings
 from balancer.settings.units import format_duration, format_size
 
-STEADY = 5  # ticks in a row without anything to do before the cluster is called balanced
+STEADY = 13  # ticks in a row without anything to do before the cluster is called balanced: longer than a tablet rests
 LINE_SECONDS = 5.0
 
 
@@ -47,7 +48,8 @@ class Show:
         self._watcher = Watcher()
         self._began = self._clock.monotonic()
         self.daemon = Daemon(settings, self._clock, self._watcher)
-        self._server = ApiServer(create_app(self.daemon, settings.daemon.http), settings.daemon.http)
+        self._http = settings.daemon.http
+        self._server = ApiServer(create_app(self.daemon, self._http), self._http)
         self.load = Load(settings.daemon.directory, passfile, self._clock, seed)
         self._steady = 0
         self._seen_tick: Any = None
@@ -56,7 +58,13 @@ class Show:
     def start(self) -> None:
         """The daemon, its page and the application."""
         self.daemon.start()
-        self._server.start()
+        try:
+            self._server.start()
+        except UserError:
+            # Somebody took the port since the configuration was written: the page comes up on another one.
+            http = self._http.model_copy(update={"listen": "127.0.0.1:0"})
+            self._server = ApiServer(create_app(self.daemon, http), http)
+            self._server.start()
         self.load.start()
 
     def stop(self) -> None:

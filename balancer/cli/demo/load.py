@@ -1,7 +1,8 @@
 """The application of the demonstration: threads that write and read through the client library, and count.
 
-Orders of random customers, with a few customers who order most; events that are appended at the end. Every operation is
-counted, with its time; one that fails is a failure of ours.
+Orders of random customers, with a few customers who order most; events that are appended at the end, and readers of the
+recent ones, who make a quarter of the key space hot. Every operation is counted, with its time; one that fails is a
+failure of ours.
 """
 
 import threading
@@ -40,7 +41,7 @@ class Load:
         self._count = Count()
         self._order_ids = self._router.ids("orders")
         self._next_event = story.EVENTS + 1
-        jobs: list[Callable[[Random], None]] = [self._order, self._append, self._order, self._look]
+        jobs: list[Callable[[Random], None]] = [self._order, self._append, self._recent, self._look]
         self._threads = [
             threading.Thread(target=self._work, args=(jobs[number % len(jobs)], number), daemon=True)
             for number in range(WRITERS)
@@ -106,7 +107,12 @@ class Load:
         with self._router.transaction("events", (event,)) as connection:
             connection.execute("INSERT INTO events (event_id, body) VALUES (%s, repeat('x', 200))", (event,))
 
+    def _recent(self, chance: Random) -> None:
+        first = chance.randrange(story.EVENTS * 3 // 4, story.EVENTS)
+        with self._router.transaction("events", (first,), read_only=True) as connection:
+            connection.execute("SELECT count(body) FROM events WHERE event_id BETWEEN %s AND %s", (first, first + 20))
+
     def _look(self, chance: Random) -> None:
         customer = self._customer(chance)
         with self._router.transaction("orders", (customer,), read_only=True) as connection:
-            connection.execute("SELECT sum(amount) FROM orders WHERE customer_id = %s", (customer,)).fetchone()
+            connection.execute("SELECT amount FROM orders WHERE customer_id = %s LIMIT 3", (customer,)).fetchall()

@@ -1,7 +1,8 @@
 """What the demonstration tells: the configuration, the tables, the rows and the load that make a cluster lopsided.
 
 Two nodes have just been added to a cluster of one. All vbuckets of `orders` are on the first node, and so is the whole
-of `events`, whose newest end takes most of the writes. Sizes are small, so that everything happens within minutes.
+of `events`, which grows at its end and is read most in its newest quarter. Sizes are small, so that everything happens
+within minutes.
 """
 
 from collections.abc import Mapping
@@ -90,14 +91,15 @@ max_tablet_size = "48MB"
 enable_cell_balancer = true
 
 [heat]
-min_rows_per_second = 20
+min_rows_per_second = 50
+max_node_share = 0.3
 polls_to_confirm = 3
 min_samples = 40
 
 [migration]
-moves_per_node = 2
+moves_per_node = 1
 moves_total = 4
-cool_down = "60s"
+cool_down = "20s"
 retire_grace = "1s"
 
 {nodes}

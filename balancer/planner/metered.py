@@ -1,10 +1,7 @@
-"""The directory with a stop-watch: every commit's duration and outcome becomes a metric. All else passes through.
-
-The daemon opens its directory through this; whoever uses it knows only the contract.
-"""
+"""A directory whose commits are timed: the daemon wraps its own in one, and everybody below commits through it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Final, Self
 
 from balancer.clock import Clock
 from balancer.directory.contract import Directory, Follower, Leadership
@@ -13,8 +10,7 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Unavailable
 from balancer.instruments import Instruments
 
-COMMITTED, REFUSED = "committed", "refused"
-OUTCOMES: tuple[tuple[type[BalancerError], str], ...] = (
+_OUTCOMES: Final[tuple[tuple[type[BalancerError], str], ...]] = (
     (Conflict, "conflict"),
     (Fenced, "fenced"),
     (Unavailable, "unavailable"),
@@ -22,31 +18,29 @@ OUTCOMES: tuple[tuple[type[BalancerError], str], ...] = (
 )
 
 
-class MeasuredDirectory:
-    """A directory whose commits are timed."""
+class MeteredDirectory:
+    """See `balancer.directory.contract.Directory`: does what the wrapped one does."""
 
     def __init__(self, directory: Directory, instruments: Instruments, clock: Clock) -> None:
         self._directory = directory
-        self._instruments = instruments
+        self._commits = instruments.directory_commits
         self._clock = clock
 
     def commit(self, transaction: Transaction) -> int:
-        """As the directory's, and observed."""
-        began = self._clock.monotonic()
-        outcome = COMMITTED
+        began, outcome = self._clock.monotonic(), "committed"
         try:
             return self._directory.commit(transaction)
         except BalancerError as error:
-            outcome = next((word for kind, word in OUTCOMES if isinstance(error, kind)), REFUSED)
+            outcome = next((name for kind, name in _OUTCOMES if isinstance(error, kind)), "refused")
             raise
         finally:
-            self._instruments.directory_commits.labels(outcome).observe(self._clock.monotonic() - began)
-
-    def snapshot(self) -> Snapshot:
-        return self._directory.snapshot()
+            self._commits.labels(outcome).observe(self._clock.monotonic() - began)
 
     def restore(self, records: Sequence[Record], *, reason: str, author: str, leader_epoch: int) -> int:
         return self._directory.restore(records, reason=reason, author=author, leader_epoch=leader_epoch)
+
+    def snapshot(self) -> Snapshot:
+        return self._directory.snapshot()
 
     def history(self, after: int = 0, limit: int = 100) -> Sequence[LogEntry]:
         return self._directory.history(after, limit)

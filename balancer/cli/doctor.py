@@ -1,0 +1,67 @@
+"""`balancer doctor [--fix]`: what migrations left on the nodes, and where nodes and directory disagree."""
+
+from typing import Annotated
+
+import typer
+
+from balancer.cli.output import Output, OutputOption, say, show_rows
+from balancer.cli.places import ConfigOption, operator
+from balancer.directory.configured import open_configured
+from balancer.directory.contract import Directory
+from balancer.errors import Refused, Unavailable
+from balancer.migration.doctor import Finding, examine, repair
+from balancer.migration.links import Addresses
+from balancer.nodes.connection import Address
+from balancer.polling.addresses import addresses_of
+from balancer.settings import Settings, load_settings
+
+COLUMNS = ("node", "finding", "repair")
+LEAD_PATIENCE = 5.0
+
+
+def doctor(
+    fix: Annotated[bool, typer.Option("--fix", help="repair what can be; only while no daemon leads")] = False,
+    node: Annotated[list[str] | None, typer.Option("--node", "-n", help="only these nodes")] = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Looks for leftovers of migrations and for nodes that contradict the directory. Exit code 1 if there are any."""
+    settings = load_settings(config)
+    addresses = _addresses(settings)
+    with open_configured(settings.daemon) as directory:
+        findings = examine(directory, addresses, node)
+        if fix and findings:
+            for repaired in _fix(directory, addresses, findings):
+                if output is Output.TEXT:
+                    say(f"repaired on {repaired.node}: {repaired.text}")
+            findings = examine(directory, addresses, node)
+    rows = [
+        {"node": found.node, "finding": found.text, "repair": "with --fix" if found.repairable else "by a person"}
+        for found in findings
+    ]
+    show_rows(rows, COLUMNS, output, empty="nothing is wrong")
+    if findings:
+        raise typer.Exit(1)
+
+
+def _fix(directory: Directory, addresses: Addresses, findings: list[Finding]) -> list[Finding]:
+    leadership = directory.campaign(f"doctor of {operator()}", LEAD_PATIENCE)
+    if leadership is None:
+        raise Refused(
+            f"{directory.leader() or 'another instance'} leads, and what looks left over may be at work: stop it first"
+        )
+    try:
+        return repair(leadership, addresses, findings)
+    finally:
+        leadership.resign()
+
+
+def _addresses(settings: Settings) -> Addresses:
+    known = addresses_of(settings.bundles.values())
+
+    def find(node: str) -> Address:
+        if node not in known:
+            raise Unavailable(f"node {node} is not in the configuration")
+        return known[node]
+
+    return find

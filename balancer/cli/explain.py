@@ -1,0 +1,157 @@
+"""`balancer explain tablet|node|action` and `balancer why-not`: questions about a stored plan, asked of its own inputs.
+
+The answers are those of the policies, for the figures that the plan was made from: nothing is asked of a node.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+import typer
+
+from balancer.cli.output import Output, OutputOption, say, show_json
+from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
+from balancer.cli.plan import BundleArgument, IdOption, age_text, chosen_plan
+from balancer.directory.model import Plan
+from balancer.directory.snapshot import NotFound, Snapshot
+from balancer.errors import Refused, UserError
+from balancer.planner.plan_record import read_actions, unpack_input
+from policies import explain
+from policies import why_not as questions
+from policies.explain import Explanation
+from policies.model import BundleView, PlanResult
+from policies.options import BundleOptions
+
+app = typer.Typer(help="Why things are as they are: a tablet, a node, an action.", no_args_is_help=True)
+
+TabletArgument = Annotated[str, typer.Argument(help="the tablet's id")]
+NodeArgument = Annotated[str, typer.Argument(help="the node's id")]
+_Answer = TypeVar("_Answer")
+
+
+@app.command("tablet")
+def explain_tablet(
+    tablet: TabletArgument,
+    id_: IdOption = None,
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """What a tablet carries, who decides about it, and what the plan does with it."""
+    with directory_of(directory, config) as opened:
+        snapshot = opened.snapshot()
+    number, bundle = _tablet(snapshot, tablet)
+    plan = chosen_plan(snapshot, bundle, id_)
+    _show(plan, _asked(plan, lambda view, options: explain.explain_tablet(view, options, number)), output)
+
+
+@app.command("node")
+def explain_node(
+    node: NodeArgument,
+    id_: IdOption = None,
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """How full a node is in every dimension, and what the plan takes from it and gives to it."""
+    with directory_of(directory, config) as opened:
+        snapshot = opened.snapshot()
+    plan = chosen_plan(snapshot, _node_bundle(snapshot, node), id_)
+    _show(plan, _asked(plan, lambda view, options: explain.explain_node(view, options, node)), output)
+
+
+@app.command("action")
+def explain_action(
+    number: Annotated[int, typer.Argument(min=1, help="the action's number, as `balancer plan` shows it")],
+    bundle: BundleArgument = None,
+    id_: IdOption = None,
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Why an action is proposed, what it costs, and where it stands in the plan."""
+    with directory_of(directory, config) as opened:
+        plan = chosen_plan(opened.snapshot(), bundle, id_)
+    result = stored_result(plan)
+    if number > len(result.actions):
+        raise UserError(f"plan {plan.id} has {len(result.actions)} actions; there is no action {number}")
+    _show(plan, explain.explain_action(result, result.actions[number - 1]), output)
+
+
+def why_not(
+    tablet: TabletArgument,
+    node: NodeArgument,
+    id_: IdOption = None,
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Why a tablet does not go to a node, and the smallest change that would make it so."""
+    with directory_of(directory, config) as opened:
+        snapshot = opened.snapshot()
+    number, bundle = _tablet(snapshot, tablet)
+    _node_bundle(snapshot, node)
+    plan = chosen_plan(snapshot, bundle, id_)
+    answer = _asked(plan, lambda view, options: questions.why_not(view, options, number, node))
+    if output is Output.JSON:
+        words = {"tablet": answer.tablet, "node": answer.node, "planned": answer.planned, "code": answer.code}
+        show_json({**words, "reason": answer.reason, "flip": answer.flip, "plan": plan.id, "made": plan.created})
+        return
+    say(f"{'planned' if answer.planned else 'not planned'} ({answer.code}): {answer.reason}")
+    if answer.flip:
+        say(f"to change that: {answer.flip}")
+    say(_origin(plan))
+
+
+def stored_result(plan: Plan) -> PlanResult:
+    """The plan as the policies made it, as far as explanations need it."""
+    document = plan.document
+    return PlanResult(
+        actions=read_actions(document),
+        score_before=document["score_before"],
+        score_after=document["score_after"],
+        bound=document["bound"],
+    )
+
+
+def _asked(plan: Plan, question: Callable[[BundleView, BundleOptions], _Answer]) -> _Answer:
+    """The answer, for the inputs that the plan was made from."""
+    packed = plan.document.get("input")
+    if packed is None:
+        raise Refused(f"plan {plan.id} was too large to be stored with its inputs: it cannot be questioned")
+    view, options = unpack_input(packed)
+    try:
+        return question(view, options)
+    except questions.Unknown as error:
+        raise Refused(
+            f"{error} at the time of plan {plan.id}; `balancer plan {plan.bundle} --replan` makes a new one"
+        ) from None
+
+
+def _tablet(snapshot: Snapshot, text: str) -> tuple[int, str]:
+    """A tablet's id and its bundle."""
+    if not text.isdigit():
+        raise UserError(f"{text!r} is not a tablet's id: ids are numbers, see `balancer tablets`")
+    found = snapshot.tablet(int(text))
+    return found.id, snapshot.tables[found.table].bundle
+
+
+def _node_bundle(snapshot: Snapshot, node: str) -> str:
+    found = snapshot.nodes.get(node)
+    if found is None:
+        known = ", ".join(sorted(snapshot.nodes)) or "none"
+        raise NotFound(f"there is no node {node!r} in the directory; there are: {known}")
+    return found.bundle
+
+
+def _show(plan: Plan, explanation: Explanation, output: Output) -> None:
+    if output is Output.JSON:
+        words = {"subject": explanation.subject, "sentences": list(explanation.sentences)}
+        show_json({**words, "plan": plan.id, "made": plan.created})
+        return
+    for sentence in explanation.sentences:
+        say(sentence)
+    say(_origin(plan))
+
+
+def _origin(plan: Plan) -> str:
+    return f"(by plan {plan.id}, {age_text(plan)})"

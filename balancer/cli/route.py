@@ -1,0 +1,108 @@
+"""`balancer route` and `balancer pgbouncer sync`: where a key is, and telling PgBouncer."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from balancer.cli.output import Output, OutputOption, fail, say, show_json
+from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
+from balancer.client.locate import locate_key, parse_key
+from balancer.client.pgbouncer import Bouncer, Per, Sync
+from balancer.clock import SystemClock
+from balancer.daemon.bouncing import BouncerFollower, bouncer_of
+from balancer.directory.contract import Directory
+from balancer.errors import Unavailable, UserError
+from balancer.settings import load_settings
+
+app = typer.Typer(help="Feed PgBouncer from the directory.", no_args_is_help=True)
+
+_RETRY_SECONDS = 1.0
+
+
+def route(
+    table: str,
+    key: Annotated[list[str], typer.Argument(help="one value for each column of the table's key")],
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Shows which node and tablet a key is on. A negative number follows two dashes: -- -5."""
+    with directory_of(directory, config) as opened:
+        snapshot = opened.snapshot()
+    found = locate_key(snapshot, table, parse_key(snapshot.table(table), key))
+    if output is Output.JSON:
+        show_json({**found._asdict(), "dsn": snapshot.nodes[found.node].dsn, "version": snapshot.version})
+    else:
+        say(f"node {found.node}, tablet {found.tablet}, epoch {found.epoch}: {snapshot.nodes[found.node].dsn}")
+
+
+@app.callback()
+def pgbouncer() -> None:
+    """Feed PgBouncer from the directory."""
+
+
+@app.command()
+def sync(
+    admin: Annotated[str | None, typer.Option(help="DSN of PgBouncer's console, with dbname=pgbouncer")] = None,
+    file: Annotated[Path | None, typer.Option(help="the file that pgbouncer.ini includes; ours alone")] = None,
+    per: Annotated[Per, typer.Option(help="what gets an alias")] = Per.TABLET,
+    options: Annotated[str, typer.Option(help='added to each alias, as in "pool_size=20"')] = "",
+    follow: Annotated[bool, typer.Option("--follow", help="go on with every change, until interrupted")] = False,
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Writes an alias for each tablet or node and makes PgBouncer read them; first lets go of any pause left behind.
+
+    Without --admin and --file, those of the configuration's section pgbouncer.
+    """
+    bouncer = _bouncer(admin, file, per, options, config)
+    with directory_of(directory, config) as opened:
+        if follow:
+            _follow(bouncer, opened, output)
+        else:
+            bouncer.resume_all()
+            _show(bouncer.sync(opened.snapshot()), output)
+
+
+def _bouncer(admin: str | None, file: Path | None, per: Per, options: str, config: Path | None) -> Bouncer:
+    if admin and file:
+        return Bouncer(admin, file, per, options)
+    if admin or file:
+        raise UserError("--admin and --file belong together")
+    settings = load_settings(config).daemon.pgbouncer
+    if settings is None:
+        raise UserError("there is no [pgbouncer] in the configuration; give --admin and --file")
+    return bouncer_of(settings)
+
+
+def _follow(bouncer: Bouncer, directory: Directory, output: Output) -> None:
+    clock = SystemClock()
+    keeping = BouncerFollower(bouncer)
+    follower = directory.follow()
+    seen = -1
+    try:
+        while True:
+            snapshot = follower.wait(seen, 1.0)
+            if snapshot.version == seen:
+                continue
+            try:
+                done = keeping.follow(snapshot)
+            except Unavailable as error:
+                fail(str(error))
+                clock.sleep(_RETRY_SECONDS)
+                continue
+            seen = snapshot.version
+            if done.changed:
+                _show(done, output)
+    finally:
+        follower.close()
+        bouncer.resume_all()
+
+
+def _show(done: Sync, output: Output) -> None:
+    if output is Output.JSON:
+        show_json({"aliases": done.aliases, "changed": list(done.changed)})
+    else:
+        say(f"{done.aliases} aliases, {len(done.changed)} changed: {', '.join(done.changed) or 'none'}")

@@ -1,0 +1,65 @@
+"""`balancer simulate FILE`: a scenario told with the real policies and simulated time; nothing is touched."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from balancer.cli.output import Output, OutputOption, show_json
+from balancer.errors import UserError
+from policies.simulator import Story, simulate
+from policies.simulator_report import Verdict, check, draw
+from policies.simulator_scenario import Scenario, ScenarioError, parse_scenario
+from schedules.errors import FormulaEvaluationError, FormulaSyntaxError
+from schedules.formula import Formula
+
+FileArgument = Annotated[Path, typer.Argument(help="the scenario, a text file")]
+
+
+def simulate_file(file: FileArgument, output: OutputOption = Output.TEXT) -> None:
+    """Tells a scenario with the real policies: the load of each node over time, what was done and why.
+
+    Exit code 1 means that an expectation of the scenario did not hold.
+    """
+    story = tell(read(file))
+    verdicts = check(story)
+    if output is Output.JSON:
+        show_json(_document(story, verdicts))
+    else:
+        typer.echo(draw(story), nl=False)
+    if not all(verdict.held for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def read(file: Path) -> Scenario:
+    """The scenario in a file; what is wrong with it is said with its line."""
+    try:
+        return parse_scenario(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the scenario {file} cannot be read: {error}") from error
+    except ScenarioError as error:
+        raise UserError(f"the scenario {file} has a mistake in {error}") from error
+
+
+def tell(scenario: Scenario) -> Story:
+    """Runs a scenario; its schedule is a formula over hours and minutes, as everywhere."""
+    try:
+        formula = Formula(scenario.schedule) if scenario.schedule else None
+        if formula is None:
+            return simulate(scenario)
+        return simulate(scenario, lambda minute: bool(formula.evaluate(hours=minute // 60, minutes=minute % 60)))
+    except ScenarioError as error:
+        raise UserError(f"the scenario has a mistake in {error}") from error
+    except (FormulaSyntaxError, FormulaEvaluationError) as error:
+        raise UserError(f"the scenario's schedule {scenario.schedule!r}: {error}") from error
+
+
+def _document(story: Story, verdicts: list[Verdict]) -> dict[str, object]:
+    return {
+        "title": story.scenario.title,
+        "samples": [asdict(sample) for sample in story.samples],
+        "lines": [{"at": at, "text": text} for at, text in story.lines],
+        "moved_bytes": story.moved_bytes,
+        "expectations": [asdict(verdict) for verdict in verdicts],
+    }

@@ -1,0 +1,229 @@
+"""`balancer status` and `balancer hot`: what the leader last said of each bundle, beside what the directory says now.
+
+The leader leaves a note at each tick. A note may be old: then it says so before anything else.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from balancer.cli.bounds import bounds_text
+from balancer.cli.output import Output, OutputOption, say, show_json, show_rows
+from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
+from balancer.cli.watching import WatchOption, shown
+from balancer.clock import SystemClock
+from balancer.directory.contract import Directory
+from balancer.directory.model import NodeState
+from balancer.directory.snapshot import NotFound, Snapshot
+from balancer.planner import orders
+from balancer.planner.commands import tablets_on
+from balancer.planner.summary import STATUS_TOPIC
+from balancer.settings.units import format_duration, format_size
+
+OLD = 60.0  # seconds after which a note is not believed any more: several ticks have left none
+NODE_COLUMNS = ("node", "state", "tablets", "size", "writes_per_s", "reads_per_s", "remark")
+HOT_COLUMNS = ("tablet", "table", "part", "node", "writes_per_s", "reads_per_s", "size")
+
+BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; else all")]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One reading of the directory."""
+
+    snapshot: Snapshot
+    notes: dict[str, Any]
+    leader: str | None
+    now: datetime
+
+
+def status(
+    bundle: BundleArgument = None,
+    watch: WatchOption = False,
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """How each bundle is: balanced, working, waiting for the schedule or blocked, and by what."""
+    with directory_of(directory, config) as opened:
+
+        def view() -> bool:
+            documents = list(status_documents(read(opened), bundle))
+            if output is Output.JSON:
+                show_json(documents)
+            elif not documents:
+                say("the directory has no bundles yet: create or adopt a table")
+            for document in documents if output is Output.TEXT else ():
+                _show(document)
+            return True
+
+        shown(view, watch)
+
+
+def hot(
+    bundle: BundleArgument = None,
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """The tablets with the most rows read and written per second, as the leader last saw them."""
+    seen = _read_once(directory, config)
+    rows = []
+    for name in _bundles(seen.snapshot, bundle):
+        rows += (seen.notes.get(name) or {}).get("hot", [])
+    rows.sort(key=lambda row: -(row["write_rate"] + row["read_rate"]))
+    show_rows([_hot_row(seen.snapshot, row, output) for row in rows], HOT_COLUMNS, output, empty=_cold(seen))
+
+
+def read(directory: Directory) -> Seen:
+    """What there is to know at this moment."""
+    notes = dict(directory.published(STATUS_TOPIC))
+    return Seen(directory.snapshot(), notes, directory.leader(), SystemClock().now())
+
+
+def status_documents(seen: Seen, bundle: str | None = None) -> Iterator[dict[str, Any]]:
+    """One document per bundle: the note, its age, and what the directory says now."""
+    for name in _bundles(seen.snapshot, bundle):
+        note = dict(seen.notes.get(name) or {})
+        note.pop("hot", None)
+        age = _age(note.get("at"), seen.now)
+        yield {
+            "bundle": name,
+            **note,
+            "leader": seen.leader,
+            "age_seconds": age,
+            "warning": _warning(seen.leader, age),
+            "orders": [orders.progress(order, seen.snapshot) for order in orders.open_orders(seen.snapshot, name)],
+            "nodes": _nodes(seen.snapshot, name, note.get("nodes", [])),
+        }
+
+
+def _read_once(address: str | None, config: Path | None) -> Seen:
+    with directory_of(address, config) as opened:
+        return read(opened)
+
+
+def _bundles(snapshot: Snapshot, wanted: str | None) -> list[str]:
+    known = sorted(snapshot.bundles)
+    if wanted is not None and wanted not in known:
+        raise NotFound(f"there is no bundle {wanted!r} in the directory; there are: {', '.join(known) or 'none'}")
+    return [wanted] if wanted is not None else known
+
+
+def _age(at: str | None, now: datetime) -> float | None:
+    """Seconds since a note was left; the clocks of two hosts may differ a little."""
+    return None if at is None else max(0.0, round((now - datetime.fromisoformat(at)).total_seconds(), 1))
+
+
+def _warning(leader: str | None, age: float | None) -> str:
+    """What is wrong with the note; empty: it can be believed."""
+    running = "" if leader else "no instance leads: nothing is being done; start `balancer run`"
+    if age is None:
+        return running or "the leader has not reported on this bundle yet; is it in its configuration?"
+    if age <= OLD:
+        return running
+    old = f"the last report is {format_duration(age)} old"
+    return f"{running}; {old}" if running else f"{old}, although {leader} leads"
+
+
+def _nodes(snapshot: Snapshot, bundle: str, noted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """State and tablets are the directory's: they may have changed since the note."""
+    known = {row["node"]: row for row in noted}
+    rows = []
+    for node in sorted((node for node in snapshot.nodes.values() if node.bundle == bundle), key=lambda node: node.id):
+        left = tablets_on(snapshot, node.id)
+        row = {**known.get(node.id, {"node": node.id}), "state": node.state, "reason": node.reason, "tablets": left}
+        if node.state is NodeState.DRAINING:
+            row["safe_to_take_away"] = not left and not _involved(snapshot, node.id)
+        rows.append(row)
+    return rows
+
+
+def _involved(snapshot: Snapshot, node: str) -> bool:
+    """Whether a migration still needs the node: a source that has given its rows away is cleaned last."""
+    return any(
+        node in (record.source_node, record.target_node)
+        for record in snapshot.migrations.values()
+        if not record.finished
+    )
+
+
+def _show(document: dict[str, Any]) -> None:
+    word = document.get("word", "unknown")
+    say(f"bundle {document['bundle']}: {word}" + (f" - {document['sentence']}" if document.get("sentence") else ""))
+    if document["warning"]:
+        say(f"  WARNING: {document['warning']}")
+    for line in _facts(document):
+        say(f"  {line}")
+    for order in document["orders"]:
+        say(f"  order {order['id']}: {order['sentence']}")
+    show_rows([_node_row(row) for row in document["nodes"]], NODE_COLUMNS, Output.TEXT, empty="  no nodes")
+
+
+def _facts(document: dict[str, Any]) -> Iterator[str]:
+    if document["age_seconds"] is None:
+        return
+    yield f"reported {format_duration(document['age_seconds'])} ago; leader: {document['leader'] or 'none'}"
+    paused = document.get("paused_until")
+    ending = f" until {paused}" if paused else ""
+    yield f"mode {document['mode']}" + (f", paused{ending}" if document["paused"] else "")
+    if document["score"] is not None:
+        yield (
+            f"balance {document['score']} of 100; {document['actions']} actions may start"
+            f" ({document['score_after']} after them), {document['pending_moves']} more wait for the budgets;"
+            f" at best {document['bound']}"
+        )
+    yield _schedule(document["schedule"])
+
+
+def _schedule(schedule: dict[str, Any]) -> str:
+    if not schedule["formula"]:
+        return "schedule: always open"
+    ending = f" until {schedule['closes_at']}" if schedule["closes_at"] else ""
+    state = f"open{ending}" if schedule["open"] else f"closed until {schedule['next_open'] or 'for ever'}"
+    return f"schedule: {state} ({schedule['formula']}, of {schedule['level']}, {schedule['timezone']})"
+
+
+def _node_row(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "node": row["node"],
+        "state": row["state"],
+        "tablets": row["tablets"],
+        "size": None if row.get("bytes") is None else format_size(row["bytes"]),
+        "writes_per_s": row.get("write_rate"),
+        "reads_per_s": row.get("read_rate"),
+        "remark": _remark(row),
+    }
+
+
+def _remark(row: dict[str, Any]) -> str | None:
+    if "safe_to_take_away" in row:
+        if row["safe_to_take_away"]:
+            return "safe to take away"
+        return f"{row['tablets']} tablets left to move" if row["tablets"] else "its last migration is being finished"
+    if row.get("reachable") is False:
+        return f"unreachable since {row.get('unreachable_since') or 'the start'}: {row.get('error', '')}"
+    return next(iter(row.get("disagreements", ())), None) or row["reason"] or None
+
+
+def _hot_row(snapshot: Snapshot, row: dict[str, Any], output: Output) -> dict[str, Any]:
+    tablet = snapshot.find_tablet(row["tablet"])
+    return {
+        "tablet": row["tablet"],
+        "table": row["table"],
+        "part": None if tablet is None else bounds_text(snapshot.tables[tablet.table], tablet),
+        "node": row["node"],
+        "writes_per_s": row["write_rate"],
+        "reads_per_s": row["read_rate"],
+        "size": row["bytes"] if output is Output.JSON else format_size(row["bytes"]),
+    }
+
+
+def _cold(seen: Seen) -> str:
+    if not seen.notes:
+        return "no instance has reported yet: start `balancer run`"
+    return "nothing is read or written"

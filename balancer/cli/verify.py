@@ -1,0 +1,151 @@
+"""`balancer verify`: whether the nodes hold what the directory says of a table or a tablet. Only reads.
+
+Every node of the bundle is asked, not only the owners: somebody else might claim a tablet too.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Annotated, Any
+
+import typer
+
+from balancer.cli.bounds import bounds_text
+from balancer.cli.output import Output, OutputOption, say, show_json, show_rows
+from balancer.cli.places import ConfigOption, open_configured
+from balancer.clock import SystemClock
+from balancer.directory.model import Table, Tablet
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import BalancerError
+from balancer.nodes.connection import Connection, Target, Timeouts, connect, translated
+from balancer.nodes.names import Name
+from balancer.nodes.ownership import Kind
+from balancer.nodes.partition import count_rows
+from balancer.polling.addresses import addresses_of, cluster_name
+from balancer.polling.index import partition_names
+from balancer.polling.poller import ClusterPoll, Health, NodeReport, Poller
+from balancer.settings import Settings, load_settings
+
+COLUMNS = ("tablet", "part", "node", "epoch", "rows", "finding")
+COUNT_TIMEOUT = 600.0
+
+_WHOLE_NODE = frozenset({Kind.NOT_INSTALLED, Kind.WRONG_DATABASE, Kind.LEADER_WENT_BACK, Kind.DIRECTORY_BEHIND})
+
+
+def verify(
+    what: Annotated[str, typer.Argument(metavar="TABLE|TABLET", help="a table's name, or a tablet's id")],
+    count: Annotated[bool, typer.Option("--count", help="count the rows instead of estimating: reads all")] = False,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Checks that each tablet is attached on its owner, owned with its epoch, and claimed by nobody else.
+
+    Exit code 1 if anything is wrong.
+    """
+    settings = load_settings(config)
+    with open_configured(settings.daemon) as directory:
+        snapshot = directory.snapshot()
+    table, tablets = wanted(snapshot, what)
+    poll = _polled(settings, snapshot, table.bundle)
+    counts = _counted(settings, table, tablets) if count else {}
+    rows = [_row(snapshot, table, tablet, poll, counts) for tablet in tablets]
+    trouble = list(_node_trouble(snapshot, table.bundle, poll))
+    wrong = len(trouble) + sum(1 for row in rows if row["finding"] and not row["busy"])
+    if output is Output.JSON:
+        show_json({"table": table.name, "tablets": rows, "nodes": trouble, "wrong": wrong})
+    else:
+        show_rows(rows, COLUMNS, output, empty="the table has no tablets")
+        for found in trouble:
+            say(f"node {found['node']}: {found['finding']}")
+        total = sum(row["rows"] for row in rows if row["rows"] is not None)
+        say(f"{len(rows)} tablets, {'' if count else 'about '}{total} rows, {wrong or 'nothing'} wrong")
+    if wrong:
+        raise typer.Exit(1)
+
+
+def wanted(snapshot: Snapshot, what: str) -> tuple[Table, Sequence[Tablet]]:
+    """The table and the tablets that are meant: a number is a tablet's id."""
+    if what.isdigit():
+        tablet = snapshot.tablet(int(what))
+        return snapshot.tables[tablet.table], [tablet]
+    table = snapshot.table(what)
+    return table, snapshot.tablets(table.id)
+
+
+def _polled(settings: Settings, snapshot: Snapshot, bundle: str) -> ClusterPoll:
+    addresses = addresses_of([found for found in settings.bundles.values() if found.name == bundle])
+    poller = Poller(cluster_name(settings.daemon.directory), SystemClock(), settings.daemon.poll_timeout)
+    try:
+        return poller.poll(snapshot, addresses)
+    finally:
+        poller.close()
+
+
+def _row(
+    snapshot: Snapshot, table: Table, tablet: Tablet, poll: ClusterPoll, counts: dict[int, int | str]
+) -> dict[str, Any]:
+    running = snapshot.migration_of(tablet.id)
+    findings = [f"node {node}: {text}" for node, text in _disagreements(poll, tablet.id)]
+    counted = counts.get(tablet.id)
+    if isinstance(counted, str):
+        findings.append(counted)
+    if running is not None:
+        findings.append(f"not checked: {running.operation} {running.id} is {running.state}")
+    return {
+        "tablet": tablet.id,
+        "part": bounds_text(table, tablet),
+        "node": tablet.node,
+        "epoch": tablet.epoch,
+        "rows": counted if isinstance(counted, int) else _estimate(poll.nodes.get(tablet.node), table, tablet),
+        "finding": "; ".join(findings) or None,
+        "busy": running is not None and len(findings) == 1,
+    }
+
+
+def _disagreements(poll: ClusterPoll, tablet: int) -> Iterator[tuple[str, str]]:
+    for node, report in sorted(poll.nodes.items()):
+        for found in report.disagreements:
+            if found.tablet == tablet:
+                yield node, found.text
+
+
+def _node_trouble(snapshot: Snapshot, bundle: str, poll: ClusterPoll) -> Iterator[dict[str, str]]:
+    """What is wrong with whole nodes: nothing can be said of their tablets then."""
+    for node in sorted(node.id for node in snapshot.nodes.values() if node.bundle == bundle):
+        report = poll.nodes.get(node)
+        if report is None:
+            yield {"node": node, "finding": "it is not in the configuration, so it was not asked"}
+        elif report.health in (Health.UNREACHABLE, Health.STANDBY):
+            yield {"node": node, "finding": report.reason}
+        else:
+            for found in report.disagreements:
+                if found.tablet is None and found.kind in _WHOLE_NODE:
+                    yield {"node": node, "finding": found.text}
+
+
+def _estimate(report: NodeReport | None, table: Table, tablet: Tablet) -> int | None:
+    """Rows of the first root's partition, by the server's own statistics."""
+    if report is None or report.poll is None:
+        return None
+    name = partition_names(table, tablet)[0]
+    return next((found.rows for found in report.poll.partitions if Name(found.schema, found.name) == name), None)
+
+
+def _counted(settings: Settings, table: Table, tablets: Sequence[Tablet]) -> dict[int, int | str]:
+    """Tablet → its rows in the first root, or why they could not be counted."""
+    addresses = addresses_of(settings.bundles.values())
+    found: dict[int, int | str] = {}
+    with ExitStack() as stack:
+        connections: dict[str, Connection] = {}
+        for tablet in tablets:
+            try:
+                if tablet.node not in connections:
+                    patient = Timeouts(statement=COUNT_TIMEOUT, network=COUNT_TIMEOUT)
+                    opened = connect(addresses[tablet.node], purpose="verify", target=Target.ANY, timeouts=patient)
+                    connections[tablet.node] = stack.enter_context(opened)
+                with translated(tablet.node), connections[tablet.node].cursor() as cursor:
+                    found[tablet.id] = count_rows(cursor, partition_names(table, tablet)[0])
+            except KeyError:
+                found[tablet.id] = f"its rows cannot be counted: node {tablet.node} is not in the configuration"
+            except BalancerError as error:
+                found[tablet.id] = f"its rows cannot be counted: {error}"
+    return found

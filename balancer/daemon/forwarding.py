@@ -1,0 +1,111 @@
+"""Keeps `balancer_all` on every node of a bundle right by the directory.
+
+The daemon does so after each migration and when it is elected, for bundles with `forwarding = true`; `balancer forward`
+does it by hand. It changes nothing but that schema, under the newest leader's epoch that the directory knows: a node
+that has seen a newer one refuses, and the next look knows it too.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+import structlog
+
+from balancer.directory.model import Migration
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import BalancerError
+from balancer.migration.context import places
+from balancer.migration.machine import State
+from balancer.migration.observer import Observer, Progress
+from balancer.nodes.connection import Address, Cursor, connect
+from balancer.nodes.forwarding import Forward, remove_forwarding, set_forwards, set_servers
+from balancer.nodes.leader import node_transaction
+
+log = structlog.get_logger()
+
+
+def forwards_of(snapshot: Snapshot, bundle: str) -> list[Forward]:
+    """Every partition of the bundle's tables, with its owner."""
+    return [
+        Forward(place, tablet.node)
+        for table in snapshot.tables.values()
+        if table.bundle == bundle
+        for tablet in snapshot.tablets(table.id)
+        for place in places(table, tablet)
+    ]
+
+
+def forward_bundle(snapshot: Snapshot, bundle: str, addresses: Callable[[str], Address]) -> int:
+    """Brings every node to what the directory says; returns how many partitions were changed in all."""
+    nodes = _nodes(snapshot, bundle)
+    known = {node: addresses(node) for node in nodes}
+    forwards = forwards_of(snapshot, bundle)
+
+    def bring(cursor: Cursor) -> int:
+        set_servers(cursor, known)
+        return set_forwards(cursor, forwards)
+
+    return sum(_on_node(snapshot, known[node], bring) for node in nodes)
+
+
+def stop_forwarding(snapshot: Snapshot, bundle: str, addresses: Callable[[str], Address]) -> None:
+    """Takes it away from every node."""
+
+    def take_away(cursor: Cursor) -> int:
+        remove_forwarding(cursor)
+        return 0
+
+    for node in _nodes(snapshot, bundle):
+        _on_node(snapshot, addresses(node), take_away)
+
+
+class ForwardingWatch(Observer):
+    """Follows each migration, then tells the next observer. A node out of reach is brought up by the next one."""
+
+    def __init__(
+        self,
+        wanted: Callable[[str], bool],
+        snapshot: Callable[[], Snapshot],
+        addresses: Callable[[str], Address],
+        other: Observer | None = None,
+    ) -> None:
+        self._wanted = wanted
+        self._snapshot = snapshot
+        self._addresses = addresses
+        self._other = other or Observer()
+
+    def follow(self, bundle: str) -> None:
+        """Brings the bundle's nodes to what the directory says, if that is wanted."""
+        if not self._wanted(bundle):
+            return
+        try:
+            forward_bundle(self._snapshot(), bundle, self._addresses)
+        except BalancerError as error:
+            log.warning("forwarding is not up to date", bundle=bundle, error=str(error))
+
+    def entered(self, migration: Migration, state: State) -> None:
+        self._other.entered(migration, state)
+
+    def left(self, migration: Migration, state: State) -> None:
+        # First whoever lets writers on; only then what takes longer.
+        self._other.left(migration, state)
+        if state is State.OPENING:
+            self.follow(migration.bundle)
+
+    def progressed(self, migration: Migration, progress: Progress) -> None:
+        self._other.progressed(migration, progress)
+
+    def finished(self, migration: Migration) -> None:
+        self._other.finished(migration)
+        self.follow(migration.bundle)
+
+
+def _nodes(snapshot: Snapshot, bundle: str) -> Sequence[str]:
+    return sorted(name for name, node in snapshot.nodes.items() if node.bundle == bundle)
+
+
+def _on_node(snapshot: Snapshot, address: Address, act: Callable[[Cursor], int]) -> int:
+    with (
+        closing(connect(address, purpose="forwarding")) as connection,
+        node_transaction(connection, snapshot.epoch, address.node) as cursor,
+    ):
+        return act(cursor)

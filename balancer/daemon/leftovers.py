@@ -1,0 +1,65 @@
+"""Counts what dead migrations have left on the nodes, from time to time, for the metric and its alert.
+
+Only looks: `balancer doctor` removes. Whatever is in the way of a look (a node out of reach, one without our schema) is
+told by the tick already, so it is passed over here.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import structlog
+
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import BalancerError
+from balancer.migration.links import Addresses, Links
+from balancer.nodes.connection import translated
+from balancer.nodes.leftovers import find_leftovers
+from balancer.nodes.schema import installed
+from balancer.planner.report import Reporter
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 600.0
+"""An orphan slot takes hours to fill a disk; a look is some catalogue queries on each node."""
+
+
+class LeftoverWatch:
+    """Used by one thread at a time for each bundle."""
+
+    def __init__(self, snapshot: Callable[[], Snapshot], addresses: Addresses, reporter: Reporter) -> None:
+        self._snapshot = snapshot
+        self._addresses = addresses
+        self._reporter = reporter
+
+    def look(self, bundle: str, nodes: Iterable[str]) -> None:
+        """Looks at every node of a bundle."""
+        links = Links(self._addresses, "leftovers")
+        counts: dict[str, int] = {}
+        try:
+            for node in nodes:
+                try:
+                    with translated(node):
+                        counts[node] = self._count(links, node)
+                except BalancerError as error:
+                    log.debug("cannot look for leftovers", node=node, error=str(error))
+        finally:
+            links.close()
+        self._reporter.leftovers(bundle, counts)
+        for node, count in counts.items():
+            if count:
+                log.warning("leftovers of migrations; `balancer doctor` shows them", node=node, count=count)
+
+    def _count(self, links: Links, node: str) -> int:
+        connection = links.control(node)
+        with connection.cursor() as cursor:
+            if not installed(cursor):
+                return 0
+        # Before and after: what begins or ends while we look is nobody's leftover.
+        running = _running(self._snapshot())
+        found = find_leftovers(connection)
+        running |= _running(self._snapshot())
+        return sum(leftover.migration not in running for leftover in found)
+
+
+def _running(snapshot: Snapshot) -> set[str]:
+    return {migration.id for migration in snapshot.migrations.values() if not migration.finished}

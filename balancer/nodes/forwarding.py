@@ -1,0 +1,154 @@
+"""Any node answers for any key: on each node, roots in the schema `balancer_all` whose partitions are all foreign.
+
+A root with a primary key or a unique index cannot have foreign partitions, so the application's own roots are left
+alone: `balancer_all.orders` stands beside `public.orders`, without indexes, and each of its partitions is a table of
+postgres_fdw that leads to the partition itself on its owner. A query over it is an ordinary query over the cluster.
+
+What it is not: a transaction that writes through it to several nodes is not atomic (postgres_fdw commits node by node),
+and a read between a switch and the next `set_forwards` may still see the former owner's rows. Writes never go astray:
+the former owner's fence refuses them. Called inside a `node_transaction`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from balancer.errors import Refused
+from balancer.nodes.bounds import for_values
+from balancer.nodes.connection import Address, Cursor, full_conninfo
+from balancer.nodes.names import Name
+from balancer.nodes.partition import Place
+
+SCHEMA = "balancer_all"
+_SERVER_OPTIONS = ("host", "port", "dbname", "sslmode", "sslrootcert")
+_PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE")
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A partition and the node that owns it."""
+
+    place: Place
+    node: str
+
+
+def forwarded_name(name: Name) -> Name:
+    """Where a root or a partition is found in our schema; names of other schemas than public are told apart."""
+    return Name(SCHEMA, name.name if name.schema == "public" else f"{name.schema}.{name.name}")
+
+
+def set_servers(cursor: Cursor, addresses: Mapping[str, Address]) -> None:
+    """How this node reaches the others, with the balancer's own login; only the owner may use or see it."""
+    cursor.execute("SELECT 1 FROM pg_available_extensions WHERE name = 'postgres_fdw'")
+    if cursor.fetchone() is None:
+        raise Refused("postgres_fdw is not installed on this server: it is in PostgreSQL's contrib package")
+    cursor.execute("CREATE EXTENSION IF NOT EXISTS postgres_fdw")
+    cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(SCHEMA)))
+    cursor.execute(sql.SQL("GRANT USAGE ON SCHEMA {} TO PUBLIC").format(sql.Identifier(SCHEMA)))
+    cursor.execute("SELECT srvname FROM pg_foreign_server")
+    known = {name for (name,) in cursor.fetchall()}
+    for node, address in addresses.items():
+        _set_server(cursor, node, address, known)
+
+
+def set_forwards(cursor: Cursor, forwards: Sequence[Forward]) -> int:
+    """Makes our roots lead where these say, and nowhere else; returns how many partitions were changed."""
+    _set_roots(cursor, forwards)
+    wanted = {forwarded_name(one.place.partition).name: one for one in forwards}
+    present = _present(cursor)
+    astray = [name for name, server in present.items() if name not in wanted or server != _server(wanted[name].node)]
+    missing = [name for name in wanted if name in astray or name not in present]
+    for name in astray:
+        cursor.execute(sql.SQL("DROP FOREIGN TABLE {}").format(sql.Identifier(SCHEMA, name)))
+    for name in missing:
+        _create(cursor, name, wanted[name])
+    return len(set(astray) | set(missing))
+
+
+def remove_forwarding(cursor: Cursor) -> None:
+    """Takes everything away again; the extension stays, it may be somebody else's too."""
+    cursor.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(SCHEMA)))
+    cursor.execute("SELECT srvname FROM pg_foreign_server WHERE srvname LIKE %s", (_server("%"),))
+    for (name,) in cursor.fetchall():
+        cursor.execute(sql.SQL("DROP SERVER {} CASCADE").format(sql.Identifier(name)))
+
+
+def _server(node: str) -> str:
+    return f"{SCHEMA} {node}"
+
+
+def _set_server(cursor: Cursor, node: str, address: Address, known: set[str]) -> None:
+    """Made, or its options replaced: an address may have changed."""
+    name = sql.Identifier(_server(node))
+    parameters = conninfo_to_dict(full_conninfo(address))
+    options = {key: str(parameters[key]) for key in _SERVER_OPTIONS if parameters.get(key)}
+    login = {key: str(parameters[key]) for key in ("user", "password") if parameters.get(key)}
+    if _server(node) not in known:
+        # Partitions on several nodes are scanned at the same time.
+        made = _options({**options, "async_capable": "true"})
+        cursor.execute(sql.SQL("CREATE SERVER {} FOREIGN DATA WRAPPER postgres_fdw OPTIONS ({})").format(name, made))
+        mapping = sql.SQL("CREATE USER MAPPING FOR PUBLIC SERVER {} OPTIONS ({})")
+        cursor.execute(mapping.format(name, _options(login)))
+        return
+    cursor.execute(sql.SQL("ALTER SERVER {} OPTIONS ({})").format(name, _options(options, "SET ")))
+    cursor.execute(
+        sql.SQL("ALTER USER MAPPING FOR PUBLIC SERVER {} OPTIONS ({})").format(name, _options(login, "SET "))
+    )
+
+
+def _options(options: Mapping[str, str], verb: str = "") -> sql.Composable:
+    return sql.SQL(", ").join(
+        sql.SQL(verb) + sql.Identifier(key) + sql.SQL(" ") + sql.Literal(value) for key, value in options.items()
+    )
+
+
+def _set_roots(cursor: Cursor, forwards: Sequence[Forward]) -> None:
+    for root, place in {one.place.root: one.place for one in forwards}.items():
+        method = "HASH" if hasattr(place.part, "modulus") else "RANGE"
+        columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in place.columns)
+        cursor.execute(
+            sql.SQL(
+                "CREATE TABLE IF NOT EXISTS {} (LIKE {} INCLUDING DEFAULTS) PARTITION BY " + method + " ({})"
+            ).format(forwarded_name(root).identifier, root.identifier, columns)
+        )
+        _copy_rights(cursor, root)
+
+
+def _copy_rights(cursor: Cursor, root: Name) -> None:
+    """Who may use the application's root may use ours in the same way."""
+    cursor.execute(
+        "SELECT privilege_type, CASE grantee WHEN 0 THEN NULL ELSE pg_get_userbyid(grantee) END"
+        " FROM pg_class, aclexplode(coalesce(relacl, acldefault('r', relowner)))"
+        " WHERE oid = to_regclass(%s) AND grantee <> relowner AND privilege_type = ANY(%s)",
+        (str(root), list(_PRIVILEGES)),
+    )
+    for privilege, role in cursor.fetchall():
+        grantee = sql.SQL("PUBLIC") if role is None else sql.Identifier(role)
+        grant = sql.SQL("GRANT " + privilege + " ON {} TO {}")
+        cursor.execute(grant.format(forwarded_name(root).identifier, grantee))
+
+
+def _present(cursor: Cursor) -> dict[str, str]:
+    cursor.execute(
+        "SELECT c.relname, s.srvname FROM pg_foreign_table f JOIN pg_class c ON c.oid = f.ftrelid"
+        " JOIN pg_foreign_server s ON s.oid = f.ftserver WHERE c.relnamespace = to_regnamespace(%s)",
+        (SCHEMA,),
+    )
+    return dict(cursor.fetchall())
+
+
+def _create(cursor: Cursor, name: str, forward: Forward) -> None:
+    """A tablet's bounds never change under its id, so a partition that leads to the right node is right."""
+    place = forward.place
+    cursor.execute(
+        sql.SQL("CREATE FOREIGN TABLE {} PARTITION OF {} {} SERVER {} OPTIONS (schema_name {}, table_name {})").format(
+            sql.Identifier(SCHEMA, name),
+            forwarded_name(place.root).identifier,
+            for_values(place.columns, place.part),
+            sql.Identifier(_server(forward.node)),
+            sql.Literal(place.partition.schema),
+            sql.Literal(place.partition.name),
+        )
+    )

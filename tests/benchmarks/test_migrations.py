@@ -1,0 +1,209 @@
+"""How fast a tablet moves beside what anybody could do by hand, and how long its writers wait at the switch.
+
+`BENCH_MB` (1024) and `BENCH_SWITCHES` (50) make it smaller or larger.
+"""
+
+import os
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from balancer.client.pools import PoolSettings
+from balancer.client.router import Router
+from balancer.embedded.postgres import PostgresServer, embedded_binaries
+from balancer.migration.begin import begin_move
+from balancer.migration.record import read_detail
+from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows
+from tests.support.servers import new_database
+from tests.support.spy import Spy
+from tests.support.tables import show_table
+
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
+
+MEGABYTES = int(os.environ.get("BENCH_MB", "1024"))
+SWITCHES = int(os.environ.get("BENCH_SWITCHES", "50"))
+WRITES_PER_SECOND = 500
+COLUMNS = "(id bigint NOT NULL, n bigint NOT NULL DEFAULT 0, note text, PRIMARY KEY (id))"
+SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "4GB", "maintenance_work_mem": "256MB"}
+
+
+@pytest.fixture(scope="module")
+def servers(server_folder: Path) -> Iterator[dict[str, PostgresServer]]:
+    """Two servers with ordinary durability: a crash-safe move is compared with crash-safe copies."""
+    folder = server_folder / "bench-migrations"
+    folder.mkdir()
+    folder.chmod(0o755)
+    binaries = embedded_binaries(18)
+    with PostgresServer(folder / "a", binaries, SETTINGS) as a, PostgresServer(folder / "b", binaries, SETTINGS) as b:
+        yield {"a": a, "b": b}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, servers: dict[str, PostgresServer]) -> Iterator[Cluster]:
+    with new_database(servers["a"]) as a, new_database(servers["b"]) as b:
+        made = build(tmp_path, {"a": a.dsn, "b": b.dsn}, hash_table(), hash_tablets(2, ["a"]), COLUMNS)
+        yield made
+        made.close()
+
+
+def test_throughput_of_a_move(cluster: Cluster, servers: dict[str, PostgresServer]) -> None:
+    size = fill(cluster)
+    timings: dict[str, float] = {}
+    timings["pg_dump | psql"] = by_hand(cluster, lambda: _dump(cluster, servers["a"]))
+    timings["psql | psql, binary, indexes after"] = by_hand(cluster, lambda: _pipe(cluster, servers["a"]))
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    switched: list[float] = []
+    spy = Spy({"left:opening": lambda: switched.append(time.monotonic())})
+    migration = begin_move(directory, leadership, 1, "b")
+    began = time.monotonic()
+    done = cluster.runner(directory, leadership, spy).run(migration.id)
+    assert done.state == "done", done.error
+    timings["move, verified, online"] = switched[0] - began
+    ours = timings["move, verified, online"]
+    rows = [
+        (name, taken, size / taken / 1e6, taken / ours)
+        for name, taken in sorted(timings.items(), key=lambda item: item[1])
+    ]
+    show_table(
+        f"a tablet of {size / 1e6:,.0f} MB (heap), with a primary key and an index",
+        ["how", "seconds", "MB/s", "times the move's time"],
+        rows,
+    )
+
+
+def test_write_pause_of_switches(cluster: Cluster) -> None:
+    insert_rows(cluster, cluster.tablets(), range(20_000))
+    url = f"sqlite://{cluster.folder / 'directory.db'}"
+    with cluster.connect("a") as connection:
+        ids = [int(str(row[0])) for row in connection.execute("SELECT id FROM orders_t1 ORDER BY id LIMIT 2000")]
+    waits: list[float] = []
+    errors: list[str] = []
+    stop = threading.Event()
+    threads = [threading.Thread(target=_write, args=(url, ids[number::4], waits, errors, stop)) for number in range(4)]
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    runner = cluster.runner(directory, leadership)
+    pauses, predicted, fences, slowest = [], [], [], []
+    for thread in threads:
+        thread.start()
+    try:
+        time.sleep(1.0)
+        for number in range(SWITCHES):
+            seen = len(waits)
+            done = runner.run(begin_move(directory, leadership, 1, "b" if number % 2 == 0 else "a").id)
+            assert done.state == "done", done.error
+            detail = read_detail(done)
+            pauses.append((detail.pause or 0.0) * 1000)
+            predicted.append((detail.predicted_pause or 0.0) * 1000)
+            fences.append(detail.fences)
+            slowest.append(max(waits[seen:], default=0.0) * 1000)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    show_table(
+        f"{SWITCHES} switches at {WRITES_PER_SECOND} writes/s to the moving tablet, ms",
+        ["what", "p50", "p90", "p99", "longest"],
+        [
+            ("writers held back, by the journal", *quantiles(pauses)),
+            ("predicted before the fence", *quantiles(predicted)),
+            ("slowest write of each switch, by the client", *quantiles(slowest)),
+            ("every write, by the client", *quantiles([wait * 1000 for wait in waits])),
+        ],
+    )
+    print(f"writes {len(waits)}, failed {len(errors)}, fences per move {sum(fences) / len(fences):.2f}", errors[:3])
+    assert errors == []
+
+
+def fill(cluster: Cluster) -> int:
+    """About so many megabytes of rows of some 230 bytes in tablet 1, and a second index on the root of both nodes."""
+    for node in ("a", "b"):
+        with cluster.connect(node) as connection:
+            connection.execute("CREATE INDEX orders_n ON orders (n)")
+    with cluster.connect("a") as connection:
+        connection.execute(
+            f"INSERT INTO orders SELECT i, i % 1000, repeat(md5(i::text), 6)"
+            f" FROM generate_series(1::bigint, {MEGABYTES * 8000}) AS i"
+            " WHERE satisfies_hash_partition('orders'::regclass, 2, 0, i)"
+        )
+        connection.execute("VACUUM ANALYZE orders_t1")
+        connection.execute("CHECKPOINT")
+        row = connection.execute("SELECT pg_relation_size('orders_t1')").fetchone()
+    assert row is not None
+    return int(str(row[0]))
+
+
+def by_hand(cluster: Cluster, work: Callable[[], None]) -> float:
+    """Seconds of a copy into an empty table on node b, which is dropped again."""
+    with cluster.connect("b") as connection:
+        connection.execute("DROP TABLE IF EXISTS orders_t1")
+        connection.execute("CHECKPOINT")
+    began = time.monotonic()
+    work()
+    taken = time.monotonic() - began
+    with cluster.connect("b") as connection:
+        assert connection.execute("SELECT count(*) > 0 FROM orders_t1").fetchone() == (True,)
+        connection.execute("DROP TABLE orders_t1")
+        connection.execute("CHECKPOINT")
+    return taken
+
+
+def _dump(cluster: Cluster, server: PostgresServer) -> None:
+    dump = [server.program("pg_dump"), cluster.dsns["a"], "--table=public.orders_t1", "--no-owner"]
+    load = [server.program("psql"), cluster.dsns["b"], "--quiet", "--no-psqlrc", "--output=/dev/null"]
+    _run_pipe(list(map(str, dump)), list(map(str, load)))
+
+
+def _pipe(cluster: Cluster, server: PostgresServer) -> None:
+    with cluster.connect("b") as connection:
+        connection.execute("CREATE TABLE orders_t1 (LIKE orders INCLUDING ALL EXCLUDING INDEXES)")
+    psql = [str(server.program("psql")), "--quiet", "--no-psqlrc"]
+    _run_pipe(
+        [*psql, cluster.dsns["a"], "--command=COPY orders_t1 TO STDOUT (FORMAT binary)"],
+        [*psql, cluster.dsns["b"], "--command=COPY orders_t1 FROM STDIN (FORMAT binary)"],
+    )
+    with cluster.connect("b") as connection:
+        connection.execute("ALTER TABLE orders_t1 ADD PRIMARY KEY (id)")
+        connection.execute("CREATE INDEX ON orders_t1 (n)")
+
+
+def _run_pipe(first: list[str], second: list[str]) -> None:
+    with subprocess.Popen(first, stdout=subprocess.PIPE) as source:
+        subprocess.run(second, stdin=source.stdout, check=False, stderr=subprocess.DEVNULL)
+    assert source.returncode == 0
+
+
+def _write(url: str, ids: list[int], waits: list[float], errors: list[str], stop: threading.Event) -> None:
+    """One of four applications: each writes at a quarter of the rate."""
+    interval = 4 / WRITES_PER_SECOND
+    with Router.connect(url, PoolSettings(), samples=False) as router:
+        at = time.monotonic()
+        number = 0
+        while not stop.is_set():
+            key = ids[number % len(ids)]
+            number += 1
+            began = time.monotonic()
+            try:
+                router.run("orders", key, lambda link, key=key: _increment(link, key))  # type: ignore[misc]
+            except Exception as error:  # every failure counts, whatever it is
+                errors.append(repr(error))
+            waits.append(time.monotonic() - began)
+            at = max(at + interval, time.monotonic() - 1.0)
+            time.sleep(max(0.0, at - time.monotonic()))
+
+
+def _increment(link: psycopg.Connection[tuple[object, ...]], key: int) -> None:
+    found = link.execute("UPDATE orders SET n = n + 1 WHERE id = %s", (key,))
+    assert found.rowcount == 1, f"row {key} was not found"
+
+
+def quantiles(values: list[float]) -> tuple[float, float, float, float]:
+    cuts = statistics.quantiles(values, n=100, method="inclusive") if len(values) > 1 else [values[0]] * 99
+    return cuts[49], cuts[89], cuts[98], max(values)

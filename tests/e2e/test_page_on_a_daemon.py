@@ -1,0 +1,97 @@
+"""The page on a running daemon with real PostgreSQL nodes: what happens to the cluster is seen without a reload."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from balancer.embedded.process import free_port
+from tests.support.browser import chromium, visit
+
+SECONDS = 1000
+START = 120.0
+PATIENCE = 200 * SECONDS
+
+
+@contextmanager
+def demonstration(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """`balancer demo` as a newcomer starts it, and the address of its page."""
+    # Not the demonstration's own choice of a port: another one may run on this machine.
+    listen = f"127.0.0.1:{free_port()}"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("BALANCER_")}
+    path = os.pathsep.join(filter(None, sys.path))
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "balancer", "demo", "--fresh", "--folder", str(folder)],
+            env={**clean, "PYTHONPATH": path, "BALANCER_HTTP__LISTEN": listen},
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+        )
+    try:
+        url = f"http://{listen}"
+        wait_until_ready(process, url, folder / "log")
+        yield process, url
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    """Until the page answers."""
+    deadline = time.monotonic() + START
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/readyz", timeout=5).status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.2)
+    pytest.fail(f"the demonstration does not answer:\n{log.read_text()}")
+
+
+def wait_for(page: Page, selector: str, text: str, timeout: float = PATIENCE) -> None:
+    expect(page.locator(selector)).to_contain_text(text, timeout=timeout)
+
+
+def take_picture(page: Page) -> None:
+    """The pictures in the README, where BALANCER_SCREENSHOT names a file for them; a minute later they tell more."""
+    wanted = os.environ.get("BALANCER_SCREENSHOT")
+    if wanted:
+        page.wait_for_timeout(60 * SECONDS)
+        page.set_viewport_size({"width": 1200, "height": 1300})
+        page.screenshot(path=wanted)
+        page.emulate_media(color_scheme="dark")
+        page.wait_for_timeout(3 * SECONDS)
+        page.screenshot(path=Path(wanted).with_stem(f"{Path(wanted).stem}-dark"))
+
+
+@pytest.mark.timeout(600)
+def test_a_hot_tablet_its_split_and_its_moves_are_seen_as_they_happen(server_folder: Path) -> None:
+    folder = server_folder / "page"
+    folder.mkdir()
+    folder.chmod(0o755)
+    with demonstration(folder) as (process, url), chromium() as browser, visit(browser, url) as seen:
+        page = seen.page
+        page.evaluate("window.never_reloaded = true")
+        wait_for(page, "#facts", "leader demo (this instance)")
+        wait_for(page, "#hot", "events")
+        page.select_option("#table", label="events")
+        wait_for(page, "#finished", "split of tablet")
+        wait_for(page, "#finished", "move of tablet")
+        wait_for(page, "#hot", "pg-b")
+        expect(page.locator("#legend")).to_contain_text("columns", timeout=PATIENCE)
+        assert page.evaluate("window.never_reloaded") is True
+        assert seen.complaints == []
+        take_picture(page)
+        process.send_signal(signal.SIGTERM)
+        wait_for(page, "#alarm", "No answer from the daemon")
+        assert process.wait(60) in (0, -signal.SIGTERM)

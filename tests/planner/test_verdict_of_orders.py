@@ -1,0 +1,57 @@
+"""What a bundle's sentence says of an operator's order: it works, or what it waits for."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from balancer.planner.state import ScheduleReport, Word
+from balancer.planner.verdict import Situation, verdict
+from balancer.settings import Mode
+from policies.model import PlanResult
+
+pytestmark = pytest.mark.quick
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+OPEN = ScheduleReport("", "", "UTC", True, None, None)
+SHUT = ScheduleReport("hours < 6", "bundle shop", "UTC", False, None, datetime(2026, 3, 2, tzinfo=UTC))
+ORDER = "doubling the vbuckets of orders: 3 of 8 vbuckets done"
+
+SITUATION = Situation(
+    now=NOW,
+    mode=Mode.OBSERVE,
+    plan=PlanResult(),
+    nodes=(),
+    owned={},
+    schedule=OPEN,
+    running=(),
+    held=(),
+    started=0,
+    paused=False,
+    paused_until=None,
+    leading=True,
+    leader="one",
+    waiting_plan="",
+    refused="",
+    orders=[(ORDER, False)],
+)
+
+
+def test_an_order_is_work_in_any_mode() -> None:
+    assert verdict(SITUATION) == (Word.WORKING, ORDER)
+    running = replace(SITUATION, running=["split of tablet 1 on a (copying)"])
+    assert verdict(running) == (Word.WORKING, f"split of tablet 1 on a (copying); {ORDER}")
+
+
+def test_an_order_waits_for_the_schedule() -> None:
+    word, sentence = verdict(replace(SITUATION, schedule=SHUT))
+    assert word is Word.WAITING
+    assert sentence == f"{ORDER}; the rest until the schedule opens, until 2026-03-02 00:00 UTC (hours < 6)"
+    assert verdict(replace(SITUATION, schedule=SHUT, orders=[(ORDER, True)]))[0] is Word.WORKING
+
+
+def test_what_blocks_an_order_is_named() -> None:
+    assert verdict(replace(SITUATION, paused=True)) == (Word.BLOCKED, f"paused by an operator; {ORDER}")
+    assert verdict(replace(SITUATION, leading=False, leader=None)) == (Word.BLOCKED, f"no instance leads; {ORDER}")
+    refused = replace(SITUATION, refused="split of tablet 1 cannot be started: no")
+    assert verdict(refused) == (Word.BLOCKED, f"split of tablet 1 cannot be started: no; {ORDER}")
