@@ -39,7 +39,7 @@ class Situation:
 
 def verdict(situation: Situation) -> tuple[Word, str]:
     """The word, and the sentence that says what, how long still, until when or by what."""
-    # Moves that only help after others are pending for ever where those others do not come: by themselves they are none.
+    # Moves that help only after others stay pending where those others do not come: by themselves they are none.
     wanted = len(situation.plan.actions) and len(situation.plan.actions) + situation.plan.pending_moves
     if situation.running:
         return Word.WORKING, _working(situation)

@@ -74,6 +74,12 @@ def work(fleet: Fleet, process: Process, server: PostgresServer, seconds: float)
             if now >= len(looks) * seconds / LOOKS:
                 looks.append(look(began, process, server, directory))
             time.sleep(0.2)
+        # A former owner shows its rows until they are retired: nothing new starts, and what runs comes to its end.
+        fleet.write("observe")
+        time.sleep(5.0)
+        until(
+            lambda: all(one.finished for one in directory.snapshot().migrations.values()), 120, "the end of all moves"
+        )
     return looks
 
 
