@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import psycopg
 
@@ -90,11 +91,11 @@ def act(verb: str, fleet: Fleet) -> bool:
 
 
 def grown(looks: list[Look]) -> list[str]:
-    """What is clearly more at the end than after the first half: a tenth, and more than a few."""
+    """What is clearly more at the end than before the middle; medians, because every running move has connections."""
     middle, end = looks[len(looks) // 4 : len(looks) // 2], looks[-len(looks) // 4 :]
     found = []
     for name in end[0].flat():
-        before, after = (max(one.flat()[name] for one in part) for part in (middle, end))
+        before, after = (median(one.flat()[name] for one in part) for part in (middle, end))
         if after > before * 1.1 + 5:
             found.append(f"{name} grew from {before:.0f} to {after:.0f}")
     return found
