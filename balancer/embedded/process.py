@@ -155,14 +155,17 @@ def until(happened: Callable[[], bool], patience: float) -> bool:
 
 
 def free_port(preferred: int | None = None) -> int:
-    """A port of the loopback interface that nobody listens on: the preferred one if it is free."""
-    for candidate in (preferred, 0):
-        if candidate is None:
-            continue
+    """A port of the loopback interface that nobody listens on: the preferred one if it is free.
+
+    Others are taken below the range that the system gives to outgoing connections: one of those must not sit on a
+    server's port while the server restarts.
+    """
+    candidates = [20_000 + secrets.randbelow(12_000) for _ in range(100)]
+    for candidate in candidates if preferred is None else [preferred, *candidates]:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", candidate))
-            return int(probe.getsockname()[1])
+            return candidate
     raise Unavailable("no free port on 127.0.0.1")
 
 
