@@ -6,6 +6,7 @@ out of reach, try again later; 4 refused: a precondition does not hold; 130 inte
 A command's module is imported when the command is called: most need neither numpy nor a web server to start.
 """
 
+import signal
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -102,6 +103,8 @@ def exit_code(error: BalancerError) -> int:
 
 def main() -> None:
     """Runs a command; an error of ours is one sentence on standard error, never a traceback."""
+    # A script's background job starts with SIGINT ignored, and would then not be stopped by what stops all others.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         app()
     except BalancerError as error:
