@@ -8,10 +8,10 @@ nothing more, so that planning again finds nothing either.
 import numpy as np
 
 from policies.metric import Metric, parse_metric
-from policies.model import Floats, Ints
+from policies.model import Floats, Ints, NodeCondition
 from policies.options import BundleOptions, GroupOptions
 from policies.placement_candidates import Decider, decider, group_of
-from policies.placement_loads import Bools, Problem, State, node_shares
+from policies.placement_loads import Bools, Problem, State, keeps, node_shares
 
 _ROUNDS = 100
 
@@ -40,7 +40,9 @@ class _InMemory:
     def __init__(self, problem: Problem, state: State, mine: Bools, free: Bools, sizes: Floats) -> None:
         self.problem, self.state, self.free, self.sizes = problem, state, free, sizes
         self.weights = relative_weights(problem, "memory")
-        self.cells = (problem.due > 0).any(axis=1) | problem.receiving
+        self.cells = problem.conditions(NodeCondition.ACTIVE) | np.array(
+            [node.condition is NodeCondition.CLOSED and not keeps(node) for node in problem.nodes], dtype=np.bool_
+        )
         self.load = np.bincount(state.owner[mine], weights=sizes[mine], minlength=len(problem.nodes)) / self.weights
         self.moves = 0
 

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from policies.model import Floats, Ints
+from policies.model import Floats, Ints, NodeCondition
 from policies.movers import move_by_count, move_by_metric, move_in_memory
 from policies.options import BundleOptions
 from policies.placement import balance
-from policies.placement_candidates import Decider, Standings, deciders, standings
+from policies.placement_candidates import Decider, Standings, deciders, is_resting, standings
 from policies.placement_fill import make_spread
+from policies.placement_functions import follow_functions
 from policies.placement_loads import Bools, Problem, State, initial_state
+from policies.placement_refine import Able
 from policies.placement_urgent import drain, movable_in_need, relieve_disks, spread_out
 from policies.reasons import Taken
 
@@ -89,7 +91,8 @@ def _urgent(moves: Moves, options: BundleOptions, unreserved: Bools) -> None:
     spread = make_spread(problem, state.owner, options.placement.table_spread)
     fixed = deciders(problem, options, Decider.FUNCTION)
     previous = state.owner.copy()
-    stranded = [drain(problem, state, able & ~fixed, options, spread)]
+    follow_functions(problem, state, able & fixed & problem.conditions(NodeCondition.DRAINING)[state.owner], options)
+    stranded = [drain(problem, state, able, options, spread)]
     moves.mark(previous, Taken.DRAIN)
     previous = state.owner.copy()
     stranded.append(relieve_disks(problem, state, able & ~fixed & unreserved, options, spread))
@@ -100,6 +103,9 @@ def _urgent(moves: Moves, options: BundleOptions, unreserved: Bools) -> None:
 def _movers(moves: Moves, options: BundleOptions, free: Bools) -> None:
     problem, state = moves.problem, moves.after
     mine = {who: deciders(problem, options, who) for who in Decider}
+    previous = state.owner.copy()
+    follow_functions(problem, state, free & mine[Decider.FUNCTION], options)
+    moves.mark(previous, Taken.FUNCTION)
     previous = state.owner.copy()
     move_in_memory(problem, state, mine[Decider.IN_MEMORY], free & mine[Decider.IN_MEMORY], options)
     moves.mark(previous, Taken.IN_MEMORY)
@@ -119,7 +125,8 @@ def _objective(moves: Moves, options: BundleOptions, free: Bools) -> None:
     spread_out(problem, state, mine, options, spread)
     moves.mark(previous, Taken.SPREAD)
     previous = state.owner.copy()
-    result = balance(problem, state, mine, options, spread)
+    resting = is_resting(moves.standing) & deciders(problem, options, Decider.OBJECTIVE)
+    result = balance(problem, state, Able(mine, resting), options, spread)
     moves.started = result.started
     moves.mark(previous, Taken.LOAD)
     for give, take in result.swapped:

@@ -1,8 +1,8 @@
 """The objective itself: what one node's load costs, given what it should hold.
 
-The squared weighted excess of every dimension, plus the fourth power of what is above the due share, so that the
-tightest resource decides. Both the steps of a plan and the picks within the budgets must make the sum smaller; as it is
-the same sum each time, nothing goes round in circles.
+The squared weighted excess of every dimension, plus an extra price (a fourth power) for what is above the due share:
+the tightest resource decides. Both the steps of a plan and the picks within the budgets must make the sum smaller; as
+it is the same sum each time, nothing goes round in circles.
 """
 
 import numpy as np
@@ -10,7 +10,10 @@ import numpy as np
 from policies.model import Floats, Ints
 from policies.placement_loads import Problem, State
 
-_OVERLOAD = 16.0  # from a quarter above the due share on, overload counts more than all else
+_OVERLOAD = 16.0  # from a quarter above the due share on, overload counts more than the square
+# From here on the extra price grows in a straight line: were it steeper still, one tablet too hot for any node would
+# drive all the cold ones off its node, for next to nothing.
+_STEEPEST = 0.5
 
 
 def node_costs(problem: Problem, state: State, nodes: Ints, change: Floats) -> Floats:
@@ -21,8 +24,8 @@ def node_costs(problem: Problem, state: State, nodes: Ints, change: Floats) -> F
     due = problem.due[nodes]
     unit = np.where(due > 0, due, problem.due.max(axis=0, initial=1e-300))
     over = (state.held[nodes] + change - due) * (problem.weights / unit)
-    squares = over * over
-    bent = squares + _OVERLOAD * np.where(over > 0, squares * squares, 0.0)
+    bend = np.minimum(np.maximum(over, 0.0), _STEEPEST)
+    bent = over * over + _OVERLOAD * bend**3 * (4.0 * np.maximum(over, 0.0) - 3.0 * bend)
     costs: Floats = np.einsum("...nd,nd->...n", bent, unit)
     return costs
 

@@ -6,7 +6,7 @@ more than `stop_threshold` above it. Large bundles are brought close in bulk, by
 single moves and swaps do the rest. It repeats until nothing changes: planning again from its result gives nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from policies.model import Floats
 from policies.options import BundleOptions, PlacementOptions
 from policies.placement_fill import Spread, fill
 from policies.placement_loads import Bools, Problem, State, excess, tension, underuse
-from policies.placement_refine import Goal, Refinement
+from policies.placement_refine import Able, Goal, Refinement
 from policies.placement_shed import choose_rows
 
 _BULK_TABLETS = 200  # fewer are planned by single steps from the start: each is the best there is
@@ -37,9 +37,9 @@ def is_unbalanced(problem: Problem, held: Floats, above: float, below: float) ->
 
 
 def balance(
-    problem: Problem, state: State, free: Bools, options: BundleOptions, spread: Spread | None = None
+    problem: Problem, state: State, able: Able, options: BundleOptions, spread: Spread | None = None
 ) -> Balanced:
-    """Changes the state until it is balanced, or as balanced as the free tablets allow."""
+    """Changes the state until it is balanced, or as balanced as the tablets that may move allow."""
     settings = options.placement
     start, stop = settings.start_threshold, settings.stop_threshold
     if not is_unbalanced(problem, state.held, start, start):
@@ -47,11 +47,15 @@ def balance(
     swapped: list[tuple[int, int]] = []
     for _ in range(_ROUNDS):
         before = state.owner.copy()
-        movable = free & pays_back(problem, state, options)
+        movable = able.movable & pays_back(problem, state, options)
         if len(problem.ids) > _BULK_TABLETS:
             _bulk(problem, state, movable, settings, spread)
         refinement = Refinement(
-            problem, state, movable, Goal(stop=stop, hungry=start, min_gain=settings.min_gain), spread
+            problem,
+            state,
+            replace(able, movable=movable),
+            Goal(stop=stop, hungry=start, min_gain=settings.min_gain),
+            spread,
         )
         refinement.run()
         swapped += refinement.swapped

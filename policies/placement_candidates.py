@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from policies.model import BundleView, NodeCondition, TabletHistory, TableView
 from policies.options import BundleOptions, GroupOptions, InMemoryMode, Mover, Placement
-from policies.placement_loads import Bools, Problem
+from policies.placement_loads import Bools, Problem, keeps
 from policies.reasons import Left
 
 Standings = npt.NDArray[np.int8]
@@ -23,6 +23,7 @@ STANDINGS: tuple[Left | None, ...] = (
     Left.IN_FLIGHT,
     Left.BACKING_OFF,
     Left.SOURCE_DOWN,
+    Left.SOURCE_CLOSED,
     Left.COOLING_DOWN,
     Left.TABLE_OFF,
     Left.MOVER_OFF,
@@ -84,11 +85,18 @@ def standings(problem: Problem, options: BundleOptions) -> Standings:
         code = history_standing(view, options, history)
         if code is not None:
             _mark(problem, out, [tablet], code)
+    kept = np.array([keeps(node) for node in problem.nodes], dtype=np.bool_)
+    out[kept[problem.home] & ((out == 0) | (out > LAST_HARD))] = _NUMBER[Left.SOURCE_CLOSED]
     out[problem.conditions(NodeCondition.DOWN)[problem.home]] = _NUMBER[Left.SOURCE_DOWN]
     _mark(problem, out, [tablet for migration in view.in_flight for tablet in migration.tablets], Left.IN_FLIGHT)
     _mark(problem, out, sorted(view.quarantined), Left.QUARANTINED)
     _mark(problem, out, sorted(view.pinned), Left.PINNED)
     return out
+
+
+def is_resting(standing: Standings) -> Bools:
+    """T: which tablets will be able to move soon: their migration runs, or has just ended."""
+    return np.isin(standing, [_NUMBER[Left.IN_FLIGHT], _NUMBER[Left.COOLING_DOWN]])
 
 
 def history_standing(view: BundleView, options: BundleOptions, history: TabletHistory) -> Left | None:

@@ -222,26 +222,21 @@ def node_shares(nodes: tuple[NodeView, ...], dimension: str) -> Floats:
 
 
 def _due(nodes: tuple[NodeView, ...], names: tuple[str, ...], held: Floats) -> Floats:
-    """Each node's due share. A closed node below its share keeps what it has: the others share the rest."""
-    staying = np.array([node.condition in (NodeCondition.ACTIVE, NodeCondition.CLOSED) for node in nodes], np.bool_)
-    closed = np.array([node.condition is NodeCondition.CLOSED for node in nodes], dtype=np.bool_)
-    counted = _playing(nodes)
-    due = np.zeros_like(held)
+    """Each node's due share. A node that an operator closed keeps what it has; the others share the rest."""
+    keeping = np.array([keeps(node) for node in nodes], dtype=np.bool_)
+    sharing = np.array([node.condition in (NodeCondition.ACTIVE, NodeCondition.CLOSED) for node in nodes], np.bool_)
+    counted = _playing(nodes) & ~keeping
+    due = np.where(keeping[:, None], held, 0.0)
     for d, name in enumerate(names):
-        due[:, d] = _due_of_one(node_shares(nodes, name) * staying, closed, held[:, d] * counted)
+        shares = node_shares(nodes, name) * (sharing & ~keeping)
+        if shares.any():
+            due[:, d] += shares / shares.sum() * held[counted, d].sum()
     return due
 
 
-def _due_of_one(shares: Floats, closed: Bools, held: Floats) -> Floats:
-    fixed = np.zeros(len(shares), dtype=np.bool_)
-    while True:
-        free = shares * ~fixed
-        rest = held.sum() - held[fixed].sum()
-        due: Floats = np.where(fixed, held, free / free.sum() * rest if free.sum() > 0 else 0.0)
-        below = closed & ~fixed & (held < due)
-        if not below.any():
-            return due
-        fixed |= below
+def keeps(node: NodeView) -> bool:
+    """Whether a node was closed by an operator: then it keeps what it has. One that the daemon closed still gives."""
+    return node.condition is NodeCondition.CLOSED and not node.closed_by_daemon
 
 
 def _allowed(view: BundleView, options: BundleOptions, nodes: tuple[NodeView, ...]) -> Bools:

@@ -16,6 +16,7 @@ from policies.placement_loads import Bools, Problem, State, tension, underuse
 _SWEEPS = 200
 _STEPS = 20_000
 _ROWS, _RECEIVERS = 128, 32  # considered for one node's move: tablets, and nodes
+_PATIENCE = 4.0  # how much better a resting tablet must be for its node to wait for it
 _SWAP_NODES, _SWAP_ROWS = 8, 48  # considered for a swap: nodes, and tablets of each side
 
 
@@ -28,14 +29,24 @@ class Goal:
     min_gain: float
 
 
+@dataclass(frozen=True, slots=True)
+class Able:
+    """T: which tablets may move now, and which could but rest after a migration, or are in one."""
+
+    movable: Bools
+    resting: Bools
+
+
 class Refinement:
     """One run over a state; `swapped` has the pairs of rows that changed places."""
 
-    def __init__(self, problem: Problem, state: State, movable: Bools, goal: Goal, spread: Spread | None) -> None:
+    def __init__(self, problem: Problem, state: State, able: Able, goal: Goal, spread: Spread | None) -> None:
         self.problem, self.state, self.goal, self.spread = problem, state, goal, spread
-        self.movable = movable
+        movable = able.movable
+        self.resting = np.flatnonzero(able.resting)
         self.swapped: list[tuple[int, int]] = []
         self.steps = 0
+        self.patient = False  # whether the node at hand waits for a tablet that rests
         rows = np.flatnonzero(movable)
         self.overhead = float(problem.sizes[rows].mean()) + 1.0 if len(rows) else 1.0
         by_node = rows[np.argsort(state.owner[rows], kind="stable")]
@@ -69,7 +80,7 @@ class Refinement:
         while self.steps < _STEPS:
             tight = float(tension(self.problem, self.state.held)[node])
             if tight > self.goal.stop:
-                if not (self._best_move(node, self._receivers(node)) or self._best_swap(node)):
+                if not (self._best_move(node, self._receivers(node)) or self._best_swap(node)) or self.patient:
                     return
             else:
                 # Within its own threshold it gives only to nodes that have far too little, one tablet per sweep.
@@ -88,6 +99,8 @@ class Refinement:
         return nodes[np.argsort(score, kind="stable")][:_RECEIVERS]
 
     def _best_move(self, source: int, receivers: Ints) -> bool:
+        """Makes the best single move off a node, or finds that it is worth waiting; False where nothing helps."""
+        self.patient = False
         rows, relief = self._most_relieving(source)
         if not len(rows) or not len(receivers):
             return False
@@ -100,8 +113,20 @@ class Refinement:
             return False
         score = np.where(fits, gain / (problem.sizes[rows] + self.overhead)[:, None], -np.inf)
         at, to = np.unravel_index(int(score.argmax()), score.shape)
+        self.patient = self._better_rests(source, float(score[at, to]))
+        if self.patient:
+            return True
         self._move(int(rows[at]), int(receivers[to]))
         return True
+
+    def _better_rests(self, source: int, score: float) -> bool:
+        """Whether the node has a tablet that would help far more but rests: then it is worth the wait."""
+        rows = self.resting[self.state.owner[self.resting] == source]
+        if not len(rows):
+            return False
+        here = np.array([source])
+        relief = self._cost_of(here) - self._costs(here, -self.problem.loads[rows][:, None, :])[:, 0]
+        return bool((relief / (self.problem.sizes[rows] + self.overhead)).max() > _PATIENCE * score)
 
     def _most_relieving(self, source: int) -> tuple[Ints, Floats]:
         """The tablets whose departure relieves the node most for their bytes, and by how much each does."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from policies.budgets import Admission
 from policies.closing import node_changes
+from policies.heat import plan_heat
 from policies.metric import parse_metric
 from policies.model import Action, ActionKind, BundleView, Floats, PlanResult, Rejection
 from policies.moves import Moves, plan_moves
@@ -56,9 +57,20 @@ def make_plan(view: BundleView, options: BundleOptions) -> PlanResult:
 
 
 def reshape(view: BundleView, options: BundleOptions) -> tuple[list[Action], list[Rejection]]:
-    """Splits and merges by size, and the moves that bring tablets together for them; one action per tablet."""
-    proposals = plan_sizes(view, options, table_metrics(view, options))
-    return list(proposals.actions), list(proposals.rejections)
+    """Splits and merges, and the moves that bring tablets together for them; by size first, one action per tablet."""
+    sizes, heat = plan_sizes(view, options, table_metrics(view, options)), plan_heat(view, options)
+    rejections = [*sizes.rejections, *heat.rejections]
+    taken: dict[int, Action] = {}
+    actions = []
+    for action in (*sizes.actions, *heat.actions):
+        first = next((taken[tablet] for tablet in action.tablets if tablet in taken), None)
+        if first is None:
+            actions.append(action)
+            taken |= dict.fromkeys(action.tablets, action)
+        else:
+            reason = f"{action.reason}; but the plan has a {first.kind} of it already ({first.code})"
+            rejections.append(Rejection(action.kind, action.tablets, str(Left.TAKEN), reason, action.target))
+    return actions, rejections
 
 
 def table_metrics(view: BundleView, options: BundleOptions) -> dict[str, Floats]:

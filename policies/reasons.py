@@ -30,6 +30,7 @@ class Left(StrEnum):
     BACKING_OFF = "backing-off"
     SOURCE_DOWN = "source-down"
     # The tablet does not move to balance; it moves when its node is drained or its disk is full.
+    SOURCE_CLOSED = "source-closed"
     COOLING_DOWN = "cooling-down"
     TABLE_OFF = "table-off"
     MOVER_OFF = "mover-off"
@@ -50,6 +51,7 @@ class Left(StrEnum):
     # It would not help enough.
     BALANCED = "balanced"
     NO_GAIN = "no-gain"
+    OTHERS_BETTER = "others-better"
     # It would help, but not now.
     MOVES_TOTAL = "moves-total"
     MOVES_PER_NODE = "moves-per-node"
@@ -75,6 +77,7 @@ MEANINGS: dict[str, str] = {
     Left.IN_FLIGHT: "a migration of the tablet is running",
     Left.BACKING_OFF: "the tablet's last migration failed and the back-off is not over",
     Left.SOURCE_DOWN: "the tablet's node is down: nothing can be copied from it",
+    Left.SOURCE_CLOSED: "an operator closed the tablet's node: it keeps what it has",
     Left.COOLING_DOWN: "the tablet was migrated a short time ago and rests",
     Left.TABLE_OFF: "the table has enable_auto_tablet_move = false",
     Left.MOVER_OFF: "the mover of the tablet's kind is switched off in tablet_balancer_config",
@@ -93,6 +96,7 @@ MEANINGS: dict[str, str] = {
     Left.NO_ROOM: "no node may take the tablet",
     Left.BALANCED: "every node is within start_threshold of its share",
     Left.NO_GAIN: "the move would not make the balance better by min_gain",
+    Left.OTHERS_BETTER: "other moves relieve the node for fewer bytes",
     Left.MOVES_TOTAL: "moves_total migrations run already",
     Left.MOVES_PER_NODE: "moves_per_node migrations run on one of the two nodes already",
     Left.BYTES_PER_WINDOW: "bytes_per_window would be exceeded",

@@ -9,6 +9,9 @@ from fastapi import APIRouter, Header, Response
 _TYPES: Final = {
     "index.html": "text/html",
     "app.js": "text/javascript",
+    "dom.js": "text/javascript",
+    "heat.js": "text/javascript",
+    "sections.js": "text/javascript",
     "style.css": "text/css",
     "icon.svg": "image/svg+xml",
 }

@@ -24,6 +24,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "schedule": "balancer.cli.schedule:app",
     "table": "balancer.cli.table:app",
     "node": "balancer.cli.node:app",
+    "directory": "balancer.cli.directory:app",
+    "history": "balancer.cli.directory:history",
     "compare-placements": "balancer.cli.placements:compare_placements",
     "apply": "balancer.cli.operate:apply",
     "drain": "balancer.cli.operate:drain",

@@ -27,7 +27,7 @@ from balancer.client.entry import (
     leave,
 )
 from balancer.client.ids import Ids, LocatedIds
-from balancer.client.locate import AnyKey, Location
+from balancer.client.locate import AnyKey
 from balancer.client.pools import Loan, PoolBook, PoolSettings
 from balancer.client.retry import Attempts
 from balancer.client.router import PATIENCE
@@ -50,6 +50,8 @@ class AsyncRouter:
     def __init__(self, routes: Routes, pools: PoolSettings | None = None, *, samples: bool = True) -> None:
         settings = pools or PoolSettings()
         self._routes = routes
+        self.locate = routes.locate
+        """`locate(table, key)`: as `Router.locate`."""
         self._pools: PoolBook[NodePool] = PoolBook(
             routes, lambda node, dsn: AsyncConnectionPool(dsn, **settings.arguments(node))
         )
@@ -69,10 +71,6 @@ class AsyncRouter:
     def snapshot(self) -> Snapshot:
         """The newest snapshot of the directory known here."""
         return self._routes.snapshot
-
-    def locate(self, table: str, key: AnyKey) -> Location:
-        """The node, tablet and epoch of a key, from memory."""
-        return self._routes.locate(table, key)
 
     def group(self, table: str, keys: Any) -> "dict[str, Rows]":
         """For each node that owns any of these keys, which of them. Needs numpy."""
@@ -175,7 +173,7 @@ class AsyncRouter:
                     await pool.open()
                 return Loan(pool, await pool.getconn(timeout))
             case Execute(loan, statements):
-                await loan.connection.execute(statements)
+                await loan.connection.execute(statements, prepare=False)
             case GiveBack(loan):
                 await loan.pool.putconn(loan.connection)
             case AwaitChange(version, timeout):

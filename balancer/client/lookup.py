@@ -3,7 +3,8 @@
 A `TableMap` belongs to one version of one table. The next version takes over every page that a commit has left alone,
 so following a directory of a million tablets costs what the commits cost. `locate` of a map is a function chosen by
 the table's layout and key; a hash table of reasonable size answers from an array indexed by the hash's low bits, which
-fills as keys are asked for. Maps may be used from several threads: two that fill one entry write the same value.
+fills as keys are asked for. Keys that were asked for before are answered from a dictionary. Maps may be used from
+several threads: two that fill one entry write the same value.
 """
 
 from bisect import bisect_right
@@ -16,12 +17,15 @@ from balancer.directory.model import Layout, Table
 from balancer.directory.pages import Page
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
-from policies.keys import KeyType, encode_value, integer_limits
+from policies.hashing import key_hasher
+from policies.keys import KeyMismatch, KeyType, encode_value, integer_limits
 from policies.leaves import reverse_bits
 
 Locator = Callable[[AnyKey], Location]
 
 MOST_SLOTS = 1 << 16
+MOST_REMEMBERED = 1 << 16
+"""Keys per table whose answers are kept: some megabytes, and most keys in use are used again."""
 _SLOTS_PER_TABLET = 4  # leaves differ in depth: some room above the average
 _FAST_INTEGERS = (KeyType.INTEGER, KeyType.BIGINT)
 _PREFIX = encode_value(KeyType.BIGINT, 0)[:1]
@@ -56,6 +60,17 @@ class TableMap:
         known = dict(zip(former.index.numbers, former.pages, strict=True)) if former else {}
         self.pages: list[PageMap] = [_kept(known.get(number), snapshot.pages[number]) for number in self.index.numbers]
         self.locate: Locator = self._chosen()
+        self.memory: dict[AnyKey, Location] = {}
+        """Answers given so far. Equal keys have equal places, whatever their types."""
+
+    def remembered(self, key: AnyKey) -> Location:
+        """`locate`, and remembers the answer."""
+        found = self.locate(key)
+        if not isinstance(key, list):
+            if len(self.memory) >= MOST_REMEMBERED:
+                self.memory.clear()
+            self.memory[key] = found
+        return found
 
     def describes(self, snapshot: Snapshot) -> bool:
         """Whether the table is in this snapshot what it is here: a commit elsewhere leaves its pages alone.
@@ -104,18 +119,16 @@ class TableMap:
         return locate
 
     def _by_hash(self) -> Locator:
-        """Any key: the top bits of its 64-bit position are a slot, as the low bits of the hash are."""
         slots, fill = self._slots()
-        shift = 64 - (len(slots).bit_length() - 1)
-        table, by_id = self.table, self._by_id
+        mask = len(slots) - 1
+        hashed, general = key_hasher(self.table.key_types), self._by_position
 
         def locate(key: AnyKey) -> Location:
-            if isinstance(key, RowId):
-                return by_id(key)
-            position = key_position(table, key)
-            assert isinstance(position, int)
-            slot = position >> shift
-            return slots[slot] or fill(slot, position)
+            try:
+                low = hashed(key if isinstance(key, tuple) else (key,))
+            except KeyMismatch:
+                return general(key)  # a list, a row's id, or a key that is refused with a better sentence
+            return slots[low & mask] or fill(low & mask, reverse_bits(low))
 
         return locate
 
@@ -164,6 +177,8 @@ class Maps:
             name: known for name, known in self._former.items() if known.describes(snapshot)
         }
 
+        self.memories = {name: known.memory for name, known in self.tables.items()}
+
     def table(self, name: str) -> TableMap:
         """The map of a table; `UserError` where there is none of that name."""
         return self.tables.get(name) or self._made(name)
@@ -173,4 +188,5 @@ class Maps:
         former = self._former.get(name)
         same = former is not None and former.table.id == record.id
         made = self.tables[name] = TableMap(self.snapshot, record, former if same else None)
+        self.memories[name] = made.memory
         return made

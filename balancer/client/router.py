@@ -23,7 +23,7 @@ from balancer.client.entry import (
     leave,
 )
 from balancer.client.ids import Ids, LocatedIds
-from balancer.client.locate import AnyKey, Location
+from balancer.client.locate import AnyKey
 from balancer.client.pools import Loan, PoolBook, PoolSettings
 from balancer.client.retry import Attempts
 from balancer.client.routes import Routes
@@ -48,6 +48,9 @@ class Router:
     def __init__(self, routes: Routes, pools: PoolSettings | None = None, *, samples: bool = True) -> None:
         settings = pools or PoolSettings()
         self._routes = routes
+        self.locate = routes.locate
+        """`locate(table, key)`: the node, tablet and epoch of a key, from memory. `UserError` for an unknown table or
+        an unfit key. Not a method of its own: it is called for every statement of an application."""
         self._pools: PoolBook[NodePool] = PoolBook(
             routes, lambda node, dsn: ConnectionPool(dsn, **settings.arguments(node))
         )
@@ -69,10 +72,6 @@ class Router:
     def snapshot(self) -> Snapshot:
         """The newest snapshot of the directory known here."""
         return self._routes.snapshot
-
-    def locate(self, table: str, key: AnyKey) -> Location:
-        """The node, tablet and epoch of a key, from memory. `UserError` for an unknown table or an unfit key."""
-        return self._routes.locate(table, key)
 
     def group(self, table: str, keys: Any) -> "dict[str, Rows]":
         """For each node that owns any of these keys, which of them: their places, as an array. Needs numpy.
@@ -189,7 +188,7 @@ class Router:
                     pool.open()
                 return Loan(pool, pool.getconn(timeout))
             case Execute(loan, statements):
-                loan.connection.execute(statements)
+                loan.connection.execute(statements, prepare=False)
             case GiveBack(loan):
                 loan.pool.putconn(loan.connection)
             case AwaitChange(version, timeout):

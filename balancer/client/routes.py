@@ -3,6 +3,7 @@
 `Router` and `AsyncRouter` are made on top of it. Nothing here speaks to a node.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,12 @@ class Routes:
         self.clock: Clock = clock or SystemClock()
         self._follower = directory.follow()
         self._maps = Maps(self._follower.snapshot)
+        self._memories = self._maps.memories
+        self._lock = threading.Lock()
+        self._closed = False
+        # Looking at the follower in each `locate` would cost as much as all the rest of it.
+        self._thread = threading.Thread(target=self._keep_newest, name="routes", daemon=True)
+        self._thread.start()
         self._bulk: tuple[Maps, dict[str, BulkMap]] = (self._maps, {})
 
     @classmethod
@@ -49,11 +56,11 @@ class Routes:
         return self._follower.age()
 
     def locate(self, table: str, key: AnyKey) -> Location:
-        """The owner of a key by the newest snapshot known."""
-        maps = self._maps
-        if maps.snapshot is not self._follower.snapshot:
-            maps = self._newest()
-        return (maps.tables.get(table) or maps.table(table)).locate(key)
+        """The owner of a key; the newest snapshot is heeded some moments after it became known."""
+        try:
+            return self._memories[table][key]
+        except (KeyError, TypeError):  # not asked for before; a list has no hash
+            return self._newest().table(table).remembered(key)
 
     def finder(self, table: str, key: AnyKey) -> Callable[[], tuple[int, Location]]:
         """For `entry.enter`: the version first, so that a change in between is waited for in vain at worst."""
@@ -94,12 +101,21 @@ class Routes:
 
     def close(self) -> None:
         """Stops following. Idempotent."""
+        self._closed = True
         self._follower.close()
+        self._thread.join()
         self.directory.close()
 
+    def _keep_newest(self) -> None:
+        while not self._closed:
+            self._follower.wait(self._newest().snapshot.version, 1.0)
+
     def _newest(self) -> Maps:
-        maps = self._maps
         snapshot = self._follower.snapshot
-        if maps.snapshot is not snapshot:
-            maps = self._maps = Maps(snapshot, maps)
-        return maps
+        if self._maps.snapshot is not snapshot:
+            with self._lock:
+                snapshot = self._follower.snapshot
+                if self._maps.snapshot is not snapshot:
+                    self._maps = Maps(snapshot, self._maps)
+                    self._memories = self._maps.memories
+        return self._maps

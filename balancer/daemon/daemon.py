@@ -55,7 +55,7 @@ class Daemon:
         self._leading: Leading | None = None
         self._reporter = Reporter(self._instruments)
         self._observer = MigrationWatch(self._reporter, observer)
-        self._sampler = NodeSampler()
+        self._sampler = NodeSampler(self.address, lambda: self.follower().snapshot)
         self._ticks = Ticks(self, self._reporter, self._sampler, clock)
         self._stopping = threading.Event()
         self._commands = threading.Thread(target=self._watch_commands, name="commands", daemon=True)
@@ -133,6 +133,7 @@ class Daemon:
         if self._commands.is_alive():
             self._commands.join()
         self._ticks.close()
+        self._sampler.close()
         if self._follower is not None:
             self._follower.close()
         if self._directory is not None:

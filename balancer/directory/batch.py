@@ -7,15 +7,16 @@ before it and on the leader's epoch, and adds nothing of its own.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from balancer.directory import delta, invariants
 from balancer.directory.codec import StoredEntry, pack, pack_entry, to_document, unpack
 from balancer.directory.model import Kind, LogEntry, Put, Record, Tablet, Transaction
 from balancer.directory.page_codec import pack_page
-from balancer.directory.pages import Page, page_of, start_of
+from balancer.directory.pages import Page, end_of, page_of, start_of
 from balancer.directory.snapshot import Snapshot
 from balancer.directory.views import with_pages
-from balancer.errors import TooLarge
+from balancer.errors import Refused, TooLarge
 from policies.leaves import Leaf
 
 LOG_KEPT = 2000
@@ -176,7 +177,8 @@ class Contents:
 
 
 def contents_of(records: Sequence[Record], version: int) -> Contents:
-    """A directory made of these records at this version; lawfulness is for the caller to check."""
+    """A directory made of these records at this version; lawfulness is for the caller to check, except for gaps
+    between tablets: a page cannot even express one."""
     plain = [record for record in records if not isinstance(record, Tablet)]
     tables: dict[int, list[Tablet]] = defaultdict(list)
     for record in records:
@@ -185,6 +187,7 @@ def contents_of(records: Sequence[Record], version: int) -> Contents:
     pages: dict[int, Page] = {}
     for table, tablets in sorted(tables.items()):
         tablets.sort(key=lambda tablet: start_of(tablet.bounds))
+        _check_adjacent(tablets)
         first = 0
         for number, rows in delta.deal(tablets, len(pages) + 1):
             part = tablets[first : first + rows]
@@ -197,3 +200,9 @@ def contents_of(records: Sequence[Record], version: int) -> Contents:
         {number: pack_page(page) for number, page in snapshot.pages.items()},
         snapshot,
     )
+
+
+def _check_adjacent(tablets: Sequence[Tablet]) -> None:
+    for left, right in pairwise(tablets):
+        if end_of(left.bounds) != start_of(right.bounds):
+            raise Refused(f"tablets {left.id} and {right.id} of table {left.table} are not adjacent")

@@ -77,7 +77,15 @@ def pack(document: Json) -> bytes:
 def unpack(data: bytes) -> Json:
     """The document in stored bytes."""
     check_format(data)
-    return json.loads(zlib.decompress(data[2:]) if data[1] == _DEFLATED else data[2:])
+    try:
+        return json.loads(zlib.decompress(data[2:]) if data[1] == _DEFLATED else data[2:])
+    except (ValueError, zlib.error) as error:
+        raise damaged(error) from None
+
+
+def damaged(error: Exception) -> Refused:
+    """What a reader of stored bytes raises when they are not what was written."""
+    return Refused(f"the directory contains damaged data: {error}")
 
 
 def check_format(data: bytes) -> None:

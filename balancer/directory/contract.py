@@ -6,7 +6,7 @@ Callers above (planner, migrations, daemon, command line, client) know these pro
 from collections.abc import Mapping, Sequence
 from typing import Protocol, Self
 
-from balancer.directory.model import Json, LogEntry, Transaction
+from balancer.directory.model import Json, LogEntry, Record, Transaction
 from balancer.directory.snapshot import Snapshot
 
 
@@ -55,6 +55,12 @@ class Directory(Protocol):
 
         Raises `Conflict`, `Fenced`, `TooLarge`, `Unavailable`, `OutcomeUnknown`, or `Refused` where the result would
         break an invariant.
+        """
+
+    def restore(self, records: Sequence[Record], *, reason: str, author: str, leader_epoch: int) -> int:
+        """Replaces everything by these records, which the caller has checked; returns the new version.
+
+        For imports: the caller leads. Whoever follows loads anew; the log begins anew.
         """
 
     def history(self, after: int = 0, limit: int = 100) -> Sequence[LogEntry]:

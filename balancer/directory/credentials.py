@@ -2,6 +2,7 @@
 address: addresses are shown in logs and process lists.
 """
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -33,7 +34,7 @@ class Credentials:
     """Of SASL: DIGEST-MD5, or GSSAPI with the process's own Kerberos ticket."""
     tls: bool = False
     ca: str | None = None
-    """File of certificates to trust besides the system's."""
+    """File of certificates to trust instead of the system's."""
     certificate: str | None = None
     """File of the client's own certificate, where the server asks for one."""
     key: str | None = None
@@ -48,17 +49,21 @@ class Credentials:
             options["auth_data"] = [("digest", f"{self.user}:{self.password}")]
         elif self.scheme is Scheme.SASL:
             options["sasl_options"] = self._sasl_options()
-        if self.tls:
-            options |= {
-                "use_ssl": True,
-                "verify_certs": True,
-                "check_hostname": True,
-                "ca": _readable(self.ca),
-                "certfile": _readable(self.certificate),
-                "keyfile": _readable(self.key),
-                "keyfile_password": self.key_password,
-            }
         return options
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """What a TLS connection is made with; None: without TLS."""
+        if not self.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=_readable(self.ca))
+            if self.certificate:
+                context.load_cert_chain(
+                    _readable(self.certificate) or "", _readable(self.key), lambda: self.key_password or ""
+                )
+        except (ssl.SSLError, OSError) as error:
+            raise UserError(f"the files for TLS cannot be used: {error}") from None
+        return context
 
     def _sasl_options(self) -> dict[str, str]:
         if find_spec("puresasl") is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from balancer.directory.delta import key_of, tablets_of
 from balancer.directory.lawful import record_faults
-from balancer.directory.model import Change, Kind, Layout, Put, Remove, Table
+from balancer.directory.model import Change, Kind, Layout, Put, Record, Remove, Table
 from balancer.directory.pages import end_of, start_of, whole
 from balancer.directory.snapshot import Snapshot, typed_key
 from balancer.errors import Conflict, Refused
@@ -22,9 +22,14 @@ Interval = tuple[Any, Any]
 
 def check(snapshot: Snapshot, changes: Sequence[Change]) -> None:
     """Raises `Refused` if these changes would break an invariant, `Conflict` if they remove what is not there."""
-    after = Overlay(snapshot, changes)
-    for fault in _faults(snapshot, after, changes):
+    for fault in _faults(snapshot, Overlay(snapshot, changes), changes):
         raise Refused(f"the commit would break the directory: {fault}")
+
+
+def faults_of(records: Sequence[Record]) -> Iterator[str]:
+    """What is wrong with these records as a whole directory, before they are put into pages (which have no gaps)."""
+    changes = tuple(map(Put, records))
+    return _faults(Snapshot(), Overlay(Snapshot(), changes), changes, standing=True)
 
 
 class Overlay:
@@ -59,12 +64,12 @@ class Overlay:
         return any(of is kind for of, _ in self.changed)
 
 
-def _faults(snapshot: Snapshot, after: Overlay, changes: Sequence[Change]) -> Iterator[str]:
+def _faults(snapshot: Snapshot, after: Overlay, changes: Sequence[Change], standing: bool = False) -> Iterator[str]:
     for change in changes:
         kind, key = key_of(change)
         before = snapshot.find(kind, key)
         if isinstance(change, Put):
-            yield from record_faults(before, change.record, after.find)
+            yield from record_faults(before, change.record, after.find, standing)
         else:
             yield from _removal_faults(after, kind, key)
     yield from _coverage_faults(after)

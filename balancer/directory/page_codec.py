@@ -4,27 +4,29 @@ Ids are stored as differences and the starts of hash leaves not at all (the firs
 that a page of a thousand tablets takes a few kilobytes.
 """
 
+import struct
 import sys
 import zlib
 from array import array
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from operator import sub
-from struct import Struct
 from sys import intern
 from typing import Any
 
-from balancer.directory.codec import FORMAT, check_format
+from balancer.directory.codec import FORMAT, check_format, damaged
 from balancer.directory.pages import Page
 from policies.leaves import POSITIONS
 
-_HEADER = Struct("<BBqqIIIII")  # format, hashed, table, version, rows, bytes of keys, of names, of partitions, of end
+_HEADER = struct.Struct("<BBqqIccIIII")
+"""Format, hashed, table, version, rows; types of the ids' and the epochs' numbers; bytes of the keys, of the names, of
+the partitions, of the end."""
 _LEVEL = 1
 _WIDTHS = tuple(POSITIONS >> bits for bits in range(64))
 
 
 def pack_page(page: Page) -> bytes:
     """A page as stored bytes."""
-    rows = len(page)
     names = "\0".join(page.names).encode()
     partitions = "\1".join(page.partitions).encode()
     end = page.end.to_bytes(9, "big") if page.hashed else page.end
@@ -32,30 +34,32 @@ def pack_page(page: Page) -> bytes:
         keys = page.start.to_bytes(8, "big") + page.bits.tobytes()
     else:
         keys = _little(array("I", map(len, page.starts))) + b"".join(page.starts)
+    ids = _narrow("iq", list(map(sub, page.ids, [0, *page.ids[:-1]])))
+    epochs = _narrow("BHIQ", page.epochs)
     header = _HEADER.pack(
-        FORMAT, page.hashed, page.table, page.version, rows, len(keys), len(names), len(partitions), len(end)
+        *(FORMAT, page.hashed, page.table, page.version, len(page)),
+        *(ids.typecode.encode(), epochs.typecode.encode()),
+        *(len(keys), len(names), len(partitions), len(end)),
     )
-    columns = (
-        _little(array("q", map(sub, page.ids, [0, *page.ids[:-1]]))),
-        _little(page.node),
-        _little(page.epochs),
-        page.states.tobytes(),
-        keys,
-        names,
-        partitions,
-        end,
-    )
+    columns = (_little(ids), _little(page.node), _little(epochs), page.states.tobytes(), keys, names, partitions, end)
     return header + zlib.compress(b"".join(columns), _LEVEL)
 
 
 def unpack_page(data: bytes) -> Page:
     """The page in stored bytes."""
     check_format(data)
-    _, hashed, table, version, rows, keys, names, partitions, end = _HEADER.unpack_from(data)
+    try:
+        return _unpack(data)
+    except (ValueError, IndexError, struct.error, zlib.error) as error:
+        raise damaged(error) from None
+
+
+def _unpack(data: bytes) -> Page:
+    _, hashed, table, version, rows, of_ids, of_epochs, keys, names, partitions, end = _HEADER.unpack_from(data)
     reader = _Reader(zlib.decompress(data[_HEADER.size :]))
-    ids = array("q", accumulate(reader.numbers("q", rows)))
+    ids = array("q", accumulate(reader.numbers(of_ids.decode(), rows)))
     node = reader.numbers("H", rows)
-    epochs = reader.numbers("Q", rows)
+    epochs = array("Q", reader.numbers(of_epochs.decode(), rows))
     states = reader.numbers("B", rows)
     starts, bits = _read_starts(bool(hashed), rows, reader.take(keys))
     node_names = reader.take(names).decode()
@@ -75,6 +79,16 @@ def unpack_page(data: bytes) -> Page:
         states,
         tuple(partition_names.split("\1")) if partitions else (),
     )
+
+
+def _narrow(codes: str, numbers: Sequence[int]) -> "array[int]":
+    """The numbers in the narrowest of these types of array that holds them."""
+    for code in codes[:-1]:
+        try:
+            return array(code, numbers)
+        except OverflowError:
+            continue
+    return array(codes[-1], numbers)
 
 
 def _read_starts(hashed: bool, rows: int, keys: bytes) -> "tuple[Any, array[int]]":

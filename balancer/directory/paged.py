@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import takewhile
 from typing import Self
 
 from balancer.clock import Clock, SystemClock
@@ -49,6 +50,13 @@ class PagedDirectory(ABC):
     @abstractmethod
     def _read_root(self) -> Root:
         """The newest root, at least as new as every commit acknowledged to anybody before the call."""
+
+    def _read_news(self, version: int, fresh: bool) -> tuple[Root, StoredEntry | None]:
+        """The root, and the commit after `version` where a backend can read both in one go.
+
+        Not `fresh`: as new as the server that happens to answer, which may be a moment behind the others.
+        """
+        return self._read_root(), None
 
     @abstractmethod
     def _load(self) -> tuple[Snapshot, Root]:
@@ -168,16 +176,16 @@ class PagedDirectory(ABC):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _refresh(self) -> Snapshot:
+    def _refresh(self, fresh: bool = True) -> Snapshot:
         """Brings the cached view up to the newest root, by deltas where the log has them."""
         with self._holding(self._view_lock):
-            root = self._read_root()
+            view = self._view
+            root, following = (self._read_root(), None) if view is None else self._read_news(view.version, fresh)
             if root.importing:
                 raise Unavailable("the directory is being imported; try again when the import has finished")
-            view = self._view
             if view is not None and root.version < view.version:
                 return view
-            if view is None or not self._catch_up(view, root):
+            if view is None or not self._catch_up(view, root, following):
                 self._view, root = self._load()
                 self._recent.clear()
             assert self._view is not None
@@ -186,10 +194,14 @@ class PagedDirectory(ABC):
                 self._view = replace(self._view, epoch=root.epoch)
             return self._view
 
-    def _catch_up(self, view: Snapshot, root: Root) -> bool:
+    def _catch_up(self, view: Snapshot, root: Root, following: StoredEntry | None) -> bool:
         if root.version == view.version:
             return True
-        entries = self._read_entries(view.version, root.version) if root.first <= view.version + 1 else None
+        entries: list[StoredEntry] | None = None
+        if following is not None and root.version == view.version + 1:
+            entries = [following]
+        elif root.first <= view.version + 1:
+            entries = self._read_entries(view.version, root.version)
         if entries is None or any(stored.reset for stored in entries):
             return False
         for stored in entries:
@@ -226,8 +238,11 @@ class PagedDirectory(ABC):
 
     def _since(self, base: int, upto: int) -> Iterator[tuple[int, str, frozenset[tuple[Kind, str]]]]:
         """Version, transaction and keys of every commit after `base`; `Conflict` where the log is too short."""
+        if base == upto:
+            return
         with self._holding(self._view_lock):
-            recent = [one for one in self._recent if base < one[0] <= upto]
+            recent = [one for one in takewhile(lambda one: one[0] > base, reversed(self._recent)) if one[0] <= upto]
+        recent.reverse()
         known_from = recent[0][0] if recent else upto + 1
         if base + 1 < known_from:
             entries = self._read_entries(base, known_from - 1)

@@ -8,7 +8,7 @@ the arrays could be changed, and must not be.
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, MutableSequence, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from sys import intern
 from typing import Any, cast
 
@@ -86,16 +86,19 @@ class Page:
         """The first position after the tablet at this row."""
         return self.starts[row + 1] if row + 1 < len(self.starts) else self.end
 
+    def bounds(self, row: int) -> Bounds:
+        """The bounds of the tablet at this row."""
+        start = self.starts[row]
+        if self.hashed:
+            return Leaf(1 << self.bits[row], reverse_bits(start))
+        return RangeBounds(start, self.end_of_row(row))
+
     def tablet(self, row: int) -> Tablet:
         """The tablet at this row, made anew at each call."""
-        start = self.starts[row]
-        bounds: Bounds = (
-            Leaf(1 << self.bits[row], reverse_bits(start)) if self.hashed else RangeBounds(start, self.end_of_row(row))
-        )
         return Tablet(
             self.ids[row],
             self.table,
-            bounds,
+            self.bounds(row),
             self.names[self.node[row]],
             self.epochs[row],
             STATES[self.states[row]],
@@ -117,6 +120,10 @@ def page_of(table: int, hashed: bool, version: int, tablets: Sequence[Tablet]) -
 
 def edited(page: Page, version: int, removed: Collection[int], added: Sequence[Tablet]) -> Page:
     """The page without the removed ids and with the added tablets; it may come out empty."""
+    if len(removed) == len(added) == 1:
+        row = page.row_of(added[0].id)
+        if row is not None and added[0].bounds == page.bounds(row):
+            return _replaced(page, version, row, added[0])
     rows = _Rows(page.table, page.hashed)
     rows.extend(page, 0, len(page))
     for tablet_id in removed:
@@ -125,6 +132,28 @@ def edited(page: Page, version: int, removed: Collection[int], added: Sequence[T
     for tablet in added:
         rows.insert(bisect_left(rows.starts, start_of(tablet.bounds)), tablet)
     return rows.page(version, _new_end(page, rows, added))
+
+
+def _replaced(page: Page, version: int, row: int, tablet: Tablet) -> Page:
+    """What most commits do: a tablet changes its owner or its state and stays where it is; most columns are shared."""
+    node, epochs, states = (array(column.typecode, column) for column in (page.node, page.epochs, page.states))
+    epochs[row] = tablet.epoch
+    states[row] = _STATE_NUMBERS[tablet.state]
+    names = page.names
+    if tablet.node != names[node[row]]:
+        free, node[row] = node[row], len(names)
+        if tablet.node in names:
+            node[row] = names.index(tablet.node)
+        elif free in node:
+            names = (*names, intern(tablet.node))
+        else:  # nobody else is on the node that it leaves: the name's place is taken over
+            node[row] = free
+            names = (*names[:free], intern(tablet.node), *names[free + 1 :])
+    partitions = page.partitions
+    if partitions or tablet.partitions:
+        before = partitions or ("",) * len(page)
+        partitions = (*before[:row], _SEPARATOR.join(tablet.partitions), *before[row + 1 :])
+    return replace(page, version=version, names=names, node=node, epochs=epochs, states=states, partitions=partitions)
 
 
 def joined(pages: Sequence[Page], version: int) -> Page:

@@ -52,7 +52,11 @@ class SqliteDirectory(PagedDirectory):
         self._idle: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
         self._closed = threading.Event()
         self._leaderships: list[SqliteLeadership] = []
-        self._prepare()
+        try:
+            self._prepare()
+        except BaseException:
+            self._close()
+            raise
 
     def _prepare(self) -> None:
         if not self._path.parent.is_dir():
@@ -69,13 +73,16 @@ class SqliteDirectory(PagedDirectory):
 
     def open(self) -> sqlite3.Connection:
         """A connection of one's own; the caller closes it."""
+        connection: sqlite3.Connection | None = None
         try:
             connection = sqlite3.connect(
                 self._path, timeout=self.timeout, isolation_level=None, check_same_thread=False
             )
+            connection.execute("PRAGMA synchronous = FULL")
         except sqlite3.Error as error:
+            if connection is not None:
+                connection.close()
             raise Unavailable(f"the directory's file {self._path} cannot be opened: {error}") from None
-        connection.execute("PRAGMA synchronous = FULL")
         return connection
 
     @contextmanager

@@ -1,8 +1,9 @@
 """Following the directory: a thread that refreshes a view when a signal says that the root may have changed.
 
 The signal is only a hint: a lost one costs freshness, never correctness, because the root is read again every
-`CONFIRM_EVERY` seconds anyway. That also keeps `age` honest: it counts from the last read that is known to have seen
-the newest root, whatever happened to connections, sessions and watches since.
+`CONFIRM_EVERY` seconds anyway. After a signal the nearest server is asked, which is quickest; the regular reads make
+sure that it is not behind the others. `age` counts from the last of those, whatever happened to connections, sessions
+and watches since.
 """
 
 import threading
@@ -33,7 +34,7 @@ class Signal(Protocol):
 class PollingFollower:
     """Keeps the newest snapshot; see `contract.Follower`."""
 
-    def __init__(self, refresh: Callable[[], Snapshot], signal: Signal, clock: Clock) -> None:
+    def __init__(self, refresh: Callable[[bool], Snapshot], signal: Signal, clock: Clock) -> None:
         self._refresh = refresh
         self._signal = signal
         self._clock = clock
@@ -41,7 +42,7 @@ class PollingFollower:
         self._closed = threading.Event()
         self._confirmed = clock.monotonic()
         try:
-            self._snapshot = refresh()
+            self._snapshot = refresh(True)
         except BaseException:
             signal.close()
             raise
@@ -76,7 +77,7 @@ class PollingFollower:
         pause = _RETRY_FIRST
         try:
             while not self._closed.is_set():
-                self._signal.wait(CONFIRM_EVERY)
+                self._signal.wait(max(CONFIRM_EVERY - self.age(), 0.0))
                 if self._closed.is_set():
                     return
                 if self._look():
@@ -89,12 +90,14 @@ class PollingFollower:
 
     def _look(self) -> bool:
         asked = self._clock.monotonic()
+        fresh = asked - self._confirmed >= CONFIRM_EVERY
         try:
-            snapshot = self._refresh()
+            snapshot = self._refresh(fresh)
         except BalancerError:  # out of reach or being imported: the age tells, and the next look tries again
             return False
         with self._changed:
-            self._snapshot = snapshot
-            self._confirmed = asked
+            self._snapshot = max(self._snapshot, snapshot, key=lambda one: one.version)
+            if fresh:
+                self._confirmed = asked
             self._changed.notify_all()
         return True

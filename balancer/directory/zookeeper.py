@@ -68,22 +68,25 @@ class ZooKeeperDirectory(PagedDirectory):
         )
 
     def _read_root(self) -> Root:
-        return self.session.read(self._ask_root)
+        return self.session.read(lambda: self._ask(None, fresh=True))[0]
 
-    def _ask_root(self) -> Root:
-        """The sync makes the server that we are connected to catch up first; the three go out together."""
+    def _read_news(self, version: int, fresh: bool) -> tuple[Root, StoredEntry | None]:
+        return self.session.read(lambda: self._ask(version, fresh))
+
+    def _ask(self, version: int | None, fresh: bool) -> tuple[Root, StoredEntry | None]:
+        """The root, the epoch and the commit after `version`, sent together. A sync before them makes the server that
+        we are connected to catch up with the others."""
         client = self.session.client
-        watch = self._on_root if self._signals else None
-        pending = (
-            client.sync_async(self.paths.root),
-            client.get_async(self.paths.root, watch=watch),
-            client.exists_async(self.paths.epoch),
-        )
-        try:
-            _, (data, _stat), epoch = self.session.gather(pending)
-        except NoNodeError:
-            raise Unavailable(f"the directory {self.paths.base} is not there any more") from None
-        return Root.unpack(data, epoch.version)
+        first = [client.sync_async(self.paths.root)] if fresh else []
+        root = client.get_async(self.paths.root, watch=self._on_root if self._signals else None)
+        epoch = client.exists_async(self.paths.epoch)
+        entry = [] if version is None else [client.get_async(self.paths.entry(version + 1))]
+        *_, found, known = self.session.gather([*first, root, epoch], NoNodeError)
+        following = self.session.gather(entry, NoNodeError)
+        if found is None or known is None:
+            raise Unavailable(f"the directory {self.paths.base} is not there any more")
+        stored = unpack_entry(following[0][0]) if following and following[0] else None
+        return Root.unpack(found[0], known.version), stored
 
     def _on_root(self, _: Any) -> None:
         for signal in list(self._signals):

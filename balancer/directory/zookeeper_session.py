@@ -6,6 +6,8 @@ own thread and must never wait, so ours only set events.
 """
 
 import logging
+import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -23,7 +25,7 @@ from kazoo.exceptions import (
     SessionExpiredError,
     SessionMovedError,
 )
-from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from balancer.clock import Clock
@@ -50,6 +52,31 @@ class Lost(Exception):
     """The connection went away, or no answer came in time: a write may have been applied or not, or may be yet."""
 
 
+class Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's threads, with connections of our own: its own TLS leaks the socket of a refused handshake, and nobody
+    learns why there is no connection."""
+
+    def __init__(self, context: ssl.SSLContext | None) -> None:
+        super().__init__()
+        self._context = context
+        self.last_error: OSError | None = None
+
+    def create_connection(self, address: tuple[str, int], hostname: str, timeout: float, **_: object) -> socket.socket:
+        """A connection to one server; with TLS, to the server that proves to have this name."""
+        try:
+            plain = socket.create_connection(address, timeout)
+            try:
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                return self._context.wrap_socket(plain, server_hostname=hostname) if self._context else plain
+            except BaseException:
+                plain.close()
+                raise
+        except OSError as error:
+            self.last_error = error
+            raise
+
+
 class Session:
     """A client, connected when the constructor returns."""
 
@@ -60,10 +87,12 @@ class Session:
         """The session timeout that the server has granted, in seconds."""
         self._hosts = hosts
         self._wakers: set[Callable[[], None]] = set()
+        handler = Handler(credentials.tls_context())
         secured = credentials.scheme is not Scheme.NONE or credentials.certificate is not None
         self.client = KazooClient(
             hosts=hosts,
             timeout=lease,
+            handler=handler,
             connection_retry=dict(_RECONNECT),
             default_acl=CREATOR_ALL_ACL if secured else OPEN_ACL_UNSAFE,
             logger=_quiet,
@@ -74,7 +103,8 @@ class Session:
         try:
             self.client.start(timeout=timeout)
         except KazooTimeoutError:
-            raise Unavailable(f"no ZooKeeper server at {hosts} accepted a connection within {timeout:.0f} s") from None
+            why = f": {handler.last_error}" if handler.last_error else ""
+            raise Unavailable(f"no ZooKeeper server at {hosts} accepted us within {timeout:g} s{why}") from None
 
     def _learn_negotiated(self) -> None:
         """kazoo keeps the granted timeout to itself: two thirds of it is what its connecting step returns first."""

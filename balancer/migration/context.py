@@ -80,8 +80,12 @@ class Context:
         """Every partition that exists after."""
         return tuple(place for tablet in self.record.targets for place in places(self.table, tablet))
 
+    def source_places_by_root(self) -> tuple[Place, ...]:
+        """Every partition that exists before, root after root."""
+        return tuple(sorted(self.source_places, key=lambda place: self.roots.index(place.root)))
+
     def target_places_by_root(self) -> tuple[Place, ...]:
-        """Likewise, root after root: a referenced root is complete when the one that refers to it comes."""
+        """Every partition that exists after, root after root: a referenced root is complete before the next comes."""
         return tuple(sorted(self.target_places, key=lambda place: self.roots.index(place.root)))
 
     @property

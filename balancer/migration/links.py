@@ -67,7 +67,7 @@ class Links:
         with translated(node):
             self.control(node).execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE application_name = %s AND pid <> pg_backend_pid()",
+                " WHERE application_name = %s AND datname = current_database() AND pid <> pg_backend_pid()",
                 (f"tablet-balancer {self._purpose}",),
             )
 

@@ -48,8 +48,7 @@ def retiring(ctx: Context) -> Event:
             connection.execute("SELECT set_config('lock_timeout', '10s', false)")
             partition.detach(connection, place.root, place.partition)
         with ctx.source() as cursor:
-            # A detached partition keeps its foreign keys, which would hold the partition it refers to.
-            partition.drop_foreign_keys(cursor, place.partition)
+            partition.release_references(cursor, place.partition, ctx.roots)
     _wait_for_grace(ctx)
     _drop_rows(ctx)
     return Event.STEP

@@ -56,7 +56,7 @@ WHERE n.nspname = %s AND c.relname = %s
 _KEY = """
 SELECT a.attname, format_type(a.atttypid, NULL), o.opcdefault AND o.opcnamespace = 'pg_catalog'::regnamespace,
        o.opcname, l.collname, l.collisdeterministic,
-       CASE l.collprovider
+       l.collnamespace = 'pg_catalog'::regnamespace AND CASE l.collprovider
            WHEN 'b' THEN true
            WHEN 'c' THEN l.collcollate IN ('C', 'POSIX')
            WHEN 'd' THEN (SELECT d.datlocprovider = 'b' OR d.datlocprovider = 'c' AND d.datcollate IN ('C', 'POSIX')

@@ -192,25 +192,27 @@ def detach(connection: Connection, root: Name, partition: Name) -> None:
     )
 
 
+def release_references(cursor: Cursor, partition: Name, roots: Sequence[Name]) -> None:
+    """Drops a detached partition's foreign keys to its own table's roots: they would keep those from being detached."""
+    names = cursor.execute(
+        """
+        SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%s) AND contype = 'f' AND conparentid = 0
+        AND confrelid = ANY(%s::regclass[]) AND NOT (SELECT relispartition FROM pg_class WHERE oid = conrelid)
+        """,
+        (str(partition), [str(root) for root in roots]),
+    ).fetchall()
+    for (name,) in names:
+        cursor.execute(
+            sql.SQL("ALTER TABLE {} DROP CONSTRAINT IF EXISTS {}").format(partition.identifier, sql.Identifier(name))
+        )
+
+
 def detach_pending(connection: Connection | Cursor, partition: Name) -> bool | None:
     """None: not attached; True: a detach was begun and not finished; False: attached."""
     row = connection.execute(
         "SELECT inhdetachpending FROM pg_inherits WHERE inhrelid = to_regclass(%s)", (str(partition),)
     ).fetchone()
     return None if row is None else bool(row[0])
-
-
-def drop_foreign_keys(cursor: Cursor, partition: Name) -> None:
-    """Takes the foreign keys from a detached partition; one that is gone is fine. `Refused` for an attached one."""
-    if detach_pending(cursor, partition) is not None:
-        raise Refused(f"{partition} is still attached and keeps its foreign keys")
-    cursor.execute(
-        "SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%s) AND contype = 'f' AND conparentid = 0",
-        (str(partition),),
-    )
-    for (name,) in cursor.fetchall():
-        drop = sql.SQL("ALTER TABLE {} DROP CONSTRAINT {}")
-        cursor.execute(drop.format(partition.identifier, sql.Identifier(name)))
 
 
 def drop_partition(cursor: Cursor, partition: Name) -> None:

@@ -11,6 +11,7 @@ from policies.model import BundleView
 from policies.options import BundleOptions, PlacementOptions
 from policies.placement import balance, ceilings
 from policies.placement_loads import Problem, State, build_problem, excess, initial_state
+from policies.placement_refine import Able
 from policies.placement_shed import least_bytes
 from tests.support.clusters import skewed
 from tests.support.tables import show_table
@@ -47,7 +48,8 @@ def _measure(name: str, view: BundleView, plan: Callable[[Problem, State], None]
 
 
 def _objective(problem: Problem, state: State) -> None:
-    balance(problem, state, np.ones(len(problem.ids), dtype=np.bool_), OPTIONS)
+    everything = np.ones(len(problem.ids), dtype=np.bool_)
+    balance(problem, state, Able(everything, ~everything), OPTIONS)
 
 
 def _plain(problem: Problem, state: State) -> None:

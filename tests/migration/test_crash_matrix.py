@@ -15,7 +15,7 @@ from tests.support.crash_matrix import Cell, cells, run_cell
 from tests.support.servers import postgres
 
 SEED = int(os.environ.get("CRASH_SEED", random.SystemRandom().randrange(1_000_000)))
-SAMPLE = 8
+SAMPLE = 6
 
 
 def sample() -> list[Cell]:

@@ -1,29 +1,19 @@
 """A tablet moves: its rows arrive, its former owner lets go, nothing is left behind."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import threading
+import time
+from dataclasses import replace
 
+import psycopg
 import pytest
 
 from balancer.directory.model import MigrationMode
-from balancer.embedded.postgres import PostgresServer
+from balancer.errors import Refused
 from balancer.migration.begin import begin_move
-from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows
-from tests.support.servers import Database
-
-Factory = Callable[[PostgresServer], Database]
-
-
-@pytest.fixture
-def cluster(
-    tmp_path: Path, postgres15: PostgresServer, postgres18: PostgresServer, database: Factory
-) -> Iterator[Cluster]:
-    dsns = {"a": database(postgres15).dsn, "b": database(postgres18).dsn}
-    tablets = hash_tablets(4, ["a"])
-    made = build(tmp_path, dsns, hash_table(), tablets)
-    insert_rows(made, tablets, range(1000))
-    yield made
-    made.close()
+from balancer.migration.doctor import examine
+from balancer.migration.record import read_detail
+from tests.support.cluster import Cluster
+from tests.support.spy import Spy
 
 
 @pytest.mark.parametrize("mode", list(MigrationMode))
@@ -32,7 +22,6 @@ def test_a_move_carries_every_row_and_changes_the_owner(cluster: Cluster, mode: 
     leadership = cluster.become_leader(directory)
     before = cluster.rows()["a"]
     migration = begin_move(directory, leadership, 2, "b", mode=mode)
-
     done = cluster.runner(directory, leadership).run(migration.id)
     assert (done.state, done.error) == ("done", "")
     after = cluster.rows()
@@ -40,3 +29,132 @@ def test_a_move_carries_every_row_and_changes_the_owner(cluster: Cluster, mode: 
     assert after["b"]
     tablet = directory.snapshot().tablet(2)
     assert (tablet.node, tablet.epoch) == ("b", 2)
+    assert examine(directory, cluster.address) == []
+    assert read_detail(done).pause is not None
+
+
+def test_a_tablet_can_come_back(cluster: Cluster) -> None:
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    before = cluster.rows()
+    runner = cluster.runner(directory, leadership)
+    for target in ("b", "a"):
+        assert runner.run(begin_move(directory, leadership, 2, target).id).state == "done"
+    assert cluster.rows() == before
+    assert directory.snapshot().tablet(2).epoch == 3
+    assert examine(directory, cluster.address) == []
+
+
+def test_changes_made_while_it_moves_arrive(cluster: Cluster) -> None:
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+
+    def change() -> None:
+        with cluster.connect("a") as connection:
+            connection.execute("UPDATE orders SET n = 7 WHERE id % 3 = 0")
+            connection.execute("DELETE FROM orders WHERE id % 5 = 0")
+            connection.execute("UPDATE orders SET id = id + 100000 WHERE id % 7 = 0")
+
+    spy = Spy({"entered:copying": change, "entered:catching_up": change, "entered:fencing": change})
+    done = cluster.runner(directory, leadership, spy).run(begin_move(directory, leadership, 2, "b").id)
+    assert (done.state, done.error) == ("done", "")
+    rows = cluster.rows()
+    merged = {**rows["a"], **rows["b"]}
+    assert len(merged) == len(rows["a"]) + len(rows["b"])
+    assert all(n == 7 for number, n in merged.items() if number % 3 == 0 and number < 100000)
+    assert not any(number % 5 == 0 for number in merged if number < 100000)
+
+
+@pytest.mark.parametrize(
+    "state", ["preparing", "copying", "catching_up", "fencing", "draining", "verifying", "sealing"]
+)
+def test_it_can_be_cancelled_in_every_state_before_the_commit(cluster: Cluster, state: str) -> None:
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    before = cluster.rows()
+    migration = begin_move(directory, leadership, 2, "b")
+    runner = cluster.runner(directory, leadership, spy := Spy())
+    spy.work[f"entered:{state}"] = lambda: runner.cancel(migration.id, "not today")
+    done = runner.run(migration.id)
+    assert (done.state, done.error) == ("cancelled", "not today")
+    assert cluster.rows() == before
+    assert examine(directory, cluster.address) == []
+    cluster.query("a", "UPDATE orders SET n = 1 RETURNING 1")  # writers go on
+
+
+def test_it_is_too_late_to_cancel_after_the_commit(cluster: Cluster) -> None:
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    migration = begin_move(directory, leadership, 2, "b")
+    runner = cluster.runner(directory, leadership, spy := Spy())
+    refused: list[str] = []
+
+    def try_to_cancel() -> None:
+        with pytest.raises(Refused, match="too late") as raised:
+            runner.cancel(migration.id)
+        refused.append(str(raised.value))
+
+    spy.work["entered:opening"] = try_to_cancel
+    assert runner.run(migration.id).state == "done"
+    assert refused
+
+
+def test_a_paused_move_waits_and_goes_on(cluster: Cluster) -> None:
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    migration = begin_move(directory, leadership, 2, "b")
+    runner = cluster.runner(directory, leadership, spy := Spy())
+    clock: list[float] = []
+
+    def hold() -> None:
+        clock.append(time.monotonic())
+        runner.pause(migration.id)
+        threading.Timer(0.6, go_on).start()
+
+    def go_on() -> None:
+        clock.append(time.monotonic())
+        runner.resume(migration.id)
+
+    spy.work["entered:catching_up"] = hold
+    assert runner.run(migration.id).state == "done"
+    assert clock[1] - clock[0] >= 0.6
+
+
+def test_a_pause_over_budget_lets_writers_on_and_tries_again(cluster: Cluster) -> None:
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+
+    def slow() -> None:
+        with cluster.connect("a") as connection, pytest.raises(psycopg.Error) as raised:
+            connection.execute("UPDATE orders SET n = n + 1")
+        assert raised.value.sqlstate == "TB001"
+        time.sleep(0.3)
+
+    spy = Spy({"entered:draining": slow})
+    done = cluster.runner(directory, leadership, spy).run(begin_move(directory, leadership, 2, "b").id)
+    assert done.state == "done"
+    detail = read_detail(done)
+    assert detail.fences == 2
+    assert "more than the 250 ms allowed" in detail.retreat
+    assert [str(state) for state in spy.states].count("catching_up") == 2
+
+
+def test_what_is_refused_from_the_directory_alone(cluster: Cluster) -> None:
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    with pytest.raises(Refused, match="on node a already"):
+        begin_move(directory, leadership, 2, "a")
+    with pytest.raises(Refused, match="no node"):
+        begin_move(directory, leadership, 2, "nowhere")
+    begin_move(directory, leadership, 2, "b")
+    with pytest.raises(Refused, match="part of migration"):
+        begin_move(directory, leadership, 2, "b")
+
+
+def test_a_throttle_slows_the_copy_down(cluster: Cluster) -> None:
+    cluster.settings = replace(cluster.settings, throttle=20_000)
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    began = time.monotonic()
+    assert cluster.runner(directory, leadership).run(begin_move(directory, leadership, 2, "b").id).state == "done"
+    assert time.monotonic() - began > 0.3

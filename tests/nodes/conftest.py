@@ -1,20 +1,28 @@
 """A database as a node of ours, on each version."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
 from balancer.nodes.connection import Address, Connection, connect
-from tests.support.servers import Database
+from tests.support.emptying import empty
+from tests.support.servers import Database, new_database
 
-Factory = Callable[[PostgresServer], Database]
+
+@pytest.fixture(scope="module")
+def shared(any_postgres: PostgresServer) -> Iterator[Database]:
+    """One database per version and file."""
+    with new_database(any_postgres) as made:
+        yield made
 
 
 @pytest.fixture
-def address(any_postgres: PostgresServer, database: Factory) -> Address:
-    """A fresh database on each of the versions."""
-    return Address("a", database(any_postgres).dsn)
+def address(shared: Database) -> Iterator[Address]:
+    """An empty database on each of the versions; what a test has made there is gone afterwards."""
+    yield Address("a", shared.dsn)
+    with shared.connect() as connection:
+        empty(connection)
 
 
 @pytest.fixture

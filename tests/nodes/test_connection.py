@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ from balancer.nodes.connection import (
     deadline,
     translated,
 )
+from tests.support.servers import Database
 from tests.support.tcp_proxy import StallingProxy
 
 
@@ -140,7 +142,10 @@ def test_the_holder_does_not_keep_what_failed(address: Address) -> None:
     assert late.closed
 
 
-def test_a_read_only_server_is_not_taken_where_a_primary_is_wanted(address: Address) -> None:
+def test_a_read_only_server_is_not_taken_where_a_primary_is_wanted(
+    any_postgres: PostgresServer, database: Callable[[PostgresServer], Database]
+) -> None:
+    address = Address("a", database(any_postgres).dsn)
     with connect(address) as connection:
         name = sql.Identifier(connection.info.dbname)
         connection.execute(sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(name))

@@ -113,7 +113,8 @@ def test_a_clock_that_was_set_back_does_not_hide_a_write_that_came_through(node:
     with node.transaction(), node.cursor() as cursor:
         cursor.execute(
             'CREATE OR REPLACE TRIGGER "!balancer_fence" BEFORE INSERT OR UPDATE OR DELETE ON orders_t1 FOR EACH ROW'
-            f" EXECUTE FUNCTION balancer.refuse_write('m1', '1', '{ahead}', '{fence.breaches}', '1', '', '0')"
+            " EXECUTE FUNCTION balancer.refuse_write("
+            f"'m1', '1', '{time.time() + 60}', '{fence.breaches}', '1', '', '0')"
         )
     with pytest.raises(Refused, match="expired"), node.transaction(), node.cursor() as cursor:
         seal_fence(cursor, [LEAF], fence, 1.0)

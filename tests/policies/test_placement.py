@@ -9,6 +9,7 @@ from policies.model import BundleView, NodeView
 from policies.options import BundleOptions, PlacementOptions
 from policies.placement import balance, ceilings
 from policies.placement_loads import Problem, State, build_problem, initial_state, tension
+from policies.placement_refine import Able
 from policies.placement_shed import least_bytes
 from tests.support.clusters import GB, bundle, nodes, skewed
 
@@ -20,7 +21,7 @@ OPTIONS = BundleOptions()
 def run(view: BundleView, options: BundleOptions = OPTIONS, pinned: tuple[int, ...] = ()) -> tuple[Problem, State]:
     problem = build_problem(view, options)
     state = initial_state(problem)
-    balance(problem, state, ~np.isin(problem.ids, pinned), options)
+    balance(problem, state, Able(~np.isin(problem.ids, pinned), np.zeros(len(problem.ids), dtype=np.bool_)), options)
     return problem, state
 
 

@@ -1,7 +1,6 @@
 """The whole plan: order, conflicts, reasons, determinism, and that it comes to rest within its budgets."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -219,8 +218,8 @@ def test_no_plan_exceeds_a_budget_and_budgets_only_delay(
         moves_per_node=per_node, moves_total=total, bytes_per_window=None if window is None else int(window * GB)
     )
     options = replace(FREE, budgets=budgets)
-    went: dict[int, list[str]] = {}
-    for _ in range(200):
+    seen: set[bytes] = set()
+    for _ in range(300):
         plan = make_plan(view, options)
         assert len(plan.actions) <= total
         assert window is None or sum(action.size for action in plan.actions) <= window * GB
@@ -228,15 +227,11 @@ def test_no_plan_exceeds_a_budget_and_budgets_only_delay(
         assert all(ends.count(node) <= per_node for node in ends)
         if not plan.actions:
             break
-        for action in plan.actions:
-            went.setdefault(action.tablets[0], [action.source]).append(action.target)
         view = moved(view, targets(plan))
+        assert view.tablets.node.tobytes() not in seen, "it has been here before"
+        seen.add(view.tablets.node.tobytes())
     else:
         pytest.fail("it does not come to rest")
-    # Without a cool-down a tablet may be moved on, but never back and forth between the same two nodes.
-    for path in went.values():
-        steps = list(pairwise(path))
-        assert len(steps) == len(set(steps))
 
 
 def test_the_order_of_the_input_does_not_matter() -> None:

@@ -4,7 +4,7 @@
 detach), without its copying under load, so that a test can stop between any two of them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from balancer.directory.model import (
     Counter,
     KeyColumn,
     Layout,
+    Migration,
     Node,
     Put,
     Record,
@@ -26,16 +27,21 @@ from balancer.directory.model import (
 )
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
+from balancer.migration.begin import begin_move
+from balancer.migration.observer import Observer
+from balancer.migration.runner import Runner
 from balancer.nodes.connection import Address, Connection, connect
 from balancer.nodes.fence import Fence, drop_fence, lift_fence, mark_moved, raise_fence, seal_fence
 from balancer.nodes.names import Name
 from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
+from balancer.settings import MigrationSettings
 from policies.keys import KeyType
 from policies.leaves import Leaf
 from tests.support.servers import new_database
 
 ROOTS = ("public.orders", "public.items")
-COLUMNS = "(user_id bigint NOT NULL, n bigint NOT NULL, note text NOT NULL DEFAULT '')"
+COLUMNS = "(user_id bigint NOT NULL, n bigint NOT NULL, note text NOT NULL DEFAULT '', PRIMARY KEY (user_id, n))"
+SETTINGS = MigrationSettings(retire_grace=0.0, retry_back_off=0.05)
 
 
 @dataclass
@@ -121,6 +127,21 @@ class Shards:
         for root, leaf in zip(ROOTS, leaves(moved.id), strict=True):
             node.execute(f"ALTER TABLE {root} DETACH PARTITION {leaf} CONCURRENTLY")
             node.execute(f"DROP TABLE {leaf}")
+
+    @contextmanager
+    def leading(self, observer: Observer | None = None) -> Iterator[Callable[[int, str], Migration]]:
+        """Real moves, one after another, as the leading daemon makes them: `move(tablet, target)`."""
+        with open_directory(self.url) as directory:
+            leadership = directory.campaign("test", 20.0)
+            assert leadership is not None
+            runner = Runner(
+                directory, leadership, lambda node: Address(node, self.dsns[node]), SETTINGS, observer=observer
+            )
+
+            def move(tablet: int, target: str) -> Migration:
+                return runner.run(begin_move(directory, leadership, tablet, target).id)
+
+            yield move
 
     def switch(self, number: int, target: str) -> Tablet:
         """The whole of it."""

@@ -1,6 +1,6 @@
 """Two nodes, one on each version, as a table may be spread over them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,20 +11,26 @@ from balancer.directory.model import Node
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
 from balancer.nodes.connection import Address, Connection, connect
-from tests.support.servers import Database
+from tests.support.emptying import empty
+from tests.support.servers import Database, new_database
 
 
-@pytest.fixture
-def databases(
-    postgres15: PostgresServer, postgres18: PostgresServer, database: Callable[[PostgresServer], Database]
-) -> dict[str, Database]:
-    return {"a": database(postgres15), "b": database(postgres18)}
+@pytest.fixture(scope="module")
+def databases(postgres15: PostgresServer, postgres18: PostgresServer) -> Iterator[dict[str, Database]]:
+    with new_database(postgres15) as first, new_database(postgres18) as second:
+        yield {"a": first, "b": second}
 
 
 @pytest.fixture
 def nodes(databases: dict[str, Database]) -> Iterator[dict[str, Connection]]:
+    """Connections to both; what a test has made there is gone afterwards."""
     with ExitStack() as stack:
-        yield {name: stack.enter_context(connect(Address(name, database.dsn))) for name, database in databases.items()}
+        opened = {
+            name: stack.enter_context(connect(Address(name, database.dsn))) for name, database in databases.items()
+        }
+        yield opened
+        for connection in opened.values():
+            empty(connection)
 
 
 @pytest.fixture

@@ -131,8 +131,8 @@ def test_colocated_roots_are_given_to_a_node_that_lacks_them(
     adopt(request_of('"Shop".orders,"Shop".items', "hash", "id"), directory, nodes, records, "shop")
     assert directory.snapshot().table("orders").roots == ('"Shop".orders', '"Shop".items')
     for question in (
-        """SELECT attname, format_type(atttypid, atttypmod), attnotnull, attgenerated, attcollation,
-                  pg_get_expr(adbin, adrelid)
+        """SELECT attrelid::regclass::text, attname, format_type(atttypid, atttypmod), attnotnull, attgenerated,
+                  attcollation, pg_get_expr(adbin, adrelid)
            FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
            WHERE attrelid IN ('"Shop".orders'::regclass, '"Shop".items'::regclass) AND attnum > 0 ORDER BY 1, 2""",
         """SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint

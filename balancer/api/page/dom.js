@@ -1,0 +1,86 @@
+// Small helpers: everything that comes from the server becomes text, never markup.
+
+export function element(name, properties = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(properties)) {
+    if (key === "class") made.className = value;
+    else if (value !== undefined && value !== null) made.setAttribute(key, value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined).map(asNode));
+  return made;
+}
+
+function asNode(child) {
+  return child instanceof Node ? child : document.createTextNode(String(child));
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function svg(name, properties = {}, ...children) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(properties)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+export const byId = (id) => document.getElementById(id);
+
+export function fill(id, ...children) {
+  byId(id).replaceChildren(...children.filter((child) => child !== null && child !== undefined));
+}
+
+export function table(headings, rows) {
+  const head = element("tr", {}, ...headings.map((text) => element("th", { scope: "col" }, text)));
+  const body = rows.map((cells) => element("tr", {}, ...cells.map(cell)));
+  return element("table", {}, element("thead", {}, head), element("tbody", {}, ...body));
+}
+
+function cell(value) {
+  if (value instanceof Node) return element("td", {}, value);
+  return element("td", { class: typeof value === "number" ? "number" : "" }, typeof value === "number" ? number(value) : value);
+}
+
+const plain = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+
+export function number(value) {
+  if (value === null || value === undefined) return "–";
+  if (Number.isInteger(value) && Math.abs(value) < 1e9) return String(value);
+  return Math.abs(value) >= 10000 ? compact.format(value) : plain.format(value);
+}
+
+export function bytes(value) {
+  if (value === null || value === undefined) return "–";
+  const units = ["B", "KB", "MB", "GB", "TB", "PB"];
+  let at = 0;
+  while (Math.abs(value) >= 1024 && at < units.length - 1) {
+    value /= 1024;
+    at += 1;
+  }
+  return `${plain.format(value)} ${units[at]}`;
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 90) return `${plain.format(seconds)} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172800) return `${plain.format(seconds / 3600)} h`;
+  return `${Math.round(seconds / 86400)} days`;
+}
+
+const pad = (value) => String(value).padStart(2, "0");
+
+export function clock(seconds) {
+  if (!seconds) return "–";
+  const at = new Date(seconds * 1000);
+  const time = `${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}`;
+  const today = at.toDateString() === new Date().toDateString();
+  return today ? time : `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${time}`;
+}
+
+export function bounds(tablet) {
+  if (tablet.modulus) return `hash % ${tablet.modulus} = ${tablet.remainder}`;
+  const lower = tablet.lower ? `[${tablet.lower.join(", ")}` : "(lowest";
+  return `${lower} … ${tablet.upper ? tablet.upper.join(", ") : "highest"})`;
+}

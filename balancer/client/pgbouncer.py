@@ -1,0 +1,251 @@
+"""PgBouncer fed from the directory: database aliases in a file that it includes, and pauses around a switch.
+
+For applications that cannot use the library. `balancer pgbouncer sync` and the daemon call this. The file is ours
+alone (`%include databases.ini` in pgbouncer.ini); it is replaced by a rename, so PgBouncer never reads half of it.
+A pause outlives whoever asked for it, so every way out of here ends in RESUME, and `resume_all` comes first when we
+start: what a predecessor left paused is let go.
+"""
+
+import os
+import re
+import select
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import ExecStatus
+
+from balancer.clock import SystemClock
+from balancer.directory.model import Tablet
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import Unavailable, UserError
+
+PAUSE_PATIENCE = 2.0
+"""Seconds to wait for the running transactions of an alias; those who come later wait for us meanwhile."""
+_FORWARDED = ("host", "port", "dbname")
+"""What of a node's DSN goes into the file: no users and no secrets, those are the clients' and PgBouncer's own."""
+_HEADER = ";; written by tablet-balancer; changes by hand are lost\n[databases]\n"
+
+_clock = SystemClock()
+
+
+class Per(StrEnum):
+    """What gets an alias."""
+
+    TABLET = "tablet"
+    NODE = "node"
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """What a synchronisation did."""
+
+    aliases: int
+    changed: tuple[str, ...]
+    """Aliases that lead elsewhere now, or are new or gone."""
+
+
+def aliases(snapshot: Snapshot, per: Per, options: str = "") -> dict[str, str]:
+    """Alias → PgBouncer's connection string. A tablet's is `<table>_t<id>`, a node's is its id.
+
+    PgBouncer's names have letters, digits and `_.-`; other characters become `_`. `options` is added to each target,
+    such as `pool_size=20`.
+    """
+    nodes = {name: _target(node.dsn, options) for name, node in snapshot.nodes.items()}
+    if per is Per.NODE:
+        named = {alias_name(name): target for name, target in nodes.items()}
+        if len(named) < len(nodes):
+            raise UserError(
+                "two nodes have ids that PgBouncer cannot tell apart: its names have letters, digits and _.-"
+            )
+        return named
+    return {
+        tablet_alias(snapshot, tablet): nodes[tablet.node]
+        for table in snapshot.tables
+        for tablet in snapshot.tablets(table)
+    }
+
+
+def tablet_alias(snapshot: Snapshot, tablet: Tablet) -> str:
+    """The alias of a tablet."""
+    return alias_name(f"{snapshot.tables[tablet.table].name}_t{tablet.id}")
+
+
+def alias_name(text: str) -> str:
+    """As PgBouncer's configuration can write it."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", text)
+
+
+def _target(dsn: str, options: str) -> str:
+    try:
+        parameters = conninfo_to_dict(dsn)
+    except psycopg.Error:
+        raise UserError("a node's address in the directory is not a connection string") from None
+    # The port is always written: PgBouncer shows its default as if it had been.
+    parameters.setdefault("port", "5432")
+    words = [f"{name}={_quoted(str(parameters[name]))}" for name in _FORWARDED if parameters.get(name)]
+    return " ".join([*words, options]).strip()
+
+
+def _quoted(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def render(targets: Mapping[str, str]) -> str:
+    """The file's text: sorted, so that equal contents are equal bytes."""
+    return _HEADER + "".join(f"{name} = {target}\n" for name, target in sorted(targets.items()))
+
+
+def read_targets(file: Path) -> dict[str, str]:
+    """What a file of ours says; empty where there is none yet."""
+    try:
+        text = file.read_text()
+    except FileNotFoundError:
+        return {}
+    pairs = (line.split(" = ", 1) for line in text.splitlines() if " = " in line and not line.startswith(";"))
+    return {line[0]: line[1] for line in pairs}
+
+
+def write_file(file: Path, text: str) -> None:
+    """Replaces the file at once and durably; its owner and rights stay as they were."""
+    fresh = file.with_name(f".{file.name}.new")
+    with fresh.open("w") as output:
+        output.write(text)
+        output.flush()
+        os.fsync(output.fileno())
+    if file.exists():
+        status = file.stat()
+        os.chown(fresh, status.st_uid, status.st_gid)
+        fresh.chmod(status.st_mode & 0o777)
+    else:
+        fresh.chmod(0o644)
+    fresh.replace(file)
+
+
+class Bouncer:
+    """One PgBouncer: its admin console, and the file it includes."""
+
+    def __init__(self, admin: str, file: Path, per: Per = Per.TABLET, options: str = "") -> None:
+        """`admin` is the DSN of its console (`dbname=pgbouncer`); its user must be in `admin_users`."""
+        self._admin = admin
+        self._file = file
+        self._per = per
+        self._options = options
+
+    def sync(self, snapshot: Snapshot) -> Sync:
+        """Makes the file say what the directory says. Aliases that lead elsewhere are paused while they change."""
+        wanted = aliases(snapshot, self._per, self._options)
+        known = read_targets(self._file)
+        changed = tuple(sorted(name for name in wanted.keys() | known.keys() if wanted.get(name) != known.get(name)))
+        if changed:
+            with self.paused([name for name in changed if name in wanted and name in known]):
+                self._rewrite(wanted)
+        return Sync(len(wanted), changed)
+
+    def names(self, snapshot: Snapshot, tablets: Iterable[int]) -> list[str]:
+        """The aliases under which these tablets are used now."""
+        found = [snapshot.find_tablet(number) for number in tablets]
+        if self._per is Per.NODE:
+            return sorted({tablet.node for tablet in found if tablet is not None})
+        return [tablet_alias(snapshot, tablet) for tablet in found if tablet is not None]
+
+    @contextmanager
+    def paused(self, names: Sequence[str], patience: float = PAUSE_PATIENCE) -> Iterator[None]:
+        """Holds these aliases' clients back: their transactions end first, new ones wait until the block has ended."""
+        try:
+            self.pause(names, patience)
+            yield
+        finally:
+            self.resume(names)
+
+    def pause(self, names: Sequence[str], patience: float = PAUSE_PATIENCE) -> None:
+        """PAUSE, each in turn. `Unavailable` where transactions do not end in time; `resume` is the caller's duty."""
+        if not names:
+            return
+        with self._console() as console:
+            already = set(_paused(console))
+            for name in names:
+                if name not in already:
+                    _execute(console, f"PAUSE {_identifier(name)}", patience)
+
+    def resume(self, names: Sequence[str]) -> None:
+        """RESUME of those that are paused; one that is not, or is unknown, is passed over."""
+        if names:
+            self._resume(set(names))
+
+    def resume_all(self) -> list[str]:
+        """Lets go of everything that is paused, whoever paused it; returns the aliases. For recovery."""
+        return self._resume(None)
+
+    def _resume(self, names: set[str] | None) -> list[str]:
+        with self._console() as console:
+            paused = [name for name in _paused(console) if names is None or name in names]
+            for name in paused:
+                _execute(console, f"RESUME {_identifier(name)}", PAUSE_PATIENCE)
+        return paused
+
+    def _rewrite(self, targets: Mapping[str, str]) -> None:
+        write_file(self._file, render(targets))
+        with self._console() as console:
+            _execute(console, "RELOAD", PAUSE_PATIENCE)
+            # RELOAD succeeds even where the files cannot be read: the old aliases would stay, and lead astray.
+            known = {row["name"]: row for row in _databases(console)}
+        for name, target in targets.items():
+            shown = known.get(name)
+            if shown is None or not target.startswith(_target_of(shown)):
+                raise Unavailable(f"PgBouncer has not taken over alias {name}: its log says why")
+
+    @contextmanager
+    def _console(self) -> Iterator[psycopg.Connection[Any]]:
+        # A connection for each visit: one that waits in a PAUSE can only be got rid of by closing it.
+        try:
+            console = psycopg.connect(self._admin, autocommit=True, connect_timeout=5)
+        except psycopg.Error as error:
+            raise Unavailable(f"PgBouncer's console cannot be reached: {str(error).strip()}") from None
+        try:
+            yield console
+        except psycopg.Error as error:
+            raise Unavailable(f"PgBouncer's console refused: {str(error).strip()}") from error
+        finally:
+            console.close()
+
+
+def _execute(console: psycopg.Connection[Any], statement: str, patience: float) -> None:
+    """A command of the console. It knows no timeouts of its own, so the socket is watched here."""
+    link = console.pgconn
+    link.send_query(statement.encode())
+    link.flush()
+    deadline = _clock.monotonic() + patience
+    while link.is_busy():
+        left = deadline - _clock.monotonic()
+        if left <= 0 or not select.select([link.socket], [], [], left)[0]:
+            raise Unavailable(f"PgBouncer has not finished {statement} within {patience:g} s")
+        link.consume_input()
+    while (result := link.get_result()) is not None:
+        if result.status == ExecStatus.FATAL_ERROR:
+            raise Unavailable(f"PgBouncer refused {statement}: {result.get_error_message()}")
+
+
+def _identifier(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _databases(console: psycopg.Connection[Any]) -> list[dict[str, Any]]:
+    cursor = console.execute("SHOW DATABASES")
+    names = [column.name for column in cursor.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+def _target_of(shown: Mapping[str, Any]) -> str:
+    """The beginning of the target that a row of SHOW DATABASES stands for."""
+    values = (("host", shown["host"]), ("port", shown["port"]), ("dbname", shown["database"]))
+    return " ".join(f"{name}={_quoted(str(value))}" for name, value in values if value)
+
+
+def _paused(console: psycopg.Connection[Any]) -> list[str]:
+    return [row["name"] for row in _databases(console) if int(row["paused"])]

@@ -1,0 +1,68 @@
+"""The whole directory as one JSON document: what `balancer directory export` writes and `import` reads.
+
+A document is validated in full before anything of it is written: every field, then every invariant.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from balancer.directory.codec import FORMAT, Malformed, from_document, to_document
+from balancer.directory.invariants import faults_of
+from balancer.directory.model import Json, Kind, Record
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import UserError
+
+_SHOWN = 10  # violations in one message
+
+
+def records_of(snapshot: Snapshot) -> list[Record]:
+    """Every record, in an order in which each comes after what it refers to."""
+    records: list[Record] = []
+    for kind in Kind:
+        if kind is Kind.TABLET:
+            records.extend(tablet for table in sorted(snapshot.index) for tablet in snapshot.tablets(table))
+        else:
+            records.extend(snapshot.of(kind)[key] for key in sorted(snapshot.of(kind)))
+    return records
+
+
+def export_document(snapshot: Snapshot) -> dict[str, Json]:
+    """The document of a snapshot."""
+    document: dict[str, Any] = {"format": FORMAT, "version": snapshot.version}
+    for record in records_of(snapshot):
+        document.setdefault(f"{record.kind}s", []).append(to_document(record))
+    return document
+
+
+def import_document(document: Json) -> list[Record]:
+    """The records of a document; a `UserError` names what is wrong with it."""
+    if not isinstance(document, dict) or "format" not in document:
+        raise UserError("this is not an exported directory: it has no field 'format'")
+    if document["format"] != FORMAT:
+        raise UserError(f"the document has format {document['format']!r}; this software reads {FORMAT}")
+    names = {f"{kind}s": kind for kind in Kind}
+    unknown = set(document) - set(names) - {"format", "version"}
+    if unknown:
+        raise UserError(f"the document has unknown parts: {', '.join(sorted(unknown))}; known are {', '.join(names)}")
+    records: list[Record] = []
+    for name, kind in names.items():
+        for number, one in enumerate(document.get(name, ())):
+            try:
+                records.append(from_document(kind, one))
+            except Malformed as error:
+                raise UserError(f"{name}[{number}]: {error}") from None
+    _check(records)
+    return records
+
+
+def _check(records: Sequence[Record]) -> None:
+    keys: set[tuple[Kind, str]] = set()
+    for record in records:
+        if (record.kind, record.key) in keys:
+            raise UserError(f"the document has {record.kind} {record.key!r} twice")
+        keys.add((record.kind, record.key))
+    found = list(faults_of(records))
+    if found:
+        shown = "; ".join(found[:_SHOWN])
+        more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        raise UserError(f"the document breaks {len(found)} invariants: {shown}{more}")

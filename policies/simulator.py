@@ -1,0 +1,129 @@
+"""Tells a scenario with the real policies and simulated time, and checks what it expects.
+
+`balancer simulate` and the scenario tests call `simulate`. Pure: the same text gives the same story anywhere. Where a
+scenario has a schedule, the caller passes a function that says whether a minute of the day is open.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from policies.figures import bytes_text
+from policies.model import Action, ActionKind, BundleView, NodeChange, NodeCondition, PlanResult
+from policies.placement_loads import Bools, build_problem, initial_state, tension, underuse
+from policies.plan import make_plan, restricted
+from policies.simulator_events import apply_event
+from policies.simulator_scenario import Scenario, ScenarioError
+from policies.simulator_world import World, tablets_text
+
+MINUTES_PER_DAY = 1440
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One tick."""
+
+    at: float
+    loads: dict[str, float]  # node → load relative to its share, where it is tightest: 1 is even
+    score: float
+    moving: int
+    tablets: int
+
+
+@dataclass(slots=True)
+class Story:
+    """What happened."""
+
+    scenario: Scenario
+    samples: list[Sample] = field(default_factory=list)
+    lines: list[tuple[float, str]] = field(default_factory=list)
+    started: list[tuple[float, Action]] = field(default_factory=list)
+    finished: list[Action] = field(default_factory=list)
+    moved_bytes: float = 0.0
+    last_event: float = 0.0
+    world: World = field(default_factory=World)
+
+
+def simulate(scenario: Scenario, is_open: Callable[[int], bool] | None = None) -> Story:
+    """Runs the whole scenario. `is_open` takes a minute of the day."""
+    if scenario.schedule and is_open is None:
+        raise ScenarioError("the scenario has a schedule, and nobody passed what evaluates it")
+    return _Simulation(scenario, is_open).run()
+
+
+class _Simulation:
+    """One run."""
+
+    def __init__(self, scenario: Scenario, is_open: Callable[[int], bool] | None) -> None:
+        self.scenario, self.is_open = scenario, is_open
+        self.story = Story(scenario)
+        self.world = self.story.world
+        self.events = list(scenario.events)
+
+    def run(self) -> Story:
+        now = 0.0
+        while now <= self.scenario.seconds:
+            self._happen(now)
+            self._progress(now)
+            self._plan(now)
+            now += self.scenario.tick
+            for content in self.world.contents.values():
+                content.grow(self.scenario.tick)
+        return self.story
+
+    def _happen(self, now: float) -> None:
+        while self.events and self.events[0].at <= now:
+            event = self.events.pop(0)
+            if event.at:
+                self.story.lines.append((now, event.text))
+                self.story.last_event = now
+            self.story.lines += [(now, line) for line in apply_event(self.world, event, now, self.scenario.seed)]
+
+    def _progress(self, now: float) -> None:
+        """Copies what a tick's time allows and finishes what is done."""
+        for flight in list(self.world.flights):
+            flight.left -= self.scenario.rate * self.scenario.tick
+            if flight.left <= 0:
+                if flight.action.kind is ActionKind.MOVE:
+                    self.story.moved_bytes += flight.action.size
+                self.world.finish(flight, now)
+                self.story.finished.append(flight.action)
+
+    def _plan(self, now: float) -> None:
+        options = self.scenario.options
+        view = self.world.view(now, options.heat, measured_bytes_per_second=self.scenario.rate)
+        minute = int(now // 60) % MINUTES_PER_DAY
+        if self.is_open is not None and not self.is_open(minute):
+            options = restricted(options, balance=False, heat=False, closed_groups=frozenset())
+        plan = make_plan(view, options)
+        for change in plan.node_changes:
+            self._change_condition(now, change)
+        for action in plan.actions:
+            self.world.start(action)
+            self.story.started.append((now, action))
+            self.story.lines.append((now, _line(action)))
+        self._sample(now, view, plan)
+
+    def _change_condition(self, now: float, change: NodeChange) -> None:
+        node = self.world.nodes[change.node]
+        closed = change.condition is NodeCondition.CLOSED
+        self.world.nodes[change.node] = replace(node, condition=change.condition, closed_by_daemon=closed)
+        self.story.lines.append((now, f"{'close' if closed else 'reopen'} {change.node}: {change.reason}"))
+
+    def _sample(self, now: float, view: BundleView, plan: PlanResult) -> None:
+        problem = build_problem(replace(view, in_flight=()), self.scenario.options)
+        held = initial_state(problem).held
+        # The tightest dimension where the node has too much of one, else all of them together.
+        worst, mean = tension(problem, held), -underuse(problem, held)
+        level = np.where(worst > 0, worst, mean)
+        # A node that should hold nothing has no share to compare with: show what it still holds of an average one.
+        rest = held.max(axis=1, initial=0.0) * len(problem.nodes)
+        due: Bools = np.any(problem.due > 0, axis=1)
+        loads = {node.id: float(1 + level[at] if due[at] else rest[at]) for at, node in enumerate(problem.nodes)}
+        self.story.samples.append(Sample(now, loads, plan.score_before, len(self.world.flights), len(view.tablets)))
+
+
+def _line(action: Action) -> str:
+    where = f"{action.source} → {action.target}" if action.kind is ActionKind.MOVE else f"on {action.source}"
+    return f"{action.kind} {tablets_text(action)} {where} ({bytes_text(action.size)}): {action.reason}"

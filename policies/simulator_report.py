@@ -1,0 +1,133 @@
+"""A story as text: the load of each node over time, what happened, and whether the expectations held.
+
+`balancer simulate` prints it and the scenario tests keep it as golden files, so it changes only when decisions do.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from policies.figures import bytes_text
+from policies.model import ActionKind
+from policies.simulator import Sample, Story
+from policies.simulator_scenario import ScenarioError, Statement, parse_size, parse_time
+
+WIDTH = 60
+_BARS = "▁▂▃▄▅▆▇█"
+_FULL = 2.0  # a node with twice its share has a full bar
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One expectation and what became of it."""
+
+    text: str
+    held: bool
+    found: str
+
+
+def draw(story: Story) -> str:
+    """The whole report."""
+    parts = [f"{story.scenario.title or 'a scenario'}", "", *_chart(story), "", *_log(story), "", *_summary(story)]
+    return "\n".join(parts) + "\n"
+
+
+def check(story: Story) -> list[Verdict]:
+    """Every expectation of the scenario, in its order."""
+    return [_verdict(story, expectation) for expectation in story.scenario.expectations]
+
+
+def _chart(story: Story) -> list[str]:
+    """One line per node; a column is the highest load of its stretch of time, · where the node is not there."""
+    columns = _columns(story.samples)
+    names = list(story.world.nodes)
+    wide = max((len(name) for name in names), default=0)
+    lines = [f"load in the tightest dimension, {_BARS[0]} none to {_BARS[-1]} twice the share"]
+    lines += [f"{name.rjust(wide)} {''.join(_bar(name, column) for column in columns)}" for name in names]
+    end = _clock(story.scenario.seconds)
+    lines.append(" " * (wide + 1) + "0:00" + end.rjust(len(columns) - 4))
+    return lines
+
+
+def _columns(samples: list[Sample]) -> list[list[Sample]]:
+    width = min(WIDTH, len(samples))
+    edges = [round(at * len(samples) / width) for at in range(width + 1)]
+    return [samples[first:last] for first, last in pairwise(edges)]
+
+
+def _bar(name: str, column: list[Sample]) -> str:
+    loads = [sample.loads[name] for sample in column if name in sample.loads]
+    if not loads:
+        return "·"
+    level = max(loads) / _FULL * (len(_BARS) - 1)
+    return _BARS[min(max(round(level), 0), len(_BARS) - 1)]
+
+
+def _log(story: Story) -> list[str]:
+    return [f"{_clock(at)}  {line}" for at, line in story.lines]
+
+
+def _summary(story: Story) -> list[str]:
+    kinds = {kind: sum(1 for _, action in story.started if action.kind is kind) for kind in ActionKind}
+    done = ", ".join(f"{count} {kind}s" for kind, count in kinds.items() if count) or "nothing"
+    scores = [sample.score for sample in story.samples]
+    lines = [
+        f"done: {done}; {bytes_text(story.moved_bytes)} moved",
+        f"score: {scores[0]:.0f} at first, {min(scores):.0f} at worst, {scores[-1]:.0f} at the end",
+    ]
+    lines += [f"{'ok  ' if verdict.held else 'FAIL'} {verdict.text}: {verdict.found}" for verdict in check(story)]
+    return lines
+
+
+def _verdict(story: Story, expectation: Statement) -> Verdict:
+    text, line = expectation.text.partition(" ")[2], expectation.line
+    match expectation.words:
+        case ("balanced", "within", time):
+            held, found = _balanced(story, parse_time(time, line))
+        case ("steady", "for", time):
+            held, found = _steady(story, parse_time(time, line))
+        case ("moved", "<=", size):
+            held, found = story.moved_bytes <= parse_size(size, line), f"{bytes_text(story.moved_bytes)} moved"
+        case ("score", ">=", number):
+            last = story.samples[-1].score
+            held, found = last >= float(number), f"{last:.1f} at the end"
+        case ("empty", node):
+            count = sum(tablet.node == node for mine in story.world.tablets.values() for tablet in mine)
+            held, found = count == 0, f"{count} tablets on {node}"
+        case ("tablets", table, ">=", number):
+            count = len(story.world.tablets.get(table, []))
+            held, found = count >= int(number), f"{count} tablets of {table}"
+        case ("tablets", table, "<=", number):
+            count = len(story.world.tablets.get(table, []))
+            held, found = count <= int(number), f"{count} tablets of {table}"
+        case _:
+            raise ScenarioError(f"line {line}: {expectation.text!r} cannot be expected")
+    return Verdict(text, held, found)
+
+
+def _balanced(story: Story, within: float) -> tuple[bool, str]:
+    """From some moment, at most so long after the last event, to the end no node is over the start threshold."""
+    limit = 100.0 / (1.0 + story.scenario.options.placement.start_threshold)
+    bad = [sample.at for sample in story.samples if sample.score < limit - 1e-9]
+    since = max(bad, default=-story.scenario.tick) + story.scenario.tick
+    if since > story.scenario.seconds:
+        return False, f"not balanced at the end, the score is {story.samples[-1].score:.1f}"
+    taken = max(0.0, since - story.last_event)
+    return taken <= within, f"{taken / 60:.0f} minutes after the last event"
+
+
+def _steady(story: Story, time: float) -> tuple[bool, str]:
+    """Nothing is started during the last stretch of the run, and no tablet ever came back to a node it had left."""
+    last = max((at for at, _ in story.started), default=-1.0)
+    quiet = story.scenario.seconds - max(last, 0.0)
+    paths: dict[int, list[str]] = {}
+    for action in story.finished:
+        if action.kind is ActionKind.MOVE:
+            paths.setdefault(action.tablets[0], [action.source]).append(action.target)
+    back = [tablet for tablet, path in paths.items() if len(path) != len(set(path))]
+    if back:
+        return False, f"tablets {', '.join(map(str, sorted(back)))} came back"
+    return quiet >= time, f"nothing started for the last {quiet / 60:.0f} minutes"
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds // 3600)}:{int(seconds // 60) % 60:02d}"

@@ -1,0 +1,171 @@
+"""Scenarios: stories about a bundle as readable text. `parse_scenario` reads one; `simulator` runs it.
+
+One statement per line, `#` begins a comment. Sizes are like 10GB, times like 90s, 20m, 3h.
+
+    title A node is added                     set balancer.enable_cell_balancer true
+    run 3h                                    set tables.orders.min_tablet_count 4
+    tick 1m                                   rate 200MB
+    seed 7                                    schedule minutes % 20 == 0
+    nodes n1..n3 disk=1TB zone=east weight=1 memory=64GB used=10GB
+    table orders hash 32 size=600GB writes=3000 reads=500 load=zipf:1.0 data=load on=n1,n2 memory=yes
+    grow orders 500MB                         (per minute; at the end of a range, everywhere in a hash table)
+    at 30m nodes n4 disk=1TB                  at 1h load orders writes=9000 reads=0
+    at 1h drain n1                            (also undrain, down, up, close, open, and fail: its migrations break)
+    expect balanced within 60m                expect steady for 30m
+    expect moved <= 300GB                     expect score >= 90
+    expect empty n1                           expect tablets orders >= 40
+
+Load lies `even`, by `zipf:EXPONENT`, `hot:SHARE:WIDTH:AT` (fractions of the key space), at the `tail`, or `daily:SHARE:
+WIDTH`, a hot part that wanders through the key space once a day. `data=load` gives bytes where the load is.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
+
+from policies.options import GB, KB, MB, BundleOptions, GroupOptions, TableOptions
+
+_UNITS = {"B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": GB * KB}
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+NODE_VERBS = ("drain", "undrain", "down", "up", "close", "open", "fail")
+
+
+class ScenarioError(ValueError):
+    """A scenario that cannot be read: the line, what is wrong, and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One line: a verb, its plain words, and its `name=value` words."""
+
+    line: int
+    verb: str
+    words: tuple[str, ...] = ()
+    named: Mapping[str, str] = field(default_factory=dict)
+    at: float = 0.0  # seconds after the start
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A story, read but not yet told."""
+
+    title: str = ""
+    seconds: float = 3600.0
+    tick: float = 60.0
+    seed: int = 1
+    rate: float = 200.0 * MB  # bytes per second of one migration
+    schedule: str = ""
+    options: BundleOptions = field(default_factory=BundleOptions)
+    events: tuple[Statement, ...] = ()  # in the order of their times
+    expectations: tuple[Statement, ...] = ()
+
+
+def parse_scenario(text: str) -> Scenario:
+    """Reads a scenario, or raises `ScenarioError`."""
+    scenario = Scenario()
+    events, expectations = [], []
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.split("#")[0].strip()
+        if not line:
+            continue
+        statement = _statement(number, line)
+        if statement.verb in ("nodes", "table", "grow", "load", *NODE_VERBS):
+            events.append(statement)
+        elif statement.verb == "expect":
+            expectations.append(statement)
+        else:
+            scenario = _setting(scenario, statement)
+    events.sort(key=lambda event: event.at)
+    return replace(scenario, events=tuple(events), expectations=tuple(expectations))
+
+
+def parse_size(text: str, line: int = 0) -> float:
+    """Bytes: 10GB, 640."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB|TB)?", text)
+    if match is None:
+        raise ScenarioError(f"line {line}: {text!r} is not a size; write one like 10GB")
+    return float(match[1]) * _UNITS[match[2] or "B"]
+
+
+def parse_time(text: str, line: int = 0) -> float:
+    """Seconds: 90s, 20m, 3h, 1d."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|d)", text)
+    if match is None:
+        raise ScenarioError(f"line {line}: {text!r} is not a time; write one like 20m")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def _statement(number: int, line: str) -> Statement:
+    words = line.split()
+    at = 0.0
+    if words[0] == "at":
+        if len(words) < 3:
+            raise ScenarioError(f"line {number}: after `at` come a time and a statement")
+        at, words = parse_time(words[1], number), words[2:]
+    plain = tuple(word for word in words[1:] if not re.match(r"[a-z_]+=", word))
+    named = dict(word.split("=", 1) for word in words[1:] if re.match(r"[a-z_]+=", word))
+    return Statement(number, words[0], plain, named, at, " ".join(words))
+
+
+def _setting(scenario: Scenario, statement: Statement) -> Scenario:
+    rest, line = statement.text.partition(" ")[2], statement.line
+    changes: dict[str, Any]
+    match statement.verb:
+        case "title":
+            changes = {"title": rest}
+        case "run":
+            changes = {"seconds": parse_time(rest, line)}
+        case "tick":
+            changes = {"tick": parse_time(rest, line)}
+        case "seed" if rest.isdecimal():
+            changes = {"seed": int(rest)}
+        case "rate":
+            changes = {"rate": parse_size(rest, line)}
+        case "schedule":
+            changes = {"schedule": rest}
+        case "set" if len(statement.words) == 2:
+            path, value = statement.words
+            changes = {"options": _set(scenario.options, path.split("."), value, line)}
+        case _:
+            raise ScenarioError(f"line {line}: {statement.text!r} is not understood")
+    return replace(scenario, **changes)
+
+
+def _set(holder: Any, path: list[str], value: str, line: int) -> Any:
+    """The options with one of them changed; `tables.NAME.x` and `balancer.groups.NAME.x` are made where missing."""
+    if isinstance(holder, Mapping):
+        made = holder.get(path[0]) if len(path) > 1 or path[0] in holder else None
+        if len(path) == 1:
+            return {**holder, path[0]: float(value)}
+        return {**holder, path[0]: _set(made, path[1:], value, line)}
+    assert is_dataclass(holder)
+    assert not isinstance(holder, type)
+    names = [known.name for known in fields(holder)]
+    if path[0] not in names:
+        raise ScenarioError(f"line {line}: there is no option {path[0]!r}; there are {', '.join(names)}")
+    if len(path) == 1:
+        return replace(holder, **{path[0]: _value(getattr(holder, path[0]), value, line)})
+    inner = getattr(holder, path[0])
+    if isinstance(inner, Mapping) and path[1] not in inner and len(path) > 2:
+        inner = {**inner, path[1]: TableOptions() if path[0] == "tables" else GroupOptions()}
+    return replace(holder, **{path[0]: _set(inner, path[1:], value, line)})
+
+
+def _value(present: Any, text: str, line: int) -> Any:
+    """The text as a value of the kind the option has; what is unset now may be a size, a time or a number."""
+    if text == "none":
+        return None
+    if isinstance(present, bool):
+        if text not in ("true", "false"):
+            raise ScenarioError(f"line {line}: {text!r} is neither true nor false")
+        return text == "true"
+    if isinstance(present, str):
+        return type(present)(text)
+    return tuple(text.split(",")) if isinstance(present, tuple) else _number(present, text, line)
+
+
+def _number(present: Any, text: str, line: int) -> float | int:
+    number = parse_time(text, line) if re.fullmatch(r"[\d.]+(s|m|h|d)", text) else parse_size(text, line)
+    return int(number) if number.is_integer() and not isinstance(present, float) else number

@@ -1,0 +1,252 @@
+"""The simulated bundle: nodes, tables, tablets, and what is remembered of them. No decisions are made here.
+
+`simulator` moves it through time: events change it, actions of the real policies are carried out on it, and `view`
+shows it to the policies as the daemon would show the real one.
+"""
+
+from bisect import insort
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from policies.heat import hot_tablets
+from policies.keys import KeyType, decode_key, encode_key
+from policies.leaves import Leaf
+from policies.model import (
+    Action,
+    ActionKind,
+    BundleView,
+    Floats,
+    InFlight,
+    KeySamples,
+    NodeView,
+    SampleSource,
+    TabletColumns,
+    TabletHistory,
+    TableView,
+)
+from policies.options import HeatOptions
+from policies.simulator_content import Content, interval
+
+LOWEST_KEY, HIGHEST_KEY = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+_KEYS = (KeyType.BIGINT,)
+_SAMPLES = 300
+_REMEMBERED = 300.0  # seconds of rates
+
+
+@dataclass(slots=True, order=True)
+class SimTablet:
+    """A tablet: the part of the key space from `lower` to the next one's, in the order of the table."""
+
+    lower: int
+    id: int = field(compare=False)
+    node: str = field(compare=False)
+    leaf: Leaf | None = field(compare=False, default=None)
+
+
+@dataclass(slots=True)
+class Flight:
+    """A migration that runs."""
+
+    id: str
+    action: Action
+    left: float  # bytes
+
+
+@dataclass(slots=True)
+class Figures:
+    """The present figures of one table's tablets."""
+
+    sizes: Floats
+    writes: Floats
+    reads: Floats
+
+
+@dataclass(slots=True)
+class World:
+    """Everything there is."""
+
+    nodes: dict[str, NodeView] = field(default_factory=dict)
+    other_bytes: dict[str, float] = field(default_factory=dict)
+    contents: dict[str, Content] = field(default_factory=dict)
+    tablets: dict[str, list[SimTablet]] = field(default_factory=dict)
+    in_memory: set[str] = field(default_factory=set)
+    flights: list[Flight] = field(default_factory=list)
+    history: dict[int, TabletHistory] = field(default_factory=dict)
+    rates: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    next_id: int = 1
+    next_flight: int = 1
+
+    def add_tablets(self, table: str, lowers: list[tuple[int, Leaf | None]], nodes: list[str]) -> None:
+        """Gives a table its first tablets, dealt out over the nodes."""
+        self.tablets[table] = []
+        for at, (lower, leaf) in enumerate(lowers):
+            insort(self.tablets[table], SimTablet(lower, self._new_id(), nodes[at % len(nodes)], leaf))
+
+    def figures(self, table: str, now: float) -> Figures:
+        """Sizes and rates of a table's tablets, in order."""
+        content = self.contents[table]
+        edges = np.searchsorted(content.keys, [tablet.lower for tablet in self.tablets[table]])
+        weights = content.weights(now)
+        sizes, shares = (np.add.reduceat(np.append(values, 0.0), edges) for values in (content.sizes, weights))
+        # reduceat gives a value, not nothing, for an empty interval
+        empty = np.diff(np.append(edges, len(content.keys))) == 0
+        sizes, shares = np.where(empty, 0.0, sizes), np.where(empty, 0.0, shares)
+        return Figures(sizes, shares * content.writes, shares * content.reads)
+
+    def view(self, now: float, heat: HeatOptions, **window: float | None) -> BundleView:
+        """What the daemon would show to the policies after a poll."""
+        view = self._bare_view(now)
+        self._remember(view, heat)
+        hot = [tablet for tablet, history in self.history.items() if history.hot_polls]
+        view = replace(view, history=dict(self.history), samples=self._samples(view, hot))
+        return replace(view, **window)  # type: ignore[arg-type]
+
+    def start(self, action: Action) -> None:
+        """Begins to carry out an action."""
+        self.flights.append(Flight(f"m{self.next_flight}", action, max(action.size, 1.0)))
+        self.next_flight += 1
+
+    def finish(self, flight: Flight, now: float) -> None:
+        """Carries out an action whose bytes have been copied."""
+        action = flight.action
+        self.flights.remove(flight)
+        if action.kind is ActionKind.MOVE:
+            for tablet in self._named(action):
+                tablet.node = action.target
+            made = list(action.tablets)
+        else:
+            made = self._reshard(action)
+        heated = now if action.code.startswith("heat") and action.kind is ActionKind.SPLIT else None
+        for tablet_id in made:
+            known = self.history.get(tablet_id, TabletHistory())
+            since = known.split_for_heat_at if heated is None else heated
+            self.history[tablet_id] = TabletHistory(last_migrated=now, split_for_heat_at=since)
+
+    def fail(self, flight: Flight, now: float) -> None:
+        """Ends a migration that broke; its tablets stay as they were."""
+        self.flights.remove(flight)
+        for tablet in flight.action.tablets:
+            known = self.history.get(tablet, TabletHistory())
+            self.history[tablet] = replace(known, failures=known.failures + 1, last_failed=now)
+
+    def upper(self, table: str, tablet: SimTablet) -> int:
+        """Where a tablet's part of the key space ends."""
+        mine = self.tablets[table]
+        at = mine.index(tablet) + 1
+        return mine[at].lower if at < len(mine) else HIGHEST_KEY
+
+    def _named(self, action: Action) -> list[SimTablet]:
+        return [tablet for tablet in self.tablets[action.table] if tablet.id in action.tablets]
+
+    def _reshard(self, action: Action) -> list[int]:
+        old = self._named(action)
+        lower, upper = old[0].lower, self.upper(action.table, old[-1])
+        parts = self._parts(action, lower, upper)
+        for tablet in old:
+            self.tablets[action.table].remove(tablet)
+            self.history.pop(tablet.id, None)
+        made = [SimTablet(at, self._new_id(), node or action.source, leaf) for at, leaf, node in parts]
+        for tablet in made:
+            insort(self.tablets[action.table], tablet)
+        return [tablet.id for tablet in made]
+
+    def _parts(self, action: Action, lower: int, upper: int) -> list[tuple[int, Leaf | None, str]]:
+        if action.parts and action.parts[0].leaf is not None:
+            return [(interval(part.leaf)[0], part.leaf, part.node) for part in action.parts if part.leaf is not None]
+        if action.parts:
+            keys = [lower, *(int(str(decode_key(_KEYS, part.lower)[0])) for part in action.parts[1:])]
+            return [(key, None, part.node) for key, part in zip(keys, action.parts, strict=True)]
+        cuts = self.contents[action.table].cuts(lower, upper, action.count) if action.count > 1 else []
+        return [(key, None, "") for key in (lower, *cuts)]
+
+    def _new_id(self) -> int:
+        self.next_id += 1
+        return self.next_id - 1
+
+    def _bare_view(self, now: float) -> BundleView:
+        index = {node: at for at, node in enumerate(self.nodes)}
+        tables, first = [], 0
+        everything: list[SimTablet] = []
+        figures = []
+        for name, tablets in self.tablets.items():
+            tables.append(TableView(name, self.contents[name].hash, _KEYS, first, first + len(tablets)))
+            first += len(tablets)
+            everything += tablets
+            figures.append((name, self.figures(name, now)))
+        sizes = _joined([found.sizes for _, found in figures])
+        memory = _joined([found.sizes if name in self.in_memory else found.sizes * 0 for name, found in figures])
+        columns = TabletColumns(
+            ids=np.array([tablet.id for tablet in everything], dtype=np.int64),
+            node=np.array([index[tablet.node] for tablet in everything], dtype=np.int64),
+            sizes=sizes,
+            memory=memory,
+            rows=sizes / 1000.0,
+            write_rate=_joined([found.writes for _, found in figures]),
+            read_rate=_joined([found.reads for _, found in figures]),
+            lowers=[_lower_bound(tablet) for tablet in everything],
+            moduli=np.array([tablet.leaf.modulus if tablet.leaf else 0 for tablet in everything], dtype=np.int64),
+            remainders=np.array([tablet.leaf.remainder if tablet.leaf else 0 for tablet in everything], dtype=np.int64),
+        )
+        held = np.bincount(columns.node, weights=sizes, minlength=len(index))
+        nodes = [replace(node, disk_used=held[at] + self.other_bytes[name]) for at, (name, node) in self._numbered()]
+        flying = tuple(
+            InFlight(flight.id, flight.action.tablets, flight.action.source, flight.action.target)
+            for flight in self.flights
+        )
+        return BundleView("simulated", now, tuple(nodes), tuple(tables), columns, in_flight=flying)
+
+    def _numbered(self) -> list[tuple[int, tuple[str, NodeView]]]:
+        return list(enumerate(self.nodes.items()))
+
+    def _remember(self, view: BundleView, heat: HeatOptions) -> None:
+        """Counts polls over the heat thresholds and keeps the greatest rate of the last five minutes."""
+        hot = hot_tablets(view, heat)
+        rates = view.tablets.write_rate + view.tablets.read_rate
+        for tablet, rate in zip(view.tablets.ids.tolist(), rates.tolist(), strict=True):
+            kept = [(at, value) for at, value in self.rates.get(tablet, []) if at > view.now - _REMEMBERED]
+            self.rates[tablet] = [*kept, (view.now, rate)]
+            known = self.history.get(tablet, TabletHistory())
+            polls = known.hot_polls + 1 if tablet in hot else 0
+            highest = max(value for _, value in self.rates[tablet])
+            self.history[tablet] = replace(known, hot_polls=polls, max_rate_5m=highest)
+
+    def _samples(self, view: BundleView, tablets: list[int]) -> dict[int, KeySamples]:
+        """Keys in use in these tablets, as clients would report them: more often where the load is."""
+        found = {}
+        for name, mine in self.tablets.items():
+            content = self.contents[name]
+            weights = content.weights(view.now)
+            for tablet in mine:
+                if tablet.id in tablets:
+                    first, last = np.searchsorted(content.keys, [tablet.lower, self.upper(name, tablet)])
+                    if last > first:
+                        found[tablet.id] = _sample(content, weights, int(first), int(last))
+        return found
+
+
+def _sample(content: Content, weights: Floats, first: int, last: int) -> KeySamples:
+    """Keys by their share of the load, each somewhere in the stretch of keys that its point stands for."""
+    sums = np.cumsum(weights[first:last])
+    ticks = (np.arange(_SAMPLES) + 0.5) / _SAMPLES
+    at = first + np.searchsorted(sums, ticks * sums[-1])
+    inside = (np.arange(_SAMPLES) * 0.6180339887498949) % 1.0
+    keys = np.sort(content.keys[at] + (inside * content.gap).astype(np.int64)).tolist()
+    encoded = [(key << 1).to_bytes(8, "big") if content.hash else encode_key(_KEYS, (key,)) for key in keys]
+    written = content.writes >= content.reads
+    return KeySamples(SampleSource.CLIENTS, tuple(encoded), (1.0,) * _SAMPLES, writes=(written,) * _SAMPLES)
+
+
+def _lower_bound(tablet: SimTablet) -> bytes:
+    if tablet.leaf is not None or tablet.lower == LOWEST_KEY:
+        return b""
+    return encode_key(_KEYS, (tablet.lower,))
+
+
+def _joined(parts: list[Floats]) -> Floats:
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def tablets_text(action: Action) -> str:
+    """The tablets of an action, as a story names them."""
+    return "+".join(str(tablet) for tablet in action.tablets)

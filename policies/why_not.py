@@ -1,0 +1,237 @@
+"""Why a tablet is not moved to a certain node, and the smallest change that would make it so.
+
+`explain`, the API and the command `why-not` call `why_not`. It asks the same questions as the plan, in the same order,
+and stops at the first answer that keeps the tablet where it is.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.figures import bytes_text, share_text
+from policies.model import BundleView, NodeCondition
+from policies.moves import Moves, headroom, plan_moves
+from policies.objective import move_gains
+from policies.options import BundleOptions
+from policies.placement import payback_seconds, pays_back
+from policies.placement_candidates import STANDINGS, Decider, back_off_seconds, decider
+from policies.placement_fill import make_spread
+from policies.placement_loads import Problem, State, build_problem, tension, underuse
+from policies.reasons import MEANINGS, Left
+from policies.wording import NAMES, level_text, tightest
+
+
+class Unknown(LookupError):
+    """There is no such tablet or node in the bundle; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhyNot:
+    """The answer. `planned` means that the plan does move it there."""
+
+    tablet: int
+    node: str
+    code: str
+    reason: str
+    flip: str  # the smallest change that would lead to another answer; empty where there is none
+    planned: bool = False
+
+
+def why_not(view: BundleView, options: BundleOptions, tablet: int, node: str) -> WhyNot:
+    """Why the tablet does not go to the node."""
+    problem = build_problem(view, options)
+    return _Question(problem, options, find_row(problem, tablet), find_node(problem, node)).answer()
+
+
+def find_row(problem: Problem, tablet: int) -> int:
+    """The tablet's row, or a sentence that there is none."""
+    try:
+        return problem.row_of(tablet)
+    except KeyError:
+        raise Unknown(f"bundle {problem.view.bundle} has no tablet {tablet}") from None
+
+
+def find_node(problem: Problem, node: str) -> int:
+    """The node's index, or a sentence that there is none."""
+    known = {found.id: at for at, found in enumerate(problem.nodes)}
+    if node not in known:
+        raise Unknown(f"bundle {problem.view.bundle} has no node {node}; it has {', '.join(known)}")
+    return known[node]
+
+
+class _Question:
+    """One tablet and one node."""
+
+    def __init__(self, problem: Problem, options: BundleOptions, row: int, target: int) -> None:
+        self.problem, self.options, self.row, self.target = problem, options, row, target
+        self.moves: Moves = plan_moves(problem, options)
+        self.source = int(problem.home[row])
+        self.tablet = int(problem.ids[row])
+        self.table = problem.view.tables[int(problem.tables[row])]
+
+    def answer(self) -> WhyNot:
+        if self.source == self.target:
+            return self._say(Left.SAME_NODE, f"tablet {self.tablet} is on {self._name(self.source)}", "")
+        if int(self.moves.after.owner[self.row]) == self.target:
+            code, text = self.moves.code(self.row), "the plan moves it there as soon as the budgets allow"
+            return WhyNot(self.tablet, self._name(self.target), str(code), text, "", planned=True)
+        for check in (self._hard, self._condition, self._room, self._soft, self._decider, self._threshold, self._worth):
+            found = check()
+            if found is not None:
+                return found
+        return self._others()
+
+    def _hard(self) -> WhyNot | None:
+        code = STANDINGS[int(self.moves.standing[self.row])]
+        flips = {
+            Left.PINNED: f"unpin tablet {self.tablet}",
+            Left.QUARANTINED: f"release tablet {self.tablet} from quarantine",
+            Left.IN_FLIGHT: "wait until its migration has finished",
+            Left.SOURCE_DOWN: f"bring {self._name(self.source)} back",
+        }
+        if code is Left.BACKING_OFF:
+            history = self.problem.view.history[self.tablet]
+            until = (history.last_failed or 0.0) + back_off_seconds(self.options, history.failures)
+            flips[code] = f"wait {until - self.problem.view.now:.0f} s"
+        return self._say(code, MEANINGS[code], flips[code]) if code in flips and code is not None else None
+
+    def _condition(self) -> WhyNot | None:
+        node = self.problem.nodes[self.target]
+        codes = {
+            NodeCondition.DOWN: (Left.TARGET_DOWN, f"bring {node.id} back"),
+            NodeCondition.DRAINING: (Left.TARGET_DRAINING, f"undrain {node.id}"),
+            NodeCondition.CLOSED: (Left.TARGET_CLOSED, f"open {node.id}"),
+        }
+        if node.condition in codes:
+            code, flip = codes[node.condition]
+            return self._say(code, MEANINGS[code], flip)
+        zones = self.options.table(self.table.name).zones
+        if zones and node.zone not in zones:
+            text = f"{node.id} is in zone {node.zone or '(none)'}, table {self.table.name} lives in {', '.join(zones)}"
+            return self._say(Left.WRONG_ZONE, text, f"add {node.zone or 'its zone'} to the zones of {self.table.name}")
+        return None
+
+    def _room(self) -> WhyNot | None:
+        problem, size = self.problem, float(self.problem.sizes[self.row])
+        room = float((problem.disk_room - headroom(problem, self.options))[self.target])
+        name, share = self._name(self.target), share_text(self.options.placement.reopen_at_disk_share)
+        if size > room:
+            able = bytes_text(max(room, 0.0))
+            text = f"{name} may be given {able} until {share} of its disk are full, this is {bytes_text(size)}"
+            return self._say(Left.TARGET_DISK, text, f"free {bytes_text(size - room)} on {name}")
+        memory, left = float(problem.memory[self.row]), float(problem.memory_room[self.target])
+        if memory > max(left, 0.0):
+            text = f"{name} has {bytes_text(max(left, 0.0))} of memory left, it needs {bytes_text(memory)}"
+            return self._say(Left.TARGET_MEMORY, text, f"give {name} {bytes_text(memory - left)} more memory")
+        spread = make_spread(problem, problem.home, self.options.placement.table_spread)
+        if spread is not None and spread.full(problem.tables[[self.row]], np.array([self.target]))[0]:
+            limit = int(spread.limits[problem.tables[self.row]])
+            return self._say(
+                Left.TABLE_SPREAD, f"{name} has {limit} tablets of {self.table.name}", "raise table_spread"
+            )
+        return None
+
+    def _soft(self) -> WhyNot | None:
+        code = STANDINGS[int(self.moves.standing[self.row])]
+        if code is None:
+            return None
+        flip = f"set enable_move = true for the group of {self.table.name}"
+        if code is Left.COOLING_DOWN:
+            since = self.problem.view.history[self.tablet].last_migrated or 0.0
+            flip = f"wait {since + self.options.budgets.cool_down - self.problem.view.now:.0f} s"
+        elif code is Left.SOURCE_CLOSED:
+            flip = f"open {self._name(self.source)}"
+        elif code is Left.TABLE_OFF:
+            flip = f"set enable_auto_tablet_move = true for table {self.table.name}"
+        elif code is Left.MOVER_OFF:
+            in_memory = decider(self.options, self.table) is Decider.IN_MEMORY
+            flip = f"set enable_{'in_memory_' if in_memory else ''}cell_balancer = true"
+        return self._say(code, MEANINGS[code], flip)
+
+    def _decider(self) -> WhyNot | None:
+        who = decider(self.options, self.table)
+        if who is Decider.OBJECTIVE:
+            return None
+        if who is Decider.FUNCTION:
+            function = self.options.table(self.table.name).placement
+            text = f"table {self.table.name} is placed by {function}, which does not put it there"
+            return self._say(Left.FUNCTION_PLACED, text, 'set placement = "balanced"')
+        text = f"the {who} mover decides about table {self.table.name} and leaves it where it is"
+        return self._say(Left.OTHER_MOVER, text, "")
+
+    def _threshold(self) -> WhyNot | None:
+        if self.moves.started:
+            return None
+        held, start = self.moves.before.held, self.options.placement.start_threshold
+        worst = float(tension(self.problem, held).max(initial=0.0))
+        low = float(underuse(self.problem, held).max(initial=0.0))
+        node = int(tension(self.problem, held).argmax())
+        dimension, over = tightest(self.problem, self.moves.before, node)
+        text = (
+            f"the bundle is balanced: the tightest node is {self._name(node)}, {level_text(over)} of "
+            f"{NAMES[dimension]}, and moves start at {share_text(start)}"
+        )
+        return self._say(Left.BALANCED, text, f"set start_threshold below {max(worst, low, 0.0):.3f}")
+
+    def _worth(self) -> WhyNot | None:
+        problem, options, state = self.problem, self.options, self.moves.before
+        if not pays_back(problem, state, options)[self.row]:
+            seconds = float(payback_seconds(problem, options)[self.row])
+            text = (
+                f"copying {bytes_text(float(problem.sizes[self.row]))} pays back in {_hours(seconds)}, "
+                f"payback_horizon is {_hours(options.placement.payback_horizon)}"
+            )
+            flip = "" if np.isinf(seconds) else f"set payback_horizon to {seconds:.0f} s"
+            return self._say(Left.NO_PAYBACK, text, flip)
+        gain, wanted = self._gain(state), self._wanted()
+        if gain > wanted:
+            return None
+        source, target = self._name(self.source), self._name(self.target)
+        text = f"{source} would not be relieved by more than {target} would be burdened"
+        if gain > 0:
+            text = (
+                f"{target} would be less than min_gain ({options.placement.min_gain:g}) emptier than {source} after it"
+            )
+        return self._say(Left.NO_GAIN, text, self._relief_needed(state))
+
+    def _relief_needed(self, state: State) -> str:
+        """How much less the target must hold for the move to be worth it; found by halving."""
+        changed = state.copy()
+        low, high = 0.0, 1.0
+        changed.held[self.target] = 0.0
+        if self._gain(changed) <= self._wanted():
+            return ""
+        for _ in range(30):
+            middle = (low + high) / 2
+            changed.held[self.target] = state.held[self.target] * (1.0 - middle)
+            low, high = (low, middle) if self._gain(changed) > self._wanted() else (middle, high)
+        return f"{self._name(self.target)} would have to hold {share_text(high)} less"
+
+    def _others(self) -> WhyNot:
+        after = int(self.moves.after.owner[self.row])
+        if after != self.source:
+            text = f"the plan moves it to {self._name(after)}, which has more room for what it carries"
+            return self._say(Left.OTHERS_BETTER, text, f"close {self._name(after)}")
+        leaving = np.flatnonzero((self.moves.before.owner == self.source) & (self.moves.after.owner != self.source))
+        names = ", ".join(str(int(tablet)) for tablet in self.problem.ids[leaving[:3]])
+        text = f"{self._name(self.source)} is relieved for fewer bytes by tablets {names}"
+        if not len(leaving):
+            text = f"{self._name(self.source)} need not lose anything, and other nodes fill {self._name(self.target)}"
+        return self._say(Left.OTHERS_BETTER, text, f"pin tablets {names}" if len(leaving) else "")
+
+    def _gain(self, state: State) -> float:
+        return float(move_gains(self.problem, state, np.array([self.row]), np.array([self.target]))[0])
+
+    def _wanted(self) -> float:
+        weighted = (self.problem.loads[self.row] * self.problem.weights**2).sum()
+        return float(self.options.placement.min_gain * 2.0 * weighted)
+
+    def _name(self, node: int) -> str:
+        return self.problem.nodes[node].id
+
+    def _say(self, code: Left, reason: str, flip: str) -> WhyNot:
+        return WhyNot(self.tablet, self._name(self.target), str(code), reason, flip)
+
+
+def _hours(seconds: float) -> str:
+    return "never" if np.isinf(seconds) else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,155 @@
+"""Keys located and grouped per second, beside uhashring; the cost of a routed transaction, beside a bare one."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import psycopg
+import pytest
+from uhashring import HashRing
+
+from balancer.client import PoolSettings, Router
+from balancer.client.routes import Routes
+from balancer.directory.lawful import TABLET_COUNTER
+from balancer.directory.model import Counter, KeyColumn, Layout, RangeBounds, Table, Tablet
+from balancer.directory.open import open_directory
+from balancer.embedded.postgres import PostgresServer
+from policies.keys import HIGHEST, LOWEST, KeyType, encode_key
+from policies.leaves import Leaf
+from tests.support.directories import fill, frame
+from tests.support.servers import postgres
+from tests.support.shards import databases, new_shards
+from tests.support.tables import show_table
+
+pytestmark = pytest.mark.bench
+
+SEED = 9
+NODES = [f"pg-{number}" for number in range(16)]
+TABLETS = 1024
+SINGLE, BULK, TRANSACTIONS = 200_000, 4_000_000, 1500
+
+
+def _seconds(work: Callable[[], object], runs: int = 5) -> float:
+    """The best of some runs: the others measure the neighbours."""
+    best = float("inf")
+    for _ in range(runs):
+        began = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+@pytest.fixture
+def router(tmp_path: Path) -> Iterator[Router]:
+    """1,024 tablets of each kind on 16 nodes."""
+    tables = [
+        Table(1, "orders", "shop", Layout.HASH, (KeyColumn("id", KeyType.BIGINT),), ("public.orders",)),
+        Table(2, "names", "shop", Layout.HASH, (KeyColumn("id", KeyType.TEXT),), ("public.names",)),
+        Table(3, "events", "shop", Layout.RANGE, (KeyColumn("id", KeyType.BIGINT),), ("public.events",)),
+    ]
+    edges = [LOWEST, *(encode_key((KeyType.BIGINT,), (i << 40,)) for i in range(1, TABLETS)), HIGHEST]
+    tablets = [Tablet(t * 10_000 + i, t, Leaf(TABLETS, i), NODES[i % 16]) for t in (1, 2) for i in range(TABLETS)]
+    tablets += [Tablet(30_000 + i, 3, RangeBounds(edges[i], edges[i + 1]), NODES[i % 16]) for i in range(TABLETS)]
+    with open_directory(f"sqlite://{tmp_path}/directory.sqlite") as directory:
+        fill(directory, [*frame(NODES), *tables, *tablets, Counter(TABLET_COUNTER, 100_000)])
+        with Router(Routes(directory), samples=False) as opened:
+            yield opened
+
+
+def test_keys_located_per_second(router: Router) -> None:
+    chance = Random(SEED)
+    integers = [chance.getrandbits(50) for _ in range(SINGLE)]
+    texts = [f"customer-{number}" for number in integers]
+    ring = HashRing(nodes=NODES)
+    few = texts[: SINGLE // 20]
+    rows = [
+        _rate("locate: bigint, hash", integers, lambda keys: [router.locate("orders", key) for key in keys]),
+        _rate("locate: bigint, range", integers, lambda keys: [router.locate("events", key) for key in keys]),
+        _rate("locate: text, hash", texts, lambda keys: [router.locate("names", key) for key in keys]),
+        _rate("uhashring get_node: text", few, lambda keys: [ring.get_node(key) for key in keys]),
+    ]
+    base = float(str(rows[-1][3]))
+    rows = [(*row, float(str(row[3])) / base) for row in rows]
+    title = f"single keys, {TABLETS} tablets, 16 nodes (seed {SEED}); goal 500,000/s and 10 × uhashring"
+    show_table(title, ("what", "keys", "seconds", "keys/s", "× uhashring"), rows)
+
+
+def _rate(
+    name: str, keys: list[int] | list[str], work: Callable[[list[int] | list[str]], object]
+) -> tuple[object, ...]:
+    taken = _seconds(lambda: work(keys))
+    return name, len(keys), taken, len(keys) / taken
+
+
+def test_keys_grouped_per_second(router: Router) -> None:
+    draw = np.random.default_rng(SEED)
+    integers = draw.integers(0, 1 << 50, BULK)
+    texts = [f"customer-{number}" for number in integers[: BULK // 16].tolist()]
+    loop = integers[: BULK // 16].tolist()
+    rows = []
+    for name, keys, work in (
+        ("group: bigint, hash, array", integers, lambda keys: router.group("orders", keys)),
+        ("group: bigint, range, array", integers, lambda keys: router.group("events", keys)),
+        ("group: text, hash, list", texts, lambda keys: router.group("names", keys)),
+        ("a loop over locate: bigint, hash", loop, lambda keys: [router.locate("orders", key) for key in keys]),
+    ):
+        taken = _seconds(lambda work=work, keys=keys: work(keys), runs=3)  # type: ignore[misc]
+        rows.append((name, len(keys), taken, len(keys) / taken / 1e6))
+    show_table(f"many keys (seed {SEED}); goal 10 M/s", ("what", "keys", "seconds", "million keys/s"), rows)
+
+
+@pytest.fixture
+def durable(server_folder: Path) -> Iterator[PostgresServer]:
+    """A server that waits for its disk, as an application's does."""
+    server = postgres(server_folder / "durable", 18)
+    server._settings["fsync"] = "on"
+    with server:
+        yield server
+
+
+def test_cost_of_a_routed_transaction(tmp_path: Path, durable: PostgresServer) -> None:
+    """Alternating, so that both meet the same neighbours; the median of each."""
+    insert = "INSERT INTO orders VALUES (%s, %s)"
+    with databases(durable) as dsns, new_shards(tmp_path, dsns) as shards:
+        with Router.connect(shards.url, PoolSettings(size=1)) as router:
+            links = {name: psycopg.connect(dsn, autocommit=True) for name, dsn in shards.dsns.items()}
+
+            def routed(key: int) -> None:
+                with router.transaction("orders", key) as connection:
+                    connection.execute(insert, (key, 1))
+
+            def bare(key: int) -> None:
+                connection = links[router.locate("orders", key).node]
+                with connection.transaction():
+                    connection.execute(insert, (key, 1))
+
+            def read(key: int) -> None:
+                with router.transaction("orders", key, read_only=True) as connection:
+                    connection.execute("SELECT n FROM orders WHERE user_id = %s LIMIT 1", (key,)).fetchall()
+
+            def bare_read(key: int) -> None:
+                connection = links[router.locate("orders", key).node]
+                with connection.transaction():
+                    connection.execute("SELECT n FROM orders WHERE user_id = %s LIMIT 1", (key,)).fetchall()
+
+            rows = []
+            for name, ours, theirs in (("insert", routed, bare), ("select", read, bare_read)):
+                mine, other = _alternating(ours, theirs)
+                rows.append((name, TRANSACTIONS, mine * 1e3, other * 1e3, mine / other))
+            for link in links.values():
+                link.close()
+    columns = ("transaction", "of each", "routed, ms (median)", "bare psycopg, ms (median)", "ratio")
+    show_table("a transaction of one statement, pooled and proven, beside a bare one; goal 1.15", columns, rows)
+
+
+def _alternating(ours: Callable[[int], None], theirs: Callable[[int], None]) -> tuple[float, float]:
+    taken: tuple[list[float], list[float]] = ([], [])
+    for key in range(TRANSACTIONS):
+        for work, into in ((ours, taken[0]), (theirs, taken[1])):
+            began = time.perf_counter()
+            work(key)
+            into.append(time.perf_counter() - began)
+    return statistics.median(taken[0]), statistics.median(taken[1])

@@ -1,0 +1,139 @@
+"""Who may read and write, and whom we talk to: digest, access lists, TLS with the host's name, SASL."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
+
+from balancer.directory.credentials import Credentials, Scheme
+from balancer.directory.model import Bundle, Put
+from balancer.directory.open import open_directory
+from balancer.embedded import process
+from balancer.embedded.zookeeper import ZooKeeperServer
+from balancer.errors import Refused, Unavailable, UserError
+from tests.support.directories import fill, transaction
+from tests.support.zookeeper_certificates import Authority
+
+NETTY = tuple(
+    f"netty-{part}.jar"
+    for part in ("buffer", "codec", "common", "handler", "resolver", "transport", "transport-native-unix-common")
+)
+US = Credentials(Scheme.DIGEST, "balancer", "hunter2")
+
+
+def test_what_we_create_is_closed_to_others(zookeeper: ZooKeeperServer) -> None:
+    cluster = f"closed-{uuid4().hex}"
+    url = f"zk://{zookeeper.address}/{cluster}"
+    with open_directory(url, credentials=US) as directory:
+        fill(directory)
+        assert directory.campaign("one", timeout=10) is not None
+        directory.publish("status", "one", 1)
+        stranger = KazooClient(zookeeper.address)
+        stranger.start()
+        try:
+            paths = _below(directory.session.client, f"/{cluster}")  # type: ignore[attr-defined]
+            assert len(paths) > 20
+            for path in paths:
+                with pytest.raises(NoAuthError):
+                    stranger.get(path)
+                with pytest.raises(NoAuthError):
+                    stranger.set(path, b"")
+        finally:
+            stranger.stop()
+            stranger.close()
+    with open_directory(url, credentials=US) as again:
+        assert again.snapshot().tables
+
+
+@pytest.mark.parametrize(
+    "credentials", [Credentials(), Credentials(Scheme.DIGEST, "balancer", "wrong")], ids=["none", "wrong password"]
+)
+def test_without_our_credentials_there_is_a_sentence(zookeeper: ZooKeeperServer, credentials: Credentials) -> None:
+    url = f"zk://{zookeeper.address}/closed-{uuid4().hex}"
+    with open_directory(url, credentials=US) as directory:
+        fill(directory)
+    with (
+        open_directory(url, credentials=credentials) as stranger,
+        pytest.raises(Refused, match="does not allow this with our credentials"),
+    ):
+        stranger.snapshot()
+
+
+def test_credentials_from_the_environment_are_used(zookeeper: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"zk://{zookeeper.address}/closed-{uuid4().hex}"
+    with open_directory(url, credentials=US) as directory:
+        fill(directory)
+    for name, value in (("AUTH", "digest"), ("USER", "balancer"), ("PASSWORD", "hunter2")):
+        monkeypatch.setenv(f"BALANCER_DIRECTORY_{name}", value)
+    with open_directory(url) as again:
+        assert again.snapshot().tables
+
+
+@pytest.fixture(scope="module")
+def authority(server_folder: Path) -> Authority:
+    return Authority(server_folder / "certificates")
+
+
+@pytest.fixture(scope="module")
+def secure_port(server_folder: Path, authority: Authority) -> Iterator[int]:
+    """A server whose certificate is for `localhost` only, and which asks for no client certificate."""
+    port = process.free_port()
+    settings = {
+        "secureClientPort": port,
+        "secureClientPortAddress": "127.0.0.1",
+        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+        "ssl.keyStore.location": authority.issue("server", "DNS:localhost"),
+        "ssl.trustStore.location": authority.certificate,
+        "ssl.clientAuth": "none",
+    }
+    with ZooKeeperServer(server_folder / "secure", settings, extra_jars=NETTY):
+        yield port
+
+
+def test_the_directory_works_through_tls(secure_port: int, authority: Authority) -> None:
+    trusting = Credentials(Scheme.DIGEST, "balancer", "hunter2", ca=str(authority.certificate))
+    with open_directory(f"zks://localhost:{secure_port}/tls", credentials=trusting) as directory:
+        view = fill(directory)
+        assert directory.commit(transaction([Put(Bundle("more"))], view.version)) == view.version + 1
+        assert directory.follow().snapshot.bundles.keys() == {"shop", "more"}
+
+
+def test_a_server_under_another_name_is_not_talked_to(secure_port: int, authority: Authority) -> None:
+    trusting = Credentials(ca=str(authority.certificate))
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1.*(hostname|IP address) mismatch"):
+        open_directory(f"zks://127.0.0.1:{secure_port}/tls", credentials=trusting, timeout=2.0)
+
+
+def test_a_server_with_an_unknown_certificate_is_not_talked_to(secure_port: int, server_folder: Path) -> None:
+    stranger = Authority(server_folder / "certificates", "stranger")
+    with pytest.raises(Unavailable, match="certificate verify failed"):
+        open_directory(
+            f"zks://localhost:{secure_port}/tls",
+            credentials=Credentials(ca=str(stranger.certificate)),
+            timeout=2.0,
+        )
+
+
+def test_sasl_is_handed_to_kazoo_where_its_package_is_installed() -> None:
+    wanted = Credentials(Scheme.SASL, "balancer", "hunter2")
+    if find_spec("puresasl") is None:
+        with pytest.raises(UserError, match="pip install pure-sasl"):
+            wanted.client_options()
+    else:
+        assert wanted.client_options()["sasl_options"] == {
+            "mechanism": "DIGEST-MD5",
+            "username": "balancer",
+            "password": "hunter2",
+        }
+
+
+def _below(client: KazooClient, path: str) -> list[str]:
+    """Every path below one, other than folders that we did not make."""
+    found: list[str] = []
+    for name in client.get_children(path):
+        found += [f"{path}/{name}", *_below(client, f"{path}/{name}")]
+    return found

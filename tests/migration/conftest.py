@@ -1,0 +1,28 @@
+"""A cluster of two nodes on different versions of the server."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from balancer.embedded.postgres import PostgresServer
+from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows
+from tests.support.servers import Database
+
+Factory = Callable[[PostgresServer], Database]
+
+
+@pytest.fixture
+def pair(postgres15: PostgresServer, postgres18: PostgresServer, database: Factory) -> dict[str, str]:
+    """Databases for node a (PostgreSQL 15) and node b (PostgreSQL 18)."""
+    return {"a": database(postgres15).dsn, "b": database(postgres18).dsn}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, pair: dict[str, str]) -> Iterator[Cluster]:
+    """Four vbuckets on node a with a thousand rows."""
+    tablets = hash_tablets(4, ["a"])
+    made = build(tmp_path, pair, hash_table(), tablets)
+    insert_rows(made, tablets, range(1000))
+    yield made
+    made.close()

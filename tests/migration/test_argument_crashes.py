@@ -1,0 +1,34 @@
+"""The steps of the argument that need somebody to die, or to sleep for too long: chosen cells of the crash matrix."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from balancer.directory.model import MigrationKind, MigrationMode
+from balancer.embedded.postgres import PostgresServer
+from tests.support.crash_matrix import Cell, run_cell
+from tests.support.servers import postgres
+
+CELLS = {
+    "step 3: what was drained survives the target's crash": ("entered:sealing", "target"),
+    "step 6: a sealed fence survives the source's crash": ("entered:committing", "source"),
+    "step 7: a leader that slept over its successor cannot commit": ("entered:committing", "paused daemon"),
+    "step 8: a successor opens what was committed": ("left:committing", "daemon"),
+}
+
+
+@pytest.fixture(scope="module")
+def killable(server_folder: Path) -> Iterator[dict[str, PostgresServer]]:
+    folder = server_folder / "argument"
+    folder.mkdir()
+    folder.chmod(0o755)
+    with postgres(folder / "a", 15) as a, postgres(folder / "b", 18) as b:
+        yield {"a": a, "b": b}
+
+
+@pytest.mark.parametrize("step", list(CELLS))
+def test_argument(step: str, tmp_path: Path, killable: dict[str, PostgresServer]) -> None:
+    point, victim = CELLS[step]
+    outcome = run_cell(Cell(MigrationKind.MOVE, MigrationMode.REPLICATE, point, victim), tmp_path, killable, 1)
+    assert outcome.faults == ()

@@ -1,0 +1,267 @@
+"""The page in a real browser, on a real server."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from balancer.api.app import create_app
+from balancer.api.server import ApiServer
+from balancer.directory.model import Bundle, Node, Put, Remove, Tablet
+from balancer.planner.recorder import Recorder
+from balancer.planner.state import Word
+from policies.keys import KeyType, encode_key
+from tests.support.browser import visit
+from tests.support.made_states import Rate, report_small, view_of_snapshot
+from tests.support.directories import migration, moved, puts, transaction
+from tests.support.instance import TOKEN, Instance, http_settings
+
+SECONDS = 1000
+
+
+def commit(instance: Instance, *changes: object) -> None:
+    base = instance.directory().snapshot().version
+    version = instance.directory().commit(transaction(changes, base, reason="test"))  # type: ignore[arg-type]
+    instance.follower().wait(version - 1, 5)
+
+
+def wait_for(page: Page, selector: str, text: str) -> None:
+    expect(page.locator(selector)).to_contain_text(text, timeout=20 * SECONDS)
+
+
+def test_everything_is_shown_without_a_complaint_and_from_one_host(browser: Browser, server: ApiServer) -> None:
+    with visit(browser, server.url) as seen:
+        wait_for(seen.page, "#truth", "Working: 1 move")
+        wait_for(seen.page, "#facts", "leader host-a (this instance), epoch 7")
+        wait_for(seen.page, "#node-list", "pg-a")
+        assert seen.page.locator("[data-node]").count() == 3
+        wait_for(seen.page, "#scores", "71.5")
+        wait_for(seen.page, "#plans", "pg-c carries 30 % more")
+        wait_for(seen.page, "#schedules", "always open")
+        wait_for(seen.page, "#history-list", "table orders (hash)")
+        wait_for(seen.page, "#hot", "1004")
+        wait_for(seen.page, "#legend", "rows/s")
+        assert seen.page.locator("#alarm").is_hidden()
+        assert seen.complaints == []
+        assert seen.hosts() == {server.url.removeprefix("http://")}
+        assert seen.api_requests().count("/v1/overview") >= 1
+
+
+def test_the_first_paint_needs_one_round_trip_to_the_api(browser: Browser, server: ApiServer) -> None:
+    with visit(browser, server.url) as seen:
+        wait_for(seen.page, "#node-list", "pg-a")
+        assert seen.api_requests()[0] == "/v1/overview"
+        assert set(seen.api_requests()[1:]) <= {"/v1/heatmap", "/v1/overview"}
+
+
+def split_hot(instance: Instance) -> None:
+    """Tablet 1004 (keys from 30 on) becomes 1101 and 1102, cut at 60."""
+    whole = instance.directory().snapshot().tablet(1004)
+    cut = encode_key((KeyType.BIGINT,), (60,))
+    lower = replace(whole.bounds, upper=cut)  # type: ignore[type-var]
+    upper = replace(whole.bounds, lower=cut)  # type: ignore[type-var]
+    children = [replace(whole, id=1101, bounds=lower), replace(whole, id=1102, bounds=upper)]
+    commit(instance, Remove(whole.kind, whole.key), *map(Put, children))
+
+
+def hot_at(*ids: int) -> Rate:
+    def rate(tablet: Tablet) -> float:
+        return 900.0 if tablet.id in ids else 1.0
+
+    return rate
+
+
+def test_a_hot_tablet_its_split_and_its_move_are_seen_without_a_reload(
+    browser: Browser, server: ApiServer, instance: Instance
+) -> None:
+    report_small(instance, writes=hot_at(1004))
+    with visit(browser, server.url) as seen:
+        page = seen.page
+        page.select_option("#table", label="events")
+        page.evaluate("window.never_reloaded = true")
+        wait_for(page, "#hot tbody tr:first-child", "1004")
+        wait_for(page, "#hot tbody tr:first-child", "[30 … highest)")
+        split_hot(instance)
+        report_small(instance, writes=hot_at(1102))
+        wait_for(page, "#hot tbody tr:first-child", "[60 … highest)")
+        wait_for(page, "#legend", "5 columns")
+        tablet = instance.directory().snapshot().tablet(1102)
+        running = migration(tablet, "pg-b", "copying")
+        commit(instance, Put(running))
+        note = {"state": "copying", "bytes_done": 3_000_000, "bytes_total": 6_000_000, "rate": 1e6, "eta": 3.0}
+        instance.directory().publish("progress", running.id, note)
+        wait_for(page, f'[data-migration="{running.id}"]', "2.86 MB of 5.72 MB")
+        wait_for(page, f'[data-migration="{running.id}"]', "3 s left")
+        done = replace(running, state="done", finished=True, updated=20.0, detail={"size": 6_000_000, "pause": 0.021})
+        commit(instance, Put(done), *puts([moved(tablet, "pg-b")]))
+        report_small(instance, writes=hot_at(1102))
+        wait_for(page, "#finished", "21 ms")
+        wait_for(page, "#hot tbody tr:first-child", "pg-b")
+        assert page.evaluate("window.never_reloaded") is True
+        assert seen.complaints == []
+
+
+def test_the_heat_map_tells_what_is_pointed_at_by_mouse_and_by_keyboard(
+    browser: Browser, server: ApiServer, instance: Instance
+) -> None:
+    instance.recorder = Recorder()
+    report_small(instance, writes=hot_at(1003))
+    with visit(browser, server.url) as seen:
+        page = seen.page
+        page.select_option("#table", label="events")
+        wait_for(page, "#legend", "900 rows/s")
+        box = page.locator("#heat").bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 2)
+        wait_for(page, "#heat-detail", "tablet 1003")
+        wait_for(page, "#heat-detail", "keys 20 … 30")
+        page.locator("#heat").focus()
+        page.keyboard.press("ArrowRight")
+        wait_for(page, "#heat-detail", "tablet 1004")
+        page.keyboard.press("Home")
+        wait_for(page, "#heat-detail", "tablet 1001")
+        page.select_option("#dimension", "owner")
+        wait_for(page, "#legend", "pg-a")
+        assert seen.complaints == []
+
+
+def test_the_colours_show_the_hot_tablet(browser: Browser, server: ApiServer, instance: Instance) -> None:
+    instance.recorder = Recorder()
+    report_small(instance, writes=hot_at(1003))
+    with visit(browser, server.url, color_scheme="light") as seen:
+        seen.page.select_option("#table", label="events")
+        wait_for(seen.page, "#legend", "4 columns")
+        script = "[0,1,2,3].map(x => document.getElementById('heat').getContext('2d').getImageData(x, 0, 1, 1).data[1])"
+        greens = seen.page.evaluate(script)
+        assert greens[2] < min(greens[0], greens[1], greens[3])
+
+
+def test_a_lost_daemon_is_shown_and_so_is_its_return(browser: Browser, instance: Instance) -> None:
+    http = http_settings()
+    server = ApiServer(create_app(instance, http), http)
+    server.start()
+    port = int(server.url.rpartition(":")[2])
+    with visit(browser, server.url) as seen:
+        wait_for(seen.page, "#truth", "Working")
+        server.stop()
+        wait_for(seen.page, "#alarm", "No answer from the daemon since")
+        assert "stale" in (seen.page.locator("body").get_attribute("class") or "")
+        again = http_settings(listen=f"127.0.0.1:{port}")
+        with ApiServer(create_app(instance, again), again):
+            expect(seen.page.locator("#alarm")).to_be_hidden(timeout=20 * SECONDS)
+
+
+def test_old_figures_and_a_missing_leader_are_shown(browser: Browser, server: ApiServer, instance: Instance) -> None:
+    report_small(instance)
+    instance.report(replace(instance.states()["shop"], at=instance.clock.now() - timedelta(minutes=5)))
+    with visit(browser, server.url) as seen:
+        wait_for(seen.page, "#alarm", "The cluster was last looked at 5 min ago")
+        report_small(instance)
+        instance.leading = replace(instance.leading, name=None, is_self=False)
+        report_small(instance, sentence="working: still")
+        wait_for(seen.page, "#alarm", "No instance leads")
+        wait_for(seen.page, "#facts", "no leader")
+
+
+@pytest.mark.parametrize("word", list(Word))
+def test_each_of_the_four_words_is_told_apart(
+    browser: Browser, server: ApiServer, instance: Instance, word: Word
+) -> None:
+    report_small(instance, word=word, sentence=f"{word}: and why")
+    with visit(browser, server.url) as seen:
+        wait_for(seen.page, "#truth", f"{word.capitalize()}: and why")
+        assert seen.page.locator("#truth").get_attribute("class") == word.split()[0]
+        assert seen.page.title().startswith(word)
+
+
+MARKUP = '<img src=x onerror="document.title=1">&amp;'
+
+
+def test_markup_in_names_is_shown_as_text(browser: Browser, server: ApiServer, instance: Instance) -> None:
+    node = Node(f"{MARKUP}node", MARKUP, "postgresql://x")
+    commit(instance, Put(Bundle(MARKUP)), Put(node))
+    view = view_of_snapshot(instance.follower().snapshot, MARKUP)
+    state = instance.states()["shop"]
+    odd = replace(
+        state,
+        bundle=MARKUP,
+        view=view,
+        sentence=f"working: {MARKUP}",
+        error=MARKUP,
+        nodes=(replace(state.nodes[0], id=node.id, reason=MARKUP, error=MARKUP, reachable=False),),
+    )
+    instance.report(odd)
+    with visit(browser, server.url) as seen:
+        wait_for(seen.page, "#sentences", MARKUP)
+        wait_for(seen.page, "#node-list", f"{MARKUP}node")
+        wait_for(seen.page, "#schedules", MARKUP)
+        seen.page.select_option("#bundle", MARKUP)
+        wait_for(seen.page, "#truth", MARKUP)
+        assert seen.page.locator("img").count() == 0
+        assert "tablet-balancer" in seen.page.title()
+        assert seen.complaints == []
+
+
+def test_troubled_nodes_stand_out(browser: Browser, server: ApiServer, instance: Instance) -> None:
+    state = report_small(instance)
+    silent = replace(state.nodes[1], reachable=False, unreachable_since=state.at, error="connection refused")
+    draining = replace(state.nodes[2], state="draining", reason="drained by ann")
+    instance.report(replace(state, nodes=(state.nodes[0], silent, draining), sentence="working: anew"))
+    with visit(browser, server.url) as seen:
+        wait_for(seen.page, '[data-node="pg-b"]', "unreachable")
+        wait_for(seen.page, '[data-node="pg-b"]', "connection refused")
+        wait_for(seen.page, '[data-node="pg-c"]', "draining")
+        assert seen.page.locator(".card.trouble").count() == 1
+
+
+def test_the_history_is_filtered_by_tablet_and_node(browser: Browser, server: ApiServer, instance: Instance) -> None:
+    commit(instance, *puts([moved(instance.directory().snapshot().tablet(3), "pg-a")]))
+    with visit(browser, server.url) as seen:
+        wait_for(seen.page, "#history-list", "tablet 3 on pg-a, epoch 2")
+        seen.page.fill("#history-tablet", "3")
+        seen.page.keyboard.press("Enter")
+        expect(seen.page.locator("#history-list tbody tr")).to_have_count(2, timeout=20 * SECONDS)
+        seen.page.fill("#history-node", "nobody")
+        seen.page.keyboard.press("Enter")
+        wait_for(seen.page, "#history-list", "Nothing found")
+        seen.page.click("#history-form button[type=reset]")
+        wait_for(seen.page, "#history-list", "table orders")
+        assert seen.complaints == []
+
+
+def test_a_closed_instance_asks_for_the_token_and_keeps_it_to_itself(browser: Browser, instance: Instance) -> None:
+    http = http_settings(read_requires_token=True)
+    with ApiServer(create_app(instance, http), http) as server, visit(browser, server.url) as seen:
+        expect(seen.page.locator("#token-form")).to_be_visible(timeout=20 * SECONDS)
+        seen.page.fill("#token", TOKEN)
+        seen.page.keyboard.press("Enter")
+        wait_for(seen.page, "#truth", "Working")
+        expect(seen.page.locator("#token-form")).to_be_hidden()
+        assert TOKEN not in seen.page.content()
+        assert not [url for url in seen.requests if TOKEN in url]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_it_fits_a_phone_and_both_colour_schemes(browser: Browser, server: ApiServer, scheme: str, width: int) -> None:
+    options = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme}
+    with visit(browser, server.url, **options) as seen:
+        wait_for(seen.page, "#legend", "rows/s")
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+        back, text = seen.page.evaluate(
+            "(() => { const s = getComputedStyle(document.body); return [s.backgroundColor, s.color]; })()"
+        )
+        brightness = [sum(map(int, colour[4:-1].split(",")[:3])) for colour in (back, text)]
+        assert (brightness[0] < brightness[1]) == (scheme == "dark")
+        assert abs(brightness[0] - brightness[1]) > 400
+
+
+def test_all_of_it_can_be_reached_by_keyboard(browser: Browser, server: ApiServer) -> None:
+    with visit(browser, server.url) as seen:
+        wait_for(seen.page, "#legend", "rows/s")
+        reached = set()
+        for _ in range(20):
+            seen.page.keyboard.press("Tab")
+            reached.add(seen.page.evaluate("document.activeElement.id || document.activeElement.className || ''"))
+        assert {"skip", "table", "dimension", "heat", "history-tablet", "history-node"} <= reached

@@ -1,0 +1,15 @@
+"""A database made as good as new: quicker than a new one."""
+
+import psycopg
+
+
+def empty(connection: psycopg.Connection[tuple[object, ...]]) -> None:
+    """Drops everything that is not PostgreSQL's own."""
+    connection.execute("DROP FOREIGN DATA WRAPPER IF EXISTS w CASCADE")
+    schemas = connection.execute(
+        "SELECT quote_ident(nspname) FROM pg_namespace WHERE nspname !~ '^(pg_|information_schema)'"
+    ).fetchall()
+    for (schema,) in schemas:
+        connection.execute(f"DROP SCHEMA {schema} CASCADE".encode())
+    connection.execute("CREATE SCHEMA public")
+    connection.execute("GRANT USAGE ON SCHEMA public TO PUBLIC")
