@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.leaves import Leaf
@@ -104,6 +104,7 @@ def test_blocked_tablets_and_switches_count_here_too() -> None:
     assert [one.code for one in plan_sizes(view, _options(enable_auto_reshard=False)).rejections] == ["table-off"]
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.floats(1, 1e6), st.floats(0, 1e4)), min_size=1, max_size=30), st.booleans())
 def test_plans_settle(tablets: list[tuple[float, float]], hashed: bool) -> None:
     count = 1 << len(tablets).bit_length() - 1
