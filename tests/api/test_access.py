@@ -14,8 +14,6 @@ from balancer.errors import UserError
 from tests.support.certificates import self_signed
 from tests.support.instance import TOKEN, Instance, bearer, http_settings, serving
 
-pytestmark = pytest.mark.quick
-
 DRAIN = {"verb": "drain", "arguments": {"node": "pg-a"}}
 ANYWHERE = "0.0.0.0:0"
 

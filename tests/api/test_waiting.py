@@ -18,8 +18,6 @@ from tests.support.directories import migration, moved, puts, transaction
 from tests.support.instance import Instance, bearer, serving
 from tests.support.made_states import view_of_snapshot
 
-pytestmark = pytest.mark.quick
-
 
 def move(instance: Instance, tablet: int, node: str) -> int:
     snapshot = instance.directory().snapshot()
