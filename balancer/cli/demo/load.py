@@ -75,7 +75,7 @@ class Load:
             error = ""
             try:
                 job(chance)
-            except Exception as failure:
+            except Exception as failure:  # whatever the application sees is what is counted
                 error = f"{type(failure).__name__}: {failure}"
             self._note(self._clock.monotonic() - began, error)
 
