@@ -14,7 +14,8 @@ from tests.support.instance import Instance, http_settings, instance_in
 from tests.support.made_states import report_small
 
 
-@pytest.fixture(scope="package")
+# Not for longer than a file: while the browser is driven, this thread counts as running an event loop.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with chromium() as found:
         yield found
