@@ -62,6 +62,31 @@ def test_a_taken_port_is_not_fought_over(server_folder: Path, postgres18: Postgr
         assert server.port != postgres18.port
 
 
+def taken_at_first(monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
+    """As if another process had taken the chosen port just before the server could."""
+    choices = iter([taken])
+    real = process.free_port
+    monkeypatch.setattr(process, "free_port", lambda preferred=None: next(choices, None) or real(preferred))
+
+
+def test_a_port_that_is_taken_after_it_was_chosen_is_given_up_by_postgresql(
+    server_folder: Path, postgres18: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken_at_first(monkeypatch, postgres18.port or 0)
+    with postgres(server_folder / "late", 18) as server, psycopg.connect(server.dsn()) as connection:
+        assert server.port != postgres18.port
+        assert connection.execute("SHOW data_directory").fetchone() == (str(server.data),)
+
+
+def test_a_port_that_is_taken_after_it_was_chosen_is_given_up_by_zookeeper(
+    server_folder: Path, zookeeper: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken_at_first(monkeypatch, zookeeper.port or 0)
+    with ZooKeeperServer(server_folder / "late-zookeeper") as server:
+        assert server.port != zookeeper.port
+        assert server.mode() == "standalone"
+
+
 def test_a_pid_file_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
     pid_file = tmp_path / "server.pid"
     pid_file.write_text(str(os.getpid()))

@@ -45,6 +45,8 @@ def balancer_here(*arguments: str | Path, env: Mapping[str, str] | None = None) 
     patched = pytest.MonkeyPatch()
     with patched.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["balancer", *map(str, arguments)])
+        for name in [name for name in os.environ if name.startswith("BALANCER_")]:
+            patch.delenv(name)
         for name, value in (env or {}).items():
             patch.setenv(name, value)
         with pytest.raises(SystemExit) as ended:
