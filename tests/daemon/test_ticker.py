@@ -108,6 +108,25 @@ def test_a_run_asked_for_while_one_runs_follows_it_at_once(ticker: Ticker) -> No
     ticker.run_soon("unknown")
 
 
+def test_it_stops_although_another_run_is_asked_for_meanwhile(ticker: Ticker) -> None:
+    began, go_on = threading.Semaphore(0), threading.Event()
+
+    def slow() -> None:
+        began.release()
+        go_on.wait(20)
+
+    ticker.set({"shop": (60.0, slow)})
+    assert began.acquire(timeout=20)
+    ticker.run_soon("shop")
+    stopping = threading.Thread(target=ticker.stop, daemon=True)
+    stopping.start()
+    time.sleep(0.3)  # it waits for the function now, whose end asks for another run
+    go_on.set()
+    stopping.join(20)
+    assert not stopping.is_alive()
+    assert not began.acquire(blocking=False)
+
+
 def test_what_is_taken_away_is_not_called_any_more(ticker: Ticker) -> None:
     first, second = threading.Semaphore(0), threading.Semaphore(0)
     ticker.set({"a": (0.02, first.release)})
