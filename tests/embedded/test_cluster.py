@@ -1,9 +1,7 @@
 """The embedded cluster: comes back after anything, is fresh on request, belongs to one process."""
 
-import os
 import signal
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 from balancer.embedded import process
 from balancer.embedded.cluster import EmbeddedCluster
 from balancer.errors import Refused
+from tests.support.commands import started
 
 
 def test_three_nodes_start_side_by_side_and_keep_their_data(server_folder: Path) -> None:
@@ -43,9 +42,7 @@ def test_a_killed_owner_leaves_no_orphans_and_the_next_one_comes_up(server_folde
         print(*(server.pid() for server in cluster.nodes.values()), flush=True)
         time.sleep(600)
     """)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    arguments = [sys.executable, "-c", program, str(folder)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as owner:
+    with started("-c", program, folder, stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
         pids = [int(pid) for pid in owner.stdout.readline().split()]
         with pytest.raises(Refused, match=f"process {owner.pid} uses the cluster"):

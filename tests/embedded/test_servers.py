@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from balancer.embedded import process
 from balancer.embedded.postgres import PostgresServer, embedded_binaries, system_binaries
 from balancer.embedded.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 from balancer.errors import UserError
+from tests.support.commands import started
 from tests.support.servers import postgres
 
 
@@ -108,9 +108,7 @@ def test_servers_end_when_their_starter_is_killed(server_folder: Path) -> None:
         print(server.pid(), flush=True)
         time.sleep(600)
     """)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    arguments = [sys.executable, "-c", program, str(folder)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as starter:
+    with started("-c", program, folder, stdout=subprocess.PIPE) as starter:
         assert starter.stdout is not None
         pid = int(starter.stdout.readline())
         starter.send_signal(signal.SIGKILL)
