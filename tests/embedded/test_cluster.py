@@ -10,7 +10,7 @@ import pytest
 
 from balancer.embedded import process
 from balancer.embedded.cluster import EmbeddedCluster
-from balancer.errors import Refused
+from balancer.errors import Refused, UserError
 from tests.support.commands import started
 
 
@@ -29,6 +29,13 @@ def test_three_nodes_start_side_by_side_and_keep_their_data(server_folder: Path)
         again.start(fresh=True)
         with psycopg.connect(again.nodes["pg-b"].dsn()) as connection:
             assert connection.execute("SELECT to_regclass('kept') IS NULL").fetchone() == (True,)
+
+
+def test_a_folder_that_cannot_be_used_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/cluster")):
+        with pytest.raises(UserError, match=f"the folder {folder} cannot be used: "):
+            EmbeddedCluster(folder).start()
 
 
 def test_a_killed_owner_leaves_no_orphans_and_the_next_one_comes_up(server_folder: Path) -> None:
