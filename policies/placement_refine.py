@@ -49,6 +49,7 @@ class Refinement:
         self.swapped: list[tuple[int, int]] = []
         self.steps = 0
         self.searches = 0
+        self._hungry_at: tuple[int, Bools] = (-1, np.zeros(0, dtype=np.bool_))
         self.patient = False  # whether the node at hand waits for a tablet that rests
         self.bytes = np.bincount(state.owner, weights=problem.sizes, minlength=len(problem.nodes))
         rows = np.flatnonzero(movable)
@@ -77,12 +78,15 @@ class Refinement:
         return [int(node) for node in order if tight[node] > floor and len(self.members[node])]
 
     def _hungry(self) -> Bools:
-        return underuse(self.problem, self.state.held) > self.goal.hungry
+        """Nodes that have far too little; looked at anew after each step only."""
+        if self._hungry_at[0] != self.steps:
+            self._hungry_at = (self.steps, underuse(self.problem, self.state.held) > self.goal.hungry)
+        return self._hungry_at[1]
 
     def _relieve(self, node: int) -> None:
         """Takes tablets off one node until it is within the threshold, or nothing more helps."""
         while self.steps < _STEPS:
-            tight = float(tension(self.problem, self.state.held)[node])
+            tight = float((self._excess(node) * self.problem.weights).max())
             if tight > self.goal.stop:
                 if not (self._best_move(node, self._receivers(node)) or self._best_swap(node)) or self.patient:
                     return
