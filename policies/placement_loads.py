@@ -15,6 +15,7 @@ from policies.options import BundleOptions
 Bools = npt.NDArray[np.bool_]
 
 DIMENSIONS = ("bytes", "memory", "write_rate", "read_rate", "tablets")
+CAPACITIES = ("bytes", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,10 @@ class Problem:
         if at == len(self.ids) or self.ids[at] != tablet:
             raise KeyError(tablet)
         return at
+
+    def rates(self) -> Bools:
+        """D: which dimensions are done again and again (rates, numbers), not room that is taken up."""
+        return np.array([name not in CAPACITIES for name in self.dimensions], dtype=np.bool_)
 
     def conditions(self, *wanted: NodeCondition) -> Bools:
         """Which nodes are in one of these conditions."""
