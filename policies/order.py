@@ -83,12 +83,12 @@ class Picker:
             able, gains = able[gains > 0], gains[gains > 0]
             if not len(able) or self.admission.exhausted:
                 return
-            best = int((gains / (problem.sizes[able] + overhead)).argmax())
+            best = int((gains / (problem.costs[able] + overhead)).argmax())
             rows = rows[rows != able[best]]
             yield from self._pick(int(able[best]), float(gains[best]))
         gains = move_gains(problem, self.state, rows, targets[rows])
         rows, gains = rows[gains > 0], gains[gains > 0]
-        yield from self._in_order(rows[np.argsort(-gains / (problem.sizes[rows] + overhead), kind="stable")])
+        yield from self._in_order(rows[np.argsort(-gains / (problem.costs[rows] + overhead), kind="stable")])
 
     def _swaps(self, rows: Ints) -> Iterator[tuple[int, float]]:
         """Both halves or none: a half alone would make things worse, and the next plan might take it back."""

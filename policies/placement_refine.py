@@ -122,7 +122,7 @@ class Refinement:
         fits &= self._relieves(source, receivers, loads[:, None, :], problem.sizes[rows][:, None])
         if not fits.any():
             return False
-        score = np.where(fits, gain / (problem.sizes[rows] + self.overhead)[:, None], -np.inf)
+        score = np.where(fits, gain / (problem.costs[rows] + self.overhead)[:, None], -np.inf)
         at, to = np.unravel_index(int(score.argmax()), score.shape)
         self.patient = self._better_rests(source, float(score[at, to]))
         if self.patient:
@@ -157,14 +157,14 @@ class Refinement:
             return False
         here = np.array([source])
         relief = self._cost_of(here) - self._costs(here, -self.problem.loads[rows][:, None, :])[:, 0]
-        return bool((relief / (self.problem.sizes[rows] + self.overhead)).max() > _PATIENCE * score)
+        return bool((relief / (self.problem.costs[rows] + self.overhead)).max() > _PATIENCE * score)
 
     def _most_relieving(self, source: int) -> tuple[Ints, Floats]:
         """The tablets whose departure relieves the node most for their bytes, and by how much each does."""
         rows, here = self.members[source], np.array([source])
         relief = self._cost_of(here) - self._costs(here, -self.problem.loads[rows][:, None, :])[:, 0]
         if len(rows) > _ROWS:
-            best = np.argsort(-relief / (self.problem.sizes[rows] + self.overhead), kind="stable")[:_ROWS]
+            best = np.argsort(-relief / (self.problem.costs[rows] + self.overhead), kind="stable")[:_ROWS]
             rows, relief = rows[best], relief[best]
         return rows, relief
 
