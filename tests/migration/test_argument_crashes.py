@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from balancer.directory.model import MigrationKind, MigrationMode
-from tests.support.crash_matrix import Cell, Victims, run_cell, victims
+from tests.support.crash_cells import Cell
+from tests.support.crash_matrix import Victims, run_cell, victims
 
 CELLS = {
     "step 3: what was drained survives the target's crash": ("entered:sealing", "target"),
