@@ -58,13 +58,16 @@ def settled_rows(fleet: Fleet) -> dict[str, dict[int, int]]:
 
     Balanced or not, the leader may begin another move while node after node is read: then they are read again.
     """
+    shown: dict[str, dict[int, int]] = {}
     with fleet.directory() as directory:
-        while True:
-            until(lambda: finished(directory, set(directory.snapshot().migrations)), 60, "the end of everything")
-            before = directory.snapshot()
-            rows = fleet.cluster(before).rows()
-            if set(directory.snapshot().migrations) == set(before.migrations):
-                return rows
+
+        def stood_still() -> bool:
+            before = directory.snapshot().migrations
+            shown.update(fleet.cluster(directory.snapshot()).rows())
+            return set(directory.snapshot().migrations) == {one for one in before if before[one].finished}
+
+        until(stood_still, 90, "a moment without migrations")
+    return shown
 
 
 def finished(directory: Directory, begun: set[str]) -> bool:

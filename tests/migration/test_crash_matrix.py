@@ -5,7 +5,6 @@ The whole matrix: `make crash-matrix`. `CRASH_SEED` repeats a sample.
 
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from balancer.directory.model import MigrationKind, MigrationMode
 from balancer.migration.machine import path
 from tests.support.crash_cells import VICTIMS, Cell, absence, cells, every_cell, states
-from tests.support.crash_matrix import Victims, run_cell, victims
+from tests.support.crash_matrix import Victims, run_cell
 
 SEED = int(os.environ.get("CRASH_SEED", random.SystemRandom().randrange(1_000_000)))
 KINDS = [(operation, mode) for operation in MigrationKind for mode in MigrationMode]
@@ -31,12 +30,6 @@ def sample(seed: int) -> list[Cell]:
         chosen.choice([cell for cell in every if (cell.operation, cell.mode) == kind and cell.victim == victim])
         for kind, victim in zip(kinds, dying, strict=True)
     ]
-
-
-@pytest.fixture(scope="module")
-def killable(server_folder: Path) -> Iterator[Victims]:
-    with victims(server_folder / "crash") as servers:
-        yield servers
 
 
 @pytest.mark.parametrize("number", range(len(KINDS)))

@@ -31,11 +31,14 @@ class Database:
 
 
 @contextmanager
-def new_database(server: PostgresServer, template: str = "template0") -> Iterator[Database]:
-    """A fresh database, dropped afterwards with whoever is still connected."""
+def new_database(server: PostgresServer, template: str = "template0", strategy: str = "wal_log") -> Iterator[Database]:
+    """A fresh database, dropped afterwards with whoever is still connected.
+
+    With the strategy `file_copy` the server writes a checkpoint instead of log: it recovers sooner when it is killed.
+    """
     name = f"test_{uuid4().hex[:12]}"
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY {strategy}')
     try:
         yield Database(server, name)
     finally:
