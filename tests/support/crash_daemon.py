@@ -50,6 +50,7 @@ class Plan:
     target: str = ""
     point: str = ""  # entered:<state>, inside:<state> or left:<state>
     step: int = 1  # inside: after how many of the state's transactions on nodes
+    delay: float = 0.0  # inside: if it is not 0, so many seconds after that transaction began, wherever it is then
     action: str = ""  # kill, stop, hold
     cancel: str = ""  # the state at whose beginning an operator cancels the migration
     spoil: str = ""  # the state at whose beginning somebody changes the first tablet's definition
@@ -92,11 +93,18 @@ class Failpoint(Observer):
     def finished(self, migration: Migration) -> None:
         self._at(f"entered:{migration.state}")
 
-    def acted(self) -> None:
-        """One more transaction on a node is over."""
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """Around each transaction on a node."""
         self._steps += 1
-        if self._steps >= self._plan.step:
-            self._at(f"inside:{self._state}")
+        point = f"inside:{self._state}" if self._steps >= self._plan.step else ""
+        if point and self._plan.delay:
+            timer = threading.Timer(self._plan.delay, self._at, (point,))
+            timer.daemon = True
+            timer.start()
+        yield
+        if not self._plan.delay:
+            self._at(point)
 
     def _at(self, point: str) -> None:
         with self._lock:
@@ -124,15 +132,13 @@ def _watch_steps(failpoint: Failpoint) -> None:
 
     @contextmanager
     def transaction(connection: Connection, leader_epoch: int, node: str = "") -> Iterator[Cursor]:
-        with node_transaction(connection, leader_epoch, node) as cursor:
+        with failpoint.acting(), node_transaction(connection, leader_epoch, node) as cursor:
             yield cursor
-        failpoint.acted()
 
     @contextmanager
     def command(connection: Connection, leader_epoch: int, node: str = "") -> Iterator[Connection]:
-        with node_command(connection, leader_epoch, node) as same:
+        with failpoint.acting(), node_command(connection, leader_epoch, node) as same:
             yield same
-        failpoint.acted()
 
     context.node_transaction = transaction  # type: ignore[attr-defined]
     context.node_command = command  # type: ignore[attr-defined]

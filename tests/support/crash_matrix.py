@@ -169,6 +169,8 @@ class _Run:
             target="b" if cell.operation is MigrationKind.MOVE else "a",
             point=cell.point,
             step=self._random.choice((1, 1, 2, 3, 4)),
+            # A daemon may be killed in the middle of a statement; servers are killed while it stands still.
+            delay=self._random.choice((0.0, self._random.uniform(0.001, 0.02))) if cell.victim == "daemon" else 0.0,
             action={"daemon": "kill", "paused daemon": "stop"}.get(cell.victim, "hold"),
             cancel=State.VERIFYING if cell.state in (State.CANCELLING, State.CANCELLED) else "",
             spoil=State.COPYING if cell.state is State.FAILED else "",
