@@ -93,7 +93,8 @@ def main() -> int:
         folder.chmod(0o755)
         stack.enter_context(kept(folder))
         each = [stack.enter_context(victims(folder / f"servers-{job}")) for job in range(options.jobs)]
-        threads = [threading.Thread(target=board.work, args=(folder, servers)) for servers in each]
+        # Daemons: after Ctrl-C nobody waits for the cells that run.
+        threads = [threading.Thread(target=board.work, args=(folder, servers), daemon=True) for servers in each]
         for thread in threads:
             thread.start()
         for thread in threads:

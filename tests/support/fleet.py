@@ -196,6 +196,9 @@ def running(config: Path, *, wait: bool = True) -> Iterator[Process]:
         if wait:
             until(process.up, 60, "the start of an instance")
         yield process
+    except BaseException:
+        print(f"what {config.stem} said last:\n{process.log.read_text()[-6000:]}")  # shown with the failure
+        raise
     finally:
         process.stop()
 
