@@ -191,7 +191,7 @@ class _Run:
     def _crash(self, cluster: Cluster, stack: ExitStack) -> None:
         plan = self._plan(cluster)
         first = stack.enter_context(self._servers.nursery.daemon(plan, self._folder / "first.json"))
-        self._await_point(plan, first)
+        self._await_point(plan, first, cluster)
         self._faults += owners_now(cluster)
         match plan.action:
             case "kill":
@@ -210,11 +210,14 @@ class _Run:
                 self._await_survivor(first)
                 self._succeed(plan, stack)
 
-    def _await_point(self, plan: Plan, first: Daemon) -> None:
+    def _await_point(self, plan: Plan, first: Daemon, cluster: Cluster) -> None:
         reached = self._folder / "reached"
         _until(lambda: reached.exists() or first.poll() is not None, f"neither {plan.point} nor the daemon's end came")
         if not reached.exists():
-            raise NotReached(f"the daemon ended with {first.poll()} before {plan.point}: {first.words()}")
+            records = cluster.directory().snapshot().migrations.values()
+            became = "; ".join(f"{record.state} {record.error}" for record in records) or "nothing was journaled"
+            words = f"the daemon ended with {first.poll()} before {plan.point}: {first.words()}; {became}"
+            raise NotReached(words)
         if plan.action == "stop":
             _until(first.stopped, "the daemon did not stop")
 
