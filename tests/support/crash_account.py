@@ -45,22 +45,23 @@ class Traffic:
         self._tablets = tablets
         self._known: dict[int, bool] = {}
 
-    def await_more(self, writes: int, seconds: float) -> bool:
-        """Waits until so many more writes to these tablets were acknowledged, and a read was answered."""
+    def await_writes(self, count: int, seconds: float) -> bool:
+        """Waits until so many more writes to these tablets were acknowledged."""
+        return self._await(self._ledger.writes, count, seconds)
+
+    def await_reads(self, count: int, seconds: float) -> bool:
+        """Waits until so many more reads of these tablets were asked for and answered."""
+        return self._await(self._ledger.reads, count, seconds)
+
+    def _await(self, log: list[tuple[float, int]], count: int, seconds: float) -> bool:
         began = time.monotonic()
-        with self._ledger.lock:
-            reads = self._ledger.reads
         while time.monotonic() - began < seconds:
-            if self._ledger.reads > reads and self.since(began) >= writes:
+            with self._ledger.lock:
+                fresh = [number for at, number in reversed(log) if at >= began]
+            if sum(map(self._concerned, fresh)) >= count:
                 return True
             time.sleep(0.01)
         return False
-
-    def since(self, moment: float) -> int:
-        """How many writes to these tablets were acknowledged since then."""
-        with self._ledger.lock:
-            fresh = [number for at, number in self._ledger.writes if at >= moment]
-        return sum(map(self._concerned, fresh))
 
     def _concerned(self, number: int) -> bool:
         if number not in self._known:

@@ -18,7 +18,7 @@ from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
 from balancer.embedded.process import free_port
 from balancer.embedded.zookeeper import ZooKeeperServer
-from balancer.migration.machine import State, is_final
+from balancer.migration.machine import State, is_final, traits
 from tests.support.cluster import QUICK, Cluster, build, describe, hash_table, hash_tablets, insert_rows
 from tests.support.crash_account import Traffic, account, owners_now
 from tests.support.crash_cells import Cell
@@ -43,6 +43,10 @@ TABLETS = hash_tablets(4, ["a"])
 SETTINGS = replace(QUICK, write_pause_budget=5.0, fence_deadline=10.0, retry_back_off=0.02)
 # The fence of a paused daemon ends by itself while it sleeps, and writers go on at the source.
 PAUSED = replace(SETTINGS, fence_deadline=1.5, read_only_fence_deadline=1.5)
+
+
+# From the seal to the opening of the new owner it may be nobody who answers: the old one cannot know any more.
+SEALED = {State.SEALING, State.COMMITTING, State.OPENING}
 
 
 class NotReached(Exception):
@@ -130,10 +134,11 @@ class _Run:
                 running(cluster, 3, self._random.randrange(10**6), pace=0.02, present=PRESENT)
             )
             traffic = Traffic(cluster, ledger, snapshot, self._tablets)
-            self._check(traffic.await_more(3, PATIENCE), "writers did not get going")
+            self._check(traffic.await_writes(3, PATIENCE), "writers did not get going")
             with ExitStack() as daemons:
-                self._crash(cluster, daemons)
-            self._check(traffic.await_more(3, PATIENCE), "writers or readers did not go on afterwards")
+                self._crash(cluster, traffic, daemons)
+            self._check(traffic.await_writes(3, PATIENCE), "writers did not go on afterwards")
+            self._check(traffic.await_reads(1, PATIENCE), "readers did not go on afterwards")
             finish()
             self._faults += account(cluster, ledger, _known_in(cell))
             state = ", ".join(record.state for record in cluster.directory().snapshot().migrations.values())
@@ -188,11 +193,12 @@ class _Run:
         """At its end a state loses the directory for longer than the lease; else the same leader goes on."""
         return self._cell.victim == "directory" and self._cell.point.startswith("left")
 
-    def _crash(self, cluster: Cluster, stack: ExitStack) -> None:
+    def _crash(self, cluster: Cluster, traffic: Traffic, stack: ExitStack) -> None:
         plan = self._plan(cluster)
         first = stack.enter_context(self._servers.nursery.daemon(plan, self._folder / "first.json"))
         self._await_point(plan, first, cluster)
         self._faults += owners_now(cluster)
+        self._look_at_traffic(traffic)
         match plan.action:
             case "kill":
                 code = first.wait(PATIENCE)
@@ -209,6 +215,15 @@ class _Run:
                 self._strike()
                 self._await_survivor(first)
                 self._succeed(plan, stack)
+
+    def _look_at_traffic(self, traffic: Traffic) -> None:
+        """While the daemon is dead or stands still: readers go on unless the new owner may be open, and writers
+        wherever no fence is."""
+        cell = self._cell
+        if not (cell.operation is MigrationKind.MOVE and cell.state in SEALED):
+            self._check(traffic.await_reads(1, PATIENCE), f"readers were held back in {cell.state}")
+        if not traits(cell.track, cell.state).writers_held and cell.state is not State.CANCELLING:
+            self._check(traffic.await_writes(1, PATIENCE), f"writers were held back in {cell.state}")
 
     def _await_point(self, plan: Plan, first: Daemon, cluster: Cluster) -> None:
         reached = self._folder / "reached"

@@ -1,8 +1,8 @@
 """Writers and readers that keep account: what was acknowledged, what may have happened, what was read too old.
 
 A write is acknowledged once COMMIT has returned, and only then; if COMMIT was never answered it may be there or not.
-They find the owner in the directory, prove it on the node inside the transaction, and try again on `TB001`, `TB002`,
-a missing partition or a lost connection, as the client library does.
+They find the owner in the directory, have the node hold the tablet for their transaction, and try again when it refuses
+or the connection is lost, as the client library does. Once the node holds it, nothing may go wrong any more.
 """
 
 import random
@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psycopg
 
@@ -21,8 +21,8 @@ from policies.keys import KeyType, encode_key
 from policies.leaves import position
 from tests.support.cluster import Cluster
 
-RETRY_STATES = {"TB001", "TB002", "23514", "40001", "40P01", "55P03"}
-UNFIT_FOR_READERS = {"40P01", "55P03", "57014"}
+RETRY_STATES = {"TB001", "TB002", "40001", "40P01", "55P03"}
+BROKEN_PROMISES = {"TB001", "TB002", "23514"}  # after the node has said that it holds the tablet
 
 
 class Ledger:
@@ -39,7 +39,8 @@ class Ledger:
         self.surprises: list[str] = []
         self.writes: list[tuple[float, int]] = []
         """When (by the monotonic clock) a write of which id was acknowledged."""
-        self.reads = 0
+        self.reads: list[tuple[float, int]] = []
+        """When a read of which id began that was answered."""
         self.longest_wait = 0.0
         self.operations = 0
 
@@ -104,11 +105,11 @@ class Worker(threading.Thread):
 
     def _one(self) -> None:
         choice = self._random.random()
-        if choice < 0.3 or not self._mine:
+        if choice < 0.25 or not self._mine:
             self._insert()
-        elif choice < 0.35:
+        elif choice < 0.3:
             self._remove(self._mine.pop(self._random.randrange(len(self._mine))))
-        elif choice < 0.8:
+        elif choice < 0.7:
             self._increment(self._random.choice(self._mine))
         else:
             self._read(self._random.choice(self._mine))
@@ -148,28 +149,21 @@ class Worker(threading.Thread):
         with self._ledger.lock:
             least = self._ledger.acknowledged[number]
         while not self.stop.is_set():
+            began = time.monotonic()
             try:
-                with self._transaction(number) as connection:
+                with self._transaction(number, writing=False) as connection:
                     row = connection.execute(f"SELECT n FROM {self._root} WHERE id = {number}").fetchone()
-            except _Again as again:
-                self._look_at_refusal(again.__cause__)
-                continue
-            except _Unknown:
+            except (_Again, _Unknown):
                 continue
             with self._ledger.lock:
-                self._ledger.reads += 1
-                if row is None or int(str(row[0])) < least:
-                    text = f"row {number} was read as {row}, at least {least} was acknowledged"
-                    self._ledger.surprises.append(text)
+                self._ledger.reads.append((began, number))
+            if row is None or int(str(row[0])) < least:
+                self._surprise(f"row {number} was read as {row}, at least {least} was acknowledged")
             return
 
-    def _look_at_refusal(self, error: BaseException | None) -> None:
-        """A fence, a lock or a slow server must not keep a reader out; a lost server and a move's last moment may."""
-        if not isinstance(error, psycopg.Error):
-            return
-        if error.sqlstate in UNFIT_FOR_READERS or (error.sqlstate == "TB001" and "arriving" not in str(error)):
-            with self._ledger.lock:
-                self._ledger.surprises.append(f"a reader was refused: {error.sqlstate} {error}")
+    def _surprise(self, words: str) -> None:
+        with self._ledger.lock:
+            self._ledger.surprises.append(words)
 
     def _until_answered(self, number: int, statement: str, one: bool = False) -> str:
         """Tries until something else than "try again" is the answer; empty if the test ended first."""
@@ -181,8 +175,10 @@ class Worker(threading.Thread):
 
     def _write(self, number: int, statement: str, one: bool) -> str:
         try:
-            with self._transaction(number) as connection:
-                self._check(connection.execute(statement).rowcount == 1 or not one)
+            with self._transaction(number, writing=True) as connection:
+                changed = connection.execute(statement).rowcount
+                if one and changed != 1:
+                    self._surprise(f"{changed} rows were changed by: {statement}")
         except _Again:
             return "again"
         except _Unknown:
@@ -191,37 +187,34 @@ class Worker(threading.Thread):
             return "exists"
         return "done"
 
-    def _check(self, found: bool) -> None:
-        """A row that is not found where it should be: the tablet is not there any more."""
-        if not found:
-            self._pause()
-            raise _Again
-
     @contextmanager
-    def _transaction(self, number: int) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    def _transaction(self, number: int, *, writing: bool) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
         """Raises `_Again` if nothing happened, `_Unknown` if nobody knows."""
         tablet = self._owner(number)
         connection = self._connection(tablet.node)
-        committing = False
+        held = committing = False
         try:
-            with connection.transaction():
-                yield connection
-                connection.execute("SELECT balancer.prove(%s, %s)", (tablet.id, tablet.epoch))
-                committing = True
-        except psycopg.OperationalError as error:
-            if error.sqlstate in RETRY_STATES:
-                self._pause()
-                raise _Again from error
-            self._drop(tablet.node)
-            raise (_Unknown if committing else _Again) from error
+            connection.execute(_opening(tablet, writing))
+            held = True
+            yield connection
+            committing = True
+            connection.execute("COMMIT")
         except psycopg.Error as error:
+            if held and error.sqlstate in BROKEN_PROMISES:
+                self._surprise(f"row {number} was refused by the node that held its tablet: {error}")
             if error.sqlstate in RETRY_STATES:
+                self._roll_back(connection)
                 self._pause()
                 raise _Again from error
-            if connection.closed:
+            if isinstance(error, psycopg.OperationalError) or connection.closed:
                 self._drop(tablet.node)
                 raise (_Unknown if committing else _Again) from error
+            self._roll_back(connection)
             raise
+
+    def _roll_back(self, connection: psycopg.Connection[tuple[object, ...]]) -> None:
+        with suppress(psycopg.OperationalError):  # it was lost meanwhile; the next use opens another
+            connection.execute("ROLLBACK")
 
     def _connection(self, node: str) -> psycopg.Connection[tuple[object, ...]]:
         found = self._connections.get(node)
@@ -257,6 +250,12 @@ class _Again(Exception):
 
 class _Unknown(Exception):
     """The connection broke during the commit."""
+
+
+def _opening(tablet: Tablet, writing: bool) -> bytes:
+    """BEGIN and the proof of ownership in one message, as the client library sends it."""
+    mode = "READ COMMITTED READ WRITE" if writing else "REPEATABLE READ READ ONLY"
+    return f"BEGIN ISOLATION LEVEL {mode}; SELECT balancer.hold({tablet.id}, {tablet.epoch}, {writing})".encode()
 
 
 def owner(cluster: Cluster, follower: Follower, number: int) -> Tablet:
