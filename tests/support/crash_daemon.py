@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psycopg
 
@@ -131,14 +131,14 @@ def _watch_steps(failpoint: Failpoint) -> None:
     """The steps' transactions on nodes are counted where the steps' context opens them."""
 
     @contextmanager
-    def transaction(connection: Connection, leader_epoch: int, node: str = "") -> Iterator[Cursor]:
-        with failpoint.acting(), node_transaction(connection, leader_epoch, node) as cursor:
+    def transaction(*arguments: Any, **options: Any) -> Iterator[Cursor]:
+        with failpoint.acting(), node_transaction(*arguments, **options) as cursor:
             yield cursor
 
     @contextmanager
-    def command(connection: Connection, leader_epoch: int, node: str = "") -> Iterator[Connection]:
-        with failpoint.acting(), node_command(connection, leader_epoch, node) as same:
-            yield same
+    def command(*arguments: Any, **options: Any) -> Iterator[Connection]:
+        with failpoint.acting(), node_command(*arguments, **options) as connection:
+            yield connection
 
     context.node_transaction = transaction  # type: ignore[attr-defined]
     context.node_command = command  # type: ignore[attr-defined]
