@@ -134,7 +134,9 @@ def translate(node: str, error: psycopg.Error) -> BalancerError:
         case psycopg.errors.InsufficientPrivilege():
             return Refused(f"node {node} refuses for want of a privilege: {text}")
         case psycopg.OperationalError() | psycopg.InterfaceError():
-            return Unavailable(f"node {node} cannot be reached or lost the connection: {text}")
+            _, fatal, answer = text.rpartition("FATAL: ")  # the server's own word, at the door
+            what = "does not let us in" if fatal else "cannot be reached or lost the connection"
+            return Unavailable(f"node {node} {what}: {answer.strip()}")
         case _:
             return Refused(f"node {node} refuses: {text}")
 

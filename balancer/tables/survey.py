@@ -50,7 +50,9 @@ def survey(table: str, roots: Sequence[Name], nodes: Mapping[str, Connection]) -
             holdings.append(holding)
     if not holdings:
         names = ", ".join(map(str, roots))
-        raise Refused(f"table {table}: no node of the bundle has {names}")
+        raise Refused(
+            f"table {table}: no node of the bundle has {names}; `table create --definition FILE` makes a new table"
+        )
     first = holdings[0]
     for other in holdings[1:]:
         _check_alike(table, first, other)
@@ -66,7 +68,7 @@ def survey(table: str, roots: Sequence[Name], nodes: Mapping[str, Connection]) -
 
 def _read_node(cursor: Cursor, table: str, node: str, names: Sequence[Name]) -> _Holding | None:
     try:
-        roots = _read_roots(cursor, names)
+        roots = read_roots(cursor, names)
         if not roots:
             return None
         partitions = [read_partitions(cursor, root) for root in roots]
@@ -78,7 +80,7 @@ def _read_node(cursor: Cursor, table: str, node: str, names: Sequence[Name]) -> 
     return _Holding(node, roots, tablets, notes)
 
 
-def _read_roots(cursor: Cursor, names: Sequence[Name]) -> tuple[Root, ...]:
+def read_roots(cursor: Cursor, names: Sequence[Name]) -> tuple[Root, ...]:
     """All of the roots or none of them, with one key."""
     found = {name: find_root(cursor, name) for name in names}
     roots = tuple(root for root in found.values() if root is not None)

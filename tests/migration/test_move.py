@@ -134,9 +134,9 @@ def test_a_pause_over_budget_lets_writers_on_and_tries_again(cluster: Cluster) -
     done = cluster.runner(directory, leadership, spy).run(begin_move(directory, leadership, 2, "b").id)
     assert done.state == "done"
     detail = read_detail(done)
-    assert detail.fences == 2
+    assert detail.fences >= 2  # on a busy machine the next pause may be too long as well
     assert "more than the 250 ms allowed" in detail.retreat
-    assert [str(state) for state in spy.states].count("catching_up") == 2
+    assert [str(state) for state in spy.states].count("catching_up") == detail.fences
 
 
 def test_what_is_refused_from_the_directory_alone(cluster: Cluster) -> None:
