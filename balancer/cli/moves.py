@@ -17,7 +17,7 @@ from balancer.migration.record import read_detail
 from balancer.settings.units import format_duration, format_size
 
 RUNNING = ("id", "what", "table", "tablets", "from", "to", "phase", "for", "done", "rate", "left", "waits_for")
-FINISHED = ("id", "what", "table", "tablets", "from", "to", "ended", "size", "took", "write_pause", "error")
+FINISHED = ("id", "what", "table", "tablets", "from", "to", "ended", "size", "took", "write_pause", "retries", "error")
 REFRESH = 0.5
 _BAR = 12
 
@@ -89,6 +89,8 @@ def migration_document(record: Migration, table: Table | None, note: Mapping[str
         "rows": detail.rows or None,
         "seconds": record.updated - record.created if record.finished else None,
         "write_pause": detail.pause,
+        "retries": detail.retries,
+        "retried_for": detail.retreat,
         "reason": record.reason,
         "error": record.error,
     }
@@ -125,6 +127,7 @@ def finished_row(document: Mapping[str, Any]) -> Row:
         "size": None if document["size"] is None else format_size(document["size"]),
         "took": _duration(document["seconds"]),
         "write_pause": _duration(document["write_pause"]),
+        "retries": document["retries"] or None,
         "error": document["error"] or None,
     }
 

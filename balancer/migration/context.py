@@ -96,6 +96,12 @@ class Context:
         """Remembers something in the detail; saved with the next journaled state."""
         self.detail = replace(self.detail, **changes)
 
+    def forget_copy(self) -> None:
+        """Everything that was made is gone; the next attempt reads and makes it anew."""
+        self.fence, self.fenced_at = None, None
+        self.shapes, self.prepared = None, None
+        self.note(bulk_verified=False, rows=0, sequences=(), fingerprints={})
+
     @contextmanager
     def source(self) -> Iterator[Cursor]:
         """A transaction on the source under the leader's epoch."""

@@ -40,7 +40,11 @@ class Detail:
     marker: int = 0
     """The newest marker that may have been sent."""
     retreat: str = ""
-    """Why the last fence was lifted again."""
+    """Why something was last tried again: a fence that was lifted, a copy begun anew, a step repeated."""
+    retries: int = 0
+    """How often something was tried again after a passing failure."""
+    restarts: int = 0
+    """How often everything was undone and begun anew."""
     pause: float | None = None
     """Seconds for which writers were held back by the switch."""
     predicted_pause: float | None = None

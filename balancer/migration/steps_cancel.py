@@ -1,7 +1,7 @@
 """The way back: everything a migration made is taken away, writers first. Called by the runner until it succeeds.
 
-The journal says `cancelling`, so the migration cannot commit any more. Lifting the fence comes first and needs only
-the source; each later part may fail and be repeated without the ones before it.
+The journal says `cancelling` or `restarting`, so what was made cannot be committed any more. Lifting the fence comes
+first and needs only the source; each later part may fail and be repeated without the ones before it.
 """
 
 from balancer.directory.model import MigrationKind
@@ -13,6 +13,20 @@ from balancer.nodes import capture, fence, partition, replication, schema
 def cancelling(ctx: Context) -> Event:
     """Lifts the fence, removes the incoming partitions and the stream."""
     _let_writers_on(ctx)
+    _take_away(ctx)
+    return Event.BROKEN if ctx.detail.failed else Event.CLEANED
+
+
+def restarting(ctx: Context) -> Event:
+    """The same, and everything that is known of the copy is forgotten: it is begun anew."""
+    _let_writers_on(ctx)
+    ctx.checkpoint()
+    _take_away(ctx)
+    ctx.forget_copy()
+    return Event.STEP
+
+
+def _take_away(ctx: Context) -> None:
     if ctx.record.operation is MigrationKind.MOVE:
         with ctx.target_command() as connection:
             replication.drop_subscription(connection, ctx.id)
@@ -21,7 +35,6 @@ def cancelling(ctx: Context) -> Event:
         with ctx.source_command() as connection:
             replication.drop_slot(connection, ctx.id)
     _clean_source(ctx)
-    return Event.BROKEN if ctx.detail.failed else Event.CLEANED
 
 
 def _let_writers_on(ctx: Context) -> None:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from balancer.clock import Clock
 from balancer.directory.model import MigrationMode
 from balancer.errors import Refused, Unavailable
-from balancer.migration import guards, verify
+from balancer.migration import guards, retries, verify
 from balancer.migration.background import Background, stop_at
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.keeper import FenceKeeper
@@ -24,8 +24,12 @@ from balancer.nodes.objects import bound_constraint
 from balancer.nodes.shape import Shape, read_shape
 
 
-def planned(_: Context) -> Event:
-    """Nothing has been made yet."""
+def planned(ctx: Context) -> Event:
+    """Nothing has been made yet, or nothing any more: a copy that was lost is not begun anew at once."""
+    if ctx.detail.restarts:
+        pause = retries.back_off(ctx.detail.restarts, ctx.settings)
+        ctx.progress.waiting(f"the next copy, in {pause:.1f} s: {ctx.detail.retreat}", at_once=True)
+        ctx.sleep(pause)
     return Event.STEP
 
 

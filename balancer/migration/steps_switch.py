@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from balancer.directory.model import MigrationMode
 from balancer.errors import Refused, Unavailable
-from balancer.migration import guards, verify
+from balancer.migration import guards, retries, verify
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.control import Overrun
 from balancer.migration.machine import Event, Track
@@ -157,7 +157,7 @@ def back_off(ctx: Context) -> None:
         return
     if ctx.detail.fences >= ctx.settings.fence_attempts:
         raise Refused(f"given up after {ctx.detail.fences} fences: {ctx.detail.retreat or 'interrupted'}")
-    pause = min(ctx.settings.retry_back_off_limit, ctx.settings.retry_back_off * 2 ** (ctx.detail.fences - 1))
+    pause = retries.back_off(ctx.detail.fences, ctx.settings)
     ctx.progress.waiting(f"the next fence, in {pause:.1f} s: {ctx.detail.retreat}", at_once=True)
     ctx.sleep(pause)
 

@@ -35,10 +35,12 @@ class MigrationSettings:
     """The same in read-only mode, renewed at a third of it while rows are copied."""
     fence_attempts: int = 20
     """Fences tried (a lock not granted, a budget exceeded) before the migration gives up."""
+    copy_attempts: int = 5
+    """Copies tried (a server lost, a lock not granted) before the migration gives up; each begins from nothing."""
     retry_back_off: Seconds = 0.2
-    """Seconds before the second fence; doubled each time up to `retry_back_off_limit`."""
+    """Seconds before the second fence or copy; doubled each time up to `retry_back_off_limit`."""
     retry_back_off_limit: Seconds = 10.0
-    """Longest pause between two fences: a blocker of minutes is worth asking for every ten seconds."""
+    """Longest pause between two fences or copies: a blocker of minutes is worth asking for every ten seconds."""
     throttle: Bytes | None = None
     """Bytes copied per second; None: as fast as the servers can."""
     wal_budget: Bytes = 8 * GB
