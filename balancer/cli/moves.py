@@ -69,6 +69,7 @@ def migration_document(record: Migration, table: Table | None, note: Mapping[str
         "id": record.id,
         "operation": record.operation,
         "mode": record.mode,
+        "mode_reason": detail.mode_reason,
         "bundle": record.bundle,
         "table": table.name if table else str(record.table),
         "tablets": list(record.sources),
@@ -115,7 +116,7 @@ def running_row(document: Mapping[str, Any]) -> Row:
         "done": bar(done, total) if total else None,
         "rate": f"{format_size(rate)}/s" if done and rate else None,
         "left": _duration(document["seconds_left"]),
-        "waits_for": document["waits_for"] or None,
+        "waits_for": document["waits_for"] or _why_read_only(document) or None,
     }
 
 
@@ -148,6 +149,10 @@ def _common(document: Mapping[str, Any]) -> dict[str, Any]:
         "from": document["source"],
         "to": document["target"] if document["target"] != document["source"] else None,
     }
+
+
+def _why_read_only(document: Mapping[str, Any]) -> str:
+    return f"it is read-only: {document['mode_reason']}" if document["mode_reason"] else ""
 
 
 def _duration(seconds: float | None) -> str | None:

@@ -28,12 +28,16 @@ from balancer.errors import BalancerError, Refused, Unavailable, UserError
 from balancer.migration.progress import TOPIC
 from balancer.nodes.bounds import parse_value
 from balancer.planner.commands import carry_out, request
+from balancer.settings import WantedMode
 from policies.keys import KeyMismatch, encode_key
 from policies.model import Action, ActionKind
 
 BEGIN_PATIENCE = 30.0
 
 WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="wait for its end, showing how far it is")]
+ModeOption = Annotated[
+    WantedMode | None, typer.Option("--mode", help="how writers are treated while rows are copied; else the bundle's")
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only say what would be started, or why it would not")]
 
 
@@ -57,13 +61,14 @@ def move(
     node: Annotated[str, typer.Argument(help="the node it should go to")],
     wait: WaitOption = False,
     dry_run: DryRunOption = False,
+    mode: ModeOption = None,
     reason: ReasonOption = "",
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Moves a tablet to another node."""
-    arguments = {"tablet": tablet, "node": node, "reason": reason}
+    arguments = {"tablet": tablet, "node": node, "reason": reason, **_mode(mode)}
     _give("move", arguments, (tablet,), Manner(wait, dry_run, directory, config, output))
 
 
@@ -73,13 +78,14 @@ def split(
     parts: Annotated[int, typer.Option(min=2, help="how many parts, where no keys are given")] = 2,
     wait: WaitOption = False,
     dry_run: DryRunOption = False,
+    mode: ModeOption = None,
     reason: ReasonOption = "",
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Splits a tablet: a vbucket into its halves, a range at keys or in equal parts. `5,x` is a key of two columns."""
-    arguments: dict[str, Any] = {"tablet": tablet, "parts": parts, "reason": reason}
+    arguments: dict[str, Any] = {"tablet": tablet, "parts": parts, "reason": reason, **_mode(mode)}
     if at:
         with directory_of(directory, config) as opened:
             snapshot = opened.snapshot()
@@ -91,14 +97,19 @@ def merge(
     tablets: Annotated[list[str], typer.Argument(help="the tablets' ids, in any order")],
     wait: WaitOption = False,
     dry_run: DryRunOption = False,
+    mode: ModeOption = None,
     reason: ReasonOption = "",
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Merges neighbouring ranges, or the two halves of a vbucket. They must be on one node."""
-    arguments = {"tablets": tablets, "reason": reason}
+    arguments = {"tablets": tablets, "reason": reason, **_mode(mode)}
     _give("merge", arguments, tuple(tablets), Manner(wait, dry_run, directory, config, output))
+
+
+def _mode(mode: WantedMode | None) -> dict[str, str]:
+    return {} if mode is None else {"mode": str(mode)}
 
 
 def encoded_key(snapshot: Snapshot, tablet: str, text: str) -> bytes:

@@ -58,32 +58,29 @@ def check_roots_agree(ctx: Context) -> None:
 
 
 def check_capacity(ctx: Context) -> None:
-    """Raises `Refused` naming the setting that is missing for a replicated move."""
+    """Raises `Unavailable` naming what is used up: others' moves and standbys may give it back."""
     source = ctx.links.control(ctx.record.source_node)
     with translated(ctx.record.source_node):
         row = source.execute(_SOURCE_CAPACITY).fetchone()
     assert row is not None
-    level, slots, senders = row
+    slots, senders = row
     node = ctx.record.source_node
-    if level != "logical":
-        raise Refused(f"node {node} has wal_level = {level}; a replicated move needs logical, or use mode read-only")
     if slots <= 0:
-        raise Refused(f"node {node} has no replication slot left: raise max_replication_slots")
+        raise Unavailable(f"node {node} has no replication slot left: raise max_replication_slots")
     if senders <= 0:
-        raise Refused(f"node {node} has no WAL sender left: raise max_wal_senders")
+        raise Unavailable(f"node {node} has no WAL sender left: raise max_wal_senders")
     with translated(ctx.record.target_node):
         row = ctx.links.control(ctx.record.target_node).execute(_TARGET_CAPACITY).fetchone()
     assert row is not None
     if row[0] <= 0:
-        raise Refused(
+        raise Unavailable(
             f"node {ctx.record.target_node} has no worker left for a subscription:"
             " raise max_logical_replication_workers and max_worker_processes"
         )
 
 
 _SOURCE_CAPACITY = """
-    SELECT current_setting('wal_level'),
-           current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_replication_slots),
+    SELECT current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_replication_slots),
            current_setting('max_wal_senders')::int - (SELECT count(*) FROM pg_stat_replication)
 """
 _TARGET_CAPACITY = """

@@ -25,6 +25,10 @@ class Detail:
     """The policy's word for its reason; empty: an operator's wish."""
     then: tuple[tuple[int, str], ...] = ()
     """Tablet → node: where a tablet that a split makes should go afterwards."""
+    fallback: bool = False
+    """Whether it may become read-only where it cannot be replicated: nobody has asked for a mode."""
+    mode_reason: str = ""
+    """Why it has become read-only."""
     warm: bool = False
     """Whether the tablet is of an in-memory table: it is read into the target's cache before the switch."""
     fingerprints: Mapping[str, str] = field(default_factory=dict)

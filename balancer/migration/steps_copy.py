@@ -17,6 +17,7 @@ from balancer.migration.background import Background, stop_at
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.keeper import FenceKeeper
 from balancer.migration.machine import Event
+from balancer.migration.modes import choose_mode
 from balancer.nodes import capture, copy, fence, partition, replication, schema
 from balancer.nodes.checksum import Digest, Rows
 from balancer.nodes.connection import Connection, Cursor, full_conninfo, translated
@@ -30,6 +31,7 @@ def planned(ctx: Context) -> Event:
         pause = retries.back_off(ctx.detail.restarts, ctx.settings)
         ctx.progress.waiting(f"the next copy, in {pause:.1f} s: {ctx.detail.retreat}", at_once=True)
         ctx.sleep(pause)
+    choose_mode(ctx)
     return Event.STEP
 
 
@@ -117,11 +119,6 @@ def _preflight(ctx: Context, shapes: tuple[Shape, ...]) -> None:
     ctx.note(size=size)
     if ctx.record.mode is MigrationMode.REPLICATE:
         guards.check_capacity(ctx)
-        without = [str(shape.name) for shape in shapes if not shape.key]
-        if without:
-            raise Refused(
-                f"{', '.join(without)} has no primary key or unique index as replica identity: use mode read-only"
-            )
 
 
 @contextmanager

@@ -170,9 +170,6 @@ def _preflight(ctx: Context, shapes: tuple[Shape, ...]) -> None:
         size = guards.total_size(cursor, [shape.name for shape in shapes])
     guards.check_disk(ctx, size)
     ctx.note(size=size)
-    without = [str(shape.name) for shape in shapes if not shape.key]
-    if without and ctx.record.mode is MigrationMode.REPLICATE:
-        raise Refused(f"{', '.join(without)} has no primary key or replica identity index: use mode read-only")
 
 
 def _fill(ctx: Context) -> int:

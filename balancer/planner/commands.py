@@ -34,6 +34,7 @@ from balancer.directory.model import (
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Refused
 from balancer.planner import orders
+from balancer.settings import WantedMode
 from policies.leaves import Leaf
 from policies.model import Action, ActionKind, Part
 
@@ -49,6 +50,7 @@ class Outcome:
     actions: tuple[Action, ...] = ()
     steer: tuple[tuple[str, str], ...] = ()  # (cancel | pause | resume, migration id)
     replan: str = ""  # a bundle whose plan should be made anew at once
+    mode: WantedMode | None = None  # of the actions; None: the bundle's
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +329,16 @@ def _order(context: Context, what: str) -> Outcome:
 
 
 def _act(context: Context, action: Action) -> Outcome:
-    return Outcome(f"{action.kind} of {_names(action.tablets)} starts", actions=(action,))
+    return Outcome(f"{action.kind} of {_names(action.tablets)} starts", actions=(action,), mode=_mode(context))
+
+
+def _mode(context: Context) -> WantedMode | None:
+    asked = context.arguments.get("mode")
+    if asked is None:
+        return None
+    if asked not in list(WantedMode):
+        raise Refused(f"there is no mode {asked!r}; there are: {', '.join(WantedMode)}")
+    return WantedMode(asked)
 
 
 def _names(tablets: tuple[int, ...]) -> str:

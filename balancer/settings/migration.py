@@ -17,12 +17,26 @@ class FinishBy(StrEnum):
     ANY = "any"  # the schedule says when to start, and nothing more
 
 
+class WantedMode(StrEnum):
+    """How writers are treated while rows are copied, as people ask for it."""
+
+    AUTO = "auto"
+    REPLICATE = "replicate"
+    READ_ONLY = "read-only"
+
+    @property
+    def first(self) -> MigrationMode:
+        """The mode that a migration begins with."""
+        return MigrationMode.READ_ONLY if self is WantedMode.READ_ONLY else MigrationMode.REPLICATE
+
+
 @dataclass(frozen=True, slots=True)
 class MigrationSettings:
     """How a migration behaves towards the applications and the servers."""
 
-    mode: MigrationMode = MigrationMode.REPLICATE
-    """`replicate`: writers wait for milliseconds; `read-only`: for the whole copy, where nothing else works."""
+    mode: WantedMode = WantedMode.AUTO
+    """`replicate`: writers wait for milliseconds; `read-only`: for the whole copy; `auto`: replicate, and read-only for
+    tables without a replica identity and servers without logical replication, since nothing else works there."""
     finish_by: FinishBy = FinishBy.WINDOW
     """`window`, `park` or `any`; windows of a minute (`minutes % 20 == 0`) need `any` to move large tablets."""
     write_pause_budget: Seconds = 0.25
