@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from balancer.errors import Refused, Unavailable
 from balancer.migration.context import Context
 from balancer.migration.control import Overrun
-from balancer.nodes import blockers, replication, shape
+from balancer.migration.machine import Track
+from balancer.nodes import blockers, references, replication, shape
 from balancer.nodes.connection import Connection, Cursor, translated
 from balancer.nodes.names import Name
 from balancer.nodes.objects import stream_name
@@ -94,6 +95,27 @@ def check_disk(ctx: Context, size: int) -> None:
     limit = ctx.settings.disk_budget
     if limit is not None and size > limit:
         raise Refused(f"the tablet has {size} bytes; a migration may add {limit} on node {ctx.record.target_node}")
+
+
+def check_references(ctx: Context, cursor: Cursor, limit: float) -> None:
+    """Remembers how long ATTACH will check foreign keys among the roots, by asking what it asks.
+
+    Raises `Refused` if writers would wait for that longer than allowed; a copy behind a fence is not limited. A move by
+    a superuser's role leaves nothing to check (`nodes.references`).
+    """
+    seconds = 0.0
+    for reference in references.read_references(cursor, ctx.roots):
+        if references.unchecked(cursor, reference, ctx.target_places):
+            began = ctx.clock.monotonic()
+            references.count_orphans(cursor, reference, ctx.target_places)
+            seconds += ctx.clock.monotonic() - began
+    if seconds > limit and ctx.track is not Track.MOVE_READ_ONLY:
+        raise Refused(
+            f"the foreign key between the roots takes {seconds * 1000:.0f} ms to check while everybody waits, and"
+            f" {limit * 1000:.0f} ms are allowed: raise write_pause_budget, or move with a superuser's role, which need"
+            " not check it"
+        )
+    ctx.note(attach=seconds)
 
 
 class LagWatch:

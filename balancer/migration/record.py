@@ -39,6 +39,8 @@ class Detail:
     size: int = 0
     sequences: tuple[tuple[str, int], ...] = ()
     """Sequence → least value it must have on the new owner, so that no id is given twice."""
+    attach: float = 0.0
+    """Seconds for which ATTACH will check foreign keys among the roots."""
     fences: int = 0
     """Fences raised so far."""
     marker: int = 0

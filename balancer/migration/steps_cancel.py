@@ -8,6 +8,7 @@ from balancer.directory.model import MigrationKind
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.machine import Event
 from balancer.nodes import capture, fence, partition, replication, schema
+from balancer.nodes.connection import Cursor
 
 
 def cancelling(ctx: Context) -> Event:
@@ -51,16 +52,21 @@ def _let_writers_on(ctx: Context) -> None:
 def _drop_incoming(ctx: Context) -> None:
     """Only what is `incoming` under this very migration."""
     with ctx.target() as cursor:
-        mine = [
-            row
-            for row in schema.read_tablets(cursor)
-            if row.migration == ctx.id and row.state is schema.OwnState.INCOMING
-        ]
+        for name in (name for row in _incoming(ctx, cursor) for name in row.partitions):
+            if partition.exists(cursor, name):
+                partition.release_references(cursor, name, ctx.roots, ctx.settings.lock_timeout)
+    with ctx.target() as cursor:
+        mine = _incoming(ctx, cursor)
         for row in mine:
             for name in reversed(row.partitions):
                 partition.drop_partition(cursor, name)
         schema.forget_tablets(cursor, [row.id for row in mine])
         replication.delete_markers(cursor, ctx.id)
+
+
+def _incoming(ctx: Context, cursor: Cursor) -> list[schema.OwnedTablet]:
+    rows = schema.read_tablets(cursor)
+    return [row for row in rows if row.migration == ctx.id and row.state is schema.OwnState.INCOMING]
 
 
 def _clean_source(ctx: Context) -> None:

@@ -214,6 +214,7 @@ def _complete(ctx: Context, shapes: tuple[Shape, ...]) -> None:
             partition.add_triggers(cursor, shape, place.partition)
             partition.add_bound(cursor, place, bound_constraint(ctx.id))
             cursor.execute(partition.analyze(place.partition))
+        guards.check_references(ctx, cursor, ctx.settings.write_pause_budget * 4)
 
 
 def _compare_all(ctx: Context) -> None:

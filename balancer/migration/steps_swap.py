@@ -100,7 +100,7 @@ def _swap(ctx: Context, cursor: Cursor, work: list[reshard.Family]) -> None:
         fence.check_standing(cursor, old, ctx.fence, ctx.settings.lock_timeout)
     for place in reversed(ctx.source_places_by_root()):  # a referenced root's rows go last, and come first
         partition.detach_locked(cursor, place.root, place.partition)
-        partition.release_references(cursor, place.partition, ctx.roots)
+        partition.release_references(cursor, place.partition, ctx.roots, ctx.settings.lock_timeout)
     for place in ctx.target_places_by_root():
         partition.attach(cursor, place, bound_constraint(ctx.id))
     node = ctx.record.source_node

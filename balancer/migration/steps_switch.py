@@ -30,11 +30,12 @@ class Forecast:
 
     trip: float  # seconds a marker takes through the stream
     keys: int  # changed keys left to compare
+    attach: float = 0.0  # seconds in which the target checks foreign keys
 
     @property
     def pause(self) -> float:
         """Seconds: half as long again as the last trip, and some microseconds for each key."""
-        return 1.5 * self.trip + FIXED_COST + self.keys * 10e-6
+        return 1.5 * self.trip + FIXED_COST + self.keys * 10e-6 + self.attach
 
 
 def catching_up(ctx: Context) -> Event:
@@ -180,7 +181,7 @@ def _round(ctx: Context, shapes: tuple[Shape, ...]) -> Forecast:
         verify.forget(ctx, index, found, equal)
     with translated(node), ctx.links.control(node).cursor() as cursor:
         left = sum(capture.pending(cursor, ctx.id, index, 100_000) for index in range(len(shapes)))
-    return Forecast(trip, left)
+    return Forecast(trip, left, ctx.detail.attach)
 
 
 def _next_marker(ctx: Context, cursor: Cursor) -> int:

@@ -116,7 +116,7 @@ MISTAKES = [
     ('[tablet_balancer_config]\nmax_tablet_size = "20 gigs"', "'20 gigs' is not a size"),
     ('[tablet_balancer_config]\ntablet_balancer_schedule = "hours <"', "tablet_balancer_schedule: "),
     ('[migration]\nwrite_pause_budget = "250 msec"', "'250 msec' is not a duration"),
-    ('[migration]\nmode = "fast"', "migration.mode: must be 'replicate' or 'read-only'"),
+    ('[migration]\nmode = "fast"', "migration.mode: must be 'auto', 'replicate' or 'read-only'"),
     ("[nodes.a]\nweight = 0", "nodes.a.dsn: is required"),
     ("[nodes.a]\ndsn = 'mysql://x/y'", "nodes.a.dsn: the scheme of a DSN is postgresql://, not mysql://"),
     ('[tables.t]\nroots = ["t"]\nlayout = "hash"\nkey = ["id"]\ntablets = 12', "a hash table has a power of two"),
