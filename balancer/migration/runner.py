@@ -21,7 +21,7 @@ from balancer.migration.machine import Event, State, Track, after, is_final, tra
 from balancer.migration.observer import Observer
 from balancer.migration.progress import ProgressMeter
 from balancer.migration.recovery import take_over
-from balancer.migration.retries import Answer, Failures, answer, is_passing
+from balancer.migration.retries import FORWARD, Answer, Failures, answer, is_passing
 from balancer.settings import MigrationSettings
 
 
@@ -62,11 +62,11 @@ class Runner:
                 self._advance(ctx, journal)
             ctx.progress.forget()
             self._observer.finished(ctx.record)
-            return ctx.record
         finally:
-            links.close()
-            with self._lock:
-                self._controls.pop(migration, None)
+            links.close()  # what an operator has said holds for the next attempt, too
+        with self._lock:
+            self._controls.pop(migration, None)
+        return ctx.record
 
     def cancel(self, migration: str, reason: str = "cancelled by an operator") -> None:
         """Asks a running migration to be undone. Raises `Refused` where it is too late, or it does not run here."""
@@ -134,6 +134,8 @@ class Runner:
         pause, longest = (0.01, 0.1) if state is State.OPENING else (0.1, 2.0)
         while True:
             try:
+                if state not in FORWARD:
+                    ctx.checkpoint()
                 return steps.step_of(ctx.track, state)(ctx)
             except Fenced:
                 raise

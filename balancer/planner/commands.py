@@ -174,6 +174,8 @@ def _unpin(context: Context) -> Outcome:
 def _pause(context: Context) -> Outcome:
     migration = context.arguments.get("migration")
     if migration:
+        if context.arguments.get("seconds") is not None:
+            raise Refused("a single migration is paused until it is resumed: leave the duration out")
         return Outcome(f"migration {migration} pauses at its next safe point", steer=(("pause", str(migration)),))
     bundle = _bundle(context)
     pause = Pause(bundle, context.until(), context.author, str(context.arguments.get("reason", "")))
