@@ -1,5 +1,11 @@
-"""What ends a migration, or keeps it from fencing, before it can hurt: DDL, budgets of log and disk, a lag that does
-not shrink, transactions in the way. Called by the steps; each raises an error that names what is wrong."""
+"""What ends a migration, or keeps it from fencing, before it can hurt: DDL, what is used up, disk, transactions in the
+way. Called by the steps; each raises an error that names what is wrong. A lag that does not shrink is in `lag`.
+
+Of the disk: no query of plain PostgreSQL tells how much space is free, not even a superuser's (`pg_stat_file` and
+`pg_ls_dir` give sizes of files, never of what holds them). So the free space of a node is known only where the bundle's
+file gives its `disk`, and the planner counts with that; `disk_budget` limits a single migration, and a disk that fills
+up all the same ends the migration by name, with the source untouched.
+"""
 
 from collections.abc import Sequence
 
@@ -7,10 +13,9 @@ from balancer.errors import Refused, Unavailable
 from balancer.migration.context import Context
 from balancer.migration.control import Overrun
 from balancer.migration.machine import Track
-from balancer.nodes import blockers, references, replication, shape
-from balancer.nodes.connection import Connection, Cursor, translated
+from balancer.nodes import blockers, references, shape
+from balancer.nodes.connection import Cursor, translated
 from balancer.nodes.names import Name
-from balancer.nodes.objects import stream_name
 
 
 def take_fingerprints(ctx: Context) -> None:
@@ -116,53 +121,6 @@ def check_references(ctx: Context, cursor: Cursor, limit: float) -> None:
             " not check it"
         )
     ctx.note(attach=seconds)
-
-
-class LagWatch:
-    """Follows the stream's lag; raises when it costs too much, or does not shrink."""
-
-    def __init__(self, ctx: Context) -> None:
-        self._ctx = ctx
-        self._best: int | None = None
-        self._since = ctx.clock.monotonic()
-        self._errors: int | None = None
-
-    def check(self, source: Connection, target: Connection) -> int:
-        """The lag in bytes. Raises `Refused` with the figures."""
-        ctx = self._ctx
-        with translated(ctx.record.source_node):
-            state = replication.stream_state(source, ctx.id)
-        ctx.progress.lag(state.lag)
-        if state.lost:
-            raise Refused(f"node {ctx.record.source_node} has removed log that the move needed: the slot is lost")
-        if state.retained > ctx.settings.wal_budget:
-            raise Refused(
-                f"the move keeps {state.retained} bytes of write-ahead log on node {ctx.record.source_node},"
-                f" more than the {ctx.settings.wal_budget} allowed"
-            )
-        self._check_apply(target)
-        now = ctx.clock.monotonic()
-        if self._best is None or state.lag < self._best or state.lag < 1_000_000:
-            self._best, self._since = state.lag, now
-        elif now - self._since > ctx.settings.lag_patience:
-            raise Refused(
-                f"node {ctx.record.target_node} does not catch up: {state.lag} bytes behind, no better for"
-                f" {now - self._since:.0f} s; move it at a quieter time or throttle the writers"
-            )
-        return state.lag
-
-    def _check_apply(self, target: Connection) -> None:
-        """Applying that fails again and again will not succeed by itself."""
-        ctx = self._ctx
-        with translated(ctx.record.target_node):
-            errors = replication.apply_error(target, ctx.id)
-        if self._errors is None:
-            self._errors = errors
-        elif errors > self._errors + 3:
-            raise Refused(
-                f"node {ctx.record.target_node} cannot apply the changes; its log says why (subscription"
-                f" {stream_name(ctx.id)})"
-            )
 
 
 def clear_the_way(ctx: Context, partitions: Sequence[Name]) -> None:

@@ -38,14 +38,14 @@ class Obstacle:
 
     def lose(self) -> None:
         """Takes the lock; as soon as somebody waits for it, the sessions end as when a server restarts."""
-        self._hold()
+        self.hold()
         self._thread = threading.Thread(target=self._end_sessions)
         self._thread.start()
 
     def hold_for(self, seconds: float) -> None:
         """Takes the lock for so long."""
-        self._hold()
-        self._thread = threading.Timer(seconds, self._release)
+        self.hold()
+        self._thread = threading.Timer(seconds, self.release)
         self._thread.start()
 
     def close(self) -> None:
@@ -54,12 +54,14 @@ class Obstacle:
         if self._holder is not None:
             self._holder.close()
 
-    def _hold(self) -> None:
+    def hold(self) -> None:
+        """Takes the lock until it is released."""
         self.close()
         self._holder = psycopg.connect(self._cluster.dsns[self._node])
         self._holder.execute(self._statement)
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Lets go of it."""
         assert self._holder is not None
         self._holder.rollback()
 
@@ -72,7 +74,7 @@ class Obstacle:
                     break
                 time.sleep(0.01)
             connection.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {_OURS}")
-        self._release()
+        self.release()
 
 
 @contextmanager
