@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.live import Live
 
-from balancer.cli.output import Output, OutputOption, Row, console, show_json, show_rows, table_of
+from balancer.cli.output import Output, OutputOption, Row, console, show_json, show_rows, table_of, tell
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
 from balancer.cli.watching import WatchOption, shown
 from balancer.clock import SystemClock
@@ -162,8 +162,12 @@ def _duration(seconds: float | None) -> str | None:
 def _watch(directory: Directory) -> None:
     """On a terminal, until nothing is left."""
     clock = SystemClock()
-    with Live(console=console, refresh_per_second=4) as live:
-        while documents := migration_documents(directory):
-            live.update(table_of([running_row(document) for document in documents], RUNNING))
-            clock.sleep(REFRESH)
-        live.update("no migration is running")
+    try:
+        with Live(console=console, refresh_per_second=4) as live:
+            while documents := migration_documents(directory):
+                live.update(table_of([running_row(document) for document in documents], RUNNING))
+                clock.sleep(REFRESH)
+            live.update("no migration is running")
+    except KeyboardInterrupt:
+        tell("what runs goes on")
+        raise

@@ -4,11 +4,13 @@ A dry run asks the very code that the leader asks (`planner.commands.carry_out`)
 """
 
 import csv
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from balancer.cli.moves import (
     FINISHED,
@@ -18,7 +20,7 @@ from balancer.cli.moves import (
     running_row,
 )
 from balancer.cli.operate import ReasonOption, submit
-from balancer.cli.output import Output, OutputOption, console, say, show_json, show_rows
+from balancer.cli.output import Output, OutputOption, Row, console, say, show_json, show_rows, tell
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of, operator
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
@@ -185,19 +187,37 @@ def _begun(directory: Directory, known: set[str], tablets: set[int]) -> str:
 
 
 def _followed(directory: Directory, migration: str, output: Output) -> dict[str, Any]:
-    """Waits for the end; on a terminal with a line that moves."""
+    """Waits for the end; on a terminal with a line that moves, else with a line for each phase."""
+    try:
+        if output is Output.TEXT and console.is_terminal:
+            with console.status(f"migration {migration}") as status:
+                return _until_finished(directory, migration, lambda row: status.update(Text(_line(row))))
+        seen: list[str] = []
+
+        def each_phase(row: Row) -> None:
+            if output is Output.TEXT and row["phase"] not in seen[-1:]:
+                seen.append(row["phase"])
+                tell(f"migration {migration}: {row['phase']}")
+
+        return _until_finished(directory, migration, each_phase)
+    except KeyboardInterrupt:
+        tell(f"migration {migration} goes on: `balancer moves` shows it, `balancer cancel {migration}` undoes it")
+        raise
+
+
+def _until_finished(directory: Directory, migration: str, show: Callable[[Row], object]) -> dict[str, Any]:
     clock = SystemClock()
-    with console.status(f"migration {migration}") as status:
-        if output is Output.JSON or not console.is_terminal:
-            status.stop()
-        while True:
-            snapshot = directory.snapshot()
-            record = snapshot.migrations[migration]
-            note = {} if record.finished else directory.published(TOPIC).get(migration) or {}
-            document = migration_document(record, snapshot.tables.get(record.table), note)
-            if record.finished:
-                return document
-            row = running_row(document)
-            words = (row[name] for name in ("id", "phase", "for", "done", "rate", "left", "waits_for"))
-            status.update("  ".join(str(word) for word in words if word))
-            clock.sleep(REFRESH)
+    while True:
+        snapshot = directory.snapshot()
+        record = snapshot.migrations[migration]
+        note = {} if record.finished else directory.published(TOPIC).get(migration) or {}
+        document = migration_document(record, snapshot.tables.get(record.table), note)
+        if record.finished:
+            return document
+        show(running_row(document))
+        clock.sleep(REFRESH)
+
+
+def _line(row: Row) -> str:
+    words = (row[name] for name in ("id", "phase", "for", "done", "rate", "left", "waits_for"))
+    return "  ".join(str(word) for word in words if word)

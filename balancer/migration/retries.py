@@ -26,6 +26,14 @@ from balancer.settings import MigrationSettings
 FORWARD = frozenset({State.OPENING, State.RETIRING, State.CANCELLING, State.RESTARTING, State.COMMITTING})
 """States that are tried again for as long as we lead: there is nothing else to do."""
 
+WORK = {
+    State.OPENING: "the new owner to be opened",
+    State.RETIRING: "the former owner to be told and emptied (the tablet has moved already)",
+    State.RESTARTING: "everything to be undone",
+    State.CANCELLING: "everything to be undone",
+}
+"""What is waited for in these states, in words."""
+
 _PASSING = (Unavailable, OutcomeUnknown, Overrun, Expired)
 
 

@@ -21,7 +21,7 @@ from balancer.migration.machine import Event, State, Track, after, is_final, tra
 from balancer.migration.observer import Observer
 from balancer.migration.progress import ProgressMeter
 from balancer.migration.recovery import take_over
-from balancer.migration.retries import FORWARD, Answer, Failures, answer, is_passing
+from balancer.migration.retries import FORWARD, WORK, Answer, Failures, answer, is_passing
 from balancer.settings import MigrationSettings
 
 
@@ -171,7 +171,8 @@ class Runner:
             ctx.note(restarts=ctx.detail.restarts + 1)
             return Event.RESTART
         times = "" if failures.count == 1 else f" (tried {failures.count} times)"
-        ctx.progress.waiting(f"{error}{times}", at_once=isinstance(error, Overrun))
+        what = f"{WORK[state]}: " if state in WORK else ""
+        ctx.progress.waiting(f"{what}{error}{times}", at_once=isinstance(error, Overrun))
         return None
 
     def _give_up(self, ctx: Context, reason: str, *, failed: bool, error: BalancerError | None = None) -> Event:

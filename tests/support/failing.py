@@ -73,8 +73,14 @@ class Obstacle:
                 if connection.execute(waiting).fetchone():
                     break
                 time.sleep(0.01)
-            connection.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {_OURS}")
+        end_sessions(self._cluster.dsns[self._node])
         self.release()
+
+
+def end_sessions(dsn: str) -> None:
+    """Ends every session of a migration in this database, as a server that restarts does."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {_OURS}".encode())
 
 
 @contextmanager
