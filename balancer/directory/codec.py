@@ -51,6 +51,8 @@ _RAW, _DEFLATED = 0, 1
 _COMPRESS_ABOVE = 1024  # bytes: the log entry of a few tablets is written and read as it is
 _WINDOW, _MEMORY = 13, 6  # zlib's words for 8 KB and 32 KB
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
 CLASSES: Mapping[Kind, type[Any]] = {
     one.kind: one for one in (Bundle, Node, Table, Tablet, Migration, Command, Plan, Pin, Pause, Counter)
 }
@@ -72,7 +74,7 @@ class StoredEntry:
 
 def pack(document: Json) -> bytes:
     """A document as stored bytes: format, compression, JSON."""
-    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    text = _ENCODER.encode(document).encode()
     if len(text) > _COMPRESS_ABOVE:
         return bytes((FORMAT, _DEFLATED)) + compress(text)
     return bytes((FORMAT, _RAW)) + text

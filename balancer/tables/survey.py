@@ -76,7 +76,7 @@ def _read_node(cursor: Cursor, table: str, node: str, names: Sequence[Name]) -> 
     except Refused as error:
         raise Refused(f"table {table} on node {node}: {error}") from error
     unlogged = [str(partition.name) for group in partitions for partition in group if partition.unlogged]
-    notes = (f"node {node}: {', '.join(unlogged)} is unlogged: it moves in read-only mode",) if unlogged else ()
+    notes = (f"node {node}: {', '.join(unlogged)} is unlogged: it cannot be moved",) if unlogged else ()
     return _Holding(node, roots, tablets, notes)
 
 
