@@ -5,7 +5,7 @@ decides: it returns changes of the directory, actions to start, or migrations to
 operator. Wrong arguments are refused with a sentence, by the leader, because only it knows the newest directory.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -230,22 +230,32 @@ def _split(context: Context) -> Outcome:
     tablet = context.tablet()
     _must_be_free(context, tablet)
     table = context.snapshot.tables[tablet.table]
-    parts: tuple[Part, ...] = ()
-    if isinstance(tablet.bounds, Leaf):
-        parts = tuple(Part(leaf=leaf) for leaf in tablet.bounds.children())
-    else:
-        keys = sorted(bytes.fromhex(text) for text in context.arguments.get("keys", ()))
-        if any(not tablet.bounds.lower < key < tablet.bounds.upper for key in keys):
-            raise Refused(f"every key must lie strictly inside tablet {tablet.id}")
-        if keys:
-            parts = tuple(Part(lower=lower) for lower in (tablet.bounds.lower, *keys))
-    count = len(parts) or int(context.arguments.get("parts") or 2)
+    keys = sorted(bytes.fromhex(text) for text in context.arguments.get("keys", ()))
+    count = len(keys) + 1 if keys else int(context.arguments.get("parts") or 2)
     if not 2 <= count <= MOST_PARTS:
         raise Refused(f"a split makes two parts or more, and at most {MOST_PARTS}")
+    if isinstance(tablet.bounds, Leaf):
+        parts = _leaves(tablet.id, tablet.bounds, count, keys)
+    else:
+        if any(not tablet.bounds.lower < key < tablet.bounds.upper for key in keys):
+            raise Refused(f"every key must lie strictly inside tablet {tablet.id}")
+        parts = tuple(Part(lower=lower) for lower in (tablet.bounds.lower, *keys)) if keys else ()
     action = Action(
         ActionKind.SPLIT, table.name, (tablet.id,), _why(context), "operator", tablet.node, "", parts, count
     )
     return _act(context, action)
+
+
+def _leaves(tablet: int, leaf: Leaf, count: int, keys: Sequence[bytes]) -> tuple[Part, ...]:
+    """The parts of a vbucket: its modulus is doubled until there are so many."""
+    if keys:
+        raise Refused(f"tablet {tablet} is a vbucket: it is split by its modulus, not at keys")
+    if count & (count - 1):
+        raise Refused(f"tablet {tablet} is a vbucket: it can be split into 2, 4, 8 … parts, not into {count}")
+    leaves = [leaf]
+    while len(leaves) < count:
+        leaves = [child for one in leaves for child in one.children()]
+    return tuple(Part(leaf=one) for one in leaves)
 
 
 def _merge(context: Context) -> Outcome:
