@@ -86,7 +86,7 @@ def split(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Splits a tablet: a vbucket into 2, 4, 8 … parts, a range at keys or in equal parts. `5,x` is a key of two columns."""
+    """Splits a tablet: a vbucket into 2, 4, 8 … parts, a range at keys (`5,x` for two columns) or in equal parts."""
     arguments: dict[str, Any] = {"tablet": tablet, "parts": parts, "reason": reason, **_mode(mode)}
     if at:
         with directory_of(directory, config) as opened:
