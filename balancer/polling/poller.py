@@ -19,6 +19,7 @@ from balancer.nodes.ownership import Disagreement, World, disagreements
 from balancer.nodes.poll import NodePoll, PartitionStats, poll_node
 from balancer.polling.fanout import FanOut, Unreachable
 from balancer.polling.index import TabletIndex, build_index
+from balancer.polling.own_work import own_work
 from balancer.polling.rates import COUNTERS, Rates, Sample, advance, first_rates
 
 
@@ -73,6 +74,7 @@ class Poller:
         self._fan_out: FanOut[NodePoll] = FanOut(clock, workers)
         self._index = build_index(Snapshot(version=-1))
         self._rates = first_rates()
+        self._polls = 0
         self._seen_epochs: dict[str, int] = {}
 
     def poll(self, snapshot: Snapshot, addresses: Mapping[str, Address]) -> ClusterPoll:
@@ -85,10 +87,11 @@ class Poller:
             for node in snapshot.nodes.values()
             if node.id in addresses
         }
+        self._polls += 1
         at = self._clock.monotonic()
         answers = self._fan_out.ask(questions, self._patience)
         reports = {node: self._report(node, answer, snapshot, index) for node, answer in answers.items()}
-        self._rates = advance(self._rates, _sample(reports, index, at, _own_work(snapshot)), index.ids)
+        self._rates = advance(self._rates, _sample(reports, index, at, own_work(snapshot, self._polls)), index.ids)
         return ClusterPoll(self._clock.now().timestamp(), snapshot.version, reports, self._rates)
 
     def close(self) -> None:
@@ -135,20 +138,7 @@ class Poller:
         return NodeReport(node, Health.QUARANTINED if found else Health.GOOD, answer, disagreements=tuple(found))
 
 
-def _own_work(snapshot: Snapshot) -> dict[int, int]:
-    """Tablet → a number that changes with every step of its migrations.
-
-    A copy, a checksum or a split reads every row, and PostgreSQL counts that as it counts everybody's reads. As part of
-    where counters come from, the number makes the rates begin anew after each step instead of showing our own work.
-    """
-    return {
-        tablet: hash((record.id, record.state))
-        for record in snapshot.migrations.values()
-        for tablet in (*record.sources, *(target.id for target in record.targets))
-    }
-
-
-def _sample(reports: Mapping[str, NodeReport], index: TabletIndex, at: float, own_work: Mapping[int, int]) -> Sample:
+def _sample(reports: Mapping[str, NodeReport], index: TabletIndex, at: float, touched: Mapping[int, int]) -> Sample:
     """Sums the partitions of each tablet. Only the owner's partitions count: a copy in the making does not."""
     partitions: dict[int, list[PartitionStats]] = defaultdict(list)
     sources: dict[int, int] = {}
@@ -167,7 +157,7 @@ def _sample(reports: Mapping[str, NodeReport], index: TabletIndex, at: float, ow
     counters = [[sum(getattr(p, name) for p in group) for name in COUNTERS] for group in rows]
     return Sample(
         np.array(ids, np.int64),
-        np.array([sources[tablet] ^ own_work.get(tablet, 0) for tablet in ids], np.int64),
+        np.array([sources[tablet] ^ touched.get(tablet, 0) for tablet in ids], np.int64),
         np.full(len(ids), at),
         np.array(counters, np.float64).reshape(len(ids), len(COUNTERS)),
         np.array([sum(p.bytes for p in group) for group in rows], np.float64),

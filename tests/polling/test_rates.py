@@ -33,12 +33,30 @@ def run(*samples: Sample, known: tuple[int, ...] = (1, 2)) -> Rates:
 
 
 def test_the_first_interval_stands_for_itself_and_later_ones_are_averaged() -> None:
+    first = run(sample(0, {1: 100}), sample(10, {1: 200}))
+    assert first.rates[0, 0] == pytest.approx([10.0] * len(WINDOWS))
     rates = run(sample(0, {1: 100}), sample(10, {1: 200}), sample(20, {1: 500}))
     for number, window in enumerate(WINDOWS):
         k = exp(-10 / (window / 2))
-        assert rates.rates[0, 0, number] == pytest.approx(30 * (1 - k) + 10 * k)
+        assert rates.rates[0, 0, number] == pytest.approx((30 * (1 - k) + 10 * k * (1 - k)) / (1 - k * k))
     assert rates.write_rate(0)[0] == pytest.approx(3 * rates.rates[0, 0, 0])
     assert rates.read_rate(0)[0] == pytest.approx(2 * rates.rates[0, 0, 0])
+
+
+def test_after_a_window_the_rate_is_the_plain_exponential_average() -> None:
+    samples = [sample(at, {1: at * 10.0}) for at in range(0, 36_000, 60)]
+    rates = run(*samples)
+    after = advance(rates, sample(36_000, {1: 35_940 * 10.0 + 60 * 30}), np.array([1], np.int64))
+    for number, window in enumerate(WINDOWS):
+        k = exp(-60 / (window / 2))
+        assert after.rates[0, 0, number] == pytest.approx(30 * (1 - k) + 10 * k, rel=1e-4)
+
+
+def test_a_pause_at_the_start_does_not_outweigh_what_follows() -> None:
+    idle = [sample(0, {1: 0}), sample(2, {1: 0})]
+    busy = [sample(2 + 2 * n, {1: 200.0 * n}) for n in range(1, 20)]
+    rates = run(*idle, *busy)
+    assert rates.rates[0, 0].min() > 90, "nineteen intervals of 100 a second, and one of none"
 
 
 def test_one_sample_is_no_rate() -> None:
