@@ -12,6 +12,7 @@ from enum import StrEnum
 import numpy as np
 
 from balancer.clock import Clock
+from balancer.directory.model import MigrationKind
 from balancer.directory.snapshot import Snapshot
 from balancer.nodes.connection import Address, ConnectionHolder, Target, Timeouts, deadline
 from balancer.nodes.names import Name
@@ -20,7 +21,7 @@ from balancer.nodes.poll import NodePoll, PartitionStats, poll_node
 from balancer.polling.fanout import FanOut, Unreachable
 from balancer.polling.index import TabletIndex, build_index
 from balancer.polling.own_work import own_work
-from balancer.polling.rates import COUNTERS, Rates, Sample, advance, first_rates
+from balancer.polling.rates import COUNTERS, Heir, Rates, Sample, advance, first_rates
 
 
 class Health(StrEnum):
@@ -91,7 +92,8 @@ class Poller:
         at = self._clock.monotonic()
         answers = self._fan_out.ask(questions, self._patience)
         reports = {node: self._report(node, answer, snapshot, index) for node, answer in answers.items()}
-        self._rates = advance(self._rates, _sample(reports, index, at, own_work(snapshot, self._polls)), index.ids)
+        sample = _sample(reports, index, at, own_work(snapshot, self._polls))
+        self._rates = advance(self._rates, sample, index.ids, _heirs(snapshot))
         return ClusterPoll(self._clock.now().timestamp(), snapshot.version, reports, self._rates)
 
     def close(self) -> None:
@@ -136,6 +138,16 @@ class Poller:
         if answer.identity is not None:
             self._seen_epochs[node] = max(seen, answer.identity.leader_epoch)
         return NodeReport(node, Health.QUARANTINED if found else Health.GOOD, answer, disagreements=tuple(found))
+
+
+def _heirs(snapshot: Snapshot) -> dict[int, Heir]:
+    """Tablets that splits and merges have made."""
+    return {
+        target.id: Heir(record.sources, len(record.targets))
+        for record in snapshot.migrations.values()
+        if record.operation is not MigrationKind.MOVE
+        for target in record.targets
+    }
 
 
 def _sample(reports: Mapping[str, NodeReport], index: TabletIndex, at: float, touched: Mapping[int, int]) -> Sample:

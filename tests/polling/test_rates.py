@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.polling.rates import COUNTERS, WINDOWS, Rates, Sample, advance, first_rates
+from balancer.polling.rates import COUNTERS, WINDOWS, Heir, Rates, Sample, advance, first_rates
 
 pytestmark = pytest.mark.quick
 
@@ -85,6 +85,15 @@ def test_a_silent_node_keeps_what_was_known_and_its_gap_is_averaged_over() -> No
     assert rates.rates[0, 0, 0] == 10
     back = advance(rates, sample(30, {1: 300, 2: 300}), np.array([1, 2], np.int64))
     assert back.rates[0, 0, 0] == pytest.approx(10)
+
+
+def test_what_a_split_made_has_its_parents_rates_until_it_is_measured() -> None:
+    rates = run(sample(0, {1: 0}), sample(10, {1: 100}), known=(1,))
+    heirs = {2: Heir((1,), 2), 3: Heir((1,), 2)}
+    children = advance(rates, sample(20, {2: 0, 3: 0}), np.array([2, 3], np.int64), heirs)
+    assert children.rates[:, 0, 0] == pytest.approx([5, 5])
+    measured = advance(children, sample(30, {2: 80, 3: 20}), np.array([2, 3], np.int64), heirs)
+    assert measured.rates[:, 0, 0] == pytest.approx([8, 2], rel=1e-3)
 
 
 def test_what_no_longer_exists_is_forgotten_and_unknown_partitions_do_not_count() -> None:

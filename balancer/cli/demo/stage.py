@@ -18,7 +18,7 @@ from balancer.tables.create import create
 
 SPLITS = {"orders": (), "events": story.EVENT_CUTS}
 DEFINITIONS = {"orders": story.ORDERS_DEFINITION, "events": story.EVENTS_DEFINITION}
-FILLINGS = {"orders": (story.FILL_ORDERS, story.FILL_ITEMS), "events": (story.FILL_EVENTS,)}
+FILLINGS = {"orders": (story.FILL_ORDERS,), "events": (story.FILL_EVENTS,)}
 
 
 def write_configuration(cluster: EmbeddedCluster, mode: Mode) -> Settings:

@@ -7,6 +7,7 @@ says it in a log.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from textwrap import wrap
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -17,10 +18,12 @@ from balancer.directory.model import Migration
 from balancer.migration.observer import Progress
 from balancer.planner.state import BundleState
 from balancer.planner.summary import summary
+from balancer.settings import Mode
 from balancer.settings.units import format_duration, format_size
 
-BAR = 12
 WIDE = 100  # columns from which on there is room for the reasons
+BARS = {False: 9, True: 14}  # by whether the terminal is wide
+SENTENCE = 2  # lines that what happens now may take; always as many, so that nothing below jumps
 FEWEST = 3  # finished migrations that are shown however low the terminal is
 MOST = 10
 
@@ -61,13 +64,13 @@ class Picture:
 
 def panel(picture: Picture, width: int, height: int) -> RenderableType:
     """For a terminal of so many columns and lines."""
-    nodes = _nodes(picture.state)
-    now = Text(_now(picture), overflow="ellipsis", no_wrap=True)
-    above: list[RenderableType] = [_head(picture), now, Text(), nodes, Text()]
+    wide = width >= WIDE
+    nodes = _nodes(picture.state, BARS[wide])
+    above: list[RenderableType] = [_head(picture), _sentence(picture, width), Text(), nodes, Text()]
     below = [Text(), _application(picture)]
-    taken = len(above) + nodes.row_count + 1 + len(below) + len(picture.running) + 2
+    taken = len(above) - 1 + SENTENCE + nodes.row_count + len(below) + 1 + len(picture.running) + 1
     room = min(MOST, max(FEWEST, height - taken))
-    return Group(*above, _migrations(picture, room, wide=width >= WIDE), *below)
+    return Group(*above, _migrations(picture, room, wide=wide), *below)
 
 
 def line(picture: Picture) -> str:
@@ -102,14 +105,19 @@ def _score(picture: Picture) -> str:
 
 def _now(picture: Picture) -> str:
     """What happens at this moment, in plain words."""
-    if picture.step is Step.WATCHING:
-        hot = next(iter(picture.state.plan.actions), None) if picture.state.plan is not None else None
-        wish = f"it would begin with a {hot.kind} of tablet {hot.tablets[0]}" if hot else "it measures the load"
+    if picture.state.mode is Mode.OBSERVE:
+        first = next(iter(picture.state.plan.actions), None) if picture.state.plan is not None else None
+        wish = f"it would begin with a {first.kind} of tablet {first.tablets[0]}" if first else "it measures the load"
         return f"mode observe: the daemon changes nothing yet; {wish}"
     return picture.state.sentence
 
 
-def _nodes(state: BundleState) -> Table:
+def _sentence(picture: Picture, width: int) -> Text:
+    lines = wrap(_now(picture), width, max_lines=SENTENCE, placeholder=" …")
+    return Text("\n".join([*lines, *[""] * (SENTENCE - len(lines))]))
+
+
+def _nodes(state: BundleState, bar: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("node", "tablets", "bytes", "", "writes/s", "", "reads/s", ""):
         table.add_column(name, justify="left" if name in ("node", "") else "right", no_wrap=True)
@@ -119,9 +127,9 @@ def _nodes(state: BundleState) -> Table:
         for name in ("bytes", "write_rate", "read_rate"):
             total = sum(other.get(name, 0.0) for other in rows) or 1.0
             value = row.get(name, 0.0)
-            filled = round(BAR * value / total)
+            filled = round(bar * value / total)
             cells.append(format_size(value) if name == "bytes" else f"{value:.0f}")
-            cells.append("█" * filled + "·" * (BAR - filled))
+            cells.append("█" * filled + "·" * (bar - filled))
         table.add_row(*cells)
     return table
 
