@@ -29,7 +29,7 @@ def build(folder: Path) -> None:
     """Every line of the first stage in its order, with the places moved below the folder."""
     source, prefix = folder / "src", folder / "opt"
     source.mkdir(parents=True)
-    stage = text().split("\nFROM ")[0]
+    stage = text().split("\nFROM ")[1]  # before it comes the comment on top
     for word, rest in re.findall(r"^(RUN|COPY) (.*)$", stage, re.MULTILINE):
         print(word, rest, flush=True)
         if word == "RUN":
