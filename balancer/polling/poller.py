@@ -4,10 +4,10 @@ The daemon owns one `Poller` and calls `poll` once per tick, always from the sam
 is a standby or contradicts the directory is a value in the result; what was last known of its tablets stays.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from operator import attrgetter
 
 import numpy as np
 
@@ -151,27 +151,31 @@ def _heirs(snapshot: Snapshot) -> dict[int, Heir]:
 
 
 def _sample(reports: Mapping[str, NodeReport], index: TabletIndex, at: float, touched: Mapping[int, int]) -> Sample:
-    """Sums the partitions of each tablet. Only the owner's partitions count: a copy in the making does not."""
-    partitions: dict[int, list[PartitionStats]] = defaultdict(list)
-    sources: dict[int, int] = {}
+    """Sums the partitions of each tablet. Only the owner's partitions count: a copy in the making does not.
+
+    In columns from the start: with ten thousand tablets this is a good part of what an idle daemon does.
+    """
+    tablets: list[int] = []
+    sources: list[int] = []
+    rows: list[tuple[int, ...]] = []
     for node, report in reports.items():
         if report.poll is None or report.health is not Health.GOOD:
             continue
         names = index.by_partition.get(node, {})
-        reset = report.poll.facts.stats_reset
+        salt = hash((node, report.poll.facts.stats_reset))
         for partition in report.poll.partitions:
             tablet = names.get(Name(partition.schema, partition.name))
             if tablet is not None:
-                partitions[tablet].append(partition)
-                sources[tablet] = sources.get(tablet, 0) ^ hash((node, partition.oid, reset))
-    ids = sorted(partitions)
-    rows = [partitions[tablet] for tablet in ids]
-    counters = [[sum(getattr(p, name) for p in group) for name in COUNTERS] for group in rows]
-    return Sample(
-        np.array(ids, np.int64),
-        np.array([sources[tablet] ^ touched.get(tablet, 0) for tablet in ids], np.int64),
-        np.full(len(ids), at),
-        np.array(counters, np.float64).reshape(len(ids), len(COUNTERS)),
-        np.array([sum(p.bytes for p in group) for group in rows], np.float64),
-        np.array([sum(p.rows for p in group) for group in rows], np.float64),
-    )
+                tablets.append(tablet)
+                sources.append(hash((salt, partition.oid)))
+                rows.append(_figures(partition))
+    ids, places = np.unique(np.array(tablets, np.int64), return_inverse=True)
+    sums = np.zeros((len(ids), 2 + len(COUNTERS)))
+    np.add.at(sums, places, np.array(rows, np.float64).reshape(len(rows), 2 + len(COUNTERS)))
+    origins = np.zeros(len(ids), np.int64)
+    np.bitwise_xor.at(origins, places, np.array(sources, np.int64))
+    origins ^= np.array([touched.get(tablet, 0) for tablet in ids.tolist()], np.int64)
+    return Sample(ids, origins, np.full(len(ids), at), sums[:, 2:], sums[:, 0], sums[:, 1])
+
+
+_figures: Callable[[PartitionStats], tuple[int, ...]] = attrgetter("bytes", "rows", *COUNTERS)
