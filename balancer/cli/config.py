@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from balancer.cli.output import Output, OutputOption, fail, say, show_json, show_rows
-from balancer.settings import ConfigurationError, load_settings
+from balancer.settings import READ_AT_START, ConfigurationError, load_settings
 from balancer.settings.origins import effective
 
 app = typer.Typer(help="Check and show the configuration.", no_args_is_help=True)
@@ -18,7 +18,10 @@ ConfigOption = Annotated[
 
 @app.command()
 def check(config: ConfigOption = None, output: OutputOption = Output.TEXT) -> None:
-    """Reads every file and prints everything that is wrong, each with its place; exits 2 if there is anything."""
+    """Reads every file and prints everything that is wrong, each with its place; exits 2 if there is anything.
+
+    A running instance takes over what is right by itself, except for what it reads only when it starts.
+    """
     try:
         settings = load_settings(config)
     except ConfigurationError as error:
@@ -34,6 +37,7 @@ def check(config: ConfigOption = None, output: OutputOption = Output.TEXT) -> No
     else:
         bundles = ", ".join(f"{bundle.name} ({bundle.mode})" for bundle in settings.bundles.values()) or "none"
         say(f"{settings.file} is right; bundles: {bundles}")
+        say(f"taken over only at a restart of the instance: {', '.join(READ_AT_START)}; everything else at once")
 
 
 @app.command()

@@ -138,6 +138,8 @@ class Daemon:
         if good:
             self._instruments.configuration_at.set(self._clock.now().timestamp())
             log.info("configuration read", bundles=sorted(self.settings().bundles))
+            if waiting := self._watch.waits_for_restart():
+                log.warning("these settings have changed and need a restart of this instance", settings=waiting)
             self._set_jobs()
             self._ticks.forget(self.settings().bundles)
             self._enrol()

@@ -130,7 +130,8 @@ class Leading:
             present = snapshot.commands.get(command)
             if present is None or present.state is not CommandState.WAITING:
                 return
-            answered, outcome = carry_out(present, snapshot, self._clock.now())
+            modes = {bundle.name: bundle.mode for bundle in self._settings().bundles.values()}
+            answered, outcome = carry_out(present, snapshot, self._clock.now(), modes)
             try:
                 answered = self._carry_out(answered, outcome, snapshot)
             except Conflict:

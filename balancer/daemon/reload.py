@@ -7,7 +7,7 @@ compared. A wrong configuration is never used: the old one stays, and the mistak
 import hashlib
 from pathlib import Path
 
-from balancer.settings import ConfigurationError, Settings, load_settings
+from balancer.settings import ConfigurationError, Settings, load_settings, waits_for_restart
 
 
 class ConfigurationWatch:
@@ -15,6 +15,7 @@ class ConfigurationWatch:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self._started = settings.daemon
         self.error = ""
         """What is wrong with the newest files; empty: nothing."""
         self._fingerprint = self._read()
@@ -33,6 +34,10 @@ class ConfigurationWatch:
             return False
         self.error = ""
         return True
+
+    def waits_for_restart(self) -> list[str]:
+        """Keys of `balancer.toml` that say something else than when the instance was started, and need a new start."""
+        return waits_for_restart(self._started, self.settings.daemon)
 
     def _read(self) -> bytes:
         digest = hashlib.sha256()

@@ -30,6 +30,8 @@ BEGIN
     EXECUTE format('ALTER ROLE %I REPLICATION', balancer);
     -- Sizes, counters, locks and sessions.
     EXECUTE format('GRANT pg_monitor TO %I', balancer);
+    -- Questions about the keys of a hot tablet that are not counted as its load.
+    EXECUTE format('GRANT SET ON PARAMETER track_counts TO %I', balancer);
     -- Our schema and the publications of moves.
     EXECUTE format('GRANT CONNECT, CREATE ON DATABASE %I TO %I', current_database(), balancer);
     IF current_setting('server_version_num')::int >= 160000 THEN

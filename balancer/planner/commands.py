@@ -6,7 +6,7 @@ operator. Wrong arguments are refused with a sentence, by the leader, because on
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
@@ -34,7 +34,7 @@ from balancer.directory.model import (
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Refused
 from balancer.planner import orders
-from balancer.settings import WantedMode
+from balancer.settings import Mode, WantedMode
 from policies.leaves import Leaf
 from policies.model import Action, ActionKind, Part
 
@@ -61,6 +61,8 @@ class Context:
     arguments: Mapping[str, Any]
     author: str
     now: datetime
+    modes: Mapping[str, Mode] = field(default_factory=dict)
+    """Bundle → its mode, as the leader's configuration has it; one that is not here is not known."""
 
     def word(self, name: str) -> str:
         """A required argument."""
@@ -101,9 +103,11 @@ def request(verb: str, arguments: Mapping[str, Any], author: str, now: datetime)
     return Command(uuid4().hex[:12], verb, dict(arguments), author, now.timestamp())
 
 
-def carry_out(command: Command, snapshot: Snapshot, now: datetime) -> tuple[Command, Outcome]:
+def carry_out(
+    command: Command, snapshot: Snapshot, now: datetime, modes: Mapping[str, Mode] | None = None
+) -> tuple[Command, Outcome]:
     """The command as it is kept in the history, and what is to be done. Errors of ours become its refusal."""
-    context = Context(snapshot, command.arguments, command.author, now)
+    context = Context(snapshot, command.arguments, command.author, now, modes or {})
     try:
         outcome = VERBS[command.verb](context)
     except BalancerError as error:
@@ -314,6 +318,12 @@ def _plan(context: Context) -> Outcome:
     return Outcome(f"bundle {bundle} is being planned anew; `balancer plan {bundle}` shows it", replan=bundle)
 
 
+_UNAPPROVED = {
+    Mode.OBSERVE: 'observe, in which nothing is started; write mode = "approve" into its file first',
+    Mode.AUTONOMOUS: "autonomous, in which plans start by themselves when the schedule allows it",
+}
+
+
 def _apply(context: Context) -> Outcome:
     wanted = context.word("plan")
     plan = context.snapshot.plans.get(wanted)
@@ -321,6 +331,8 @@ def _apply(context: Context) -> Outcome:
         raise Refused(f"there is no plan {wanted!r}: a newer one may have taken its place, see `balancer plan`")
     if plan.state != "proposed":
         raise Refused(f"plan {wanted} is {plan.state}, not proposed")
+    if (reason := _UNAPPROVED.get(context.modes.get(plan.bundle, Mode.APPROVE))) is not None:
+        raise Refused(f"plan {wanted} cannot be approved: the mode of bundle {plan.bundle} is {reason}")
     approved: Plan = replace(plan, state="approved")
     return Outcome(
         f"plan {wanted} is approved and starts when the schedule allows it", (Put(approved),), replan=plan.bundle

@@ -1,11 +1,16 @@
 """Counters become rates: exponential averages over 1, 10 and 60 minutes, per tablet. Columns, because there are many.
 
-k = exp(−Δt / (window / 2)), rate = new · (1 − k) + old · k. A counter that went down was reset, and what it shows now
+k = exp(−Δt / (window / 2)), rate = new · (1 − k) + old · k, divided by the part of the window that has been seen: while
+a tablet is younger than a window, its rate is the mean over its life, and no first interval (a pause of the
+application, or a burst) outweighs those that follow. A counter that went down was reset, and what it shows now
 was counted since. A tablet whose partition is another one than before (it moved) starts a new baseline and keeps its
-rates: they are the best guess there is. Time is given; nothing here reads a clock.
+rates: they are the best guess there is. So are those of its parents for a tablet that a split or a merge has made,
+until it has been measured itself. Time is given; nothing here reads a clock.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +21,16 @@ COUNTERS = ("inserted", "updated", "deleted", "sequential_reads", "index_reads",
 WINDOWS = (60.0, 600.0, 3600.0)
 WRITES = slice(0, 3)
 READS = slice(3, 5)
+
+
+GUESS = 1e-9  # the part of a window that a guess counts for: the first measurement outweighs it
+
+
+class Heir(NamedTuple):
+    """Where a tablet comes from: the tablets it was made of, and how many were made of them."""
+
+    parents: tuple[int, ...]
+    siblings: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,8 +54,12 @@ class Rates:
     ids: Ints
     last: Sample
     rates: Floats  # (tablets, len(COUNTERS), len(WINDOWS)), per second
-    measured: npt.NDArray[np.bool_]
-    """Whether a tablet has any rate yet: it takes two samples."""
+    seen: Floats  # (tablets, len(WINDOWS)): what part of each window the rates rest on, from 0 to 1
+
+    @property
+    def measured(self) -> npt.NDArray[np.bool_]:
+        """Whether a tablet has any rate yet: it takes two samples."""
+        return np.asarray(self.seen[:, 0] > 0)
 
     def write_rate(self, window: int = 1) -> Floats:
         """Rows written per second; windows by their index in WINDOWS."""
@@ -60,32 +79,44 @@ def empty_sample() -> Sample:
 def first_rates() -> Rates:
     """Nothing known yet."""
     shape = (0, len(COUNTERS), len(WINDOWS))
-    return Rates(np.zeros(0, np.int64), empty_sample(), np.zeros(shape), np.zeros(0, np.bool_))
+    return Rates(np.zeros(0, np.int64), empty_sample(), np.zeros(shape), np.zeros((0, len(WINDOWS))))
 
 
-def advance(before: Rates, sample: Sample, known: Ints) -> Rates:
+def advance(before: Rates, sample: Sample, known: Ints, heirs: Mapping[int, Heir] | None = None) -> Rates:
     """The rates after one more sample.
 
     `known` are the tablets that exist, sorted. Those that the sample lacks (their node did not answer) keep what was
-    last seen of them; those that exist no longer are forgotten.
+    last seen of them; those that exist no longer are forgotten. `heirs` are tablets that were made of others.
     """
     merged = _merge(before.last, sample, known)
     rates = np.zeros((len(merged.ids), len(COUNTERS), len(WINDOWS)))
-    measured = np.zeros(len(merged.ids), np.bool_)
+    seen = np.zeros((len(merged.ids), len(WINDOWS)))
     old_rows, new_rows = _common(before.ids, merged.ids)
     rates[new_rows] = before.rates[old_rows]
-    measured[new_rows] = before.measured[old_rows]
+    seen[new_rows] = before.seen[old_rows]
+    _inherit(before, merged.ids, heirs or {}, rates, seen)
     then, now = before.last, merged
     elapsed = now.at[new_rows] - then.at[old_rows]
     usable = (elapsed > 0) & (now.sources[new_rows] == then.sources[old_rows])
     old_rows, new_rows, elapsed = old_rows[usable], new_rows[usable], elapsed[usable]
     current = _increase(then.counters[old_rows], now.counters[new_rows]) / elapsed[:, None]
-    keep = np.exp(-elapsed[:, None] / (np.array(WINDOWS) / 2))[:, None, :]
-    # The first rate stands for itself: averaged with the nothing before it, it would look cool for an hour.
-    keep = np.where(measured[new_rows, None, None], keep, 0.0)
-    rates[new_rows] = current[:, :, None] * (1 - keep) + rates[new_rows] * keep
-    measured[new_rows] = True
-    return Rates(merged.ids, merged, rates, measured)
+    keep = np.exp(-elapsed[:, None] / (np.array(WINDOWS) / 2))
+    old = seen[new_rows] * keep
+    new = 1 - keep
+    share = (new / (old + new))[:, None, :]
+    rates[new_rows] = current[:, :, None] * share + rates[new_rows] * (1 - share)
+    seen[new_rows] = old + new
+    return Rates(merged.ids, merged, rates, seen)
+
+
+def _inherit(before: Rates, ids: Ints, heirs: Mapping[int, Heir], rates: Floats, seen: Floats) -> None:
+    """What is new and was made of tablets with rates has its share of those, which counts for next to nothing."""
+    for tablet, heir in heirs.items():
+        row = int(np.searchsorted(ids, tablet))
+        parents = np.isin(before.ids, heir.parents) & before.measured
+        if row < len(ids) and ids[row] == tablet and not seen[row].any() and parents.any():
+            rates[row] = before.rates[parents].sum(axis=0) / heir.siblings
+            seen[row] = GUESS
 
 
 def _increase(then: Floats, now: Floats) -> Floats:

@@ -165,6 +165,24 @@ class DaemonFile(_EnvironmentFirst):
     """None: no PgBouncer is fed by this instance."""
 
 
+READ_AT_START = (
+    "directory",
+    "instance",
+    "session_timeout",
+    "poll_timeout",
+    "http",
+    "directory_security",
+    "log",
+    "pgbouncer",
+)
+"""What an instance takes from its file when it starts, and not when the file changes: it needs a restart."""
+
+
+def waits_for_restart(started: DaemonFile, read: DaemonFile) -> list[str]:
+    """The settings that differ from those an instance was started with and that it does not take over by itself."""
+    return [name for name in READ_AT_START if getattr(started, name) != getattr(read, name)]
+
+
 class NodeSection(Section):
     """`[nodes.ID]`: one PostgreSQL database."""
 

@@ -50,3 +50,19 @@ def test_a_swapped_link_is_noticed_as_kubernetes_does_it(tmp_path: Path) -> None
     assert watch.changed()
     assert watch.reload()
     assert watch.settings.bundle("shop").mode is Mode.APPROVE
+
+
+def test_what_is_read_at_the_start_only_is_named_until_it_is_changed_back(tmp_path: Path) -> None:
+    file = write(tmp_path, "observe")
+    watch = ConfigurationWatch(load_settings(file))
+    file.write_text(
+        'directory = "sqlite:///x.db"\ntick = "3s"\n[http]\nlisten = "127.0.0.1:9"\n[log]\nlevel = "debug"\n'
+    )
+    assert watch.reload()
+    assert watch.settings.daemon.tick == 3.0
+    assert watch.waits_for_restart() == ["http", "log"]
+    assert watch.reload()
+    assert watch.waits_for_restart() == ["http", "log"], "read once more, it still waits"
+    write(tmp_path, "observe")
+    assert watch.reload()
+    assert watch.waits_for_restart() == []

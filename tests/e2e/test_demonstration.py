@@ -1,4 +1,8 @@
-"""`balancer demo --once`: the main job from empty folders to balanced, on real servers, without a failed operation."""
+"""`balancer demo --once`: the main job from empty folders to balanced, on real servers, without a failed operation.
+
+What happens must be the same in every run: the hot range is split, tablets move, the score rises. When it happens, and
+how many moves it takes, is the machine's business.
+"""
 
 import json
 import shutil
@@ -29,6 +33,8 @@ def test_the_demonstration_ends_balanced_and_no_operation_fails(folder: Path) ->
     print(summary)
     assert summary["balanced"]
     assert (summary["failed_operations"], summary["failed_migrations"]) == (0, 0)
-    assert summary["moves"] > 0
-    assert summary["score_after"] > summary["score_before"]
+    assert summary["splits"] >= 1
+    assert summary["moves"] >= 8
+    assert summary["score_before"] < 40
+    assert summary["score_after"] >= 80
     assert summary["operations"] > 1000

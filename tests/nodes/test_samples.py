@@ -181,3 +181,20 @@ def test_cuts_follow_the_weights() -> None:
     total = sum(point.weight for point in points)
     below = sum(point.weight for point in points if point.key < cuts(points, 2)[0])
     assert below == pytest.approx(total / 2, abs=1)
+
+
+def test_questions_about_heat_do_not_count_as_load(connection: Connection) -> None:
+    fill(connection, "SELECT n FROM generate_series(1, 5000) n")
+
+    def counted() -> int:
+        connection.execute("SELECT pg_stat_force_next_flush()")
+        row = connection.execute("""SELECT pg_stat_get_tuples_returned('"Part"'::regclass)""").fetchone()
+        assert row is not None
+        return int(row[0])
+
+    before = counted()
+    assert len(row_age_samples(connection, PART, [ID], newer_than=0).keys) == 5000
+    split_keys(connection, [PART], [ID], 4)
+    assert counted() == before
+    connection.execute('SELECT count(*) FROM "Part"')
+    assert counted() == before + 5000, "and everybody else's reads are counted as ever"

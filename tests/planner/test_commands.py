@@ -1,6 +1,6 @@
 """Operators' commands: what the leader makes of each, and the sentence of each refusal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from balancer.directory.lawful import TABLET_COUNTER
-from balancer.directory.model import CommandState, Counter, NodeState, Pin, Put
+from balancer.directory.model import CommandState, Counter, NodeState, Pin, Plan, Put
 from balancer.directory.snapshot import Snapshot
 from balancer.directory.sqlite import SqliteDirectory
 from balancer.errors import Refused
 from balancer.planner.commands import Outcome, carry_out, request
+from balancer.settings import Mode
 from policies.leaves import Leaf
 from policies.model import ActionKind
 from tests.support.directories import HASHED, RANGED, fill, frame, key, leaves, migration, ranges, transaction
@@ -30,8 +31,10 @@ def directory(tmp_path: Path) -> Iterator[SqliteDirectory]:
         yield directory
 
 
-def give(snapshot: Snapshot, verb: str, **arguments: Any) -> tuple[CommandState, Outcome]:
-    command, outcome = carry_out(request(verb, arguments, "ann@host", NOW), snapshot, NOW)
+def give(
+    snapshot: Snapshot, verb: str, modes: Mapping[str, Mode] | None = None, **arguments: Any
+) -> tuple[CommandState, Outcome]:
+    command, outcome = carry_out(request(verb, arguments, "ann@host", NOW), snapshot, NOW, modes)
     assert command.result == outcome.result
     return command.state, outcome
 
@@ -130,6 +133,20 @@ def test_a_tablet_in_a_migration_is_left_alone(directory: SqliteDirectory) -> No
     state, outcome = give(directory.snapshot(), "move", tablet="1", node="pg-c")
     assert (state, outcome.result) == (CommandState.REFUSED, f"tablet 1 is part of migration {running.id} (copying)")
     assert give(directory.snapshot(), "cancel", migration=running.id)[1].steer == (("cancel", running.id),)
+
+
+OBSERVED = 'observe, in which nothing is started; write mode = "approve" into its file first'
+DRIVEN = "autonomous, in which plans start by themselves when the schedule allows it"
+
+
+@pytest.mark.parametrize(("mode", "reason"), [(Mode.OBSERVE, OBSERVED), (Mode.AUTONOMOUS, DRIVEN)])
+def test_a_plan_is_approved_only_where_plans_wait_for_it(directory: SqliteDirectory, mode: Mode, reason: str) -> None:
+    plan = Plan("p1", "shop", NOW.timestamp(), "proposed", {"actions": []})
+    directory.commit(transaction([Put(plan)], directory.snapshot().version))
+    state, outcome = give(directory.snapshot(), "apply", {"shop": mode}, plan="p1")
+    sentence = f"plan p1 cannot be approved: the mode of bundle shop is {reason}"
+    assert (state, outcome.result, outcome.changes) == (CommandState.REFUSED, sentence, ())
+    assert give(directory.snapshot(), "apply", {"shop": Mode.APPROVE}, plan="p1")[0] is CommandState.DONE
 
 
 def test_an_unknown_verb_names_the_known_ones() -> None:

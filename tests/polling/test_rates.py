@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.polling.rates import COUNTERS, WINDOWS, Rates, Sample, advance, first_rates
+from balancer.polling.rates import COUNTERS, WINDOWS, Heir, Rates, Sample, advance, first_rates
 
 pytestmark = pytest.mark.quick
 
@@ -33,12 +33,30 @@ def run(*samples: Sample, known: tuple[int, ...] = (1, 2)) -> Rates:
 
 
 def test_the_first_interval_stands_for_itself_and_later_ones_are_averaged() -> None:
+    first = run(sample(0, {1: 100}), sample(10, {1: 200}))
+    assert first.rates[0, 0] == pytest.approx([10.0] * len(WINDOWS))
     rates = run(sample(0, {1: 100}), sample(10, {1: 200}), sample(20, {1: 500}))
     for number, window in enumerate(WINDOWS):
         k = exp(-10 / (window / 2))
-        assert rates.rates[0, 0, number] == pytest.approx(30 * (1 - k) + 10 * k)
+        assert rates.rates[0, 0, number] == pytest.approx((30 * (1 - k) + 10 * k * (1 - k)) / (1 - k * k))
     assert rates.write_rate(0)[0] == pytest.approx(3 * rates.rates[0, 0, 0])
     assert rates.read_rate(0)[0] == pytest.approx(2 * rates.rates[0, 0, 0])
+
+
+def test_after_a_window_the_rate_is_the_plain_exponential_average() -> None:
+    samples = [sample(at, {1: at * 10.0}) for at in range(0, 36_000, 60)]
+    rates = run(*samples)
+    after = advance(rates, sample(36_000, {1: 35_940 * 10.0 + 60 * 30}), np.array([1], np.int64))
+    for number, window in enumerate(WINDOWS):
+        k = exp(-60 / (window / 2))
+        assert after.rates[0, 0, number] == pytest.approx(30 * (1 - k) + 10 * k, rel=1e-4)
+
+
+def test_a_pause_at_the_start_does_not_outweigh_what_follows() -> None:
+    idle = [sample(0, {1: 0}), sample(2, {1: 0})]
+    busy = [sample(2 + 2 * n, {1: 200.0 * n}) for n in range(1, 20)]
+    rates = run(*idle, *busy)
+    assert rates.rates[0, 0].min() > 90, "nineteen intervals of 100 a second, and one of none"
 
 
 def test_one_sample_is_no_rate() -> None:
@@ -67,6 +85,15 @@ def test_a_silent_node_keeps_what_was_known_and_its_gap_is_averaged_over() -> No
     assert rates.rates[0, 0, 0] == 10
     back = advance(rates, sample(30, {1: 300, 2: 300}), np.array([1, 2], np.int64))
     assert back.rates[0, 0, 0] == pytest.approx(10)
+
+
+def test_what_a_split_made_has_its_parents_rates_until_it_is_measured() -> None:
+    rates = run(sample(0, {1: 0}), sample(10, {1: 100}), known=(1,))
+    heirs = {2: Heir((1,), 2), 3: Heir((1,), 2)}
+    children = advance(rates, sample(20, {2: 0, 3: 0}), np.array([2, 3], np.int64), heirs)
+    assert children.rates[:, 0, 0] == pytest.approx([5, 5])
+    measured = advance(children, sample(30, {2: 80, 3: 20}), np.array([2, 3], np.int64), heirs)
+    assert measured.rates[:, 0, 0] == pytest.approx([8, 2], rel=1e-3)
 
 
 def test_what_no_longer_exists_is_forgotten_and_unknown_partitions_do_not_count() -> None:

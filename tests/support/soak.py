@@ -1,8 +1,10 @@
 """`make soak`: an instance under load and steady work, looked at all the time. `python -m tests.support.soak SECONDS`.
 
 Three nodes, ZooKeeper, an application that writes and reads, and a node that is drained and filled again without end,
-so that migrations, plans and commands come and go as they would in months. Ends with 1 if anything that must stay flat
-has grown in the second half, or if a write was lost.
+so that migrations, plans and commands come and go as they would in months. Every running move has threads, connections
+and files of its own, so the instance is also looked at twice with none under way: after a quarter of the time, and at
+the end. Ends with 1 if anything that must stay flat has grown in the second half or from rest to rest, or if a write
+was lost.
 """
 
 import shutil
@@ -10,13 +12,14 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 import psycopg
 
 from balancer.directory.contract import Directory
+from balancer.directory.model import NodeState
 from balancer.embedded.keeper import Keeper
 from balancer.embedded.postgres import PostgresServer
 from balancer.embedded.zookeeper import ZooKeeperServer
@@ -28,6 +31,8 @@ from tests.support.vitals import Vitals, vitals
 
 LOOKS = 24
 DRAINED = "c"
+REST_SECONDS = 6.0
+SLACK = 2  # threads, connections and files more at rest than before: a tick or a question may be under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,7 @@ class Look:
     at: float
     process: Vitals
     connections: int
+    running: int
     migrations: int
     version: int
 
@@ -57,31 +63,68 @@ def look(began: float, process: Process, server: PostgresServer, directory: Dire
         row = connection.execute(ours.encode()).fetchone()
     snapshot = directory.snapshot()
     count = int(str(row[0])) if row else 0
-    return Look(time.monotonic() - began, vitals(process.pid), count, len(snapshot.migrations), snapshot.version)
+    open_ones = sum(not migration.finished for migration in snapshot.migrations.values())
+    migrations = len(snapshot.migrations)
+    return Look(time.monotonic() - began, vitals(process.pid), count, open_ones, migrations, snapshot.version)
 
 
-def work(fleet: Fleet, process: Process, server: PostgresServer, seconds: float) -> list[Look]:
-    """Drains and fills a node until the time is over."""
-    looks: list[Look] = []
-    began = time.monotonic()
-    draining = False
-    with fleet.directory() as directory:
-        while (now := time.monotonic() - began) < seconds:
-            count = owners(directory.snapshot())[DRAINED]
+@dataclass
+class Soak:
+    """One run: the instance, what it works on, and what was seen of it."""
+
+    fleet: Fleet
+    process: Process
+    server: PostgresServer
+    directory: Directory
+    seconds: float
+    began: float = field(default_factory=time.monotonic)
+    looks: list[Look] = field(default_factory=list)
+    rests: list[Look] = field(default_factory=list)
+
+    def run(self) -> None:
+        self.work(self.seconds / 4)
+        self.rest()
+        self.work(self.seconds)
+        self.rest()
+
+    def work(self, until_second: float) -> None:
+        """Drains and fills a node until that second."""
+        self.fleet.write("autonomous")
+        draining = self.directory.snapshot().nodes[DRAINED].state is NodeState.DRAINING
+        while (now := time.monotonic() - self.began) < until_second:
+            count = owners(self.directory.snapshot())[DRAINED]
             if draining and not count:
-                draining = not act("undrain", fleet)
+                draining = not act("undrain", self.fleet)
             elif not draining and count:
-                draining = act("drain", fleet)
-            if now >= len(looks) * seconds / LOOKS:
-                looks.append(look(began, process, server, directory))
+                draining = act("drain", self.fleet)
+            if now >= len(self.looks) * self.seconds / LOOKS:
+                self.looks.append(self.look())
             time.sleep(0.2)
-        # A former owner shows its rows until they are retired: nothing new starts, and what runs comes to its end.
-        fleet.write("observe")
-        time.sleep(5.0)
-        until(
-            lambda: all(one.finished for one in directory.snapshot().migrations.values()), 120, "the end of all moves"
-        )
-    return looks
+
+    def rest(self) -> None:
+        """Nothing new starts, and what runs comes to its end: a former owner shows its rows until they are retired."""
+        self.fleet.write("observe")
+        time.sleep(REST_SECONDS)
+        until(self.idle, 120, "the end of all moves")
+        time.sleep(REST_SECONDS)
+        self.rests.append(self.look())
+
+    def idle(self) -> bool:
+        return all(one.finished for one in self.directory.snapshot().migrations.values())
+
+    def look(self) -> Look:
+        return look(self.began, self.process, self.server, self.directory)
+
+    def show(self, operations: int) -> None:
+        columns = ("seconds", "CPU s", *self.looks[0].flat(), "running", "migrations", "version")
+        rows = [figures(f"{one.at:.0f}", one) for one in self.looks]
+        rows += [figures(f"{one.at:.0f} at rest", one) for one in self.rests]
+        show_table(f"{operations} operations in {self.seconds:.0f} s", columns, rows)
+
+
+def figures(name: str, one: Look) -> tuple[object, ...]:
+    flat = (round(value) for value in one.flat().values())
+    return (name, one.process.cpu_seconds, *flat, one.running, one.migrations, one.version)
 
 
 def act(verb: str, fleet: Fleet) -> bool:
@@ -101,6 +144,16 @@ def grown(looks: list[Look]) -> list[str]:
     return found
 
 
+def left_over(before: Look, after: Look) -> list[str]:
+    """What there is more of at rest than at the rest before: with nothing under way, nothing may be kept."""
+    found = []
+    for name, then in before.flat().items():
+        now, allowed = after.flat()[name], 0.1 * then + 5 if name == "memory" else SLACK
+        if now > then + allowed:
+            found.append(f"at rest {name} grew from {then:.0f} to {now:.0f}")
+    return found
+
+
 def soak(folder: Path, seconds: float) -> list[str]:
     """Runs it; returns what is wrong."""
     with ExitStack() as stack:
@@ -117,24 +170,14 @@ def soak(folder: Path, seconds: float) -> list[str]:
         fleet.write_daemon()
         fleet.write("autonomous")
         fleet.create(["a"], rows=5000)
+        directory = stack.enter_context(fleet.directory())
         with running(fleet.config) as process, application(fleet, seed=1) as ledger:
             until(process.leads, 60, "an election")
-            looks = work(fleet, process, server, seconds)
-        with fleet.directory() as directory:
-            lost = ledger.faults(fleet.cluster(directory.snapshot()).rows())
-        columns = ("seconds", "CPU s", *looks[0].flat(), "migrations", "version")
-        rows = [
-            (
-                f"{one.at:.0f}",
-                one.process.cpu_seconds,
-                *(round(v) for v in one.flat().values()),
-                one.migrations,
-                one.version,
-            )
-            for one in looks
-        ]
-        show_table(f"{ledger.operations} operations in {seconds:.0f} s", columns, rows)
-        return [*grown(looks), *lost]
+            run = Soak(fleet, process, server, directory, seconds)
+            run.run()
+        run.show(ledger.operations)
+        lost = ledger.faults(fleet.cluster(directory.snapshot()).rows())
+        return [*grown(run.looks), *left_over(*run.rests), *lost]
 
 
 def main() -> None:

@@ -12,27 +12,36 @@ from balancer.embedded.process import free_port
 from balancer.nodes.connection import Connection, Timeouts, connect, translated
 from balancer.nodes.names import parse_name
 from balancer.polling.addresses import address_of, cluster_name, records_of
-from balancer.settings import BundleSettings, Settings, load_settings
+from balancer.settings import BundleSettings, Mode, Settings, load_settings
 from balancer.tables.adopt import TableRequest
 from balancer.tables.create import create
 
+SPLITS = {"orders": (), "events": story.EVENT_CUTS}
 DEFINITIONS = {"orders": story.ORDERS_DEFINITION, "events": story.EVENTS_DEFINITION}
-FILLINGS = {"orders": (story.FILL_ORDERS, story.FILL_ITEMS), "events": (story.FILL_EVENTS,)}
+FILLINGS = {"orders": (story.FILL_ORDERS,), "events": (story.FILL_EVENTS,)}
 
 
-def write_configuration(cluster: EmbeddedCluster) -> Settings:
+def write_configuration(cluster: EmbeddedCluster, mode: Mode) -> Settings:
     """The files of the demonstration, with the ports that the servers have now."""
     folder = cluster.folder / "config"
     (folder / "bundles").mkdir(parents=True, exist_ok=True)
     directory = f"sqlite://{cluster.folder}/{story.CLUSTER}.db"
     if cluster.zookeeper is not None:
         directory = f"zk://{cluster.zookeeper.address}/{story.CLUSTER}"
+    (folder / "balancer.toml").write_text(story.daemon_file(directory, free_port(8080)))
+    write_bundle(cluster, mode)
+    return load_settings(folder / "balancer.toml")
+
+
+def write_bundle(cluster: EmbeddedCluster, mode: Mode) -> None:
+    """The bundle's file, as an operator changes it: a running daemon finds either the old or the new one."""
     addresses = {
         name: (server.port or 0, str(server.folder / "password")) for name, server in sorted(cluster.nodes.items())
     }
-    (folder / "balancer.toml").write_text(story.daemon_file(directory, free_port(8080)))
-    (folder / "bundles" / f"{story.BUNDLE}.toml").write_text(story.bundle_file(addresses))
-    return load_settings(folder / "balancer.toml")
+    file = cluster.folder / "config" / "bundles" / f"{story.BUNDLE}.toml"
+    fresh = file.with_suffix(".new")
+    fresh.write_text(story.bundle_file(addresses, mode))
+    fresh.rename(file)
 
 
 def write_passfile(cluster: EmbeddedCluster) -> Path:
@@ -77,6 +86,7 @@ def _create(
         first,
         cluster_name(settings.daemon.directory),
         tablets=shape.tablets,
+        splits=SPLITS[name],
         definition=DEFINITIONS[name],
     )
 
