@@ -131,11 +131,6 @@ def install_schema(connection: Connection, cluster: str, node: str) -> int:
     return len(STEPS)
 
 
-def remove_schema(connection: Connection) -> None:
-    """Takes away everything of ours from a node that leaves the cluster. The user's tables stay as they are."""
-    connection.execute("DROP SCHEMA IF EXISTS balancer CASCADE")
-
-
 def read_identity(cursor: Cursor) -> NodeIdentity | None:
     """Which node this database is, or None if our schema is not there."""
     if not installed(cursor):

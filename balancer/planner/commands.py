@@ -5,7 +5,7 @@ decides: it returns changes of the directory, actions to start, or migrations to
 operator. Wrong arguments are refused with a sentence, by the leader, because only it knows the newest directory.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -34,6 +34,7 @@ from balancer.directory.model import (
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Refused
 from balancer.planner import orders
+from balancer.settings import WantedMode
 from policies.leaves import Leaf
 from policies.model import Action, ActionKind, Part
 
@@ -49,6 +50,7 @@ class Outcome:
     actions: tuple[Action, ...] = ()
     steer: tuple[tuple[str, str], ...] = ()  # (cancel | pause | resume, migration id)
     replan: str = ""  # a bundle whose plan should be made anew at once
+    mode: WantedMode | None = None  # of the actions; None: the bundle's
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,8 @@ def _unpin(context: Context) -> Outcome:
 def _pause(context: Context) -> Outcome:
     migration = context.arguments.get("migration")
     if migration:
+        if context.arguments.get("seconds") is not None:
+            raise Refused("a single migration is paused until it is resumed: leave the duration out")
         return Outcome(f"migration {migration} pauses at its next safe point", steer=(("pause", str(migration)),))
     bundle = _bundle(context)
     pause = Pause(bundle, context.until(), context.author, str(context.arguments.get("reason", "")))
@@ -226,22 +230,32 @@ def _split(context: Context) -> Outcome:
     tablet = context.tablet()
     _must_be_free(context, tablet)
     table = context.snapshot.tables[tablet.table]
-    parts: tuple[Part, ...] = ()
-    if isinstance(tablet.bounds, Leaf):
-        parts = tuple(Part(leaf=leaf) for leaf in tablet.bounds.children())
-    else:
-        keys = sorted(bytes.fromhex(text) for text in context.arguments.get("keys", ()))
-        if any(not tablet.bounds.lower < key < tablet.bounds.upper for key in keys):
-            raise Refused(f"every key must lie strictly inside tablet {tablet.id}")
-        if keys:
-            parts = tuple(Part(lower=lower) for lower in (tablet.bounds.lower, *keys))
-    count = len(parts) or int(context.arguments.get("parts") or 2)
+    keys = sorted(bytes.fromhex(text) for text in context.arguments.get("keys", ()))
+    count = len(keys) + 1 if keys else int(context.arguments.get("parts") or 2)
     if not 2 <= count <= MOST_PARTS:
         raise Refused(f"a split makes two parts or more, and at most {MOST_PARTS}")
+    if isinstance(tablet.bounds, Leaf):
+        parts = _leaves(tablet.id, tablet.bounds, count, keys)
+    else:
+        if any(not tablet.bounds.lower < key < tablet.bounds.upper for key in keys):
+            raise Refused(f"every key must lie strictly inside tablet {tablet.id}")
+        parts = tuple(Part(lower=lower) for lower in (tablet.bounds.lower, *keys)) if keys else ()
     action = Action(
         ActionKind.SPLIT, table.name, (tablet.id,), _why(context), "operator", tablet.node, "", parts, count
     )
     return _act(context, action)
+
+
+def _leaves(tablet: int, leaf: Leaf, count: int, keys: Sequence[bytes]) -> tuple[Part, ...]:
+    """The parts of a vbucket: its modulus is doubled until there are so many."""
+    if keys:
+        raise Refused(f"tablet {tablet} is a vbucket: it is split by its modulus, not at keys")
+    if count & (count - 1):
+        raise Refused(f"tablet {tablet} is a vbucket: it can be split into 2, 4, 8 … parts, not into {count}")
+    leaves = [leaf]
+    while len(leaves) < count:
+        leaves = [child for one in leaves for child in one.children()]
+    return tuple(Part(leaf=one) for one in leaves)
 
 
 def _merge(context: Context) -> Outcome:
@@ -327,7 +341,16 @@ def _order(context: Context, what: str) -> Outcome:
 
 
 def _act(context: Context, action: Action) -> Outcome:
-    return Outcome(f"{action.kind} of {_names(action.tablets)} starts", actions=(action,))
+    return Outcome(f"{action.kind} of {_names(action.tablets)} starts", actions=(action,), mode=_mode(context))
+
+
+def _mode(context: Context) -> WantedMode | None:
+    asked = context.arguments.get("mode")
+    if asked is None:
+        return None
+    if asked not in list(WantedMode):
+        raise Refused(f"there is no mode {asked!r}; there are: {', '.join(WantedMode)}")
+    return WantedMode(asked)
 
 
 def _names(tablets: tuple[int, ...]) -> str:

@@ -3,8 +3,7 @@
 import signal
 import time
 from collections.abc import Iterator
-
-import pytest
+from contextlib import contextmanager
 
 from balancer.directory.contract import Directory
 from balancer.directory.model import Migration
@@ -23,14 +22,14 @@ fence_deadline = "20s"
 """
 
 
-@pytest.fixture
-def pair(fleet: Fleet) -> Iterator[tuple[Process, Process]]:
+@contextmanager
+def pair(fleet: Fleet, session: float = SESSION) -> Iterator[tuple[Process, Process]]:
     """A leader and its standby; moves take some seconds each."""
     fleet.write("observe", migration=SLOW)
     fleet.create(["a"], rows=4000)
-    first, second = fleet.write_daemon("first"), fleet.write_daemon("second")
+    first, second = (fleet.write_daemon(name, session_timeout=f"{session:.0f}s") for name in ("first", "second"))
     with running(first) as leader:
-        until(leader.leads, 30, "an election")
+        until(leader.leads, 60, "an election")
         with running(second) as standby:
             yield leader, standby
             print(f"what the standby said last:\n{standby.log.read_text()[-6000:]}")  # shown if the test failed
@@ -42,11 +41,8 @@ def moving(directory: Directory) -> list[Migration]:
     return [record for record in records if record.state == "copying"]
 
 
-def test_a_standby_goes_on_after_the_leader_was_killed_in_the_middle_of_a_move(
-    fleet: Fleet, pair: tuple[Process, Process]
-) -> None:
-    leader, _ = pair
-    with fleet.directory() as directory, application(fleet, seed=1) as ledger:
+def test_a_standby_goes_on_after_the_leader_was_killed_in_the_middle_of_a_move(fleet: Fleet) -> None:
+    with pair(fleet) as (leader, _), fleet.directory() as directory, application(fleet, seed=1) as ledger:
         fleet.write("autonomous")
         until(lambda: moving(directory), 60, "a move")
         begun = set(directory.snapshot().migrations)
@@ -60,7 +56,7 @@ def test_a_standby_goes_on_after_the_leader_was_killed_in_the_middle_of_a_move(
     assert states <= {"done", "cancelled", "failed"}
     assert ledger.faults(settled_rows(fleet)) == []
     assert ledger.operations > 100
-    assert taken < SESSION + 1.0
+    assert taken < SESSION + 10.0, "nothing is waited for but the end of the session"
 
 
 def settled_rows(fleet: Fleet) -> dict[str, dict[int, int]]:
@@ -90,14 +86,14 @@ def records(fleet: Fleet, begun: set[str]) -> list[Migration]:
         return [directory.snapshot().migrations[one] for one in begun]
 
 
-def test_a_leader_that_is_told_to_go_hands_over_at_once(fleet: Fleet, pair: tuple[Process, Process]) -> None:
-    leader, standby = pair
-    began = time.monotonic()
-    leader.send(signal.SIGTERM)
-    with fleet.directory() as directory:
-        until(lambda: directory.leader() == "second", 20, "a handover")
-    took = time.monotonic() - began
-    print(f"handed over in {took:.2f} s")
-    assert leader.wait() == 0
-    until(standby.leads, 20, "leading")
-    assert took < SESSION, "the standby did not have to wait for the session to end"
+def test_a_leader_that_is_told_to_go_hands_over_at_once(fleet: Fleet) -> None:
+    session = 10.0
+    with pair(fleet, session) as (leader, standby), fleet.directory() as directory:
+        began = time.monotonic()
+        leader.send(signal.SIGTERM)
+        until(lambda: directory.leader() == "second", 60, "a handover")
+        took = time.monotonic() - began
+        print(f"handed over in {took:.2f} s")
+        assert leader.wait() == 0
+        until(standby.leads, 60, "leading")
+    assert took < session, "the standby did not have to wait for the session to end"

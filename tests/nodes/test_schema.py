@@ -17,7 +17,6 @@ from balancer.nodes.schema import (
     install_schema,
     read_identity,
     read_tablets,
-    remove_schema,
     write_tablets,
 )
 
@@ -78,10 +77,3 @@ def test_an_application_may_ask_but_not_write(connection: Connection) -> None:
     finally:
         connection.execute("RESET ROLE")
         connection.execute("DROP ROLE plain_application")
-
-
-def test_removing_leaves_nothing(connection: Connection) -> None:
-    install_schema(connection, "shop", "a")
-    remove_schema(connection)
-    with connection.cursor() as cursor:
-        assert read_identity(cursor) is None

@@ -57,6 +57,8 @@ def test_a_split_of_a_vbucket_doubles_its_modulus(directory: SqliteDirectory) ->
     (action,) = outcome.actions
     assert action.kind is ActionKind.SPLIT
     assert [part.leaf for part in action.parts] == [Leaf(8, 1), Leaf(8, 5)]
+    _, outcome = give(directory.snapshot(), "split", tablet="2", parts=4)
+    assert {part.leaf for part in outcome.actions[0].parts} == {Leaf(16, 1), Leaf(16, 5), Leaf(16, 9), Leaf(16, 13)}
 
 
 def test_a_split_at_keys_needs_keys_inside(directory: SqliteDirectory) -> None:
@@ -82,6 +84,22 @@ def test_a_merge_joins_neighbours_in_whatever_order_they_are_named(directory: Sq
         ("move", {"tablet": "x", "node": "pg-b"}, "'x' is not a tablet's id: ids are numbers, see `balancer tablets`"),
         ("move", {"tablet": "99", "node": "pg-b"}, "there is no tablet 99 in the directory"),
         ("move", {"node": "pg-b"}, "the command needs 'tablet'"),
+        (
+            "move",
+            {"tablet": "1", "node": "pg-b", "mode": "fast"},
+            "there is no mode 'fast'; there are: auto, replicate, read-only",
+        ),
+        (
+            "split",
+            {"tablet": "2", "parts": 3},
+            "tablet 2 is a vbucket: it can be split into 2, 4, 8 … parts, not into 3",
+        ),
+        (
+            "split",
+            {"tablet": "2", "keys": [key(15).hex()]},
+            "tablet 2 is a vbucket: it is split by its modulus, not at keys",
+        ),
+        ("split", {"tablet": "1002", "parts": 1}, "a split makes two parts or more, and at most 1000"),
         ("merge", {"tablets": ["1002", "1004"]}, "tablets 1002 and 1004 are not neighbours"),
         ("merge", {"tablets": ["1", "2"]}, "only two sibling vbuckets can be merged: (m, r) and (m, r + m/2)"),
         ("merge", {"tablets": ["1", "1002"]}, "the tablets belong to different tables"),

@@ -183,7 +183,7 @@ class Process:
             try:
                 self._process.wait(30)
             except subprocess.TimeoutExpired:
-                self._process.kill()
+                self.kill()
                 raise
         return int(self._process.wait(20))
 

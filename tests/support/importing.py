@@ -4,6 +4,7 @@ It says `half-way` when some pages are written and others are not, and then wait
 """
 
 import sys
+import threading
 
 from balancer.clock import SystemClock
 from balancer.directory import zookeeper_import
@@ -22,13 +23,15 @@ def main(url: str) -> None:
     sent: list[Verdict] = []
 
     def counted(session: Session, *arguments: object) -> Verdict:
+        if threading.current_thread() is not threading.main_thread():  # the leader's beats: any number
+            return send(session, *arguments)  # type: ignore[arg-type]
         if len(sent) == _REQUESTS:
             print("half-way", flush=True)
             SystemClock().sleep(600)
         sent.append(send(session, *arguments))  # type: ignore[arg-type]
         return sent[-1]
 
-    with open_directory(url, lease=2.0) as directory:
+    with open_directory(url, lease=4.0) as directory:
         leadership = directory.campaign("import", timeout=10)
         assert leadership is not None
         Session.multi = counted  # type: ignore[assignment,method-assign]
