@@ -103,6 +103,7 @@ def _swap(ctx: Context, cursor: Cursor, work: list[reshard.Family]) -> None:
         partition.release_references(cursor, place.partition, ctx.roots, ctx.settings.lock_timeout)
     for place in ctx.target_places_by_root():
         partition.attach(cursor, place, bound_constraint(ctx.id))
+    new = tuple(place.partition for place in ctx.target_places_by_root())
     node = ctx.record.source_node
     gone = fence.Fence(ctx.id, ctx.leadership.epoch, fence.MOVED, 0, ctx.sources[0].id, node, ctx.sources[0].epoch)
     fence.mark_moved(cursor, old, gone, ctx.settings.lock_timeout)
@@ -111,10 +112,8 @@ def _swap(ctx: Context, cursor: Cursor, work: list[reshard.Family]) -> None:
             schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.OWNED, partitions_of(ctx.table, tablet))
             for tablet in ctx.record.targets
         ),
-        # Still its own under the old map: whoever has that reaches the rows through the root.
-        *(
-            schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.OWNED, partitions_of(ctx.table, tablet), ctx.id)
-            for tablet in ctx.sources
-        ),
+        # Still its own under the old map: whoever has that reaches the rows through the root, and holds them where
+        # they are now.
+        *(schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.OWNED, new, ctx.id) for tablet in ctx.sources),
     ]
     schema.write_tablets(cursor, rows)

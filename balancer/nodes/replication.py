@@ -53,7 +53,19 @@ def publication_exists(cursor: Cursor, migration: str) -> bool:
 
 
 def drop_publication(cursor: Cursor, migration: str) -> None:
-    """Idempotent."""
+    """Idempotent; `Unavailable` while writers are in the way.
+
+    A writer that has just read that its table is published, and then does not find the publication, fails with an
+    internal error of the server's: so none may be at work meanwhile. Markers are written by ourselves alone.
+    """
+    cursor.execute(
+        "SELECT prrelid::regclass::text FROM pg_publication_rel r JOIN pg_publication p ON p.oid = prpubid"
+        " WHERE pubname = %s AND prrelid <> 'balancer.marker'::regclass ORDER BY prrelid",
+        (stream_name(migration),),
+    )
+    if published := [str(row[0]) for row in cursor.fetchall()]:
+        cursor.execute("SET LOCAL lock_timeout TO '200ms'")
+        cursor.execute(f"LOCK TABLE ONLY {', ONLY '.join(published)} IN SHARE ROW EXCLUSIVE MODE".encode())
     cursor.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(stream_name(migration))))
 
 

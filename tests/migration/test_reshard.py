@@ -1,15 +1,18 @@
 """Tablets are split and merged on their node: every row is in exactly one of the new ones, and nothing is left."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from balancer.directory.model import MigrationMode, RangeBounds
+from balancer.directory.model import Migration, MigrationMode, RangeBounds
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import Refused
 from balancer.migration.begin_reshard import begin_merge, begin_reshard, begin_split
 from balancer.migration.doctor import examine
+from balancer.migration.machine import State
+from balancer.migration.observer import Observer
 from policies.keys import KeyType, encode_key
 from policies.leaves import Leaf
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows, range_table, range_tablets
@@ -96,3 +99,40 @@ def test_what_does_not_cover_the_same_keys_is_refused(ranged: Cluster) -> None:
         begin_merge(directory, leadership, [1, 3])
     with pytest.raises(Refused, match="inside of it"):
         begin_split(directory, leadership, 1, [key(300)])
+
+
+class Between(Observer):
+    """Asks the node for the old tablets after the swap, while the directory still has them."""
+
+    def __init__(self, cluster: Cluster, tablets: list[int]) -> None:
+        self._cluster = cluster
+        self._tablets = tablets
+        self.held = 0
+
+    def left(self, migration: Migration, state: State) -> None:
+        if state is not State.SWAPPING:
+            return
+        for tablet, writing in itertools.product(self._tablets, (True, False)):
+            mode = "READ COMMITTED" if writing else "REPEATABLE READ READ ONLY"
+            with self._cluster.connect("a") as connection:
+                connection.execute(f"BEGIN ISOLATION LEVEL {mode}".encode())
+                connection.execute("SELECT balancer.hold(%s, 1, %s)", (tablet, writing))
+                connection.execute("COMMIT")
+                self.held += 1
+
+
+@pytest.mark.parametrize("mode", list(MigrationMode))
+@pytest.mark.parametrize("tablets", [[2], [2, 4]], ids=["split", "merge"])
+def test_clients_with_the_old_map_are_served_until_the_directory_follows(
+    hashed: Cluster, tablets: list[int], mode: MigrationMode
+) -> None:
+    directory = hashed.directory()
+    leadership = hashed.become_leader(directory)
+    observer = Between(hashed, tablets)
+    if len(tablets) == 1:
+        begun = begin_split(directory, leadership, tablets[0], mode=mode)
+    else:
+        begun = begin_merge(directory, leadership, tablets, mode=mode)
+    assert hashed.runner(directory, leadership, observer).run(begun.id).state == "done"
+    assert observer.held == 2 * len(tablets)
+    assert examine(directory, hashed.address) == []

@@ -194,7 +194,7 @@ def running(config: Path, *, wait: bool = True) -> Iterator[Process]:
     process = Process(config)
     try:
         if wait:
-            until(process.up, 60, "the start of an instance")
+            until(process.up, 180, "the start of an instance")
         yield process
     except BaseException:
         print(f"what {config.stem} said last:\n{process.log.read_text()[-6000:]}")  # shown with the failure

@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import psycopg
@@ -244,6 +244,19 @@ class Worker(threading.Thread):
         return self._cluster.table.roots[0]
 
 
+class Reader(Worker):
+    """A client that only reads, rows that nobody writes: no writer's wait keeps it from asking."""
+
+    def __init__(
+        self, cluster: Cluster, follower: Follower, ledger: Ledger, rows: Sequence[int], seed: int, pace: float
+    ) -> None:
+        super().__init__(cluster, follower, ledger, 99, seed, pace)
+        self._rows = rows
+
+    def _one(self) -> None:
+        self._read(self._random.choice(self._rows))
+
+
 class _Again(Exception):
     """Nothing happened: try again."""
 
@@ -268,16 +281,18 @@ def owner(cluster: Cluster, follower: Follower, number: int) -> Tablet:
 
 @contextmanager
 def running(
-    cluster: Cluster, workers: int, seed: int, *, pace: float = 0.002, present: Iterable[int] = ()
+    cluster: Cluster, workers: int, seed: int, *, pace: float = 0.002, present: Sequence[int] = ()
 ) -> Iterator[tuple[Ledger, Callable[[], None]]]:
     """Workers at work; call the second value to end them and raise what they raised.
 
-    `present`: ids of rows that are there already; nobody touches them, and they must be there in the end.
+    `present`: ids of rows that are there already; one more client reads them, and they must be there in the end.
     """
     directory = cluster.directory()
     follower = directory.follow()
     ledger = Ledger(present)
     threads = [Worker(cluster, follower, ledger, number, seed, pace) for number in range(workers)]
+    if present:
+        threads.append(Reader(cluster, follower, ledger, present, seed, pace))
     for thread in threads:
         thread.start()
 
