@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from balancer.errors import Refused
-from balancer.nodes import client_functions, fence_functions
+from balancer.nodes import client_functions, fence_functions, locks
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.names import Name
 
@@ -68,11 +68,14 @@ STEPS: tuple[str, ...] = (
         migration text,
         deadline timestamptz,
         moved_to text,
+        until text,
         changed timestamptz NOT NULL DEFAULT now(),
         CHECK (cardinality(schemas) = cardinality(partitions)),
         CHECK ((state = 'moved') = (moved_to IS NOT NULL))
     );
     COMMENT ON TABLE balancer.tablet IS 'What this node owns; written by tablet-balancer only';
+    COMMENT ON COLUMN balancer.tablet.until IS 'The word of the fence that stands on its partitions; see refuse_write';
+    CREATE INDEX ON balancer.tablet USING gin (partitions);
     GRANT USAGE ON SCHEMA balancer TO PUBLIC;
     GRANT SELECT ON balancer.node, balancer.tablet TO PUBLIC;
 
@@ -95,22 +98,9 @@ STEPS: tuple[str, ...] = (
         RETURN seen.leader_epoch;
     END $$;
     REVOKE ALL ON FUNCTION balancer.enter(bigint, text) FROM PUBLIC;
-
-    -- A client's proof of ownership, in the transaction that used the tablet and after it did: silence means yes.
-    CREATE FUNCTION balancer.prove(wanted bigint, known_epoch bigint) RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-    DECLARE
-        mine balancer.tablet;
-    BEGIN
-        SELECT * INTO mine FROM balancer.tablet WHERE id = wanted;
-        IF NOT FOUND OR mine.state IN ('incoming', 'moved') OR mine.epoch <> known_epoch THEN
-            RAISE EXCEPTION 'tablet % is not here with epoch %', wanted, known_epoch
-                USING ERRCODE = 'TB002', DETAIL = format('node=%s epoch=%s', mine.moved_to, mine.epoch);
-        END IF;
-    END $$;
     """,
     fence_functions.STEP,
-    client_functions.STEP,
+    locks.STEP + client_functions.STEP,
 )
 """What brings a node from version n to n + 1."""
 
@@ -195,7 +185,9 @@ def write_tablets(cursor: Cursor, tablets: Sequence[OwnedTablet]) -> None:
         ON CONFLICT (id) DO UPDATE SET
             epoch = EXCLUDED.epoch, state = EXCLUDED.state, schemas = EXCLUDED.schemas,
             partitions = EXCLUDED.partitions, migration = EXCLUDED.migration, deadline = EXCLUDED.deadline,
-            moved_to = EXCLUDED.moved_to, changed = now()
+            moved_to = EXCLUDED.moved_to, changed = now(),
+            -- Only fences write it; but one that comes back has none yet, whatever stood here when it left.
+            until = CASE WHEN EXCLUDED.state <> 'incoming' THEN tablet.until END
         """,
         [_row(tablet) for tablet in tablets],
     )

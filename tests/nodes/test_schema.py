@@ -62,10 +62,10 @@ def test_a_proof_is_silent_for_the_owner_and_names_the_new_one_otherwise(connect
             cursor,
             [OwnedTablet(1, 3, OwnState.OWNED, ()), OwnedTablet(2, 4, OwnState.MOVED, (), moved_to="b")],
         )
-        cursor.execute("SELECT balancer.prove(1, 3)")
+        cursor.execute("CALL balancer.hold(1, 3, true)")
         for tablet, epoch in ((1, 2), (2, 4), (9, 1)):
             with pytest.raises(psycopg.Error) as failure:
-                cursor.execute("SELECT balancer.prove(%s, %s)", (tablet, epoch))
+                cursor.execute("CALL balancer.hold(%s, %s, true)", (tablet, epoch))
             assert failure.value.sqlstate == "TB002"
             if tablet == 2:
                 assert failure.value.diag.message_detail == "node=b epoch=4"
@@ -79,7 +79,7 @@ def test_an_application_may_prove_but_not_write(connection: Connection) -> None:
     connection.execute("CREATE ROLE plain_application")
     try:
         connection.execute("SET ROLE plain_application")
-        connection.execute("SELECT balancer.prove(1, 3)")
+        connection.execute("CALL balancer.hold(1, 3, true)")
         for statement in ("DELETE FROM balancer.tablet", "SELECT balancer.enter(9, '')"):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(statement)

@@ -148,8 +148,8 @@ class Worker(threading.Thread):
         committing = False
         try:
             with connection.transaction():
+                connection.execute("CALL balancer.hold(%s, %s, true)", (tablet.id, tablet.epoch))
                 yield connection
-                connection.execute("SELECT balancer.prove(%s, %s)", (tablet.id, tablet.epoch))
                 committing = True
         except psycopg.OperationalError as error:
             if error.sqlstate in RETRY_STATES:
