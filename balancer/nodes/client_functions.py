@@ -50,6 +50,9 @@ for a fence. A fence that is there at all is refused; a moment later it is gone 
 """
 
 STEP = r"""
+    DROP FUNCTION IF EXISTS balancer.hold(bigint, bigint, boolean);
+    DROP FUNCTION IF EXISTS balancer.fenced_now(regclass);
+
     -- A procedure, because CALL needs no plan. With the caller's own rights, and without settings of its own: each of
     -- those would cost as much as all the rest.
     CREATE PROCEDURE balancer.hold(wanted bigint, known_epoch bigint, writing boolean)

@@ -23,6 +23,10 @@ SEALED = "sealed"
 MOVED = "moved"
 
 
+class Expired(Refused):
+    """The fence ran out: what it stood for must not be built upon, but another may be raised."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fence:
     """The arguments of a fence's triggers."""
@@ -177,7 +181,7 @@ def _check_standing(cursor: Cursor, partitions: Sequence[Name], fence: Fence) ->
         )
         row = cursor.fetchone()
         if row is None or not row[0]:
-            raise Refused(f"the fence of {partition} has expired: writes may have come through")
+            raise Expired(f"the fence of {partition} has expired: writes may have come through")
 
 
 def guard_incoming(cursor: Cursor, partition: Name, fence: Fence) -> None:

@@ -18,6 +18,12 @@ READERS = WRITERS + (1 << 47)
 in the statements of `client_functions` too."""
 
 STEP = """
+    ALTER TABLE balancer.tablet ADD COLUMN until text;
+    COMMENT ON COLUMN balancer.tablet.until IS 'The word of the fence that stands on its partitions; see refuse_write';
+    -- A fence that stands while this is installed: any word sends clients to look at its trigger.
+    UPDATE balancer.tablet SET until = '' WHERE state = 'fenced' OR state = 'owned' AND migration IS NOT NULL;
+    CREATE INDEX ON balancer.tablet USING gin (partitions);
+
     -- The tablets that partitions belong to, in the order in which they are locked.
     CREATE FUNCTION balancer.tablets_of(schemas text[], partitions text[]) RETURNS SETOF bigint
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$

@@ -68,14 +68,11 @@ STEPS: tuple[str, ...] = (
         migration text,
         deadline timestamptz,
         moved_to text,
-        until text,
         changed timestamptz NOT NULL DEFAULT now(),
         CHECK (cardinality(schemas) = cardinality(partitions)),
         CHECK ((state = 'moved') = (moved_to IS NOT NULL))
     );
     COMMENT ON TABLE balancer.tablet IS 'What this node owns; written by tablet-balancer only';
-    COMMENT ON COLUMN balancer.tablet.until IS 'The word of the fence that stands on its partitions; see refuse_write';
-    CREATE INDEX ON balancer.tablet USING gin (partitions);
     GRANT USAGE ON SCHEMA balancer TO PUBLIC;
     GRANT SELECT ON balancer.node, balancer.tablet TO PUBLIC;
 
@@ -100,6 +97,9 @@ STEPS: tuple[str, ...] = (
     REVOKE ALL ON FUNCTION balancer.enter(bigint, text) FROM PUBLIC;
     """,
     fence_functions.STEP,
+    "SELECT",  # was `hold` as it was first: replaced below
+    # A proof after the reading is none: the tablet may have arrived between the two. `hold` comes first.
+    "DROP FUNCTION IF EXISTS balancer.prove(bigint, bigint)",
     locks.STEP + client_functions.STEP,
 )
 """What brings a node from version n to n + 1."""
@@ -130,11 +130,6 @@ def install_schema(connection: Connection, cluster: str, node: str) -> int:
         elif version < len(STEPS):
             cursor.execute("UPDATE balancer.node SET schema_version = %s", (len(STEPS),))
     return len(STEPS)
-
-
-def remove_schema(connection: Connection) -> None:
-    """Takes away everything of ours from a node that leaves the cluster. The user's tables stay as they are."""
-    connection.execute("DROP SCHEMA IF EXISTS balancer CASCADE")
 
 
 def read_identity(cursor: Cursor) -> NodeIdentity | None:

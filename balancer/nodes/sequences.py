@@ -32,15 +32,22 @@ def read_sequences(cursor: Cursor, roots: Sequence[Name]) -> tuple[tuple[str, in
 
 
 def raise_sequences(cursor: Cursor, values: Sequence[tuple[str, int]]) -> None:
-    """Makes each sequence here give out nothing up to its value. One that is not here is passed over."""
+    """Makes each sequence here give out nothing up to its value. One that is not here is passed over.
+
+    It goes on in its own steps: nodes whose sequences do not meet (odd here, even there) must not begin to. Where it
+    would go beyond its end it is put there: whoever draws next is told by PostgreSQL, and the tablet opens.
+    """
     for name, value in values:
         cursor.execute(
             """
-            SELECT CASE WHEN increment_by > 0 THEN setval(oid, greatest(%(value)s, coalesce(last, %(value)s)))
-                        ELSE setval(oid, least(%(value)s, coalesce(last, %(value)s))) END
-            FROM (SELECT seqrelid::regclass AS oid, seqincrement AS increment_by,
-                         pg_sequence_last_value(seqrelid) AS last
-                  FROM pg_sequence WHERE seqrelid = to_regclass(%(name)s)) AS here
+            SELECT setval(oid, least(greatest(base + steps * step, least_value), greatest_value)::bigint)
+            FROM (SELECT oid, step, base, least_value, greatest_value,
+                         floor((%(value)s - base)::numeric / step) AS steps
+                  FROM (SELECT seqrelid::regclass AS oid, seqincrement::numeric AS step, seqmin AS least_value,
+                               seqmax AS greatest_value,
+                               coalesce(pg_sequence_last_value(seqrelid), seqstart - seqincrement)::numeric AS base
+                        FROM pg_sequence WHERE seqrelid = to_regclass(%(name)s)) AS here) AS ahead
+            WHERE steps > 0
             """,
             {"name": name, "value": value},
         )
