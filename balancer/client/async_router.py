@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
+from balancer.client.commands import command
 from balancer.client.entry import (
     AwaitChange,
     Borrow,
@@ -22,6 +23,7 @@ from balancer.client.entry import (
     GiveBack,
     Isolation,
     Request,
+    Undo,
     Wish,
     enter,
     leave,
@@ -173,7 +175,11 @@ class AsyncRouter:
                     await pool.open()
                 return Loan(pool, await pool.getconn(timeout))
             case Execute(loan, statements):
-                await loan.connection.execute(statements, prepare=False)
+                connection = loan.connection
+                async with connection.lock:
+                    await connection.wait(command(connection, statements))
+            case Undo(loan):
+                await loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):
                 await loan.pool.putconn(loan.connection)
             case AwaitChange(version, timeout):

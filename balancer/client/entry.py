@@ -8,7 +8,7 @@ when it is given up. `balancer.hold` on the node is what makes it safe (see `bal
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -34,47 +34,61 @@ class Isolation(StrEnum):
     SERIALIZABLE = "SERIALIZABLE"
 
 
-@dataclass(frozen=True, slots=True)
-class Borrow:
+class Borrow(NamedTuple):
     """A connection to a node, idle; answered with a `Loan`."""
 
     node: str
     timeout: float
 
 
-@dataclass(frozen=True, slots=True)
-class Execute:
+class Execute(NamedTuple):
     """Statements to be sent as they are, in one message."""
 
     loan: Loan
     statements: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class GiveBack:
+class Undo(NamedTuple):
+    """ROLLBACK."""
+
+    loan: Loan
+
+
+class GiveBack(NamedTuple):
     """Ends a loan; a connection that is broken or busy is discarded."""
 
     loan: Loan
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitChange:
+class AwaitChange(NamedTuple):
     """Waits for the directory to pass a version, at most so many seconds."""
 
     version: int
     timeout: float
 
 
-Request = Borrow | Execute | GiveBack | AwaitChange
+Request = Borrow | Execute | Undo | GiveBack | AwaitChange
 Steps = Generator[Request, Any, "Held"]
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """A connection in a transaction on the owner of a tablet."""
 
     location: Location
     loan: Loan
+
+
+def _opening(isolation: Isolation, read_only: bool) -> bytes:
+    # Readers have one snapshot: then the rows cannot leave under them, and they hold up nobody's switch.
+    if read_only and isolation is Isolation.READ_COMMITTED:
+        isolation = Isolation.REPEATABLE_READ
+    access, writing = ("READ ONLY", "false") if read_only else ("READ WRITE", "true")
+    return f"BEGIN ISOLATION LEVEL {isolation} {access}; CALL balancer.hold(%d, %d, {writing})".encode()
+
+
+_OPENINGS = {
+    (isolation, read_only): _opening(isolation, read_only) for isolation in Isolation for read_only in (True, False)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +101,7 @@ class Wish:
 
     def opening(self, location: Location) -> bytes:
         """BEGIN and the proof of ownership: one message, one round trip."""
-        # Readers have one snapshot: then the rows cannot leave under them, and they hold up nobody's switch.
-        isolation = self.isolation
-        if self.read_only and isolation is Isolation.READ_COMMITTED:
-            isolation = Isolation.REPEATABLE_READ
-        access, writing = ("READ ONLY", "false") if self.read_only else ("READ WRITE", "true")
-        proof = f"SELECT balancer.hold({location.tablet:d}, {location.epoch:d}, {writing})"
-        return f"BEGIN ISOLATION LEVEL {isolation} {access}; {proof}".encode()
+        return _OPENINGS[self.isolation, self.read_only] % (location.tablet, location.epoch)
 
 
 def enter(find: Callable[[], tuple[int, Location]], wish: Wish, monotonic: Callable[[], float]) -> Steps:
@@ -139,7 +147,7 @@ def leave(held: Held, failed: bool) -> Generator[Request, Any, None]:
     try:
         if failed:
             if not loan.connection.closed:
-                yield Execute(loan, b"ROLLBACK")
+                yield Undo(loan)
             return
         _check_open(loan.connection.info.transaction_status)
         yield Execute(loan, b"COMMIT")
@@ -156,7 +164,7 @@ def leave(held: Held, failed: bool) -> Generator[Request, Any, None]:
 def _put_away(loan: Loan) -> Generator[Request, Any, None]:
     try:
         if not loan.connection.closed:
-            yield Execute(loan, b"ROLLBACK")
+            yield Undo(loan)
     except psycopg.Error:
         pass  # a broken connection is discarded when it is given back
     yield GiveBack(loan)

@@ -8,10 +8,11 @@ several threads: two that fill one entry write the same value.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
 
-from balancer.client.inthash import low_hash
+from balancer.client import texthash
+from balancer.client.inthash import LOW_BITS, low_hash, slot_finder
 from balancer.client.locate import POSITION_BITS, AnyKey, Location, RowId, key_position
 from balancer.directory.model import Layout, Table
 from balancer.directory.pages import Page
@@ -23,7 +24,7 @@ from policies.leaves import reverse_bits
 
 Locator = Callable[[AnyKey], Location]
 
-MOST_SLOTS = 1 << 16
+MOST_SLOTS = 1 << LOW_BITS
 MOST_REMEMBERED = 1 << 16
 """Keys per table whose answers are kept: some megabytes, and most keys in use are used again."""
 _SLOTS_PER_TABLET = 4  # leaves differ in depth: some room above the average
@@ -74,6 +75,7 @@ class TableMap:
         self.index = snapshot.index[table.id]
         known = dict(zip(former.index.numbers, former.pages, strict=True)) if former else {}
         self.pages: list[PageMap] = [_kept(known.get(number), snapshot.pages[number]) for number in self.index.numbers]
+        self._slots = _slots_for(self.pages)
         self.locate: Locator = self._chosen()
         self.memory = Memory(self.locate)
 
@@ -97,6 +99,8 @@ class TableMap:
         types = self.table.key_types
         quick = len(types) == 1 and types[0] in _FAST_INTEGERS
         if self.table.layout is Layout.HASH:
+            if types == (KeyType.TEXT,):
+                return self._by_text_hash(self._by_hash())
             return self._by_integer_hash(types[0]) if quick else self._by_hash()
         return self._by_integer(types[0]) if quick else self._by_position
 
@@ -124,7 +128,7 @@ class TableMap:
         return locate
 
     def _by_hash(self) -> Locator:
-        slots, fill = self._slots()
+        slots, fill = self._slots, self._fill
         mask = len(slots) - 1
         hashed, general = key_hasher(self.table.key_types), self._by_position
 
@@ -133,39 +137,46 @@ class TableMap:
                 low = hashed(key if isinstance(key, tuple) else (key,))
             except KeyMismatch:
                 return general(key)  # a list, a row's id, or a key that is refused with a better sentence
-            return slots[low & mask] or fill(low & mask, reverse_bits(low))
+            return slots[low & mask] or fill(low)
+
+        return locate
+
+    def _by_text_hash(self, general: Locator) -> Locator:
+        slots = self._slots
+        mask = len(slots) - 1
+        hashed, longest = texthash.low_bits, texthash.LONGEST
+
+        def locate(key: AnyKey) -> Location:
+            if type(key) is str and len(key) <= longest and key.isascii() and "\0" not in key:
+                return slots[hashed(key.encode()) & mask] or general(key)
+            return general(key)
 
         return locate
 
     def _by_integer_hash(self, kind: KeyType) -> Locator:
         lowest, highest = integer_limits(kind)
-        slots, fill = self._slots()
-        mask = len(slots) - 1
-        general = self._by_position
+        find, general = slot_finder(self._slots, lambda key: self._fill(low_hash(key))), self._by_position
 
         def locate(key: AnyKey) -> Location:
-            if type(key) is int and lowest <= key <= highest:
-                low = low_hash(key)
-                return slots[low & mask] or fill(low & mask, reverse_bits(low))
-            return general(key)
+            return find(key) if type(key) is int and lowest <= key <= highest else general(key)
 
         return locate
 
-    def _slots(self) -> tuple[list[Location | None], Callable[[int, int], Location]]:
-        count = sum(len(page.page) for page in self.pages) * _SLOTS_PER_TABLET
-        size = min(MOST_SLOTS, 1 << (count - 1).bit_length())
-        slots: list[Location | None] = [None] * size
+    def _fill(self, low: int) -> Location:
+        """The answer, kept in its slot if it is the same for all positions that share it."""
+        position = reverse_bits(low)
+        page = self.pages[bisect_right(self.index.starts, position) - 1]
+        row = page.page.row_at(position)
+        found = page.at(row)
+        size = len(self._slots)
+        if 1 << page.page.bits[row] <= size:
+            self._slots[low & (size - 1)] = found
+        return found
 
-        def fill(slot: int, position: int) -> Location:
-            """The answer, kept in the slot if it is the same for all positions that share it."""
-            page = self.pages[bisect_right(self.index.starts, position) - 1]
-            row = page.page.row_at(position)
-            found = page.at(row)
-            if 1 << page.page.bits[row] <= size:
-                slots[slot] = found
-            return found
 
-        return slots, fill
+def _slots_for(pages: Sequence[PageMap]) -> list[Location | None]:
+    count = sum(len(page.page) for page in pages) * _SLOTS_PER_TABLET
+    return [None] * min(MOST_SLOTS, 1 << (count - 1).bit_length())
 
 
 def _kept(former: PageMap | None, page: Page) -> PageMap:

@@ -8,7 +8,7 @@ and what is not given there libpq finds in its usual places.
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from balancer.client.routes import Routes
 from balancer.errors import UserError
@@ -40,8 +40,7 @@ class PoolSettings:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Loan:
+class Loan(NamedTuple):
     """A borrowed connection, and where it goes back to; both blocking or both asynchronous."""
 
     pool: Any

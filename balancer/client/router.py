@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import psycopg
 from psycopg_pool import ConnectionPool
 
+from balancer.client.commands import command
 from balancer.client.entry import (
     AwaitChange,
     Borrow,
@@ -18,6 +19,7 @@ from balancer.client.entry import (
     GiveBack,
     Isolation,
     Request,
+    Undo,
     Wish,
     enter,
     leave,
@@ -188,7 +190,11 @@ class Router:
                     pool.open()
                 return Loan(pool, pool.getconn(timeout))
             case Execute(loan, statements):
-                loan.connection.execute(statements, prepare=False)
+                connection = loan.connection
+                with connection.lock:
+                    connection.wait(command(connection, statements))
+            case Undo(loan):
+                loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):
                 loan.pool.putconn(loan.connection)
             case AwaitChange(version, timeout):

@@ -24,9 +24,10 @@ def swapping(ctx: Context) -> Event:
     if ctx.prepared is None:
         raise Overrun("the swap was interrupted before it happened")
     ctx.note(fences=ctx.detail.fences + 1)
+    concerned = [*ctx.roots, *(place.partition for place in ctx.source_places)]
     if ctx.record.mode is MigrationMode.REPLICATE:
         catch_up(ctx)
-        guards.clear_the_way(ctx, ctx.roots)
+        guards.clear_the_way(ctx, concerned)
     guards.check_fingerprints(ctx)
     work = families(ctx)
     began = ctx.clock.monotonic()
@@ -34,7 +35,7 @@ def swapping(ctx: Context) -> Event:
         with ctx.source() as cursor:
             _swap(ctx, cursor, work)
     except Unavailable as error:
-        guards.name_blockers(ctx, ctx.roots)
+        guards.name_blockers(ctx, concerned)
         # Nothing was applied, so writers go on meanwhile; an unknown outcome is another error.
         raise Overrun(str(error)) from error
     ctx.note(pause=ctx.clock.monotonic() - (ctx.fenced_at or began))
@@ -87,10 +88,10 @@ def _swap(ctx: Context, cursor: Cursor, work: list[reshard.Family]) -> None:
     # A validation that PostgreSQL insists on (a foreign key between the roots) must not keep everybody out for long.
     limit = max(1, round(ctx.settings.write_pause_budget * 4000))
     cursor.execute("SELECT set_config('statement_timeout', %s, true)", (f"{limit}ms",))
-    reshard.lock_roots(cursor, ctx.roots, ctx.settings.lock_timeout)
+    old = [place.partition for place in ctx.source_places]
+    reshard.lock_roots(cursor, ctx.roots, old, ctx.settings.lock_timeout)
     if _owned(ctx, cursor):
         return  # a commit whose answer was lost came through after we had asked: the locks had to wait for it
-    old = [place.partition for place in ctx.source_places]
     if ctx.record.mode is MigrationMode.REPLICATE:
         for family in work:
             replay_once(cursor, family)

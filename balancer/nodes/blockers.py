@@ -1,10 +1,11 @@
-"""Who would keep a fence from being taken: sessions and prepared transactions that hold a writer's lock. Reading, and
-ending a session where the operator has allowed it."""
+"""Who would keep a fence from being taken: sessions and prepared transactions that hold a writer's lock, on a partition
+or (clients that have not written yet) on its tablet. Reading, and ending a session where the operator allows it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from balancer.nodes.connection import Connection
+from balancer.nodes.locks import WRITERS
 from balancer.nodes.names import Name
 
 
@@ -33,6 +34,17 @@ _HOLDERS = """
       AND l.pid IS DISTINCT FROM pg_backend_pid()
 """
 
+_HELD = """
+    SELECT l.pid, coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), 0)::float8,
+           coalesce(nullif(a.application_name, ''), 'a client')
+    FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+    JOIN balancer.tablet t ON t.id = (l.classid::bigint << 32) + l.objid::bigint - %s
+    WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND l.pid <> pg_backend_pid()
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND EXISTS (SELECT FROM unnest(t.schemas, t.partitions) AS p (schema, name)
+                  WHERE to_regclass(format('%%I.%%I', p.schema, p.name)) = ANY(%s::regclass[]))
+"""
+
 _PREPARED = """
     SELECT extract(epoch FROM clock_timestamp() - p.prepared)::float8, p.gid
     FROM pg_prepared_xacts p JOIN pg_locks l ON l.locktype = 'transactionid' AND l.transactionid = p.transaction
@@ -44,7 +56,8 @@ _PREPARED = """
 def find_blockers(connection: Connection, partitions: Sequence[Name]) -> list[Blocker]:
     """Oldest first. Prepared transactions are named by their global id."""
     names = [str(partition) for partition in partitions]
-    found = {(pid, what): Blocker(pid, age, what) for pid, age, what in connection.execute(_HOLDERS, (names,)) if pid}
+    holders = [*connection.execute(_HOLDERS, (names,)), *connection.execute(_HELD, (WRITERS, names))]
+    found = {(pid, what): Blocker(pid, age, what) for pid, age, what in holders if pid}
     for age, gid in connection.execute(_PREPARED, (names,)):
         found[None, gid] = Blocker(None, age, f"'{gid}'")
     return sorted(found.values(), key=lambda blocker: -blocker.age)

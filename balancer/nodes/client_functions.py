@@ -1,29 +1,48 @@
 """The part of our schema that client transactions call, as a step that `schema.py` installs.
 
-`balancer.hold(tablet, epoch, writing)` is the first thing in a transaction of the client library (and of any client
-that is told to by the coordinator's answer). Silence means: this node owns the tablet with that epoch, and the
+`CALL balancer.hold(tablet, epoch, writing)` is the first thing in a transaction of the client library (and of any
+client that is told to by the coordinator's answer). Silence means: this node owns the tablet with that epoch, and the
 transaction will not learn otherwise until it ends. TB001: the tablet is moving, try again. TB002: it is not here; the
 detail says where it went, if that is known.
 
 The argument
 ============
 
-*Writing* (and everything in READ COMMITTED). `hold` takes ROW EXCLUSIVE on the roots and on the tablet's partitions,
-what any write would take, and looks at the tablet's row and fence after that. A fence is raised, sealed and marked
-`moved` under SHARE ROW EXCLUSIVE on the partitions; a split swaps under ACCESS EXCLUSIVE on the root. Both conflict
-with ROW EXCLUSIVE, so each is either committed before `hold` looks, and is seen, or waits for the end of the
-transaction, as it would for a writer in flight. No owner changes without a fence. Hence after `hold` no statement of
-the transaction meets a fence, an absent partition or a former owner's rows. The price: an open transaction delays
-a switch, so the mover asks with a short lock_timeout and asks again.
+*The locks.* A tablet has two advisory locks (see `locks`): writers hold the one, readers the other, shared, from `hold`
+until they end. A fence is raised, renewed, sealed, lifted and marked `moved` under the writers' lock, exclusively; old
+partitions are swapped for new ones under both; a partition is detached under the readers'. Whatever of that comes
+first is committed before `hold` has its lock; the rest waits for the end of the transaction, as it would for a writer
+in flight. The price: an open transaction delays a switch, so the mover asks with a short lock_timeout and asks again.
+Nobody queues past a mover that waits: then the lock is not granted at once, and `hold` goes the long way.
 
-*Order of locks*: roots first, then partitions, both in the table's order, as every statement and the mover do.
+*The row.* Each of those steps changes the tablet's row in `balancer.tablet`, in its own transaction or, for a
+detachment, in one before it. So a row that is `owned`, with our epoch and no fence in it (`until`), looked at after the
+lock, says that none of them has happened, if it is the newest version of the row. In READ COMMITTED a statement sees
+the newest. A transaction with one snapshot may see an older one; but that has been superseded on its page by then, and
+its xmax tells: it is 0 only for a row that nobody has touched since. (A step that was rolled back leaves an xmax as
+well. That, too, goes the long way.)
+
+*Writing* (and everything in READ COMMITTED, where each statement has its own snapshot): no fence can be raised, so no
+owner changes, and after `hold` no statement of the transaction meets a fence, an absent partition or a former owner's
+rows.
 
 *Reading only, with one snapshot for the whole transaction.* The rows are those of the moment of the snapshot, so the
-node must have been the owner then: the row and the fence are read in that very snapshot. A *sealed* fence is refused,
-because the new owner may have taken writes by then; an unsealed one is not, so readers do not notice a drain. ACCESS
-SHARE on roots and partitions keeps them from being dropped, or detached in one step; DETACH CONCURRENTLY waits for it
-before it finishes, and until then the planner goes by the snapshot and still finds the partition. Only a detachment
-between the snapshot and the locks remains: `pg_partition_root` answers from the catalog as it is, and shows it.
+node must have been the owner then, which the row tells. Fences and the change of owner do not wait for such readers;
+swaps and detachments do, and until then the planner finds every partition that had the rows.
+
+*Deadlocks.* Advisory locks come first, then roots, then partitions, both in the table's order; so it is in the mover.
+
+The long way (`hold_slowly`) is for everything else: a lock that is not free, a fence, an old snapshot, a standby (where
+the mover's advisory locks are not seen). It waits for the lock, but not for ever; it takes ROW EXCLUSIVE or ACCESS
+SHARE on roots and partitions, and goes by the catalog.
+
+*Writing.* Fences are made under SHARE ROW EXCLUSIVE on the partitions, and swaps under ACCESS EXCLUSIVE on the root, so
+what was said of the writers' lock is true of these locks as well; the row and the fence's trigger are looked at after.
+
+*Reading with one snapshot.* A *sealed* fence is refused, because the new owner may have taken writes by then; an
+unsealed one is not, so readers do not notice a drain. DETACH CONCURRENTLY waits for ACCESS SHARE before it finishes,
+and until then the planner goes by the snapshot and still finds the partition. Only a detachment between the snapshot
+and the locks remains: `pg_partition_root` answers from the catalog as it is, and shows it.
 
 *Writing with one snapshot*. The look after the locks would be blind to what was committed since the snapshot. So the
 catalog is asked in ways that do not go by snapshots: `pg_partition_root` for a detachment, `pg_get_object_address`
@@ -31,7 +50,31 @@ for a fence. A fence that is there at all is refused; a moment later it is gone 
 """
 
 STEP = r"""
-    CREATE FUNCTION balancer.hold(wanted bigint, known_epoch bigint, writing boolean) RETURNS void
+    DROP FUNCTION IF EXISTS balancer.hold(bigint, bigint, boolean);
+    DROP FUNCTION IF EXISTS balancer.fenced_now(regclass);
+
+    -- A procedure, because CALL needs no plan. With the caller's own rights, and without settings of its own: each of
+    -- those would cost as much as all the rest.
+    CREATE PROCEDURE balancer.hold(wanted bigint, known_epoch bigint, writing boolean)
+    LANGUAGE plpgsql AS $$
+    DECLARE
+        unchanged boolean;
+    BEGIN
+        IF pg_try_advisory_xact_lock_shared(wanted + CASE
+                WHEN writing OR current_setting('transaction_isolation') LIKE 'read%' THEN 8385983981140574208
+                ELSE 8386124718628929536 END) THEN
+            -- After the lock, and in READ COMMITTED by a snapshot of its own.
+            SELECT t.state = 'owned' AND t.epoch = known_epoch AND t.until IS NULL AND t.xmax = 0
+                AND NOT pg_is_in_recovery()
+            INTO unchanged FROM balancer.tablet t WHERE t.id = wanted;
+            IF unchanged THEN
+                RETURN;
+            END IF;
+        END IF;
+        PERFORM balancer.hold_slowly(wanted, known_epoch, writing);
+    END $$;
+
+    CREATE FUNCTION balancer.hold_slowly(wanted bigint, known_epoch bigint, writing boolean) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
     SET lock_timeout = '1s' AS $$
@@ -39,6 +82,7 @@ STEP = r"""
         one_snapshot boolean := current_setting('transaction_isolation') NOT LIKE 'read%';
         exclusive boolean := writing OR NOT one_snapshot;
         mine record;
+        locked boolean := false;
         leaf regclass;
         root regclass;
         held regclass[] := '{}';
@@ -46,8 +90,11 @@ STEP = r"""
         leaves text := '';
         until text;
     BEGIN
-        SELECT state, schemas, partitions INTO mine FROM balancer.tablet WHERE id = wanted;
-        IF mine.state IN ('owned', 'fenced') THEN
+        SELECT state, epoch, schemas, partitions INTO mine FROM balancer.tablet WHERE id = wanted;
+        -- One that is not here, by the caller's own map, is not waited for.
+        IF mine.state IN ('owned', 'fenced') AND mine.epoch = known_epoch THEN
+            PERFORM pg_advisory_xact_lock_shared(
+                wanted + CASE WHEN exclusive THEN 8385983981140574208 ELSE 8386124718628929536 END);
             FOR i IN 1 .. cardinality(mine.partitions) LOOP
                 leaf := to_regclass(format('%I.%I', mine.schemas[i], mine.partitions[i]));
                 root := pg_partition_root(leaf);
@@ -60,6 +107,7 @@ STEP = r"""
             END LOOP;
             EXECUTE 'LOCK TABLE ' || substr(roots || leaves, 3)
                 || CASE WHEN exclusive THEN ' IN ROW EXCLUSIVE MODE' ELSE ' IN ACCESS SHARE MODE' END;
+            locked := true;
         END IF;
 
         SELECT t.epoch, t.state, t.migration, t.moved_to, encode(f.tgargs, 'escape') AS fence INTO mine
@@ -75,7 +123,8 @@ STEP = r"""
             RAISE EXCEPTION 'tablet % is not here with epoch %', wanted, known_epoch
                 USING ERRCODE = 'TB002', DETAIL = format('node=%s epoch=%s', mine.moved_to, mine.epoch);
         END IF;
-        IF until = 'sealed' OR (exclusive AND extract(epoch FROM clock_timestamp()) < until::float8) THEN
+        -- Not locked: it has arrived between the two looks.
+        IF NOT locked OR until = 'sealed' OR (exclusive AND extract(epoch FROM clock_timestamp()) < until::float8) THEN
             RAISE EXCEPTION 'tablet % is moving, try again', wanted USING ERRCODE = 'TB001';
         END IF;
 

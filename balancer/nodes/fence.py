@@ -3,7 +3,8 @@
 A fence is a row trigger (and one for TRUNCATE) on each partition of the tablet, made under SHARE ROW EXCLUSIVE: it
 waits for writers in flight and lets readers through. It is lifted by disabling it, which needs the same lock; dropping
 a trigger would wait for every reader, so that comes later (`drop_fence`). The order of locks is that of the
-partitions given: callers give them in the order of the table's roots.
+partitions given: callers give them in the order of the table's roots. Clients that have proven their ownership are
+waited for before that (`locks`), and each fence is written into `balancer.tablet.until` too, where they look.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from psycopg import sql
 
 from balancer.errors import Refused
 from balancer.nodes.connection import Cursor
+from balancer.nodes.locks import keep_writers_out
 from balancer.nodes.names import Name
 from balancer.nodes.objects import FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER
 
@@ -56,47 +58,37 @@ class Fence:
 
 def raise_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, seconds: float, lock_timeout: float) -> Fence:
     """Fences these partitions for so many seconds; returns the fence with its deadline. `fence.until` is ignored."""
-    lock_partitions(cursor, partitions, lock_timeout)
+    tablets = lock_partitions(cursor, partitions, lock_timeout)
     cursor.execute(
         "SELECT (extract(epoch FROM clock_timestamp()) + %s)::text, last_value + is_called::int FROM balancer.breaches",
         (seconds,),
     )
     row = cursor.fetchone()
     assert row is not None
-    standing = replace(fence, until=row[0], breaches=row[1])
-    for partition in partitions:
-        _write(cursor, partition, standing)
-    return standing
+    return _stand(cursor, tablets, partitions, replace(fence, until=row[0], breaches=row[1]))
 
 
 def renew_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, seconds: float, lock_timeout: float) -> Fence:
     """Moves the deadline of a fence that still stands. Raises `Refused` if it does not."""
-    lock_partitions(cursor, partitions, lock_timeout)
+    tablets = lock_partitions(cursor, partitions, lock_timeout)
     _check_standing(cursor, partitions, fence)
     cursor.execute("SELECT (extract(epoch FROM clock_timestamp()) + %s)::text", (seconds,))
     row = cursor.fetchone()
     assert row is not None
-    renewed = replace(fence, until=row[0])
-    for partition in partitions:
-        _write(cursor, partition, renewed)
-    return renewed
+    return _stand(cursor, tablets, partitions, replace(fence, until=row[0]))
 
 
 def seal_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, lock_timeout: float) -> Fence:
     """Makes a fence permanent, if it is this very one and still stands. Raises `Refused` if not."""
-    lock_partitions(cursor, partitions, lock_timeout)
+    tablets = lock_partitions(cursor, partitions, lock_timeout)
     _check_standing(cursor, partitions, fence)
-    sealed = replace(fence, until=SEALED)
-    for partition in partitions:
-        _write(cursor, partition, sealed)
-    return sealed
+    return _stand(cursor, tablets, partitions, replace(fence, until=SEALED))
 
 
 def mark_moved(cursor: Cursor, partitions: Sequence[Name], fence: Fence, lock_timeout: float) -> None:
     """Makes the fence of a former owner say where the tablet went."""
-    lock_partitions(cursor, partitions, lock_timeout)
-    for partition in partitions:
-        _write(cursor, partition, replace(fence, until=MOVED))
+    tablets = lock_partitions(cursor, partitions, lock_timeout)
+    _stand(cursor, tablets, partitions, replace(fence, until=MOVED))
 
 
 def check_standing(cursor: Cursor, partitions: Sequence[Name], fence: Fence, lock_timeout: float) -> None:
@@ -109,7 +101,8 @@ def lift_fence(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float) 
     """Lets writers through again, waiting for no reader. Partitions that are gone or have no fence are passed over."""
     for partition in partitions:
         if read_fence(cursor, partition) is not None:
-            lock_partitions(cursor, [partition], lock_timeout)
+            tablets = lock_partitions(cursor, [partition], lock_timeout)
+            _tell_clients(cursor, tablets, None)
             for trigger in (FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER):
                 cursor.execute(
                     sql.SQL("ALTER TABLE {} DISABLE TRIGGER {}").format(partition.identifier, sql.Identifier(trigger))
@@ -151,11 +144,27 @@ def deadline_of(fence: Fence) -> datetime | None:
     return None if fence.until in (SEALED, MOVED) else datetime.fromtimestamp(float(fence.until), UTC)
 
 
-def lock_partitions(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float) -> None:
-    """Waits for writers in flight and keeps others out until the transaction ends; readers are not concerned."""
+def lock_partitions(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float) -> list[int]:
+    """Waits for writers in flight and keeps others out until the transaction ends; readers are not concerned.
+
+    Returns the tablets that the partitions belong to.
+    """
     _set_lock_timeout(cursor, lock_timeout)
+    tablets = keep_writers_out(cursor, partitions)
     for partition in partitions:
         cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN SHARE ROW EXCLUSIVE MODE").format(partition.identifier))
+    return tablets
+
+
+def _stand(cursor: Cursor, tablets: Sequence[int], partitions: Sequence[Name], fence: Fence) -> Fence:
+    _tell_clients(cursor, tablets, fence.until)
+    for partition in partitions:
+        _write(cursor, partition, fence)
+    return fence
+
+
+def _tell_clients(cursor: Cursor, tablets: Sequence[int], until: str | None) -> None:
+    cursor.execute("UPDATE balancer.tablet SET until = %s WHERE id = ANY(%s)", (until, tablets))
 
 
 def _check_standing(cursor: Cursor, partitions: Sequence[Name], fence: Fence) -> None:

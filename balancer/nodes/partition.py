@@ -12,6 +12,7 @@ from psycopg import sql
 from balancer.errors import Refused
 from balancer.nodes.bounds import KeyColumn, Part, check_expression, for_values
 from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.locks import readers_kept_out
 from balancer.nodes.names import Name
 from balancer.nodes.shape import Constraint, Index, Shape
 
@@ -175,14 +176,18 @@ def detach_locked(cursor: Cursor, root: Name, partition: Name) -> None:
 
 
 def detach(connection: Connection, root: Name, partition: Name) -> None:
-    """Detaches without keeping anybody out, outside of a transaction; finishes what was interrupted. Idempotent."""
+    """Detaches outside of a transaction; finishes what was interrupted. Idempotent.
+
+    Waits for clients that read this very tablet (it was theirs when they began), and keeps nobody else out.
+    """
     pending = detach_pending(connection, partition)
     if pending is None:
         return
     word = "FINALIZE" if pending else "CONCURRENTLY"
-    connection.execute(
-        sql.SQL("ALTER TABLE {} DETACH PARTITION {} " + word).format(root.identifier, partition.identifier)
-    )
+    with readers_kept_out(connection, partition):
+        connection.execute(
+            sql.SQL("ALTER TABLE {} DETACH PARTITION {} " + word).format(root.identifier, partition.identifier)
+        )
 
 
 def set_lock_timeout(cursor: Cursor, seconds: float) -> None:

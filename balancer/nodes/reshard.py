@@ -13,6 +13,7 @@ from balancer.nodes.bounds import check_expression
 from balancer.nodes.capture import SEQ
 from balancer.nodes.checksum import Compared, Digest, pages, summed
 from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.locks import keep_all_out
 from balancer.nodes.names import Name
 from balancer.nodes.objects import log_name
 from balancer.nodes.partition import Place
@@ -121,9 +122,13 @@ def digest_chunk(
     return {bucket: (count, int(total)) for bucket, count, total in rows}
 
 
-def lock_roots(cursor: Cursor, roots: Sequence[Name], lock_timeout: float) -> None:
-    """Keeps everybody out of the roots until the transaction ends. Before any leaf: the other order deadlocks."""
+def lock_roots(cursor: Cursor, roots: Sequence[Name], partitions: Sequence[Name], lock_timeout: float) -> None:
+    """Keeps everybody out of the roots until the transaction ends. Before any leaf: the other order deadlocks.
+
+    Clients that hold the tablets of these partitions, and have perhaps locked nothing else so far, come before that.
+    """
     cursor.execute("SELECT set_config('lock_timeout', %s, true)", (f"{max(1, round(lock_timeout * 1000))}ms",))
+    keep_all_out(cursor, partitions)
     for root in roots:
         cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE").format(root.identifier))
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from balancer.errors import Refused
-from balancer.nodes import client_functions, fence_functions
+from balancer.nodes import client_functions, fence_functions, locks
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.names import Name
 
@@ -97,9 +97,10 @@ STEPS: tuple[str, ...] = (
     REVOKE ALL ON FUNCTION balancer.enter(bigint, text) FROM PUBLIC;
     """,
     fence_functions.STEP,
-    client_functions.STEP,
+    "SELECT",  # was `hold` as it was first: replaced below
     # A proof after the reading is none: the tablet may have arrived between the two. `hold` comes first.
     "DROP FUNCTION IF EXISTS balancer.prove(bigint, bigint)",
+    locks.STEP + client_functions.STEP,
 )
 """What brings a node from version n to n + 1."""
 
@@ -179,7 +180,9 @@ def write_tablets(cursor: Cursor, tablets: Sequence[OwnedTablet]) -> None:
         ON CONFLICT (id) DO UPDATE SET
             epoch = EXCLUDED.epoch, state = EXCLUDED.state, schemas = EXCLUDED.schemas,
             partitions = EXCLUDED.partitions, migration = EXCLUDED.migration, deadline = EXCLUDED.deadline,
-            moved_to = EXCLUDED.moved_to, changed = now()
+            moved_to = EXCLUDED.moved_to, changed = now(),
+            -- Only fences write it; but one that comes back has none yet, whatever stood here when it left.
+            until = CASE WHEN EXCLUDED.state <> 'incoming' THEN tablet.until END
         """,
         [_row(tablet) for tablet in tablets],
     )

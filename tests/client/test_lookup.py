@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from balancer.client import texthash
 from balancer.client.bulk import BulkMap
-from balancer.client.inthash import low_hash
+from balancer.client.inthash import LOW_BITS, low_hash, slot_finder
 from balancer.client.locate import locate_key, parse_key
 from balancer.client.lookup import Maps
 from balancer.directory.lawful import TABLET_COUNTER
@@ -30,9 +31,26 @@ SEED = 20
 NODES = ("pg-a", "pg-b", "pg-c")
 
 
+FIND = slot_finder([str(slot) for slot in range(1 << LOW_BITS)], str)
+"""Each slot holds its own number."""
+
+
 @given(st.integers(-(1 << 63), (1 << 63) - 1))
 def test_the_quick_hash_of_an_integer_is_the_partition_hash(value: int) -> None:
-    assert low_hash(value) == partition_hash((KeyType.BIGINT,), (value,)) & 0xFFFFFFFF
+    whole = partition_hash((KeyType.BIGINT,), (value,))
+    assert low_hash(value) == whole & 0xFFFFFFFF
+    assert FIND(value) == str(whole & 0xFFFF)
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60))
+def test_the_quick_hash_of_a_text_is_the_partition_hash(value: str) -> None:
+    assert texthash.low_bits(value.encode()) == partition_hash((KeyType.TEXT,), (value,)) & 0xFFFF
+
+
+@pytest.mark.parametrize("length", range(texthash.LONGEST + 1))
+def test_a_text_of_every_length_is_hashed_right(length: int) -> None:
+    value = "abcdefghijk"[: length % 11] + "0123456789z" * (length // 11)
+    assert texthash.low_bits(value.encode()) == partition_hash((KeyType.TEXT,), (value,)) & 0xFFFF
 
 
 def random_leaves(chance: Random, count: int) -> list[Leaf]:

@@ -101,11 +101,14 @@ def test_an_open_transaction_is_named_and_waited_for(cluster: Cluster) -> None:
     assert cluster.rows()["b"][int(str(number))] == 3
 
 
-def test_a_blocker_is_ended_where_that_is_allowed(cluster: Cluster) -> None:
+@pytest.mark.parametrize("written", [True, False])
+def test_a_blocker_is_ended_where_that_is_allowed(cluster: Cluster, written: bool) -> None:
+    """One that has written, or one that has only proven that it may."""
     cluster.settings = replace(cluster.settings, terminate_blockers=True, blocker_age=0.2)
     with psycopg.connect(cluster.dsns["a"]) as blocker:
         number = cluster.query("a", "SELECT min(id) FROM orders_t2")[0][0]
-        begun = {"entered:fencing": lambda: blocker.execute(f"UPDATE orders SET n = 3 WHERE id = {number}")}
+        statement = f"UPDATE orders SET n = 3 WHERE id = {number}" if written else "CALL balancer.hold(2, 1, true)"
+        begun = {"entered:fencing": lambda: blocker.execute(statement)}
         assert move(cluster, begun).state == "done"
         with pytest.raises(psycopg.OperationalError):
             blocker.execute("SELECT 1")

@@ -2,14 +2,16 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
 
 from balancer.errors import Refused
-from balancer.nodes.connection import Address, Connection, connect
+from balancer.nodes.connection import Address, Connection, Cursor, connect
 from balancer.nodes.fence import (
+    MOVED,
+    SEALED,
     Fence,
     drop_fence,
     guard_incoming,
@@ -20,8 +22,9 @@ from balancer.nodes.fence import (
     renew_fence,
     seal_fence,
 )
+from balancer.nodes.locks import keep_writers_out
 from balancer.nodes.names import Name
-from balancer.nodes.schema import install_schema
+from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
 
 LEAF = Name("public", "orders_t1")
 WANTED = Fence("m1", 1, "", 0, 1)
@@ -171,3 +174,40 @@ def test_a_partition_that_is_being_filled_takes_writes_from_replication_only(nod
         node.execute("INSERT INTO orders_t1 VALUES (60)")
     assert raised.value.sqlstate == "TB001"
     node.execute("SET session_replication_role = replica; INSERT INTO orders_t1 VALUES (60)")
+
+
+def test_a_tablet_s_row_has_the_word_of_its_fence(node: Connection) -> None:
+    """Clients look at the row only: at every commit it must say what the trigger says."""
+    with node.cursor() as cursor:
+        write_tablets(cursor, [OwnedTablet(1, 1, OwnState.OWNED, (LEAF,))])
+
+    def agree(step: Callable[[Cursor], object]) -> str | None:
+        with node.transaction(), node.cursor() as cursor:
+            step(cursor)
+        with node.cursor() as cursor:
+            fence = read_fence(cursor, LEAF)
+        assert node.execute("SELECT until FROM balancer.tablet").fetchone() == (fence.until if fence else None,)
+        return fence.until if fence else None
+
+    fence = fenced(node)
+    assert agree(lambda cursor: renew_fence(cursor, [LEAF], fence, 60.0, 1.0)) not in (None, fence.until)
+    assert agree(lambda cursor: seal_fence(cursor, [LEAF], fence, 1.0)) == SEALED
+    assert agree(lambda cursor: lift_fence(cursor, [LEAF], 1.0)) is None
+    assert agree(lambda cursor: raise_fence(cursor, [LEAF], WANTED, 30.0, 1.0)) is not None
+    assert agree(lambda cursor: mark_moved(cursor, [LEAF], Fence("m1", 1, "", 0, 1, "pg-b", 7), 1.0)) == MOVED
+
+
+def test_tablets_are_found_by_schema_and_name(node: Connection) -> None:
+    elsewhere = Name("archive", LEAF.name)
+    with node.transaction(), node.cursor() as cursor:
+        write_tablets(
+            cursor,
+            [
+                OwnedTablet(3, 1, OwnState.OWNED, (Name("public", "items_t3"), Name("public", "orders_t3"))),
+                OwnedTablet(2, 1, OwnState.OWNED, (elsewhere,)),
+                OwnedTablet(1, 1, OwnState.OWNED, (LEAF,)),
+            ],
+        )
+        assert keep_writers_out(cursor, [Name("public", "orders_t3"), LEAF]) == [1, 3]
+        assert keep_writers_out(cursor, [elsewhere]) == [2]
+        assert keep_writers_out(cursor, []) == []

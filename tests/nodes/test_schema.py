@@ -57,6 +57,11 @@ def test_tablets_are_read_back_as_written(connection: Connection) -> None:
 def test_a_proof_that_comes_after_the_reading_is_taken_away_from_older_nodes(connection: Connection) -> None:
     install_schema(connection, "shop", "a")
     connection.execute("CREATE FUNCTION balancer.prove(bigint, bigint) RETURNS void LANGUAGE sql AS ''")
+    connection.execute("ALTER TABLE balancer.tablet DROP COLUMN until")
+    connection.execute("DROP INDEX balancer.tablet_partitions_idx")
+    connection.execute("DROP PROCEDURE balancer.hold")
+    for function in ("hold_slowly", "fenced_now", "tablets_of"):
+        connection.execute(f"DROP FUNCTION balancer.{function}".encode())
     connection.execute("UPDATE balancer.node SET schema_version = 3")
     assert install_schema(connection, "shop", "a") == len(STEPS)
     found = connection.execute("SELECT to_regprocedure('balancer.prove(bigint, bigint)')").fetchone()
@@ -70,7 +75,7 @@ def test_an_application_may_ask_but_not_write(connection: Connection) -> None:
     try:
         connection.execute("SET ROLE plain_application")
         with pytest.raises(psycopg.Error, match="is not here"):
-            connection.execute("SELECT balancer.hold(1, 3, true)")
+            connection.execute("CALL balancer.hold(1, 3, true)")
         for statement in ("DELETE FROM balancer.tablet", "SELECT balancer.enter(9, '')"):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(statement)

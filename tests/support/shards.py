@@ -77,12 +77,12 @@ class Shards:
         where = "" if user is None else f" WHERE user_id = {user}"
         return sum(self.node(name).execute(f"SELECT count(*) FROM {root}{where}").fetchone()[0] for name in self.dsns)  # type: ignore[index]
 
-    def fence(self, number: int, seconds: float = 5.0) -> Fence:
+    def fence(self, number: int, seconds: float = 5.0, lock_timeout: float = 2.0) -> Fence:
         """As a migration fences: durable, with a deadline."""
         tablet = self.tablet(number)
         with self.node(tablet.node).transaction(), self.node(tablet.node).cursor() as cursor:
             wanted = Fence("mtest", 1, "", 0, number)
-            return raise_fence(cursor, leaves(number), wanted, seconds, lock_timeout=2.0)
+            return raise_fence(cursor, leaves(number), wanted, seconds, lock_timeout)
 
     def seal(self, number: int, fence: Fence) -> Fence:
         node = self.node(self.tablet(number).node)

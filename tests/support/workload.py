@@ -268,7 +268,7 @@ class _Unknown(Exception):
 def _opening(tablet: Tablet, writing: bool) -> bytes:
     """BEGIN and the proof of ownership in one message, as the client library sends it."""
     mode = "READ COMMITTED READ WRITE" if writing else "REPEATABLE READ READ ONLY"
-    return f"BEGIN ISOLATION LEVEL {mode}; SELECT balancer.hold({tablet.id}, {tablet.epoch}, {writing})".encode()
+    return f"BEGIN ISOLATION LEVEL {mode}; CALL balancer.hold({tablet.id}, {tablet.epoch}, {writing})".encode()
 
 
 def owner(cluster: Cluster, follower: Follower, number: int) -> Tablet:

@@ -1,0 +1,24 @@
+"""Commands of the router's own: sent as they are, in one message, without the cursor that an application's query has.
+
+A cursor costs as much as the round trip itself, and BEGIN, the proof of ownership and COMMIT need none: they have no
+parameters, no rows and nothing to prepare. Not for ROLLBACK, after which psycopg forgets what it has prepared: that
+goes through a cursor. Each router waits for the steps in its own way (`Connection.wait`), so both stay interruptible.
+"""
+
+from typing import Any
+
+from psycopg import generators
+from psycopg.abc import PQGen
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus
+
+_FATAL = ExecStatus.FATAL_ERROR
+
+
+def command(connection: Any, statements: bytes) -> PQGen[None]:
+    """Sends statements on a connection of either kind and reads the answers; raises the server's error, if any."""
+    pgconn = connection.pgconn
+    pgconn.send_query(statements)
+    for result in (yield from generators.execute(pgconn)):
+        if result.status == _FATAL:
+            raise error_from_result(result, encoding=connection.info.encoding)
