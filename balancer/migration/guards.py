@@ -139,11 +139,16 @@ def clear_the_way(ctx: Context, partitions: Sequence[Name]) -> None:
 
 
 def name_blockers(ctx: Context, partitions: Sequence[Name]) -> None:
-    """After a lock was not granted in time: raises `Overrun` naming who holds it, if somebody still does."""
+    """After a lock was not granted in time: raises `Overrun` naming who holds it, if somebody still does.
+
+    A vacuum would give way by itself, but only to who waits for longer than we do: it is cancelled.
+    """
     try:
         source = ctx.links.control(ctx.record.source_node)
         with translated(ctx.record.source_node):
             found = blockers.find_blockers(source, partitions)
+            for vacuum in (blocker for blocker in found if blocker.what == "autovacuum worker"):
+                blockers.cancel(source, vacuum)
     except Unavailable:
         return  # the server itself is gone: that is said by the error at hand
     if found:

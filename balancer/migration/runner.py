@@ -134,7 +134,8 @@ class Runner:
         pause, longest = (0.01, 0.1) if state is State.OPENING else (0.1, 2.0)
         while True:
             try:
-                if state not in FORWARD:
+                # A fence that a switch has left must be lifted first: that is how catching up begins.
+                if state not in FORWARD and (state is not State.CATCHING_UP or ctx.fenced_at is None):
                     ctx.checkpoint()
                 return steps.step_of(ctx.track, state)(ctx)
             except Fenced:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -11,7 +12,7 @@ import pytest
 from balancer.directory.model import MigrationMode
 from balancer.migration.begin import begin_move
 from balancer.migration.begin_reshard import begin_split
-from tests.support.cluster import Cluster, build, hash_table, hash_tablets
+from tests.support.cluster import AMPLE, Cluster, build, hash_table, hash_tablets
 
 # Node a gives out odd numbers and node b even ones: they never meet, whoever owns what.
 ROOT = """
@@ -36,6 +37,7 @@ def numbered(request: pytest.FixtureRequest, tmp_path: Path, pair: dict[str, str
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute(ROOT.format(start=start))
     made = build(tmp_path, dsns, hash_table(), hash_tablets(2, ["a"]), columns=None)
+    made.settings = replace(made.settings, **AMPLE)
     yield made
     made.close()
 

@@ -9,7 +9,7 @@ from balancer.migration.begin import begin_move
 from balancer.migration.begin_reshard import begin_split
 from balancer.migration.doctor import examine
 from balancer.migration.record import read_detail
-from tests.support.cluster import Cluster
+from tests.support.cluster import AMPLE, Cluster
 from tests.support.failing import Listener, obstacle
 from tests.support.spy import Spy
 
@@ -27,6 +27,7 @@ def move(cluster: Cluster, observer: Spy, mode: MigrationMode = MigrationMode.RE
 @pytest.mark.parametrize("node", ["a", "b"])
 @pytest.mark.parametrize("mode", list(MigrationMode))
 def test_a_node_that_is_lost_in_the_copy_costs_a_new_copy(cluster: Cluster, mode: MigrationMode, node: str) -> None:
+    cluster.settings = replace(cluster.settings, **AMPLE)
     before = cluster.rows()["a"]
     written: list[object] = []
     listener = Listener()
@@ -61,7 +62,8 @@ def test_a_lock_that_is_not_granted_while_a_split_is_completed_costs_a_new_copy(
     leadership = cluster.become_leader(directory)
     migration = begin_split(directory, leadership, 2)
     with obstacle(cluster, "a", f"orders_t{migration.targets[1].id}", "SHARE UPDATE EXCLUSIVE") as vacuum:
-        spy = Spy({"entered:copying": lambda: vacuum.hold_for(2.5)})  # rows can be written, indexes cannot be built
+        # Rows can be written, indexes cannot be built; it ends when the wait for it has been given up.
+        spy = Spy({"entered:copying": vacuum.hold, "entered:restarting": vacuum.release})
         done = cluster.runner(directory, leadership, spy).run(migration.id)
     assert (done.state, done.error) == ("done", "")
     assert "lock timeout" in read_detail(done).retreat

@@ -6,6 +6,7 @@ Everything is real; only the daemon's loop is left out. `Cluster.become_leader` 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -37,6 +38,8 @@ from balancer.settings import MigrationSettings
 from policies.keys import HIGHEST, LOWEST, KeyType, encode_key
 from policies.leaves import Leaf
 
+AMPLE: dict[str, Any] = {"write_pause_budget": 5.0, "fence_deadline": 10.0, "lock_timeout": 1.0, "retry_patience": 90.0}
+"""For tests that are not about the pause: a machine that others keep busy must not decide them."""
 QUICK = MigrationSettings(retire_grace=0.0, retry_patience=20.0, retry_back_off=0.05)
 
 COLUMNS = "(id bigint NOT NULL, n bigint NOT NULL DEFAULT 0, note text, PRIMARY KEY (id))"
