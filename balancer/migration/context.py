@@ -59,7 +59,8 @@ class Context:
         self.fenced_at: float | None = None  # monotonic; None: writers are not held back
         self.shapes: tuple[Shape, ...] | None = None  # of the source's partitions, once read
         self.different = False  # the copy was not what the source is
-        self.prepared: object | None = None  # what `verifying` hands to `swapping`
+        self.prepared: Any = None  # what one step hands to the next: `draining` to `verifying`, that to `swapping`
+        self.sequences: tuple[str, ...] = ()  # those behind the roots' columns, once found
 
     @property
     def id(self) -> str:
@@ -156,9 +157,8 @@ class Context:
     @contextmanager
     def _transaction(self, node: str) -> Iterator[Cursor]:
         self.leadership.check()
-        with node_transaction(self.links.control(node), self.leadership.epoch, node) as cursor:
-            # A step that was acknowledged must survive the node's crash, whatever its own default is.
-            cursor.execute("SET LOCAL synchronous_commit TO on")
+        # A step that was acknowledged must survive the node's crash, whatever its own default is.
+        with node_transaction(self.links.control(node), self.leadership.epoch, node, durable=True) as cursor:
             yield cursor
 
     @contextmanager

@@ -8,7 +8,7 @@ from balancer.migration.background import Background
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.machine import Event
 from balancer.nodes import capture, fence, partition, replication, schema, sequences
-from balancer.nodes.connection import Cursor
+from balancer.nodes.connection import NO_STATEMENT_TIMEOUT, Cursor, Statement, lock_timeout, run_together
 from balancer.nodes.objects import bound_constraint
 
 
@@ -27,18 +27,23 @@ def opening(ctx: Context) -> Event:
 
 
 def _open_target(ctx: Context, cursor: Cursor) -> None:
-    """One transaction: attached, `owned`, its sequences ahead of what the rows contain."""
-    cursor.execute("SELECT set_config('lock_timeout', %s, true)", (f"{round(ctx.settings.lock_timeout * 1000)}ms",))
-    # There is no way back: what PostgreSQL insists on (a foreign key between the roots) must not be cut short.
-    cursor.execute("SET LOCAL statement_timeout TO 0")
-    replication.disable_subscription(cursor, ctx.id)
-    for place in ctx.target_places:  # referenced roots before those that refer to them
-        if partition.detach_pending(cursor, place.partition) is None:
-            fence.drop_fence(cursor, [place.partition], ctx.settings.lock_timeout)
-            partition.attach(cursor, place, bound_constraint(ctx.id))
-    sequences.raise_sequences(cursor, ctx.detail.sequences)
+    """One transaction: attached, `owned`, its sequences ahead of what the rows contain. What can, travels together."""
     names = partitions_of(ctx.table, ctx.moved)
-    schema.write_tablets(cursor, [schema.OwnedTablet(ctx.moved.id, ctx.moved.epoch, schema.OwnState.OWNED, names)])
+    attached = partition.attachments(cursor, names)
+    statements: list[Statement] = [
+        lock_timeout(ctx.settings.lock_timeout),
+        # There is no way back: what PostgreSQL insists on (a foreign key between the roots) must not be cut short.
+        NO_STATEMENT_TIMEOUT,
+    ]
+    if replication.subscription_exists(cursor, ctx.id):
+        statements.append(replication.disable_statement(ctx.id))
+    for place in ctx.target_places:  # referenced roots before those that refer to them
+        if attached.get(place.partition) is None:
+            statements += fence.drop_statements(place.partition)
+            statements += partition.attach_statements(place, bound_constraint(ctx.id))
+    statements += sequences.raise_statements(ctx.detail.sequences)
+    owned = schema.OwnedTablet(ctx.moved.id, ctx.moved.epoch, schema.OwnState.OWNED, names)
+    run_together(cursor, [*statements, *schema.tablet_statements([owned])])
 
 
 def retiring(ctx: Context) -> Event:
@@ -58,17 +63,13 @@ def retiring(ctx: Context) -> Event:
 
 def _mark_moved(ctx: Context) -> None:
     names = partitions_of(ctx.table, ctx.sources[0])
+    gone = fence.Fence(ctx.id, ctx.leadership.epoch, fence.MOVED, 0, ctx.moved.id, ctx.moved.node, ctx.moved.epoch)
+    told = schema.OwnedTablet(ctx.moved.id, ctx.moved.epoch, schema.OwnState.MOVED, names, moved_to=ctx.moved.node)
     with ctx.source() as cursor:
         # One whose detach was begun was marked before that, and cannot be altered until the detach is finished.
-        there = [
-            name for name in names if partition.exists(cursor, name) and not partition.detach_pending(cursor, name)
-        ]
-        gone = fence.Fence(ctx.id, ctx.leadership.epoch, fence.MOVED, 0, ctx.moved.id, ctx.moved.node, ctx.moved.epoch)
-        fence.mark_moved(cursor, there, gone, ctx.settings.lock_timeout * 5)
-        schema.write_tablets(
-            cursor,
-            [schema.OwnedTablet(ctx.moved.id, ctx.moved.epoch, schema.OwnState.MOVED, names, moved_to=ctx.moved.node)],
-        )
+        there = [name for name, pending in partition.attachments(cursor, names).items() if not pending]
+        marks = fence.moved_statements(there, gone, ctx.settings.lock_timeout * 5)
+        run_together(cursor, [*marks, *schema.tablet_statements([told])])
 
 
 def _remove_stream(ctx: Context) -> None:

@@ -6,34 +6,45 @@ needs neither.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psycopg
+from psycopg import sql
+from psycopg.pq import TransactionStatus
 
 from balancer.errors import Fenced, OutcomeUnknown, Refused
-from balancer.nodes.connection import Connection, Cursor, lost, translate
+from balancer.nodes.connection import Connection, Cursor, last_rows, lost, translate
 from balancer.nodes.schema import LEADER_LOCK
 
 
 @contextmanager
-def node_transaction(connection: Connection, leader_epoch: int, node: str = "") -> Iterator[Cursor]:
+def node_transaction(
+    connection: Connection, leader_epoch: int, node: str = "", *, durable: bool = False
+) -> Iterator[Cursor]:
     """A transaction under this leader's epoch. With `node`, the database must be that node.
 
-    Raises `Fenced` if the node has seen a newer leader, `OutcomeUnknown` if the connection broke during COMMIT.
-    Driver errors become ours; nothing is applied when it raises anything but `OutcomeUnknown`.
+    With `durable`, its commit waits for the disk whatever the server's own default is. Raises `Fenced` if the node has
+    seen a newer leader, `OutcomeUnknown` if the connection broke during COMMIT. Driver errors become ours; nothing is
+    applied when it raises anything but `OutcomeUnknown`.
     """
     assert connection.autocommit, "the transaction would begin before the check"
+    assert connection.info.transaction_status == TransactionStatus.IDLE, "it would be part of another transaction"
     label = node or connection.info.dbname
     committing = False
     try:
-        with connection.transaction(), connection.cursor() as cursor:
-            _enter(cursor, leader_epoch, node)
+        with connection.cursor() as cursor:
+            _enter(cursor, leader_epoch, node, durable)
             yield cursor
             committing = True
+            connection.commit()
     except psycopg.Error as error:
         if committing and lost(error):
             raise OutcomeUnknown(f"the connection to node {label} broke during a commit") from error
         raise translate(label, error) from error
+    finally:
+        # After a commit there is nothing left to roll back, and nothing is sent.
+        with suppress(psycopg.Error):
+            connection.rollback()
 
 
 @contextmanager
@@ -60,9 +71,15 @@ def node_command(connection: Connection, leader_epoch: int, node: str = "") -> I
         raise translate(node or connection.info.dbname, error) from error
 
 
-def _enter(cursor: Cursor, leader_epoch: int, node: str) -> None:
-    row = cursor.execute("SELECT balancer.enter(%s, %s)", (leader_epoch, node)).fetchone()
-    if row is None or row[0] is None:
+_BEGIN = "BEGIN; {} SELECT balancer.enter({}, {})"
+"""One message: a writer may be waiting for what follows."""
+
+
+def _enter(cursor: Cursor, leader_epoch: int, node: str, durable: bool) -> None:
+    setting = sql.SQL("SET LOCAL synchronous_commit TO on;" if durable else "")
+    cursor.execute(sql.SQL(_BEGIN).format(setting, sql.Literal(leader_epoch), sql.Literal(node)))
+    row = last_rows(cursor)[0]
+    if row[0] is None:
         raise Refused(f"our schema on node {node} is damaged: balancer.node is empty")
     if row[0] != leader_epoch:
         raise _fenced(row[0], leader_epoch)

@@ -5,7 +5,9 @@ Without it a moved tablet would get ids that it has already. Called by migration
 
 from collections.abc import Sequence
 
-from balancer.nodes.connection import Cursor
+from psycopg import sql
+
+from balancer.nodes.connection import Cursor, Statement
 from balancer.nodes.names import Name
 
 _FIND = """
@@ -20,27 +22,29 @@ _FIND = """
 """
 
 
-def read_sequences(cursor: Cursor, roots: Sequence[Name]) -> tuple[tuple[str, int], ...]:
-    """The sequences that the roots' columns draw from, with the last value given out."""
-    names = [str(row[0]) for row in cursor.execute(_FIND, ([str(root) for root in roots],))]
-    found = []
-    for name in names:
-        row = cursor.execute("SELECT pg_sequence_last_value(%s::regclass)", (name,)).fetchone()
-        if row is not None and row[0] is not None:
-            found.append((name, int(row[0])))
-    return tuple(found)
+def find_sequences(cursor: Cursor, roots: Sequence[Name]) -> tuple[str, ...]:
+    """The sequences that the roots' columns draw from."""
+    return tuple(str(row[0]) for row in cursor.execute(_FIND, ([str(root) for root in roots],)))
 
 
-def raise_sequences(cursor: Cursor, values: Sequence[tuple[str, int]]) -> None:
-    """Makes each sequence here give out nothing up to its value. One that is not here is passed over."""
-    for name, value in values:
-        cursor.execute(
-            """
-            SELECT CASE WHEN increment_by > 0 THEN setval(oid, greatest(%(value)s, coalesce(last, %(value)s)))
-                        ELSE setval(oid, least(%(value)s, coalesce(last, %(value)s))) END
-            FROM (SELECT seqrelid::regclass AS oid, seqincrement AS increment_by,
-                         pg_sequence_last_value(seqrelid) AS last
-                  FROM pg_sequence WHERE seqrelid = to_regclass(%(name)s)) AS here
-            """,
-            {"name": name, "value": value},
-        )
+def read_sequences(cursor: Cursor, names: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """Those of them that were used, with the last value given out."""
+    if not names:
+        return ()
+    found = cursor.execute(
+        "SELECT name, pg_sequence_last_value(name::regclass) FROM unnest(%s::text[]) AS name", (list(names),)
+    )
+    return tuple((str(name), int(value)) for name, value in found if value is not None)
+
+
+def raise_statements(values: Sequence[tuple[str, int]]) -> list[Statement]:
+    """Make each sequence here give out nothing up to its value. One that is not here is passed over."""
+    return [sql.SQL(_RAISE).format(name=sql.Literal(name), value=sql.Literal(value)) for name, value in values]
+
+
+_RAISE = """
+    SELECT CASE WHEN increment_by > 0 THEN setval(oid, greatest({value}, coalesce(last, {value})))
+                ELSE setval(oid, least({value}, coalesce(last, {value}))) END
+    FROM (SELECT seqrelid::regclass AS oid, seqincrement AS increment_by, pg_sequence_last_value(seqrelid) AS last
+          FROM pg_sequence WHERE seqrelid = to_regclass({name})) AS here
+"""
