@@ -163,7 +163,7 @@ def add_triggers(cursor: Cursor, shape: Shape, partition: Name) -> None:
 
 
 def add_bound(cursor: Cursor, place: Place, constraint: str) -> None:
-    """The CHECK that lets ATTACH take a moment; scans the partition, which nobody uses yet."""
+    """The CHECK that lets ATTACH take a moment; scans the partition, if it has rows already."""
     expression = check_expression(place.columns, place.part, root_oid(cursor, place.root))
     cursor.execute(
         sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} CHECK ({})").format(
