@@ -86,8 +86,8 @@ def fencing(ctx: Context) -> Event:
 
 
 def _raise_fence(ctx: Context, names: list[Name], wanted: fence.Fence, seconds: float) -> None:
-    with ctx.source() as cursor:
-        standing = fence.lock_for_fence(cursor, names, wanted, seconds, ctx.settings.lock_timeout)
+    with ctx.source(fence.lock_statements(names, seconds, ctx.settings.lock_timeout)) as cursor:
+        standing = fence.locked_fence(cursor, wanted)
         statements = fence.trigger_statements(names, standing)
         statements += schema.tablet_statements([_fenced(ctx, tablet, standing) for tablet in ctx.sources])
         if ctx.track is Track.MOVE_REPLICATE:
@@ -150,8 +150,8 @@ def sealing(ctx: Context) -> Event:
     names = [place.partition for place in ctx.source_places]
     # The thread has the target's connection to itself: this one speaks to the source only.
     with Background(lambda _: _make_durable(ctx), "make-durable") as flushing:
-        with ctx.source() as cursor:
-            sealed = fence.seal_fence(cursor, names, ctx.fence, ctx.settings.lock_timeout)
+        with ctx.source(fence.look_statements(names, ctx.settings.lock_timeout)) as cursor:
+            sealed = fence.seal_locked(cursor, names, ctx.fence)
         ctx.fence = sealed
         flushing.result()
     return Event.STEP
@@ -159,9 +159,8 @@ def sealing(ctx: Context) -> Event:
 
 def _make_durable(ctx: Context) -> None:
     """Replication applies without waiting for the disk; this commit waits, and with it all that was applied."""
-    with ctx.target() as cursor:
-        cursor.execute("UPDATE balancer.tablet SET changed = now() WHERE id = %s", (ctx.moved.id,))
-        if cursor.rowcount != 1:
+    with ctx.target([schema.touch_statement(ctx.moved.id)]) as cursor:
+        if not last_rows(cursor):
             raise Refused(f"node {ctx.record.target_node} does not know of the incoming tablet {ctx.moved.id}")
 
 

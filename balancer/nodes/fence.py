@@ -55,19 +55,22 @@ class Fence:
 
 def raise_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, seconds: float, lock_timeout: float) -> Fence:
     """Fences these partitions for so many seconds; returns the fence with its deadline. `fence.until` is ignored."""
-    standing = lock_for_fence(cursor, partitions, fence, seconds, lock_timeout)
+    run_together(cursor, lock_statements(partitions, seconds, lock_timeout))
+    standing = locked_fence(cursor, fence)
     run_together(cursor, trigger_statements(partitions, standing))
     return standing
 
 
-def lock_for_fence(
-    cursor: Cursor, partitions: Sequence[Name], fence: Fence, seconds: float, lock_timeout: float
-) -> Fence:
-    """The first half of raising: the lock, and the fence as it will be. `trigger_statements` are the other half."""
+def lock_statements(partitions: Sequence[Name], seconds: float, lock_timeout: float) -> list[Statement]:
+    """The first part of raising: the lock, and what `locked_fence` reads."""
     found = sql.SQL(
         "SELECT (extract(epoch FROM clock_timestamp()) + {})::text, last_value + is_called::int FROM balancer.breaches"
     ).format(sql.Literal(seconds))
-    run_together(cursor, [*_lock_statements(partitions, lock_timeout), found])
+    return [*_lock(partitions, lock_timeout), found]
+
+
+def locked_fence(cursor: Cursor, fence: Fence) -> Fence:
+    """The second part: the fence as it will be. `trigger_statements` are the third."""
     until, breaches = last_rows(cursor)[0]
     return replace(fence, until=until, breaches=breaches)
 
@@ -85,7 +88,13 @@ def renew_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, second
 
 def seal_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, lock_timeout: float) -> Fence:
     """Makes a fence permanent, if it is this very one and still stands. Raises `Refused` if not."""
-    check_standing(cursor, partitions, fence, lock_timeout)
+    run_together(cursor, look_statements(partitions, lock_timeout))
+    return seal_locked(cursor, partitions, fence)
+
+
+def seal_locked(cursor: Cursor, partitions: Sequence[Name], fence: Fence) -> Fence:
+    """The same after `look_statements` were sent."""
+    _check_looked(cursor, fence)
     sealed = replace(fence, until=SEALED)
     run_together(cursor, trigger_statements(partitions, sealed))
     return sealed
@@ -99,17 +108,26 @@ def mark_moved(cursor: Cursor, partitions: Sequence[Name], fence: Fence, lock_ti
 def moved_statements(partitions: Sequence[Name], fence: Fence, lock_timeout: float) -> list[Statement]:
     """What `mark_moved` sends."""
     moved = trigger_statements(partitions, replace(fence, until=MOVED))
-    return [*_lock_statements(partitions, lock_timeout), *moved]
+    return [*_lock(partitions, lock_timeout), *moved]
 
 
 def check_standing(cursor: Cursor, partitions: Sequence[Name], fence: Fence, lock_timeout: float) -> None:
     """Raises `Refused` unless this very fence has let nothing through; holds its lock until the transaction ends."""
+    run_together(cursor, look_statements(partitions, lock_timeout))
+    _check_looked(cursor, fence)
+
+
+def look_statements(partitions: Sequence[Name], lock_timeout: float) -> list[Statement]:
+    """The lock, and what there is to know of the fences under it."""
     look = sql.SQL(
         "SELECT name, (SELECT tgargs FROM pg_trigger WHERE tgrelid = to_regclass(name) AND tgname = {}"
         " AND tgenabled <> 'D'), extract(epoch FROM clock_timestamp())::float8, last_value + is_called::int"
         " FROM unnest({}::text[]) AS name, balancer.breaches"
     ).format(sql.Literal(FENCE_TRIGGER), sql.Literal([str(partition) for partition in partitions]))
-    run_together(cursor, [*_lock_statements(partitions, lock_timeout), look])
+    return [*_lock(partitions, lock_timeout), look]
+
+
+def _check_looked(cursor: Cursor, fence: Fence) -> None:
     for name, arguments, now, breaches in last_rows(cursor):
         found = None if arguments is None else _parse(arguments)
         if found is None or replace(found, until="") != replace(fence, until=""):
@@ -178,7 +196,7 @@ def deadline_of(fence: Fence) -> datetime | None:
 
 def lock_partitions(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float) -> None:
     """Waits for writers in flight and keeps others out until the transaction ends; readers are not concerned."""
-    run_together(cursor, _lock_statements(partitions, lock_timeout))
+    run_together(cursor, _lock(partitions, lock_timeout))
 
 
 def guard_incoming(cursor: Cursor, partition: Name, fence: Fence) -> None:
@@ -192,7 +210,7 @@ def trigger_statements(partitions: Sequence[Name], fence: Fence) -> list[Stateme
     return [statement for partition in partitions for statement in _triggers(partition, fence, "ENABLE ALWAYS")]
 
 
-def _lock_statements(partitions: Sequence[Name], lock_timeout: float) -> list[Statement]:
+def _lock(partitions: Sequence[Name], lock_timeout: float) -> list[Statement]:
     lock = sql.SQL("LOCK TABLE ONLY {} IN SHARE ROW EXCLUSIVE MODE")
     return [connection.lock_timeout(lock_timeout), *(lock.format(partition.identifier) for partition in partitions)]
 

@@ -5,7 +5,7 @@ in a transaction, inside `node_command`. A predecessor who wakes up late is then
 needs neither.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import psycopg
@@ -13,19 +13,26 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from balancer.errors import Fenced, OutcomeUnknown, Refused
-from balancer.nodes.connection import Connection, Cursor, last_rows, lost, translate
+from balancer.nodes.connection import Connection, Cursor, Statement, lost, run_together, translate
 from balancer.nodes.schema import LEADER_LOCK
 
 
 @contextmanager
 def node_transaction(
-    connection: Connection, leader_epoch: int, node: str = "", *, durable: bool = False
+    connection: Connection,
+    leader_epoch: int,
+    node: str = "",
+    *,
+    durable: bool = False,
+    together: Sequence[Statement] = (),
 ) -> Iterator[Cursor]:
     """A transaction under this leader's epoch. With `node`, the database must be that node.
 
-    With `durable`, its commit waits for the disk whatever the server's own default is. Raises `Fenced` if the node has
-    seen a newer leader, `OutcomeUnknown` if the connection broke during COMMIT. Driver errors become ours; nothing is
-    applied when it raises anything but `OutcomeUnknown`.
+    With `durable`, its commit waits for the disk whatever the server's own default is. The statements in `together`
+    travel with the check and are rolled back if it fails; `last_rows` has the rows of the last of them.
+
+    Raises `Fenced` if the node has seen a newer leader, `OutcomeUnknown` if the connection broke during COMMIT. Driver
+    errors become ours; nothing is applied when it raises anything but `OutcomeUnknown`.
     """
     assert connection.autocommit, "the transaction would begin before the check"
     assert connection.info.transaction_status == TransactionStatus.IDLE, "it would be part of another transaction"
@@ -33,7 +40,7 @@ def node_transaction(
     committing = False
     try:
         with connection.cursor() as cursor:
-            _enter(cursor, leader_epoch, node, durable)
+            _begin(cursor, leader_epoch, node, durable, together)
             yield cursor
             committing = True
             connection.commit()
@@ -71,15 +78,15 @@ def node_command(connection: Connection, leader_epoch: int, node: str = "") -> I
         raise translate(node or connection.info.dbname, error) from error
 
 
-_BEGIN = "BEGIN; {} SELECT balancer.enter({}, {})"
-"""One message: a writer may be waiting for what follows."""
-
-
-def _enter(cursor: Cursor, leader_epoch: int, node: str, durable: bool) -> None:
-    setting = sql.SQL("SET LOCAL synchronous_commit TO on;" if durable else "")
-    cursor.execute(sql.SQL(_BEGIN).format(setting, sql.Literal(leader_epoch), sql.Literal(node)))
-    row = last_rows(cursor)[0]
-    if row[0] is None:
+def _begin(cursor: Cursor, leader_epoch: int, node: str, durable: bool, together: Sequence[Statement]) -> None:
+    """One message: a writer may be waiting for what follows."""
+    start = [sql.SQL("BEGIN")] + [sql.SQL("SET LOCAL synchronous_commit TO on")] * durable
+    enter = sql.SQL("SELECT balancer.enter({}, {})").format(sql.Literal(leader_epoch), sql.Literal(node))
+    run_together(cursor, [*start, enter, *together])
+    for _ in start:
+        cursor.nextset()
+    row = cursor.fetchone()
+    if row is None or row[0] is None:
         raise Refused(f"our schema on node {node} is damaged: balancer.node is empty")
     if row[0] != leader_epoch:
         raise _fenced(row[0], leader_epoch)

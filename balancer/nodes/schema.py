@@ -205,6 +205,12 @@ def tablet_statements(tablets: Sequence[OwnedTablet]) -> list[Statement]:
     return [sql.SQL(_INSERT + _REPLACE).format(row) for row in values]
 
 
+def touch_statement(tablet: int) -> Statement:
+    """Writes to a tablet's row and leaves it as it is; answers its id, if it is there."""
+    update = sql.SQL("UPDATE balancer.tablet SET changed = now() WHERE id = {} RETURNING id")
+    return update.format(sql.Literal(tablet))
+
+
 def forget_tablets(cursor: Cursor, ids: Sequence[int]) -> None:
     """Removes rows of tablets that no longer exist; inside the caller's `node_transaction`."""
     cursor.execute("DELETE FROM balancer.tablet WHERE id = ANY(%s)", (list(ids),))
