@@ -31,8 +31,8 @@ bench: setup-dev servers  ## measurements, each beside something real in the sam
 soak: setup-dev servers  ## an instance under load for ten minutes, its figures as a table; SECONDS=60 is shorter
 	$(BIN)/python -m tests.support.soak $(or $(SECONDS),600)
 
-crash-matrix: setup-dev servers  ## every state × everybody killed; WORDS='split daemon' runs a part
-	$(BIN)/python -m tests.support.crash_matrix_main $(WORDS)
+crash-matrix: setup-dev servers  ## every state × everybody killed, JOBS=3 cells at a time; WORDS='split daemon' runs a part
+	$(BIN)/python -m tests.support.crash_matrix_main -j $(or $(JOBS),3) $(WORDS)
 
 setup: $(VENV)/.run
 

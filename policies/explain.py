@@ -60,6 +60,10 @@ def explain_node(view: BundleView, options: BundleOptions, node: str) -> Explana
             f"its disk is {share_text(full)} full: it closes at {share_text(limits.close_at_disk_share)} and reopens "
             f"below {share_text(limits.reopen_at_disk_share)}"
         )
+    else:
+        sentences.append(
+            "how full its disk is cannot be said: PostgreSQL does not tell, and the bundle's file gives it no `disk`"
+        )
     if known.condition in (NodeCondition.ACTIVE, NodeCondition.CLOSED):
         sentences += _levels(problem, moves, at)
     sentences.append(_traffic(problem, moves, at))

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 POSITIONS = 1 << 64
+_LOWEST_64 = POSITIONS - 1
+_REVERSED_BYTES = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 MAX_MODULUS = 1 << 30  # PostgreSQL's moduli are int4
 
 
@@ -64,8 +66,8 @@ def position(hashed: int) -> int:
 
 
 def reverse_bits(number: int) -> int:
-    """The 64 bits of a number in the opposite order."""
-    return int(f"{number:064b}"[::-1], 2)
+    """The lowest 64 bits of a number in the opposite order."""
+    return int.from_bytes((number & _LOWEST_64).to_bytes(8, "little").translate(_REVERSED_BYTES), "big")
 
 
 def uncovered(leaves: Iterable[Leaf]) -> str | None:

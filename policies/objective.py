@@ -40,6 +40,16 @@ def move_gains(problem: Problem, state: State, rows: Ints, targets: Ints) -> Flo
     return gains
 
 
+def exchange_floor(problem: Problem, give: Ints, take: Ints, min_gain: float) -> Floats:
+    """The least gain that is worth an exchange: as for moves, so much for all the load that is carried, there and back.
+
+    The difference of the two is what helps; counted by that alone, two large tablets would change places for nothing.
+    """
+    carried = (problem.loads[give] + problem.loads[take]) * problem.weights**2
+    floor: Floats = min_gain * 2.0 * carried.sum(axis=-1)
+    return floor
+
+
 def swap_gain(problem: Problem, state: State, give: int, take: int) -> float:
     """How much smaller it becomes when two tablets change places."""
     nodes = np.array([state.owner[give], state.owner[take]])

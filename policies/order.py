@@ -12,7 +12,7 @@ import numpy as np
 from policies.budgets import Admission
 from policies.model import Floats, Ints
 from policies.moves import CODES, URGENT, Moves
-from policies.objective import move_gains, swap_gain
+from policies.objective import exchange_floor, move_gains, swap_gain
 from policies.placement_loads import Bools, State
 from policies.reasons import Left, Taken
 
@@ -83,20 +83,21 @@ class Picker:
             able, gains = able[gains > 0], gains[gains > 0]
             if not len(able) or self.admission.exhausted:
                 return
-            best = int((gains / (problem.sizes[able] + overhead)).argmax())
+            best = int((gains / (problem.costs[able] + overhead)).argmax())
             rows = rows[rows != able[best]]
             yield from self._pick(int(able[best]), float(gains[best]))
         gains = move_gains(problem, self.state, rows, targets[rows])
         rows, gains = rows[gains > 0], gains[gains > 0]
-        yield from self._in_order(rows[np.argsort(-gains / (problem.sizes[rows] + overhead), kind="stable")])
+        yield from self._in_order(rows[np.argsort(-gains / (problem.costs[rows] + overhead), kind="stable")])
 
     def _swaps(self, rows: Ints) -> Iterator[tuple[int, float]]:
         """Both halves or none: a half alone would make things worse, and the next plan might take it back."""
+        problem, min_gain = self.moves.problem, self.admission.options.placement.min_gain
         for give in rows.tolist():
             take = self.moves.swaps[give]
             if give < take and self._pair_admissible(give, take):
-                gain = swap_gain(self.moves.problem, self.state, give, take)
-                if gain > 0:
+                gain = swap_gain(problem, self.state, give, take)
+                if gain > float(exchange_floor(problem, np.array(give), np.array(take), min_gain)):
                     yield from self._pick(give, gain)
                     yield from self._pick(take, gain)
 

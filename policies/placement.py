@@ -20,7 +20,6 @@ from policies.placement_shed import choose_rows
 
 _BULK_TABLETS = 200  # fewer are planned by single steps from the start: each is the best there is
 _ROUNDS = 6
-_CAPACITIES = ("bytes", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ def balance(
             problem,
             state,
             replace(able, movable=movable),
-            Goal(stop=stop, hungry=start, min_gain=settings.min_gain),
+            Goal(stop, start, settings.min_gain, bytes_per_second(problem.view, options), settings.payback_horizon),
             spread,
         )
         refinement.run()
@@ -70,8 +69,7 @@ def pays_back(problem: Problem, state: State, options: BundleOptions) -> Bools:
     Relief of a disk or a memory budget always is. Otherwise the part of a node's load that goes away, over the horizon,
     must exceed the seconds of copying.
     """
-    relieved = [d for d, name in enumerate(problem.dimensions) if name in _CAPACITIES]
-    over: Bools = np.any(excess(problem, state.held)[:, relieved] > 0, axis=1)
+    over: Bools = np.any(excess(problem, state.held)[:, ~problem.rates()] > 0, axis=1)
     seconds = payback_seconds(problem, options)
     pays: Bools = over[state.owner] | (seconds <= options.placement.payback_horizon)
     return pays
@@ -86,7 +84,7 @@ def payback_seconds(problem: Problem, options: BundleOptions) -> Floats:
 
 def carried_share(problem: Problem) -> Floats:
     """T: the part of an average node's load (rates and numbers, not bytes) that each tablet is, at its heaviest."""
-    kept = [d for d, name in enumerate(problem.dimensions) if name not in _CAPACITIES]
+    kept = problem.rates()
     nodes = max(int((problem.due > 0).any(axis=1).sum()), 1)
     weighted = problem.loads[:, kept] * problem.weights[kept] * nodes
     share: Floats = weighted.max(axis=1, initial=0.0)

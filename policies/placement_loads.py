@@ -15,6 +15,7 @@ from policies.options import BundleOptions
 Bools = npt.NDArray[np.bool_]
 
 DIMENSIONS = ("bytes", "memory", "write_rate", "read_rate", "tablets")
+CAPACITIES = ("bytes", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Problem:
     home: Ints  # T: owner, with migrations in flight credited
     loads: Floats  # T×D: share of the whole bundle's load
     sizes: Floats  # T: bytes
+    costs: Floats  # T: bytes, and those of its last move as far as it has not paid them back
     memory: Floats  # T: bytes that count against nodes' memory
     due: Floats  # N×D: the share of the whole that the node should hold; 0 where it should hold nothing
     receiving: Bools  # N: may be given tablets
@@ -49,6 +51,10 @@ class Problem:
         if at == len(self.ids) or self.ids[at] != tablet:
             raise KeyError(tablet)
         return at
+
+    def rates(self) -> Bools:
+        """D: which dimensions are done again and again (rates, numbers), not room that is taken up."""
+        return np.array([name not in CAPACITIES for name in self.dimensions], dtype=np.bool_)
 
     def conditions(self, *wanted: NodeCondition) -> Bools:
         """Which nodes are in one of these conditions."""
@@ -111,6 +117,7 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
         home=home,
         loads=raw,
         sizes=sizes,
+        costs=sizes * (1.0 + _unpaid(view, ids, options.placement.payback_horizon)),
         memory=memory,
         due=due,
         receiving=np.array([node.condition is NodeCondition.ACTIVE for node in nodes], dtype=np.bool_),
@@ -178,6 +185,21 @@ def _credited(view: BundleView, ids: Ints, owner: Ints, index: dict[str, int]) -
             at = int(np.searchsorted(ids, tablet))
             if at < len(ids) and ids[at] == tablet and migration.target in index:
                 out[at] = index[migration.target]
+    return out
+
+
+def _unpaid(view: BundleView, ids: Ints, horizon: float) -> Floats:
+    """T: the part of its last move that each tablet has not paid back yet.
+
+    Of two tablets that would help alike the one that has not been moved lately goes: where load wanders, what it has
+    settled once stays so, and it is not carried back and forth for the sake of another dimension.
+    """
+    out = np.zeros(len(ids))
+    for tablet, history in view.history.items():
+        if history.last_migrated is not None and view.now < history.last_migrated + horizon:
+            at = int(np.searchsorted(ids, tablet))
+            if at < len(ids) and ids[at] == tablet:
+                out[at] = min(1.0, 1.0 - (view.now - history.last_migrated) / horizon)
     return out
 
 

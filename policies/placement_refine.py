@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.model import Floats, Ints
-from policies.objective import node_costs
+from policies.objective import exchange_floor, node_costs
 from policies.placement_fill import Spread
 from policies.placement_loads import Bools, Problem, State, tension, underuse
 
@@ -29,6 +29,8 @@ class Goal:
     stop: float  # a node this little above its due share gives no more
     hungry: float  # a node this far below it must be given something
     min_gain: float
+    bytes_per_second: float  # at which tablets are copied
+    horizon: float  # seconds in which an exchange must carry off more load than its copying takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Refinement:
         self.swapped: list[tuple[int, int]] = []
         self.steps = 0
         self.searches = 0
+        self._hungry_at: tuple[int, Bools] = (-1, np.zeros(0, dtype=np.bool_))
         self.patient = False  # whether the node at hand waits for a tablet that rests
         self.bytes = np.bincount(state.owner, weights=problem.sizes, minlength=len(problem.nodes))
         rows = np.flatnonzero(movable)
@@ -77,12 +80,15 @@ class Refinement:
         return [int(node) for node in order if tight[node] > floor and len(self.members[node])]
 
     def _hungry(self) -> Bools:
-        return underuse(self.problem, self.state.held) > self.goal.hungry
+        """Nodes that have far too little; looked at anew after each step only."""
+        if self._hungry_at[0] != self.steps:
+            self._hungry_at = (self.steps, underuse(self.problem, self.state.held) > self.goal.hungry)
+        return self._hungry_at[1]
 
     def _relieve(self, node: int) -> None:
         """Takes tablets off one node until it is within the threshold, or nothing more helps."""
         while self.steps < _STEPS:
-            tight = float(tension(self.problem, self.state.held)[node])
+            tight = float((self._excess(node) * self.problem.weights).max())
             if tight > self.goal.stop:
                 if not (self._best_move(node, self._receivers(node)) or self._best_swap(node)) or self.patient:
                     return
@@ -113,10 +119,10 @@ class Refinement:
         gain = relief[:, None] + self._cost_of(receivers) - self._costs(receivers, loads[:, None, :])
         worth = self.goal.min_gain * 2.0 * (loads * problem.weights**2).sum(axis=1)
         fits = (gain > np.maximum(worth, 1e-12)[:, None]) & self._fits(rows, receivers)
-        fits &= self._relieves(source, loads, problem.sizes[rows])[:, None]
+        fits &= self._relieves(source, receivers, loads[:, None, :], problem.sizes[rows][:, None])
         if not fits.any():
             return False
-        score = np.where(fits, gain / (problem.sizes[rows] + self.overhead)[:, None], -np.inf)
+        score = np.where(fits, gain / (problem.costs[rows] + self.overhead)[:, None], -np.inf)
         at, to = np.unravel_index(int(score.argmax()), score.shape)
         self.patient = self._better_rests(source, float(score[at, to]))
         if self.patient:
@@ -124,18 +130,23 @@ class Refinement:
         self._move(int(rows[at]), int(receivers[to]))
         return True
 
-    def _relieves(self, source: int, loads: Floats, sizes: Floats) -> Bools:
-        """Which losses are worth their bytes to an overfull node.
+    def _relieves(self, source: int, targets: Ints | int, loads: Floats, sizes: Floats) -> Bools:
+        """…×targets: which losses are worth their bytes to an overfull node.
 
-        The part of its overload that goes away, in some dimension, must not be far below the part of its bytes that
-        goes: else a node with one tablet too hot for any node would give all its cold ones away, for next to nothing.
+        The part of the overload that goes away, in some dimension, must not be far below the part of the node's bytes
+        that goes: else a node with one tablet too hot for any node would give all its cold ones away, for next to
+        nothing. Overload that only turns up at the target has not gone away: such a tablet would be carried around.
         """
+        problem = self.problem
         over = self._excess(source)
-        tight = over * self.problem.weights > self.goal.stop
+        tight = over * problem.weights > self.goal.stop
         if not tight.any():
-            return np.ones(sizes.shape, dtype=np.bool_)
-        surplus = (over * self.problem.due[source])[tight]
-        relief = 1.0 - np.abs(surplus - loads[..., tight]) / surplus
+            return np.ones(np.broadcast_shapes(sizes.shape, np.shape(targets)), dtype=np.bool_)
+        over, loads = over[tight], loads[..., tight]
+        kept = np.abs(over - loads / problem.due[source, tight])
+        due = np.maximum(problem.due[targets][..., tight], 1e-300)
+        there = (self.state.held[targets][..., tight] + loads) / due - 1.0
+        relief = 1.0 - np.maximum(kept, there) / over
         worthy: Bools = relief.max(axis=-1) >= _RELIEF * sizes / max(float(self.bytes[source]), 1.0)
         return worthy
 
@@ -146,14 +157,14 @@ class Refinement:
             return False
         here = np.array([source])
         relief = self._cost_of(here) - self._costs(here, -self.problem.loads[rows][:, None, :])[:, 0]
-        return bool((relief / (self.problem.sizes[rows] + self.overhead)).max() > _PATIENCE * score)
+        return bool((relief / (self.problem.costs[rows] + self.overhead)).max() > _PATIENCE * score)
 
     def _most_relieving(self, source: int) -> tuple[Ints, Floats]:
         """The tablets whose departure relieves the node most for their bytes, and by how much each does."""
         rows, here = self.members[source], np.array([source])
         relief = self._cost_of(here) - self._costs(here, -self.problem.loads[rows][:, None, :])[:, 0]
         if len(rows) > _ROWS:
-            best = np.argsort(-relief / (self.problem.sizes[rows] + self.overhead), kind="stable")[:_ROWS]
+            best = np.argsort(-relief / (self.problem.costs[rows] + self.overhead), kind="stable")[:_ROWS]
             rows, relief = rows[best], relief[best]
         return rows, relief
 
@@ -187,19 +198,30 @@ class Refinement:
         change = problem.loads[mine][:, None, :] - problem.loads[theirs][None, :, :]
         gain = self._cost_of(np.array([source, target])).sum()
         gain = gain - self._costs_at(source, -change) - self._costs_at(target, change)
-        worth = self.goal.min_gain * 2.0 * (np.abs(change) * problem.weights**2).sum(axis=2)
+        worth = exchange_floor(problem, mine[:, None], theirs[None, :], self.goal.min_gain)
         size = problem.sizes[mine][:, None] - problem.sizes[theirs][None, :]
         fits = (
             (gain > np.maximum(worth, 1e-12)) & (size <= state.disk_room[target]) & (-size <= state.disk_room[source])
         )
         both = problem.sizes[mine][:, None] + problem.sizes[theirs][None, :]
-        fits &= self._relieves(source, change, both)
+        fits &= self._relieves(source, target, change, both) & self._pays_back(source, change, both)
         fits &= self._fits(mine, np.array([target]), disk=False) & self._fits(theirs, np.array([source]), disk=False).T
         if not fits.any():
             return None
         score = np.where(fits, gain / (both + 2 * self.overhead), -np.inf)
         i, j = np.unravel_index(int(score.argmax()), score.shape)
         return float(score[i, j]), int(mine[i]), int(theirs[j])
+
+    def _pays_back(self, source: int, change: Floats, sizes: Floats) -> Bools:
+        """Which exchanges are worth their bytes, by the rule for moves: bytes of both, load of the difference."""
+        problem = self.problem
+        kept = problem.rates()
+        if (self._excess(source)[~kept] > 0).any():
+            return np.ones(sizes.shape, dtype=np.bool_)
+        nodes = max(int((problem.due > 0).any(axis=1).sum()), 1)
+        carried = (np.abs(change[..., kept]) * problem.weights[kept]).max(axis=-1, initial=0.0) * nodes
+        pays: Bools = sizes <= self.goal.bytes_per_second * self.goal.horizon * carried
+        return pays
 
     def _heaviest(self, rows: Ints, dimension: int) -> Ints:
         return rows[np.argsort(-self.problem.loads[rows, dimension], kind="stable")][:_SWAP_ROWS]

@@ -6,6 +6,8 @@ of worth per byte until some need is met, then the prices are found anew for wha
 own value: no choice of tablets can do with fewer bytes.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from policies.model import Floats, Ints
@@ -47,30 +49,58 @@ def least_bytes(problem: Problem, state: State, movable: Bools, ceiling: Floats,
     """Bytes that must leave the overfull nodes, whatever the plan: the best dual value found for each node."""
     need = needs(problem, state, ceiling)
     rows = np.flatnonzero(movable & _some(need > 0)[state.owner])
-    owner, loads, sizes = state.owner[rows], problem.loads[rows], problem.sizes[rows]
+    held = _Held.of(problem, rows, state.owner[rows])
     best = np.zeros(len(need))
     singles = [need * (np.arange(need.shape[1]) == d) for d in range(need.shape[1])]
     for target in (need, *singles):
-        prices = _first_prices(owner, loads, sizes, target)
+        prices = _first_prices(held, target)
         for step in range(rounds):
-            best = np.maximum(best, _dual_value(owner, loads, sizes, target, prices))
-            prices = _ascend(owner, loads, sizes, target, prices, power=0.5 / (1 + step / 20))
+            best = np.maximum(best, _dual_value(held, target, prices))
+            prices = _ascend(held, target, prices, power=0.5 / (1 + step / 20))
     return float(best.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The tablets that could leave, in columns of their own: each is read a dozen times to find the prices."""
+
+    owner: Ints  # T
+    loads: tuple[Floats, ...]  # D columns of T
+    sizes: Floats  # T
+
+    @classmethod
+    def of(cls, problem: Problem, rows: Ints, owner: Ints) -> "_Held":
+        columns = tuple(problem.loads[rows, d] for d in range(len(problem.dimensions)))
+        return cls(owner, columns, problem.sizes[rows])
+
+    def totals(self, nodes: int, counted: Bools | None = None) -> Floats:
+        """N×D: the loads' sums per owner, of all the rows or of those that count."""
+        if not self.loads:
+            return np.zeros((nodes, 0))
+        columns = self.loads if counted is None else [column * counted for column in self.loads]
+        return np.stack([np.bincount(self.owner, weights=column, minlength=nodes) for column in columns], axis=1)
+
+    def worth(self, prices: Floats) -> Floats:
+        """T: what each tablet's load is worth in bytes at its node's prices."""
+        worth = np.zeros(len(self.owner))
+        for d, column in enumerate(self.loads):
+            worth += prices[:, d].take(self.owner) * column
+        return worth
 
 
 def _take(problem: Problem, owner: Ints, rows: Ints, need: Floats, side: Floats) -> Bools:
     """Which of the rows leave in this pass: per node the worthiest ones, until one of its needs is met."""
     active = need > _EPSILON
     step = max(1, len(rows) // _SAMPLE)
-    sample, nodes = rows[::step], owner[::step]
-    loads, sizes = problem.loads[sample], problem.sizes[sample]
-    scaled = np.where(active, need, 0.0) * _kept(owner, nodes, len(need))[:, None]
-    prices = _first_prices(nodes, loads, sizes, scaled)
-    unit = _bytes_per_load(nodes, loads, sizes, len(need))
+    held = _Held.of(problem, rows, owner)
+    sample = held if step == 1 else _Held.of(problem, rows[::step], owner[::step])
+    scaled = np.where(active, need, 0.0) * _kept(owner, sample.owner, len(need))[:, None]
+    prices = _first_prices(sample, scaled)
+    unit = _bytes_per_load(sample, len(need))
     for _ in range(_ROUNDS):
-        prices = _ascend(nodes, loads, sizes, scaled, prices, power=0.5)
+        prices = _ascend(sample, scaled, prices, power=0.5)
     prices = np.where(active, prices, side * unit)
-    worth = _worth(prices, owner, problem.loads[rows]) / np.maximum(problem.sizes[rows], 1.0)
+    worth = held.worth(prices) / np.maximum(held.sizes, 1.0)
     return _prefixes(owner, worth, problem.loads[rows], np.where(active, need, np.inf))
 
 
@@ -103,36 +133,29 @@ def _kept(owner: Ints, sampled: Ints, nodes: int) -> Floats:
     return share
 
 
-def _bytes_per_load(owner: Ints, loads: Floats, sizes: Floats, nodes: int) -> Floats:
+def _bytes_per_load(held: _Held, nodes: int) -> Floats:
     """N×D: bytes per unit of load on each node, the natural scale of a price."""
-    held = sums(owner, loads, nodes)
-    total = np.bincount(owner, weights=sizes, minlength=nodes)[:, None]
-    return np.divide(total, held, out=np.zeros_like(held), where=held > 0)
+    loads = held.totals(nodes)
+    total = np.bincount(held.owner, weights=held.sizes, minlength=nodes)[:, None]
+    return np.divide(total, loads, out=np.zeros_like(loads), where=loads > 0)
 
 
-def _first_prices(owner: Ints, loads: Floats, sizes: Floats, need: Floats) -> Floats:
+def _first_prices(held: _Held, need: Floats) -> Floats:
     parts = (need > 0).sum(axis=1, keepdims=True)
     scale = np.divide(1.0, parts, out=np.zeros(parts.shape), where=parts > 0)
-    prices: Floats = _bytes_per_load(owner, loads, sizes, len(need)) * scale * (need > 0)
+    prices: Floats = _bytes_per_load(held, len(need)) * scale * (need > 0)
     return prices
 
 
-def _worth(prices: Floats, owner: Ints, loads: Floats) -> Floats:
-    """What each tablet's load is worth in bytes at its node's prices."""
-    worth: Floats = np.einsum("td,td->t", prices[owner], loads)
-    return worth
-
-
-def _ascend(owner: Ints, loads: Floats, sizes: Floats, need: Floats, prices: Floats, *, power: float) -> Floats:
+def _ascend(held: _Held, need: Floats, prices: Floats, *, power: float) -> Floats:
     """One round of dual ascent: a dimension that is not covered by what is worth moving becomes dearer."""
-    worthy = _worth(prices, owner, loads) > sizes
-    got = sums(owner[worthy], loads[worthy], len(need))
+    got = held.totals(len(need), held.worth(prices) > held.sizes)
     ratio = np.clip(need / np.maximum(got, _EPSILON), 0.25, 4.0)
     return np.where(need > 0, prices * ratio**power, 0.0)
 
 
-def _dual_value(owner: Ints, loads: Floats, sizes: Floats, need: Floats, prices: Floats) -> Floats:
+def _dual_value(held: _Held, need: Floats, prices: Floats) -> Floats:
     """A lower bound of the bytes each node must lose, for any prices: Lagrange's."""
-    surplus = np.maximum(_worth(prices, owner, loads) - sizes, 0.0)
-    value: Floats = (prices * need).sum(axis=1) - np.bincount(owner, weights=surplus, minlength=len(need))
+    surplus = np.maximum(held.worth(prices) - held.sizes, 0.0)
+    value: Floats = (prices * need).sum(axis=1) - np.bincount(held.owner, weights=surplus, minlength=len(need))
     return value

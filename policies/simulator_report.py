@@ -87,9 +87,14 @@ def _verdict(story: Story, expectation: Statement) -> Verdict:
             held, found = _steady(story, parse_time(time, line))
         case ("moved", "<=", size):
             held, found = story.moved_bytes <= parse_size(size, line), f"{bytes_text(story.moved_bytes)} moved"
+        case ("actions", "<=", number):
+            held, found = len(story.started) <= int(number), f"{len(story.started)} actions"
         case ("score", ">=", number):
             last = story.samples[-1].score
             held, found = last >= float(number), f"{last:.1f} at the end"
+        case ("score", ">=", number, "from", time):
+            worst = min(sample.score for sample in story.samples if sample.at >= parse_time(time, line))
+            held, found = worst >= float(number), f"{worst:.1f} at worst from then on"
         case ("empty", node):
             count = sum(tablet.node == node for mine in story.world.tablets.values() for tablet in mine)
             held, found = count == 0, f"{count} tablets on {node}"

@@ -14,6 +14,7 @@ One statement per line, `#` begins a comment. Sizes are like 10GB, times like 90
     expect balanced within 60m                expect steady for 30m
     expect moved <= 300GB                     expect score >= 90
     expect empty n1                           expect tablets orders >= 40
+    expect actions <= 20                      expect score >= 80 from 4h    (to the end)
 
 Load lies `even`, by `zipf:EXPONENT`, `hot:SHARE:WIDTH:AT` (fractions of the key space), at the `tail`, or `daily:SHARE:
 WIDTH`, a hot part that wanders through the key space once a day. `data=load` gives bytes where the load is.

@@ -3,13 +3,21 @@
 import io
 import json
 import logging
+from collections.abc import Iterator
 
 import pytest
 import structlog
 
 from balancer.logs import bind_migration, mask, set_up_logs
+from tests.support.logs import kept_logs
 
 pytestmark = pytest.mark.quick
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    with kept_logs():
+        yield
 
 
 @pytest.fixture

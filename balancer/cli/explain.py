@@ -3,7 +3,8 @@
 The answers are those of the policies, for the figures that the plan was made from: nothing is asked of a node.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Annotated, TypeVar
 
 import typer
@@ -14,6 +15,7 @@ from balancer.cli.plan import BundleArgument, IdOption, age_text, chosen_plan
 from balancer.directory.model import Plan
 from balancer.directory.snapshot import NotFound, Snapshot
 from balancer.errors import Refused, UserError
+from balancer.migration.record import read_detail
 from balancer.planner.plan_record import read_actions, unpack_input
 from policies import explain
 from policies import why_not as questions
@@ -41,7 +43,8 @@ def explain_tablet(
         snapshot = opened.snapshot()
     number, bundle = _tablet(snapshot, tablet)
     plan = chosen_plan(snapshot, bundle, id_)
-    _show(plan, _asked(plan, lambda view, options: explain.explain_tablet(view, options, number)), output)
+    answer = _asked(plan, lambda view, options: explain.explain_tablet(view, options, number))
+    _show(plan, replace(answer, sentences=(*answer.sentences, *_on_its_way(snapshot, number))), output)
 
 
 @app.command("node")
@@ -133,6 +136,19 @@ def _tablet(snapshot: Snapshot, text: str) -> tuple[int, str]:
         raise UserError(f"{text!r} is not a tablet's id: ids are numbers, see `balancer tablets`")
     found = snapshot.tablet(int(text))
     return found.id, snapshot.tables[found.table].bundle
+
+
+def _on_its_way(snapshot: Snapshot, tablet: int) -> Iterator[str]:
+    """What a migration does with it now, and why that way."""
+    record = snapshot.migration_of(tablet)
+    if record is None:
+        return
+    yield f"It is part of migration {record.id} ({record.operation}, {record.mode}), which is {record.state}."
+    detail = read_detail(record)
+    if detail.mode_reason:
+        yield f"The migration is read-only, so writers wait for the whole copy, because {detail.mode_reason}."
+    if detail.retries:
+        yield f"It was tried again {detail.retries} times, last because {detail.retreat}."
 
 
 def _node_bundle(snapshot: Snapshot, node: str) -> str:

@@ -4,17 +4,16 @@ from typing import Annotated
 
 import typer
 
-from balancer.cli.output import Output, OutputOption, fail, say, show_json
+from balancer.cli.following import follow_changes
+from balancer.cli.output import Output, OutputOption, say, show_json
 from balancer.cli.places import ConfigOption, open_configured
-from balancer.clock import SystemClock
 from balancer.daemon.forwarding import forward_bundle, stop_forwarding
 from balancer.directory.contract import Directory
-from balancer.errors import Conflict, Fenced, Unavailable
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import Unavailable
 from balancer.nodes.connection import Address
 from balancer.polling.addresses import addresses_of
 from balancer.settings import Settings, load_settings
-
-_RETRY_SECONDS = 1.0
 
 
 def forward(
@@ -33,7 +32,7 @@ def forward(
         elif follow:
             _follow(directory, bundle, settings, output)
         else:
-            _show(forward_bundle(directory.snapshot(), bundle, lambda node: _address(settings, node)), output)
+            _show(_forward(directory.snapshot(), bundle, settings), output)
 
 
 def _address(settings: Settings, node: str) -> Address:
@@ -43,26 +42,17 @@ def _address(settings: Settings, node: str) -> Address:
     return found
 
 
+def _forward(snapshot: Snapshot, bundle: str, settings: Settings) -> int:
+    return forward_bundle(snapshot, bundle, lambda node: _address(settings, node))
+
+
 def _follow(directory: Directory, bundle: str, settings: Settings, output: Output) -> None:
-    clock = SystemClock()
-    follower = directory.follow()
-    seen = -1
-    try:
-        while True:
-            snapshot = follower.wait(seen, 1.0)
-            if snapshot.version == seen:
-                continue
-            try:
-                changed = forward_bundle(snapshot, bundle, lambda node: _address(settings, node))
-            except (Unavailable, Fenced, Conflict) as error:
-                fail(str(error))
-                clock.sleep(_RETRY_SECONDS)
-                continue
-            seen = snapshot.version
-            if changed:
-                _show(changed, output)
-    finally:
-        follower.close()
+    def act(snapshot: Snapshot) -> None:
+        changed = _forward(snapshot, bundle, settings)
+        if changed:
+            _show(changed, output)
+
+    follow_changes(directory, act)
 
 
 def _show(changed: int, output: Output) -> None:

@@ -110,5 +110,8 @@ def main() -> None:
     except BalancerError as error:
         fail(str(error))
         sys.exit(exit_code(error))
+    except OSError as error:  # a file or a disk that nobody thought of: what, and why, without a traceback
+        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

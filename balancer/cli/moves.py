@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.live import Live
 
-from balancer.cli.output import Output, OutputOption, Row, console, show_json, show_rows, table_of
+from balancer.cli.output import Output, OutputOption, Row, console, show_json, show_rows, table_of, tell
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
 from balancer.cli.watching import WatchOption, shown
 from balancer.clock import SystemClock
@@ -17,7 +17,7 @@ from balancer.migration.record import read_detail
 from balancer.settings.units import format_duration, format_size
 
 RUNNING = ("id", "what", "table", "tablets", "from", "to", "phase", "for", "done", "rate", "left", "waits_for")
-FINISHED = ("id", "what", "table", "tablets", "from", "to", "ended", "size", "took", "write_pause", "error")
+FINISHED = ("id", "what", "table", "tablets", "from", "to", "ended", "size", "took", "write_pause", "retries", "error")
 REFRESH = 0.5
 _BAR = 12
 
@@ -69,6 +69,7 @@ def migration_document(record: Migration, table: Table | None, note: Mapping[str
         "id": record.id,
         "operation": record.operation,
         "mode": record.mode,
+        "mode_reason": detail.mode_reason,
         "bundle": record.bundle,
         "table": table.name if table else str(record.table),
         "tablets": list(record.sources),
@@ -89,6 +90,8 @@ def migration_document(record: Migration, table: Table | None, note: Mapping[str
         "rows": detail.rows or None,
         "seconds": record.updated - record.created if record.finished else None,
         "write_pause": detail.pause,
+        "retries": detail.retries,
+        "retried_for": detail.retreat,
         "reason": record.reason,
         "error": record.error,
     }
@@ -113,7 +116,7 @@ def running_row(document: Mapping[str, Any]) -> Row:
         "done": bar(done, total) if total else None,
         "rate": f"{format_size(rate)}/s" if done and rate else None,
         "left": _duration(document["seconds_left"]),
-        "waits_for": document["waits_for"] or None,
+        "waits_for": document["waits_for"] or _why_read_only(document) or None,
     }
 
 
@@ -125,6 +128,7 @@ def finished_row(document: Mapping[str, Any]) -> Row:
         "size": None if document["size"] is None else format_size(document["size"]),
         "took": _duration(document["seconds"]),
         "write_pause": _duration(document["write_pause"]),
+        "retries": document["retries"] or None,
         "error": document["error"] or None,
     }
 
@@ -147,6 +151,10 @@ def _common(document: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _why_read_only(document: Mapping[str, Any]) -> str:
+    return f"it is read-only: {document['mode_reason']}" if document["mode_reason"] else ""
+
+
 def _duration(seconds: float | None) -> str | None:
     return None if seconds is None else format_duration(seconds)
 
@@ -154,8 +162,12 @@ def _duration(seconds: float | None) -> str | None:
 def _watch(directory: Directory) -> None:
     """On a terminal, until nothing is left."""
     clock = SystemClock()
-    with Live(console=console, refresh_per_second=4) as live:
-        while documents := migration_documents(directory):
-            live.update(table_of([running_row(document) for document in documents], RUNNING))
-            clock.sleep(REFRESH)
-        live.update("no migration is running")
+    try:
+        with Live(console=console, refresh_per_second=4) as live:
+            while documents := migration_documents(directory):
+                live.update(table_of([running_row(document) for document in documents], RUNNING))
+                clock.sleep(REFRESH)
+            live.update("no migration is running")
+    except KeyboardInterrupt:
+        tell("what runs goes on")
+        raise

@@ -12,7 +12,7 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import Command, CommandState, Put, Transaction
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused, Unavailable, UserError
-from balancer.planner.commands import request
+from balancer.planner.commands import carry_out, request
 from balancer.settings.units import parse_duration
 
 PATIENCE = 30.0
@@ -22,11 +22,17 @@ DurationOption = Annotated[str | None, typer.Option(help='how long, as in "90m" 
 
 
 def submit(directory: Directory, verb: str, arguments: dict[str, Any], patience: float = PATIENCE) -> Command:
-    """Puts a command into the directory and waits until the leader has answered it."""
+    """Puts a command into the directory and waits until the leader has answered it.
+
+    What the leader would refuse is refused here, at once: nothing of it is left waiting where nobody leads.
+    """
     clock = SystemClock()
     command = request(verb, arguments, operator(), clock.now())
-    base = directory.snapshot().version
-    directory.commit(Transaction((Put(command),), base, f"{verb} asked for", command.author))
+    snapshot = directory.snapshot()
+    tried, _ = carry_out(command, snapshot, clock.now())
+    if tried.state is CommandState.REFUSED:
+        raise Refused(tried.result)
+    directory.commit(Transaction((Put(command),), snapshot.version, f"{verb} asked for", command.author))
     follower = directory.follow()
     try:
         deadline = clock.monotonic() + patience
@@ -34,8 +40,10 @@ def submit(directory: Directory, verb: str, arguments: dict[str, Any], patience:
         while (answered := _answer(seen, command.id)) is None:
             left = deadline - clock.monotonic()
             if left <= 0:
+                leader = directory.leader()
+                who = f"the leader {leader} has not answered" if leader else "no instance has led"
                 raise Unavailable(
-                    f"no leader has answered within {patience:.0f} s; the command {command.id} waits in the directory"
+                    f"{who} within {patience:.0f} s; the command {command.id} waits in the directory until one does"
                 )
             seen = follower.wait(seen.version, left)
     finally:

@@ -53,7 +53,8 @@ def table_of(rows: Sequence[Row], columns: Sequence[str]) -> Table:
     """Records as a table for a terminal. Texts are shown as they are: brackets in them are no markup."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
-        table.add_column(name.replace("_", " "))
+        # A bar that is folded is none.
+        table.add_column(name.replace("_", " "), no_wrap=name == "done")
     for row in rows:
         table.add_row(*(Text(_text(row.get(name))) for name in columns))
     return table
@@ -62,6 +63,11 @@ def table_of(rows: Sequence[Row], columns: Sequence[str]) -> Table:
 def say(text: str) -> None:
     """A line of plain text, as it is: no markup, no folding."""
     sys.stdout.write(text + "\n")
+
+
+def tell(text: str) -> None:
+    """A line on standard error that is no part of the result: what goes on meanwhile."""
+    _errors.print(text, markup=False, soft_wrap=True)
 
 
 def fail(text: str) -> None:

@@ -5,19 +5,18 @@ from typing import Annotated
 
 import typer
 
-from balancer.cli.output import Output, OutputOption, fail, say, show_json
+from balancer.cli.following import follow_changes
+from balancer.cli.output import Output, OutputOption, say, show_json
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
 from balancer.client.locate import locate_key, parse_key
 from balancer.client.pgbouncer import Bouncer, Per, Sync
-from balancer.clock import SystemClock
 from balancer.daemon.bouncing import BouncerFollower, bouncer_of
 from balancer.directory.contract import Directory
-from balancer.errors import Unavailable, UserError
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import UserError
 from balancer.settings import load_settings
 
 app = typer.Typer(help="Feed PgBouncer from the directory.", no_args_is_help=True)
-
-_RETRY_SECONDS = 1.0
 
 
 def route(
@@ -78,26 +77,16 @@ def _bouncer(admin: str | None, file: Path | None, per: Per, options: str, confi
 
 
 def _follow(bouncer: Bouncer, directory: Directory, output: Output) -> None:
-    clock = SystemClock()
     keeping = BouncerFollower(bouncer)
-    follower = directory.follow()
-    seen = -1
+
+    def act(snapshot: Snapshot) -> None:
+        done = keeping.follow(snapshot)
+        if done.changed:
+            _show(done, output)
+
     try:
-        while True:
-            snapshot = follower.wait(seen, 1.0)
-            if snapshot.version == seen:
-                continue
-            try:
-                done = keeping.follow(snapshot)
-            except Unavailable as error:
-                fail(str(error))
-                clock.sleep(_RETRY_SECONDS)
-                continue
-            seen = snapshot.version
-            if done.changed:
-                _show(done, output)
+        follow_changes(directory, act)
     finally:
-        follower.close()
         bouncer.resume_all()
 
 

@@ -56,7 +56,7 @@ def status(
             if output is Output.JSON:
                 show_json(documents)
             elif not documents:
-                say("the directory has no bundles yet: create or adopt a table")
+                say("this directory has no bundles: create or adopt a table, if its address is the right one")
             for document in documents if output is Output.TEXT else ():
                 _show(document)
             return True

@@ -4,11 +4,13 @@ A dry run asks the very code that the leader asks (`planner.commands.carry_out`)
 """
 
 import csv
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from balancer.cli.moves import (
     FINISHED,
@@ -18,7 +20,7 @@ from balancer.cli.moves import (
     running_row,
 )
 from balancer.cli.operate import ReasonOption, submit
-from balancer.cli.output import Output, OutputOption, console, say, show_json, show_rows
+from balancer.cli.output import Output, OutputOption, Row, console, say, show_json, show_rows, tell
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of, operator
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
@@ -28,12 +30,16 @@ from balancer.errors import BalancerError, Refused, Unavailable, UserError
 from balancer.migration.progress import TOPIC
 from balancer.nodes.bounds import parse_value
 from balancer.planner.commands import carry_out, request
+from balancer.settings import WantedMode
 from policies.keys import KeyMismatch, encode_key
 from policies.model import Action, ActionKind
 
 BEGIN_PATIENCE = 30.0
 
 WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="wait for its end, showing how far it is")]
+ModeOption = Annotated[
+    WantedMode | None, typer.Option("--mode", help="how writers are treated while rows are copied; else the bundle's")
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only say what would be started, or why it would not")]
 
 
@@ -57,13 +63,14 @@ def move(
     node: Annotated[str, typer.Argument(help="the node it should go to")],
     wait: WaitOption = False,
     dry_run: DryRunOption = False,
+    mode: ModeOption = None,
     reason: ReasonOption = "",
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Moves a tablet to another node."""
-    arguments = {"tablet": tablet, "node": node, "reason": reason}
+    arguments = {"tablet": tablet, "node": node, "reason": reason, **_mode(mode)}
     _give("move", arguments, (tablet,), Manner(wait, dry_run, directory, config, output))
 
 
@@ -73,13 +80,14 @@ def split(
     parts: Annotated[int, typer.Option(min=2, help="how many parts, where no keys are given")] = 2,
     wait: WaitOption = False,
     dry_run: DryRunOption = False,
+    mode: ModeOption = None,
     reason: ReasonOption = "",
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Splits a tablet: a vbucket into its halves, a range at keys or in equal parts. `5,x` is a key of two columns."""
-    arguments: dict[str, Any] = {"tablet": tablet, "parts": parts, "reason": reason}
+    arguments: dict[str, Any] = {"tablet": tablet, "parts": parts, "reason": reason, **_mode(mode)}
     if at:
         with directory_of(directory, config) as opened:
             snapshot = opened.snapshot()
@@ -91,14 +99,19 @@ def merge(
     tablets: Annotated[list[str], typer.Argument(help="the tablets' ids, in any order")],
     wait: WaitOption = False,
     dry_run: DryRunOption = False,
+    mode: ModeOption = None,
     reason: ReasonOption = "",
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Merges neighbouring ranges, or the two halves of a vbucket. They must be on one node."""
-    arguments = {"tablets": tablets, "reason": reason}
+    arguments = {"tablets": tablets, "reason": reason, **_mode(mode)}
     _give("merge", arguments, tuple(tablets), Manner(wait, dry_run, directory, config, output))
+
+
+def _mode(mode: WantedMode | None) -> dict[str, str]:
+    return {} if mode is None else {"mode": str(mode)}
 
 
 def encoded_key(snapshot: Snapshot, tablet: str, text: str) -> bytes:
@@ -174,19 +187,37 @@ def _begun(directory: Directory, known: set[str], tablets: set[int]) -> str:
 
 
 def _followed(directory: Directory, migration: str, output: Output) -> dict[str, Any]:
-    """Waits for the end; on a terminal with a line that moves."""
+    """Waits for the end; on a terminal with a line that moves, else with a line for each phase."""
+    try:
+        if output is Output.TEXT and console.is_terminal:
+            with console.status(f"migration {migration}") as status:
+                return _until_finished(directory, migration, lambda row: status.update(Text(_line(row))))
+        seen: list[str] = []
+
+        def each_phase(row: Row) -> None:
+            if output is Output.TEXT and row["phase"] not in seen[-1:]:
+                seen.append(row["phase"])
+                tell(f"migration {migration}: {row['phase']}")
+
+        return _until_finished(directory, migration, each_phase)
+    except KeyboardInterrupt:
+        tell(f"migration {migration} goes on: `balancer moves` shows it, `balancer cancel {migration}` undoes it")
+        raise
+
+
+def _until_finished(directory: Directory, migration: str, show: Callable[[Row], object]) -> dict[str, Any]:
     clock = SystemClock()
-    with console.status(f"migration {migration}") as status:
-        if output is Output.JSON or not console.is_terminal:
-            status.stop()
-        while True:
-            snapshot = directory.snapshot()
-            record = snapshot.migrations[migration]
-            note = {} if record.finished else directory.published(TOPIC).get(migration) or {}
-            document = migration_document(record, snapshot.tables.get(record.table), note)
-            if record.finished:
-                return document
-            row = running_row(document)
-            words = (row[name] for name in ("id", "phase", "for", "done", "rate", "left", "waits_for"))
-            status.update("  ".join(str(word) for word in words if word))
-            clock.sleep(REFRESH)
+    while True:
+        snapshot = directory.snapshot()
+        record = snapshot.migrations[migration]
+        note = {} if record.finished else directory.published(TOPIC).get(migration) or {}
+        document = migration_document(record, snapshot.tables.get(record.table), note)
+        if record.finished:
+            return document
+        show(running_row(document))
+        clock.sleep(REFRESH)
+
+
+def _line(row: Row) -> str:
+    words = (row[name] for name in ("id", "phase", "for", "done", "rate", "left", "waits_for"))
+    return "  ".join(str(word) for word in words if word)

@@ -13,7 +13,7 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
 from balancer.migration.begin import Also, begin_move, nothing_else
 from balancer.migration.begin_reshard import begin_reshard
-from balancer.settings import BundleSettings
+from balancer.settings import BundleSettings, WantedMode
 from policies.leaves import Leaf
 from policies.model import Action, ActionKind, Part
 from policies.options import InMemoryMode
@@ -45,7 +45,8 @@ class Beginner:
             self._leadership,
             action.tablets[0],
             action.target,
-            mode=bundle.migration.mode,
+            mode=bundle.migration.mode.first,
+            fallback=bundle.migration.mode is WantedMode.AUTO,
             reason=action.reason,
             code=action.code,
             warm=bundle.options.table(action.table).in_memory_mode is not InMemoryMode.NONE,
@@ -63,7 +64,8 @@ class Beginner:
             self._leadership,
             action.tablets,
             bounds_of(parts, tablets),
-            mode=bundle.migration.mode,
+            mode=bundle.migration.mode.first,
+            fallback=bundle.migration.mode is WantedMode.AUTO,
             reason=action.reason,
             code=action.code,
             then=["" if part.node == source else part.node for part in parts],

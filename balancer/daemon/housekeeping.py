@@ -28,6 +28,7 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.migration.progress import TOPIC as PROGRESS
 from balancer.planner.memory import HEAT
+from balancer.planner.steering import steered
 from balancer.settings import Settings
 
 log = structlog.get_logger()
@@ -95,7 +96,11 @@ def forgettable(snapshot: Snapshot, now: float) -> Iterator[Change]:
     for record in sorted(finished, key=lambda record: record.updated)[: max(0, len(finished) - KEPT_MIGRATIONS)]:
         yield Remove(Kind.MIGRATION, record.id)
     states = (CommandState.DONE, CommandState.REFUSED)
-    answered = [command for command in snapshot.commands.values() if command.state in states]
+    answered = [
+        command
+        for command in snapshot.commands.values()
+        if command.state in states and steered(command, snapshot) is None  # a successor needs to know these
+    ]
     for command in sorted(answered, key=lambda command: command.created)[: max(0, len(answered) - KEPT_COMMANDS)]:
         yield Remove(Kind.COMMAND, command.id)
     temporary: list[Pin | Pause] = [*snapshot.pins.values(), *snapshot.pauses.values()]

@@ -155,7 +155,7 @@ class Leading:
             for verb, migration in outcome.steer:
                 self.pool.steer(verb, migration)
             if outcome.actions:
-                return self._start(command, outcome.actions[0], snapshot)
+                return self._start(command, outcome, snapshot)
             self._commit((*outcome.changes, Put(command)), snapshot, f"{command.verb}: {command.result}", command)
         except (Conflict, Fenced, OutcomeUnknown, Unavailable):
             raise  # not the command's fault: it still waits
@@ -164,7 +164,8 @@ class Leading:
             self._commit((Put(command),), snapshot, f"{command.verb}: {command.result}", command)
         return command
 
-    def _start(self, command: Command, action: Action, snapshot: Snapshot) -> Command:
+    def _start(self, command: Command, outcome: Outcome, snapshot: Snapshot) -> Command:
+        action = outcome.actions[0]
         answered: list[Command] = []
 
         def answer(migration: Migration) -> tuple[Change, ...]:
@@ -172,6 +173,8 @@ class Leading:
             return (Put(answered[-1]),)
 
         bundle = self._settings().bundle(snapshot.table(action.table).bundle)
+        if outcome.mode is not None:
+            bundle = replace(bundle, migration=replace(bundle.migration, mode=outcome.mode))
         self.start(action, bundle, answer)
         return answered[-1]
 

@@ -18,6 +18,7 @@ from balancer.migration.links import Addresses
 from balancer.migration.observer import Observer
 from balancer.migration.recovery import recover
 from balancer.migration.runner import Runner
+from balancer.planner.steering import standing
 from balancer.settings import MigrationSettings
 
 log = structlog.get_logger()
@@ -54,14 +55,15 @@ class MigrationPool:
         self._closing = threading.Event()
 
     def recover(self) -> int:
-        """Takes over what predecessors left unfinished; returns how many."""
+        """Takes over what predecessors left unfinished, and what operators told them about it; returns how many."""
         found = recover(self._directory, self._leadership, self._clock)
+        words = standing(self._directory.snapshot())
         for migration in found:
-            self.start(migration)
+            self.start(migration, words.get(migration.id, ""))
         return len(found)
 
-    def start(self, migration: Migration) -> None:
-        """Carries out a journaled migration in a thread of its own."""
+    def start(self, migration: Migration, word: str = "") -> None:
+        """Carries out a journaled migration in a thread of its own; `word` is what an operator said of it before."""
         runner = Runner(
             self._directory,
             self._leadership,
@@ -78,6 +80,8 @@ class MigrationPool:
                 return
             self._runners[migration.id] = runner
             self._threads[migration.id] = thread
+        if word:
+            self._obey(word, migration.id)
         thread.start()
 
     def steer(self, verb: str, migration: str) -> None:
@@ -92,6 +96,12 @@ class MigrationPool:
                 self._paused.add(migration)
             else:
                 self._paused.discard(migration)
+
+    def _obey(self, word: str, migration: str) -> None:
+        try:
+            self.steer(word, migration)
+        except Refused as error:
+            log.info("an operator's word comes too late", verb=word, migration=migration, error=str(error))
 
     def park(self, bundle: str, overrunning: frozenset[str]) -> None:
         """Holds these migrations of a bundle at a safe point; those it held before and that are not among them go on.

@@ -41,8 +41,9 @@ class Ticker:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._lanes = ThreadPoolExecutor(LANES)
         self._scheduler = BackgroundScheduler(
-            executors={"default": ThreadPoolExecutor(LANES)},
+            executors={"default": self._lanes},
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
             timezone="UTC",
         )
@@ -107,7 +108,9 @@ class Ticker:
     def stop(self) -> None:
         """Waits for what runs and calls nothing more. Idempotent."""
         if self._scheduler.running:
-            self._scheduler.shutdown(wait=True)
+            # Not waiting in there: it would keep its locks, and a function whose end asks for another run needs them.
+            self._scheduler.shutdown(wait=False)
+            self._lanes.shutdown(wait=True)
 
     def _call(self, name: str, function: Callable[[], None]) -> None:
         with self._lock:

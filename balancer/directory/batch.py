@@ -77,15 +77,18 @@ class Root:
         except struct.error as error:
             raise damaged(error) from None
         document = unpack(data[_ROOT.size : end])
-        return cls(
-            document["version"],
-            document["first"],
-            document["next_page"],
-            document["transaction"],
-            epoch,
-            document["importing"],
-            data[end:],
-        )
+        try:
+            return cls(
+                document["version"],
+                document["first"],
+                document["next_page"],
+                document["transaction"],
+                epoch,
+                document["importing"],
+                data[end:],
+            )
+        except (KeyError, TypeError) as error:
+            raise damaged(error) from None
 
 
 @dataclass(frozen=True, slots=True)

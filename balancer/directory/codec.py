@@ -1,6 +1,6 @@
 """Records as JSON documents and as bytes, versioned. Every stored document says which format it is in.
 
-A document of a newer format is refused, not guessed at; fields that are missing take their defaults, so that an older
+A document of another format is refused, not guessed at; fields that are missing take their defaults, so that an older
 document is read by newer software. `export` and `history` show the same documents to people. Nothing here does I/O.
 """
 
@@ -44,10 +44,14 @@ from balancer.errors import Refused, UserError
 from policies.keys import KeyType
 from policies.leaves import Leaf
 
-FORMAT = 1
+FORMAT = 2
+"""Of stored bytes, their first byte. Raise it with every change that older software would misread."""
+_FORMATS = range(1, 32)  # the only ones there will be: what is above them begins a text, not a document of ours
 _RAW, _DEFLATED = 0, 1
 _COMPRESS_ABOVE = 1024  # bytes: the log entry of a few tablets is written and read as it is
 _WINDOW, _MEMORY = 13, 6  # zlib's words for 8 KB and 32 KB
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 CLASSES: Mapping[Kind, type[Any]] = {
     one.kind: one for one in (Bundle, Node, Table, Tablet, Migration, Command, Plan, Pin, Pause, Counter)
@@ -70,7 +74,7 @@ class StoredEntry:
 
 def pack(document: Json) -> bytes:
     """A document as stored bytes: format, compression, JSON."""
-    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    text = _ENCODER.encode(document).encode()
     if len(text) > _COMPRESS_ABOVE:
         return bytes((FORMAT, _DEFLATED)) + compress(text)
     return bytes((FORMAT, _RAW)) + text
@@ -93,15 +97,21 @@ def unpack(data: bytes) -> Json:
 
 def damaged(error: Exception) -> Refused:
     """What a reader of stored bytes raises when they are not what was written."""
-    return Refused(f"the directory contains damaged data: {error}")
+    what = f"there is no field {error}" if isinstance(error, KeyError) else error
+    return Refused(f"the directory contains damaged data: {what}")
 
 
 def check_format(data: bytes) -> None:
-    """Refuses what a newer version of this software has written."""
-    if len(data) < 2 or data[0] < 1:
-        raise Refused("the directory contains data that is not ours")
+    """Refuses what another version of this software, or another program, has written."""
+    if len(data) < 2 or data[0] not in _FORMATS:
+        raise Refused("the directory contains data that this software did not write: is it another program's?")
     if data[0] > FORMAT:
-        raise Refused(f"the directory is written in format {data[0]}; this software reads up to {FORMAT}: upgrade it")
+        raise Refused(f"the directory has format {data[0]}, written by a newer version; upgrade this one ({FORMAT})")
+    if data[0] < FORMAT:
+        raise Refused(
+            f"the directory has format {data[0]}, written by an older version, and this one reads only {FORMAT}:"
+            " export it with the older version and import it into an empty directory with this one"
+        )
 
 
 def to_document(record: Record) -> dict[str, Json]:
@@ -298,6 +308,13 @@ def pack_entry(stored: StoredEntry) -> bytes:
 def unpack_entry(data: bytes) -> StoredEntry:
     """The log entry in stored bytes."""
     document = unpack(data)
+    try:
+        return _read_entry(document)
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(error) from None
+
+
+def _read_entry(document: Json) -> StoredEntry:
     entry = LogEntry(
         document["version"],
         document["transaction"],

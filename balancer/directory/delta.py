@@ -13,6 +13,7 @@ from math import ceil
 from typing import Any
 
 from balancer.directory.model import Change, Kind, Migration, Put, Record, Tablet
+from balancer.directory.page_map import Draft
 from balancer.directory.pages import Page, cut, edited, joined, page_of, start_of
 from balancer.directory.snapshot import Snapshot, TableIndex, typed_key
 from policies.leaves import Leaf
@@ -62,9 +63,9 @@ def apply(snapshot: Snapshot, changes: Sequence[Change], version: int, repages: 
         version=version,
         records=records,
         busy=busy,
-        pages=build.pages,
+        pages=build.pages.finished(),
         index=build.index(),
-        ids=snapshot.ids.changed(build.moves) if build.moves else snapshot.ids,
+        ids=snapshot.ids.changed(build.moves),
         next_page=build.next_page,
     )
     dropped = frozenset(number for number in build.touched if number not in build.pages and number in snapshot.pages)
@@ -119,7 +120,7 @@ class _Build:
     def __init__(self, snapshot: Snapshot, version: int) -> None:
         self.before = snapshot
         self.version = version
-        self.pages: dict[int, Page] = dict(snapshot.pages)
+        self.pages: Draft[Page] = Draft(snapshot.pages)
         self.numbers: dict[int, list[int]] = {}  # of the tables touched, in key order
         self.touched: dict[int, int] = {}  # page → table, in the order in which they were touched
         self.moves: list[tuple[int, int | None]] = []

@@ -6,12 +6,14 @@ A document is validated in full before anything of it is written: every field, t
 from collections.abc import Sequence
 from typing import Any
 
-from balancer.directory.codec import FORMAT, Malformed, from_document, to_document
+from balancer.directory.codec import Malformed, from_document, to_document
 from balancer.directory.invariants import faults_of
 from balancer.directory.model import Json, Kind, Record
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
 
+FORMAT = 1
+"""Of the document, not of stored bytes: an export outlives changes of those, so that it carries data over them."""
 _SHOWN = 10  # violations in one message
 
 

@@ -40,10 +40,14 @@ class IdIndex:
         return cls({high: block for high, block in cuts if block != _EMPTY_BLOCK})
 
     def changed(self, updates: Iterable[tuple[int, int | None]]) -> "IdIndex":
-        """A new index with these ids put elsewhere, or away; later updates win."""
+        """An index with these ids put elsewhere, or away; later updates win. Most commits leave every tablet in its
+        page, and then it is the same one."""
+        moved = [(tablet_id, number) for tablet_id, number in dict(updates).items() if self.get(tablet_id) != number]
+        if not moved:
+            return self
         blocks = dict(self._blocks)
         own: dict[int, array[int]] = {}
-        for tablet_id, number in updates:
+        for tablet_id, number in moved:
             high = tablet_id >> _BITS
             block = own.get(high)
             if block is None:

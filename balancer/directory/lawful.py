@@ -29,8 +29,6 @@ _MAX_NAME = 200  # characters: a name is part of a znode's path
 _LIMIT = 1 << 62
 TABLET_COUNTER = "tablet"
 """Name of the counter that tablet ids come from."""
-TABLE_COUNTER = "table"
-"""Name of the counter that table ids come from."""
 
 
 def record_faults(before: Record | None, record: Record, find: Find, standing: bool = False) -> Iterator[str]:

@@ -33,6 +33,9 @@ class Kind(StrEnum):
     PAUSE = "pause"
     COUNTER = "counter"
 
+    __hash__ = str.__hash__
+    """An enumeration's own is a function in Python; kinds are parts of keys that every check of a commit looks up."""
+
 
 class NodeState(StrEnum):
     """What a node may be given. Only `active` nodes receive tablets; `draining` ones give theirs away."""

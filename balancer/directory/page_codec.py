@@ -92,9 +92,14 @@ def _planes(column: "array[int]") -> bytes:
         column = array(column.typecode, column)
         column.byteswap()
     data, size, zero = column.tobytes(), column.itemsize, bytes(len(column))
-    planes = [data[weight::size] for weight in range(size)]
-    used = sum(1 << weight for weight, plane in enumerate(planes) if plane != zero)
-    return b"".join((bytes((used,)), *(plane for plane in planes if plane != zero)))
+    used, planes = 0, [b""]
+    for weight in range(size):
+        plane = data[weight::size]
+        if plane != zero:
+            used |= 1 << weight
+            planes.append(plane)
+    planes[0] = bytes((used,))
+    return b"".join(planes)
 
 
 class _Reader:

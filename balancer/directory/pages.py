@@ -35,6 +35,20 @@ def end_of(bounds: Bounds) -> Position:
     return bounds.start() + bounds.width() if isinstance(bounds, Leaf) else bounds.upper
 
 
+def find_number(column: "array[int]", number: int) -> int | None:
+    """The first row with this number. Bytes are searched much faster than an array, which makes an object of every
+    number that it passes; a match across the border of two rows (rare) is where that has to be done after all."""
+    size = column.itemsize
+    try:
+        wanted = array(column.typecode, (number,)).tobytes()
+    except OverflowError:
+        return None
+    at = column.tobytes().find(wanted)
+    if at >= 0 and at % size:
+        return column.index(number) if number in column else None
+    return at // size if at >= 0 else None
+
+
 def whole(hashed: bool) -> tuple[Position, Position]:
     """The positions of a whole table."""
     return (0, POSITIONS) if hashed else (LOWEST, HIGHEST)
@@ -78,10 +92,7 @@ class Page:
 
     def row_of(self, tablet_id: int) -> int | None:
         """The row of a tablet, by its id."""
-        try:
-            return self.ids.index(tablet_id)
-        except ValueError:
-            return None
+        return find_number(self.ids, tablet_id)
 
     def end_of_row(self, row: int) -> Any:
         """The first position after the tablet at this row."""
@@ -121,10 +132,10 @@ def page_of(table: int, hashed: bool, version: int, tablets: Sequence[Tablet]) -
 
 def edited(page: Page, version: int, removed: Collection[int], added: Sequence[Tablet]) -> Page:
     """The page without the removed ids and with the added tablets; it may come out empty."""
-    if len(removed) == len(added) == 1:
-        row = page.row_of(added[0].id)
-        if row is not None and added[0].bounds == page.bounds(row):
-            return _replaced(page, version, row, added[0])
+    if len(removed) == len(added):
+        places = [(_row_of_same(page, tablet), tablet) for tablet in added]
+        if all(row is not None and tablet.id in removed for row, tablet in places):
+            return _replaced(page, version, cast("list[tuple[int, Tablet]]", places))
     rows = _Rows(page.table, page.hashed)
     rows.extend(page, 0, len(page))
     for tablet_id in removed:
@@ -135,30 +146,44 @@ def edited(page: Page, version: int, removed: Collection[int], added: Sequence[T
     return rows.page(version, _new_end(page, rows, added))
 
 
-def _replaced(page: Page, version: int, row: int, tablet: Tablet) -> Page:
-    """What most commits do: a tablet changes its owner or its state and stays where it is; most columns are shared."""
-    node, epochs, states = (array(column.typecode, column) for column in (page.node, page.epochs, page.states))
-    epochs[row] = tablet.epoch
-    states[row] = _STATE_NUMBERS[tablet.state]
-    names = page.names
-    if tablet.node != names[node[row]]:
-        free, node[row] = node[row], len(names)
-        if tablet.node in names:
-            node[row] = names.index(tablet.node)
-        elif free in node:
-            names = (*names, intern(tablet.node))
-        else:  # nobody else is on the node that it leaves: the name's place is taken over
-            node[row] = free
-            names = (*names[:free], intern(tablet.node), *names[free + 1 :])
-    partitions, fixed = page.partitions, page.fixed
-    named = _SEPARATOR.join(tablet.partitions)
-    if named != (partitions[row] if partitions else ""):
-        before = partitions or ("",) * len(page)
-        partitions, fixed = (*before[:row], named, *before[row + 1 :]), b""
+def _row_of_same(page: Page, tablet: Tablet) -> int | None:
+    """The row of this very tablet with these very bounds, or None."""
+    row = page.row_at(start_of(tablet.bounds))
+    return row if row >= 0 and page.ids[row] == tablet.id and page.bounds(row) == tablet.bounds else None
+
+
+def _replaced(page: Page, version: int, places: Sequence[tuple[int, Tablet]]) -> Page:
+    """What most commits do: tablets change owner or state and stay where they are; most columns are shared."""
+    node, epochs, states = page.node[:], page.epochs[:], page.states[:]
+    names, partitions, fixed = page.names, page.partitions, page.fixed
+    for row, tablet in places:
+        epochs[row] = tablet.epoch
+        states[row] = _STATE_NUMBERS[tablet.state]
+        if tablet.node != names[node[row]]:
+            names = _with_owner(names, node, row, tablet.node)
+        named = _SEPARATOR.join(tablet.partitions)
+        if named != (partitions[row] if partitions else ""):
+            before = partitions or ("",) * len(page)
+            partitions, fixed = (*before[:row], named, *before[row + 1 :]), b""
     return Page(
         *(page.table, page.hashed, version, page.ids, page.starts, page.end, page.bits),
         *(names, node, epochs, states, partitions, fixed),
     )
+
+
+def _with_owner(names: tuple[str, ...], node: "array[int]", row: int, owner: str) -> tuple[str, ...]:
+    """Puts another owner into a row; the names with it."""
+    free = node[row]
+    try:
+        node[row] = names.index(owner)
+    except ValueError:
+        node[row] = len(names)
+    else:
+        return names
+    if find_number(node, free) is not None:
+        return (*names, intern(owner))
+    node[row] = free  # nobody else is on the node that it leaves: the name's place is taken over
+    return (*names[:free], intern(owner), *names[free + 1 :])
 
 
 def joined(pages: Sequence[Page], version: int) -> Page:

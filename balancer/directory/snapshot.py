@@ -29,6 +29,7 @@ from balancer.directory.model import (
     Table,
     Tablet,
 )
+from balancer.directory.page_map import PageMap
 from balancer.directory.pages import Page, Position
 from balancer.errors import UserError
 
@@ -116,7 +117,7 @@ class Snapshot:
     epoch: int = 0
     records: Mapping[Kind, Records] = field(default_factory=dict)
     """Everything but tablets: kind → key → record."""
-    pages: Mapping[int, Page] = field(default_factory=dict)
+    pages: PageMap[Page] = field(default_factory=PageMap)
     index: Mapping[int, TableIndex] = field(default_factory=dict)
     ids: IdIndex = field(default_factory=IdIndex)
     next_page: int = 1

@@ -61,15 +61,31 @@ class SqliteDirectory(PagedDirectory):
     def _prepare(self) -> None:
         if not self._path.parent.is_dir():
             raise UserError(f"the folder {self._path.parent} of the directory's file does not exist")
+        self._create()
         fresh = Root(0, 1, 1, "")
         with self._connection() as connection:
+            self._refuse_another_programs(connection)
             connection.execute("PRAGMA journal_mode = WAL")
             with self._writing(connection):
                 for statement in _SCHEMA.split(";"):
                     connection.execute(statement)
                 connection.execute("INSERT OR IGNORE INTO root VALUES (1, 0, ?)", (fresh.pack(),))
                 connection.execute("INSERT OR IGNORE INTO leader VALUES (1, 0, NULL, 0)")
-        os.chmod(self._path, 0o600)
+
+    def _create(self) -> None:
+        """An empty file that only we can read, where there is none; SQLite would make one for everybody."""
+        try:
+            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            return
+        except OSError as error:
+            raise Unavailable(f"the directory's file {self._path} cannot be made: {error.strerror}") from None
+
+    def _refuse_another_programs(self, connection: sqlite3.Connection) -> None:
+        """Before anything is written: our tables must not appear in a database that is not ours."""
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if names and not {"root", "page", "record", "log", "leader"} <= names:
+            raise UserError(f"the file {self._path} is another program's database: name one that does not exist yet")
 
     def open(self) -> sqlite3.Connection:
         """A connection of one's own; the caller closes it."""

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from balancer.clock import Clock
-from balancer.errors import BalancerError, Fenced
+from balancer.directory.holding import Holding
+from balancer.errors import BalancerError
 
 if TYPE_CHECKING:
     import sqlite3
 
-_SAFE_SHARE = 0.7  # of the lease: what the holder allows itself
 _BEATS = 5  # per lease
 _LOOK = 0.05  # seconds between a standby's looks
 
@@ -68,52 +68,30 @@ def holder_is_gone(path: Path, epoch: int) -> bool:
         os.close(handle)
 
 
-class SqliteLeadership:
+class SqliteLeadership(Holding):
     """See `contract.Leadership`."""
 
     def __init__(self, shared: Shared, lock: EpochLock, epoch: int, asked: float, lease: float) -> None:
+        super().__init__(shared.clock, epoch, lease, asked)
         self._shared = shared
         self._lock = lock
-        self._epoch = epoch
-        self._lease = lease
-        self._deadline = asked + lease * _SAFE_SHARE
-        self._ended = threading.Event()
         self._once = threading.Lock()
         self._thread = threading.Thread(target=self._beat, name="directory-leader", daemon=True)
         self._thread.start()
 
-    @property
-    def epoch(self) -> int:
-        """Grows with each election."""
-        return self._epoch
-
-    def held(self) -> bool:
-        """Whether the holder may still act, by its own deadline. Once lost, it stays lost."""
-        if self._ended.is_set():
-            return False
-        if self._shared.clock.monotonic() >= self._deadline:
-            self._ended.set()
-            return False
-        return True
-
-    def check(self) -> None:
-        """Raises `Fenced` unless `held()`."""
-        if not self.held():
-            raise Fenced(f"leadership with epoch {self._epoch} is not held any more")
-
     def resign(self) -> None:
         """Gives it up at once. Idempotent."""
-        self._ended.set()
+        self.ended.set()
         with self._once:
             if self._thread.is_alive() and self._thread is not threading.current_thread():
                 self._thread.join()
 
     def _beat(self) -> None:
         try:
-            while not self._ended.wait(self._lease / _BEATS) and self.held():
-                asked = self._shared.clock.monotonic()
-                if self._moved() and self.held():
-                    self._deadline = asked + self._lease * _SAFE_SHARE
+            while not self.ended.wait(self._lease / _BEATS) and self.held():
+                asked = self.clock.monotonic()
+                if self._moved():
+                    self.prolong(asked)
         finally:
             self._leave()
 
@@ -124,11 +102,11 @@ class SqliteLeadership:
         except BalancerError:  # the file is busy or away: the deadline decides
             return False
         if not moved:
-            self._ended.set()
+            self.ended.set()
         return bool(moved)
 
     def _leave(self) -> None:
-        self._ended.set()
+        self.ended.set()
         try:
             with self._shared.writing() as connection:
                 connection.execute("UPDATE leader SET name = NULL WHERE epoch = ?", (self._epoch,))

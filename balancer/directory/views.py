@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from balancer.directory.ids import IdIndex
+from balancer.directory.page_map import PageMap
 from balancer.directory.pages import Page
 from balancer.directory.snapshot import Snapshot, TableIndex
 
@@ -13,7 +14,7 @@ def with_pages(snapshot: Snapshot, pages: Mapping[int, Page], next_page: int) ->
     """The snapshot with these pages as all its tablets."""
     index = index_of(pages)
     ids = IdIndex.of({number: page.ids for number, page in pages.items()})
-    return replace(snapshot, pages=pages, index=index, ids=ids, next_page=next_page)
+    return replace(snapshot, pages=PageMap(pages), index=index, ids=ids, next_page=next_page)
 
 
 def index_of(pages: Mapping[int, Page]) -> dict[int, TableIndex]:

@@ -17,51 +17,36 @@ from uuid import uuid4
 
 from kazoo.exceptions import NoNodeError
 
+from balancer.directory.holding import Holding
 from balancer.directory.paths import Paths
 from balancer.directory.zookeeper_session import Lost, Session
-from balancer.errors import BalancerError, Fenced
+from balancer.errors import BalancerError
 
-_SAFE_SHARE = 0.7  # of the session's timeout: what the holder allows itself
 _BEATS = 6  # per session timeout
 _LEAVE_AGAIN = 0.2  # seconds
 
 
-class ZooKeeperLeadership:
+class ZooKeeperLeadership(Holding):
     """See `contract.Leadership`."""
 
     def __init__(self, session: Session, paths: Paths, epoch: int, session_id: int, asked: float) -> None:
+        super().__init__(session.clock, epoch, session.negotiated, asked)
         self._session = session
         self._paths = paths
-        self._epoch = epoch
         self._session_id = session_id
-        self._deadline = asked + session.negotiated * _SAFE_SHARE
-        self._ended = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="directory-leader", daemon=True)
         self._thread.start()
 
-    @property
-    def epoch(self) -> int:
-        """Grows with each election."""
-        return self._epoch
-
     def held(self) -> bool:
-        """Whether the holder may still act, by its own deadline. Once lost, it stays lost."""
-        if self._ended.is_set():
-            return False
-        if self._session.clock.monotonic() >= self._deadline or self._session.id not in (None, self._session_id):
-            self._ended.set()
-            return False
-        return True
-
-    def check(self) -> None:
-        """Raises `Fenced` unless `held()`."""
-        if not self.held():
-            raise Fenced(f"leadership with epoch {self._epoch} is not held any more")
+        """As always; and a session that kazoo has opened instead of ours holds nothing."""
+        if self._session.id not in (None, self._session_id):
+            self.ended.set()
+        return super().held()
 
     def resign(self) -> None:
         """Gives it up at once. Idempotent."""
-        self._ended.set()
+        self.ended.set()
         self._join()
 
     def abandon(self) -> None:
@@ -74,20 +59,20 @@ class ZooKeeperLeadership:
             self._thread.join(self._session.timeout * 2)
 
     def _run(self) -> None:
-        while not self._ended.wait(self._session.negotiated / _BEATS) and self.held():
+        while not self.ended.wait(self._session.negotiated / _BEATS) and self.held():
             self._beat()
         self._leave()
 
     def _beat(self) -> None:
-        asked = self._session.clock.monotonic()
+        asked = self.clock.monotonic()
         try:
-            verdict = self._session.multi(self._fill_beat, self._deadline)
+            verdict = self._session.multi(self._fill_beat, self.deadline)
         except (Lost, BalancerError):  # away or denied: the deadline decides
             return
-        if not verdict.applied:
-            self._ended.set()
-        elif self.held():
-            self._deadline = asked + self._session.negotiated * _SAFE_SHARE
+        if verdict.applied:
+            self.prolong(asked)
+        else:
+            self.ended.set()
 
     def _fill_beat(self, request: Any) -> None:
         request.check(self._paths.epoch, self._epoch)

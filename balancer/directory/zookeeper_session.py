@@ -137,6 +137,8 @@ class Session:
 
     def wait_connected(self, deadline: float) -> bool:
         """Whether there is a connection before the deadline (of the monotonic clock)."""
+        if self.client.connected:
+            return True
         changed = threading.Event()
         self.add_waker(changed.set)
         try:

@@ -14,7 +14,7 @@ from balancer.embedded import process
 from balancer.embedded.keeper import Keeper, stop_servers
 from balancer.embedded.postgres import PostgresServer, embedded_binaries
 from balancer.embedded.zookeeper import ZooKeeperServer
-from balancer.errors import Refused
+from balancer.errors import Refused, UserError
 
 Progress = Callable[[str], None]
 
@@ -52,8 +52,11 @@ class EmbeddedCluster:
 
     def start(self, fresh: bool = False) -> None:
         """Starts all servers side by side; with `fresh`, from empty folders."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.folder.chmod(0o755)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.chmod(0o755)
+        except OSError as error:
+            raise UserError(f"the folder {self.folder} cannot be used: {error.strerror}") from None
         self._refuse_a_second_user()
         self._keeper = Keeper(self.folder)
         stop_servers(self.folder)  # what is left where even the last keeper was killed

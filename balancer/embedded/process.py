@@ -169,6 +169,14 @@ def free_port(preferred: int | None = None) -> int:
     raise Unavailable("no free port on 127.0.0.1")
 
 
+def free_ports(count: int) -> list[int]:
+    """Several such ports, all different."""
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port())
+    return list(found)
+
+
 def ask(address: str, word: bytes) -> str:
     """What a server on loopback answers to a short word; empty when it does not."""
     host, port = address.split(":")

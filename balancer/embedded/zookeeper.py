@@ -15,6 +15,7 @@ from balancer.errors import Unavailable, UserError
 JARS = ("zookeeper.jar", "slf4j-simple.jar")
 JAR_FOLDER = Path("/usr/share/java")
 START_PATIENCE = 60.0
+ATTEMPTS = 3  # each on another port, where somebody was faster
 STOP_PATIENCE = 10.0
 JAVA_OPTIONS = ("-Xms32m", "-Xmx128m", "-XX:+UseSerialGC")
 
@@ -68,8 +69,17 @@ class ZooKeeperServer:
             raise Unavailable(f"ZooKeeper in {self.folder} has not been started")
         return f"127.0.0.1:{self.port}"
 
-    def start(self, wait: bool = True) -> None:
-        """Starts it on its port; the members of an ensemble are started first and waited for together."""
+    def start(self) -> None:
+        """Starts it and waits until it serves. Idempotent."""
+        for _ in range(ATTEMPTS):
+            self.launch()
+            if self.came_up():
+                return
+            self.stop()
+        raise Unavailable(f"ZooKeeper in {self.folder} does not start; its log ends: {self._log_end()}")
+
+    def launch(self) -> None:
+        """Starts it and does not wait: the members of an ensemble come up together or not at all."""
         if self.pid() is not None and self.port is not None:
             return
         process.prepare_folder(self.folder, self._account)
@@ -86,17 +96,19 @@ class ZooKeeperServer:
             [command[0], *self._java_options, *command[1:], *main], self.log, self._account, self.folder
         )
         self._pid_file.write_text(str(child.pid))
-        if wait:
-            self.wait_until_serving()
 
-    def wait_until_serving(self) -> None:
-        """Returns when it answers clients: for a member of an ensemble, when there is a quorum."""
-        if not process.until(lambda: self.serving() or self.pid() is None, START_PATIENCE) or self.pid() is None:
-            raise Unavailable(f"ZooKeeper in {self.folder} does not start; its log ends: {self._log_end()}")
+    def came_up(self) -> bool:
+        """Waits until it answers clients: for a member of an ensemble, until there is a quorum."""
+        process.until(lambda: self._answers() or self.pid() is None, START_PATIENCE)
+        return self.pid() is not None and self._answers()
+
+    def _answers(self) -> bool:
+        """Whether it is this very server that serves: somebody else may have taken its port after it was chosen."""
+        return self.serving() and f"user.dir={self.folder.resolve()}\n" in process.ask(self.address, b"envi")
 
     def serving(self) -> bool:
         """Whether it answers, by its own four-letter word."""
-        return "Mode:" in process.ask(self.address, b"srvr")
+        return bool(self.mode())
 
     def mode(self) -> str:
         """`standalone`, `leader` or `follower`; empty while it does not serve."""
@@ -139,7 +151,8 @@ class ZooKeeperEnsemble:
         self.servers: list[ZooKeeperServer] = []
         account = process.Account.choose()
         process.prepare_folder(folder.absolute(), account)
-        members = {f"server.{number}": _quorum_address() for number in range(1, size + 1)}
+        ports = process.free_ports(2 * size)
+        members = {f"server.{number}": f"127.0.0.1:{ports.pop()}:{ports.pop()}" for number in range(1, size + 1)}
         for number in range(1, size + 1):
             home = folder / f"zk{number}"
             process.prepare_folder(home, account)
@@ -155,9 +168,9 @@ class ZooKeeperEnsemble:
     def start(self) -> None:
         """Starts every member that does not run, and waits until each answers."""
         for server in self.servers:
-            server.start(wait=False)
+            server.launch()
         for server in self.servers:
-            server.wait_until_serving()
+            server.start()
 
     def leader(self) -> ZooKeeperServer:
         """The member that leads at present."""
@@ -182,7 +195,3 @@ class ZooKeeperEnsemble:
 
     def __exit__(self, *error: object) -> None:
         self.stop()
-
-
-def _quorum_address() -> str:
-    return f"127.0.0.1:{process.free_port()}:{process.free_port()}"

@@ -44,6 +44,7 @@ def begin_move(
     target_node: str,
     *,
     mode: MigrationMode = MigrationMode.REPLICATE,
+    fallback: bool = False,
     reason: str = "",
     code: str = "",
     warm: bool = False,
@@ -51,7 +52,10 @@ def begin_move(
     also: Also = nothing_else,
     clock: Clock | None = None,
 ) -> Migration:
-    """Journals the move of a tablet. With `force`, also to a node that is not active or of a quarantined tablet."""
+    """Journals the move of a tablet. With `force`, also to a node that is not active or of a quarantined tablet.
+
+    With `fallback` it becomes read-only where it cannot be replicated.
+    """
     snapshot = directory.snapshot()
     tablet = snapshot.tablet(tablet_id)
     node = snapshot.nodes.get(target_node)
@@ -78,7 +82,7 @@ def begin_move(
         reason=reason,
         created=now,
         updated=now,
-        detail=Detail(leader_epoch=leadership.epoch, code=code, warm=warm).document(),
+        detail=Detail(leader_epoch=leadership.epoch, code=code, fallback=fallback, warm=warm).document(),
     )
     directory.commit(
         Transaction(

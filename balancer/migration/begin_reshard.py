@@ -95,6 +95,7 @@ def begin_reshard(
     parts: Sequence[Bounds],
     *,
     mode: MigrationMode = MigrationMode.REPLICATE,
+    fallback: bool = False,
     reason: str = "",
     code: str = "",
     then: Sequence[str] = (),
@@ -104,7 +105,8 @@ def begin_reshard(
 ) -> Migration:
     """Journals that these tablets of one node become those parts, which must cover exactly the same keys.
 
-    `then` names for each part the node it should go to afterwards; empty: it stays.
+    `then` names for each part the node it should go to afterwards; empty: it stays. With `fallback` it becomes
+    read-only where it cannot be replicated.
     """
     snapshot = directory.snapshot()
     tablets = tuple(snapshot.tablet(tablet) for tablet in tablet_ids)
@@ -134,6 +136,7 @@ def begin_reshard(
         detail=Detail(
             leader_epoch=leadership.epoch,
             code=code,
+            fallback=fallback,
             then=tuple((target.id, node) for target, node in zip(targets, then, strict=False) if node),
             before=tuple(map(pack_tablet, tablets)),
         ).document(),

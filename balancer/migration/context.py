@@ -11,7 +11,7 @@ from typing import Any
 
 from balancer.clock import Clock
 from balancer.directory.contract import Leadership
-from balancer.directory.model import Migration, RangeBounds, Table, Tablet
+from balancer.directory.model import Migration, MigrationMode, RangeBounds, Table, Tablet
 from balancer.migration.control import CancelRequested, Control, Overrun
 from balancer.migration.links import Links
 from balancer.migration.machine import State, Track, track_of, traits
@@ -96,6 +96,18 @@ class Context:
     def note(self, **changes: Any) -> None:
         """Remembers something in the detail; saved with the next journaled state."""
         self.detail = replace(self.detail, **changes)
+
+    def become_read_only(self, why: str) -> None:
+        """Before anything is made: writers will wait for the whole copy, because of this."""
+        self.record = replace(self.record, mode=MigrationMode.READ_ONLY)
+        self.track = track_of(self.record.operation, self.record.mode)
+        self.note(mode_reason=why)
+
+    def forget_copy(self) -> None:
+        """Everything that was made is gone; the next attempt reads and makes it anew."""
+        self.fence, self.fenced_at = None, None
+        self.shapes, self.prepared = None, None
+        self.note(bulk_verified=False, rows=0, sequences=(), fingerprints={})
 
     @contextmanager
     def source(self, together: Sequence[Statement] = ()) -> Iterator[Cursor]:

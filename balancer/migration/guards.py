@@ -1,15 +1,21 @@
-"""What ends a migration, or keeps it from fencing, before it can hurt: DDL, budgets of log and disk, a lag that does
-not shrink, transactions in the way. Called by the steps; each raises an error that names what is wrong."""
+"""What ends a migration, or keeps it from fencing, before it can hurt: DDL, what is used up, disk, transactions in the
+way. Called by the steps; each raises an error that names what is wrong. A lag that does not shrink is in `lag`.
+
+Of the disk: no query of plain PostgreSQL tells how much space is free, not even a superuser's (`pg_stat_file` and
+`pg_ls_dir` give sizes of files, never of what holds them). So the free space of a node is known only where the bundle's
+file gives its `disk`, and the planner counts with that; `disk_budget` limits a single migration, and a disk that fills
+up all the same ends the migration by name, with the source untouched.
+"""
 
 from collections.abc import Sequence
 
 from balancer.errors import Refused, Unavailable
 from balancer.migration.context import Context
 from balancer.migration.control import Overrun
-from balancer.nodes import blockers, replication, shape
-from balancer.nodes.connection import Connection, Cursor, translated
+from balancer.migration.machine import Track
+from balancer.nodes import blockers, references, shape
+from balancer.nodes.connection import Cursor, translated
 from balancer.nodes.names import Name
-from balancer.nodes.objects import stream_name
 
 
 def take_fingerprints(ctx: Context) -> None:
@@ -58,32 +64,29 @@ def check_roots_agree(ctx: Context) -> None:
 
 
 def check_capacity(ctx: Context) -> None:
-    """Raises `Refused` naming the setting that is missing for a replicated move."""
+    """Raises `Unavailable` naming what is used up: others' moves and standbys may give it back."""
     source = ctx.links.control(ctx.record.source_node)
     with translated(ctx.record.source_node):
         row = source.execute(_SOURCE_CAPACITY).fetchone()
     assert row is not None
-    level, slots, senders = row
+    slots, senders = row
     node = ctx.record.source_node
-    if level != "logical":
-        raise Refused(f"node {node} has wal_level = {level}; a replicated move needs logical, or use mode read-only")
     if slots <= 0:
-        raise Refused(f"node {node} has no replication slot left: raise max_replication_slots")
+        raise Unavailable(f"node {node} has no replication slot left: raise max_replication_slots")
     if senders <= 0:
-        raise Refused(f"node {node} has no WAL sender left: raise max_wal_senders")
+        raise Unavailable(f"node {node} has no WAL sender left: raise max_wal_senders")
     with translated(ctx.record.target_node):
         row = ctx.links.control(ctx.record.target_node).execute(_TARGET_CAPACITY).fetchone()
     assert row is not None
     if row[0] <= 0:
-        raise Refused(
+        raise Unavailable(
             f"node {ctx.record.target_node} has no worker left for a subscription:"
             " raise max_logical_replication_workers and max_worker_processes"
         )
 
 
 _SOURCE_CAPACITY = """
-    SELECT current_setting('wal_level'),
-           current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_replication_slots),
+    SELECT current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_replication_slots),
            current_setting('max_wal_senders')::int - (SELECT count(*) FROM pg_stat_replication)
 """
 _TARGET_CAPACITY = """
@@ -99,51 +102,25 @@ def check_disk(ctx: Context, size: int) -> None:
         raise Refused(f"the tablet has {size} bytes; a migration may add {limit} on node {ctx.record.target_node}")
 
 
-class LagWatch:
-    """Follows the stream's lag; raises when it costs too much, or does not shrink."""
+def check_references(ctx: Context, cursor: Cursor, limit: float) -> None:
+    """Remembers how long ATTACH will check foreign keys among the roots, by asking what it asks.
 
-    def __init__(self, ctx: Context) -> None:
-        self._ctx = ctx
-        self._best: int | None = None
-        self._since = ctx.clock.monotonic()
-        self._errors: int | None = None
-
-    def check(self, source: Connection, target: Connection) -> int:
-        """The lag in bytes. Raises `Refused` with the figures."""
-        ctx = self._ctx
-        with translated(ctx.record.source_node):
-            state = replication.stream_state(source, ctx.id)
-        ctx.progress.lag(state.lag)
-        if state.lost:
-            raise Refused(f"node {ctx.record.source_node} has removed log that the move needed: the slot is lost")
-        if state.retained > ctx.settings.wal_budget:
-            raise Refused(
-                f"the move keeps {state.retained} bytes of write-ahead log on node {ctx.record.source_node},"
-                f" more than the {ctx.settings.wal_budget} allowed"
-            )
-        self._check_apply(target)
-        now = ctx.clock.monotonic()
-        if self._best is None or state.lag < self._best or state.lag < 1_000_000:
-            self._best, self._since = state.lag, now
-        elif now - self._since > ctx.settings.lag_patience:
-            raise Refused(
-                f"node {ctx.record.target_node} does not catch up: {state.lag} bytes behind, no better for"
-                f" {now - self._since:.0f} s; move it at a quieter time or throttle the writers"
-            )
-        return state.lag
-
-    def _check_apply(self, target: Connection) -> None:
-        """Applying that fails again and again will not succeed by itself."""
-        ctx = self._ctx
-        with translated(ctx.record.target_node):
-            errors = replication.apply_error(target, ctx.id)
-        if self._errors is None:
-            self._errors = errors
-        elif errors > self._errors + 3:
-            raise Refused(
-                f"node {ctx.record.target_node} cannot apply the changes; its log says why (subscription"
-                f" {stream_name(ctx.id)})"
-            )
+    Raises `Refused` if writers would wait for that longer than allowed; a copy behind a fence is not limited. A move by
+    a superuser's role leaves nothing to check (`nodes.references`).
+    """
+    seconds = 0.0
+    for reference in references.read_references(cursor, ctx.roots):
+        if references.unchecked(cursor, reference, ctx.target_places):
+            began = ctx.clock.monotonic()
+            references.count_orphans(cursor, reference, ctx.target_places)
+            seconds += ctx.clock.monotonic() - began
+    if seconds > limit and ctx.track is not Track.MOVE_READ_ONLY:
+        raise Refused(
+            f"the foreign key between the roots takes {seconds * 1000:.0f} ms to check while everybody waits, and"
+            f" {limit * 1000:.0f} ms are allowed: raise write_pause_budget, or move with a superuser's role, which need"
+            " not check it"
+        )
+    ctx.note(attach=seconds)
 
 
 def clear_the_way(ctx: Context, partitions: Sequence[Name]) -> None:

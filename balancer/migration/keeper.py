@@ -1,17 +1,20 @@
 """Renews the fence of a read-only migration while its rows are copied, in a thread with a connection of its own.
 
-If the daemon dies, nobody renews and the fence ends by itself. If a renewal fails, the fence may have expired: the
-error is raised when the block is left, and sealing would refuse such a fence anyway.
+If the daemon dies, nobody renews and the fence ends by itself. A renewal that fails (a vacuum holds the lock, the
+server is away for a moment) is tried again while the fence stands; then the error is raised when the block is left, and
+sealing would refuse such a fence anyway.
 """
 
 import threading
 
-from balancer.errors import Refused
+from balancer.errors import OutcomeUnknown, Refused, Unavailable
 from balancer.migration.background import Background
 from balancer.migration.context import Context
 from balancer.migration.links import Links
 from balancer.nodes.fence import renew_fence
 from balancer.nodes.leader import node_transaction
+
+RETRY_SECONDS = 0.2
 
 
 class FenceKeeper:
@@ -37,12 +40,27 @@ class FenceKeeper:
         assert ctx.fence is not None
         seconds = ctx.settings.read_only_fence_deadline
         links = Links(ctx.links.address, ctx.id)
-        node = ctx.record.source_node
-        names = [place.partition for place in ctx.source_places]
         try:
             while not stop.wait(seconds / 3):
-                ctx.leadership.check()
-                with node_transaction(links.control(node), ctx.leadership.epoch, node) as cursor:
-                    renew_fence(cursor, names, ctx.fence, seconds, ctx.settings.lock_timeout)
+                self._renew(links, seconds, stop)
         finally:
             links.close()
+
+    def _renew(self, links: Links, seconds: float, stop: threading.Event) -> None:
+        ctx, node = self._ctx, self._ctx.record.source_node
+        assert ctx.fence is not None
+        names = [place.partition for place in ctx.source_places]
+        until = ctx.clock.monotonic() + seconds / 2  # a third of its time has passed: then it still has a sixth left
+        while True:
+            ctx.leadership.check()
+            try:
+                with node_transaction(links.control(node), ctx.leadership.epoch, node) as cursor:
+                    renew_fence(cursor, names, ctx.fence, seconds, ctx.settings.lock_timeout)
+            except (Unavailable, OutcomeUnknown):
+                links.close()
+                if ctx.clock.monotonic() > until:
+                    raise
+                if stop.wait(RETRY_SECONDS):
+                    return  # the fence still stands, as far as is known; sealing asks the node itself
+            else:
+                return

@@ -15,6 +15,9 @@ Four tracks share the states: a move or a reshard (split, merge, or n tablets in
     reshard, replicate   planned preparing copying catching_up verifying swapping committing | retiring done
     reshard, read-only   planned preparing fencing copying verifying swapping committing | retiring done
 
+Beside them stand the ways back: `catching_up` once more (a switch that could not be made just now), `restarting` (a
+copy that was lost: all is undone, then `planned` once more) and `cancelling`.
+
 A state is *journaled* if a successor would act differently for knowing it: the record in the directory is saved before
 the state's first effect. `draining`, `verifying`, `sealing` and `committing` of a replicated move are not: what a
 successor does is the same as in `fencing`, and every journal entry there would lengthen the writers' pause. The commit
@@ -45,11 +48,13 @@ Say a tablet moves from S to T. A write is *acknowledged* when its transaction o
     commit on.
  8. *T opens after the commit*: ATTACH and `owned` are one transaction on T, made by a leader who has read `opening` in
     the directory. So S closed before T opens: never two writable owners.
- 9. *A fence is lifted only if the commit cannot happen any more*: its leader wrote `catching_up` or `cancelling` into
-    the journal first. A predecessor that still wants to commit holds an older epoch, and the directory refuses it. If
-    it wakes up later still and wants to act on a node, the node itself has seen the newer epoch and refuses too.
+ 9. *A fence is lifted only if the commit cannot happen any more*: its leader wrote `catching_up`, `restarting` or
+    `cancelling` into the journal first. A predecessor that still wants to commit holds an older epoch, and the
+    directory refuses it. If it wakes up later still and wants to act on a node, the node itself has seen the newer
+    epoch and refuses too.
 10. *Nothing is dropped that may be needed*: S's rows go only in a transaction that sees them detached and `moved`, T's
-    only while they are `incoming` under this migration; a journal record in `cancelling` can never become `opening`.
+    only while they are `incoming` under this migration; a journal record in `cancelling` can never become `opening`,
+    one in `restarting` only by way of `planned`, with a new copy behind a new fence.
 
 From 2 to 4, every acknowledged write of S is on T when T opens; from 5 to 9, nobody writes to S between the fence and
 the end of the migration unless the migration has not committed and will not. Each write is there exactly once, since
@@ -85,6 +90,7 @@ class State(StrEnum):
     OPENING = "opening"
     RETIRING = "retiring"
     DONE = "done"
+    RESTARTING = "restarting"
     CANCELLING = "cancelling"
     CANCELLED = "cancelled"
     FAILED = "failed"
@@ -95,6 +101,7 @@ class Event(StrEnum):
 
     STEP = "step"  # the state's work is finished
     RETREAT = "retreat"  # the pause would exceed its budget, or a server was lost: let writers on, try again later
+    RESTART = "restart"  # likewise where there is nothing to go back to: undo everything, begin anew later
     CANCEL = "cancel"  # an operator's wish, or an error that trying again does not cure
     CLEANED = "cleaned"  # everything a cancelled migration made is gone
     BROKEN = "broken"  # likewise, and the reason was an error
@@ -105,6 +112,7 @@ class Recovery(StrEnum):
 
     ROLL_BACK = "roll back"
     RESUME = "let writers on and go on from the catching up"
+    RESTART = "undo everything and begin anew"
     ASK_NODE = "ask the node whether the swap happened"
     ROLL_FORWARD = "roll forward"
 
@@ -162,6 +170,7 @@ _UNJOURNALED: Mapping[Track, frozenset[State]] = {
 _TOO_LATE = frozenset({_S.SWAPPING, _S.COMMITTING, _S.OPENING, _S.RETIRING})
 _FINAL = frozenset({_S.DONE, _S.CANCELLED, _S.FAILED})
 _RETREATS = frozenset({_S.FENCING, _S.DRAINING, _S.VERIFYING, _S.SEALING, _S.SWAPPING})
+_RESTARTS = frozenset({_S.COPYING, _S.VERIFYING, _S.SEALING, _S.SWAPPING})
 
 
 def track_of(kind: MigrationKind, mode: MigrationMode) -> Track:
@@ -183,6 +192,10 @@ def _table(track: Track) -> dict[tuple[State, Event], State]:
             table[state, Event.CANCEL] = _S.CANCELLING
         if state in _RETREATS and _S.CATCHING_UP in states:
             table[state, Event.RETREAT] = _S.CATCHING_UP
+        elif state in _RESTARTS:
+            table[state, Event.RESTART] = _S.RESTARTING
+    table[_S.RESTARTING, Event.STEP] = _S.PLANNED
+    table[_S.RESTARTING, Event.CANCEL] = _S.CANCELLING
     # A swap that did not happen may still be given up; whether it did is known to the node, and asked first.
     table[_S.SWAPPING, Event.CANCEL] = _S.CANCELLING
     # A refused commit (the tablet's record was changed by somebody) cannot be repeated: the fence must be lifted.
@@ -230,6 +243,8 @@ def _writers_held(track: Track, state: State) -> bool:
 def _recovery(track: Track, state: State) -> Recovery:
     """By the journaled state: a successor never finds another."""
     states = _PATHS[track]
+    if state is _S.RESTARTING:
+        return Recovery.RESTART
     if state is _S.CANCELLING or state not in states:
         return Recovery.ROLL_BACK
     if state in (_S.OPENING, _S.RETIRING):

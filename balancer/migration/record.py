@@ -25,6 +25,10 @@ class Detail:
     """The policy's word for its reason; empty: an operator's wish."""
     then: tuple[tuple[int, str], ...] = ()
     """Tablet → node: where a tablet that a split makes should go afterwards."""
+    fallback: bool = False
+    """Whether it may become read-only where it cannot be replicated: nobody has asked for a mode."""
+    mode_reason: str = ""
+    """Why it has become read-only."""
     warm: bool = False
     """Whether the tablet is of an in-memory table: it is read into the target's cache before the switch."""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
@@ -35,12 +39,18 @@ class Detail:
     size: int = 0
     sequences: tuple[tuple[str, int], ...] = ()
     """Sequence → least value it must have on the new owner, so that no id is given twice."""
+    attach: float = 0.0
+    """Seconds for which ATTACH will check foreign keys among the roots."""
     fences: int = 0
     """Fences raised so far."""
     marker: int = 0
     """The newest marker that may have been sent."""
     retreat: str = ""
-    """Why the last fence was lifted again."""
+    """Why something was last tried again: a fence that was lifted, a copy begun anew, a step repeated."""
+    retries: int = 0
+    """How often something was tried again after a passing failure."""
+    restarts: int = 0
+    """How often everything was undone and begun anew."""
     pause: float | None = None
     """Seconds for which writers were held back by the switch."""
     predicted_pause: float | None = None

@@ -52,7 +52,7 @@ def take_over(journal: Journal, record: Migration, leadership: Leadership) -> Mi
 
 def decision(track: Track, state: State) -> State | None:
     """The state a leader goes on from; None: the one it found."""
-    if state in (State.PLANNED, State.CANCELLING):
+    if state in (State.PLANNED, State.RESTARTING, State.CANCELLING):
         return None
     rule = traits(track, state).recovery
     if rule is Recovery.ROLL_BACK:

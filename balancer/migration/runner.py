@@ -1,8 +1,8 @@
-"""Drives a migration from state to state: performs each step, saves what follows, decides what an error means.
+"""Drives a migration from state to state: performs each step and saves what follows.
 
 The daemon (or a command) calls `Runner.run` in a thread per migration; `cancel`, `pause` and `resume` from any other.
-What follows what is `machine`'s business, what a state does that of the steps. The directory's commit of a move is
-here, because it is the journal's next entry.
+What follows what is `machine`'s business, what a state does that of the steps, what an error means that of `retries`.
+The directory's commit of a move is here, because it is the journal's next entry.
 """
 
 import threading
@@ -11,7 +11,7 @@ from dataclasses import replace
 from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Change, Migration, MigrationKind, Put, Remove, TabletState
-from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Refused, Unavailable
+from balancer.errors import BalancerError, Conflict, Fenced, Refused, Unavailable
 from balancer.migration import steps
 from balancer.migration.context import Context
 from balancer.migration.control import CancelRequested, Control, Difference, Overrun
@@ -21,10 +21,8 @@ from balancer.migration.machine import Event, State, Track, after, is_final, tra
 from balancer.migration.observer import Observer
 from balancer.migration.progress import ProgressMeter
 from balancer.migration.recovery import take_over
+from balancer.migration.retries import FORWARD, WORK, Answer, Failures, answer, is_passing
 from balancer.settings import MigrationSettings
-
-_FORWARD = frozenset({State.OPENING, State.RETIRING, State.CANCELLING, State.COMMITTING})
-"""States that are tried again for as long as we lead: there is nothing else to do."""
 
 
 class Runner:
@@ -64,11 +62,11 @@ class Runner:
                 self._advance(ctx, journal)
             ctx.progress.forget()
             self._observer.finished(ctx.record)
-            return ctx.record
         finally:
-            links.close()
-            with self._lock:
-                self._controls.pop(migration, None)
+            links.close()  # what an operator has said holds for the next attempt, too
+        with self._lock:
+            self._controls.pop(migration, None)
+        return ctx.record
 
     def cancel(self, migration: str, reason: str = "cancelled by an operator") -> None:
         """Asks a running migration to be undone. Raises `Refused` where it is too late, or it does not run here."""
@@ -131,60 +129,56 @@ class Runner:
 
     def _perform(self, ctx: Context, state: State) -> Event:
         """A state's step, and what its errors mean. Never raises but `Fenced`, and what the directory raises."""
-        began = self._clock.monotonic()
+        failures = Failures(self._clock, self._settings.retry_patience)
         # Writers wait for the opening of the new owner: it is tried again at once.
         pause, longest = (0.01, 0.1) if state is State.OPENING else (0.1, 2.0)
         while True:
             try:
+                if state not in FORWARD:
+                    ctx.checkpoint()
                 return steps.step_of(ctx.track, state)(ctx)
             except Fenced:
                 raise
             except CancelRequested as wish:
                 return self._give_up(ctx, str(wish), failed=False)
-            except Overrun as error:
-                waited = self._clock.monotonic() - began
-                decided = self._after_overrun(ctx, state, error, waited)
-                if decided is not None:
-                    return decided
-                ctx.progress.waiting(str(error), at_once=True)
-            except (Unavailable, OutcomeUnknown) as error:
-                ctx.links.close()
-                if state not in _FORWARD:
-                    waited = self._clock.monotonic() - began
-                    decided = self._after_loss(ctx, state, error, waited)
-                    if decided is not None:
-                        return decided
-                ctx.progress.waiting(str(error))
             except BalancerError as error:
-                ctx.links.close()
-                if state not in _FORWARD:
-                    return self._give_up(ctx, str(error), failed=True, different=isinstance(error, Difference))
-                ctx.progress.waiting(str(error))
+                if not isinstance(error, Overrun):
+                    ctx.links.close()
+                decided = self._after_error(ctx, state, error, failures)
+            if decided is not None:
+                return decided
             self._leadership.check()
             self._clock.sleep(pause)
             pause = min(longest, pause * 2)
+            failures.begin_again()
 
-    def _after_loss(self, ctx: Context, state: State, error: BalancerError, waited: float) -> Event | None:
-        """A server was lost: the event that follows, or None to try the step again."""
-        if state is State.SWAPPING:
-            return None  # whether it happened is known to the node: the step asks first
-        if state in (State.PLANNED, State.PREPARING, State.CATCHING_UP) and waited < self._settings.retry_patience:
-            return None
-        return self._after_overrun(ctx, state, error, waited)
-
-    def _after_overrun(self, ctx: Context, state: State, error: BalancerError, waited: float) -> Event | None:
-        """The switch cannot be made just now: back to catching up where there is such a state, else wait."""
-        ctx.note(retreat=str(error))
-        if steps.knows(ctx.track, state, Event.RETREAT):
+    def _after_error(self, ctx: Context, state: State, error: BalancerError, failures: Failures) -> Event | None:
+        """The event that follows, by the rule of `retries`; None: the step is to be tried again."""
+        decided = answer(
+            ctx.track,
+            state,
+            error,
+            failing_for=failures.add(),
+            restarts=ctx.detail.restarts,
+            settings=self._settings,
+        )
+        if decided is Answer.GIVE_UP:
+            return self._give_up(ctx, _last_words(ctx, error, failures), failed=True, error=error)
+        ctx.note(retreat=str(error), retries=ctx.detail.retries + 1)
+        if decided is Answer.RETREAT:
             return Event.RETREAT
-        if state in (State.PREPARING, State.FENCING) and waited < self._settings.retry_patience:
-            return None  # writers are not held back yet
-        return self._give_up(ctx, str(error), failed=True)
+        if decided is Answer.RESTART:
+            ctx.note(restarts=ctx.detail.restarts + 1)
+            return Event.RESTART
+        times = "" if failures.count == 1 else f" (tried {failures.count} times)"
+        what = f"{WORK[state]}: " if state in WORK else ""
+        ctx.progress.waiting(f"{what}{error}{times}", at_once=isinstance(error, Overrun))
+        return None
 
-    def _give_up(self, ctx: Context, reason: str, *, failed: bool, different: bool = False) -> Event:
+    def _give_up(self, ctx: Context, reason: str, *, failed: bool, error: BalancerError | None = None) -> Event:
         ctx.record = replace(ctx.record, error=reason)
         ctx.note(failed=failed)
-        ctx.different = different
+        ctx.different = isinstance(error, Difference)
         return Event.CANCEL
 
     def _enter(self, ctx: Context, journal: Journal, event: Event, changes: tuple[Change, ...] = ()) -> None:
@@ -223,3 +217,11 @@ class Runner:
             journal.load(ctx.id)
             self._enter(ctx, journal, self._give_up(ctx, str(error), failed=True))
         self._observer.left(ctx.record, State.COMMITTING)
+
+
+def _last_words(ctx: Context, error: BalancerError, failures: Failures) -> str:
+    """Why a migration is given up: a passing failure that lasted says how often it was met."""
+    if not is_passing(error):
+        return str(error)
+    tries = ctx.detail.restarts + failures.count
+    return str(error) if tries == 1 else f"{error} (given up after {tries} tries)"

@@ -6,7 +6,7 @@ from balancer.directory.model import Migration, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.migration import steps_cancel, steps_copy, steps_finish, steps_reshard, steps_swap, steps_switch
 from balancer.migration.context import Context
-from balancer.migration.machine import TRANSITIONS, Event, State, Track
+from balancer.migration.machine import Event, State, Track
 from balancer.migration.record import read_detail, unpack_tablet
 
 Step = Callable[[Context], Event]
@@ -22,6 +22,7 @@ _MOVE: Mapping[State, Step] = {
     State.SEALING: steps_switch.sealing,
     State.OPENING: steps_finish.opening,
     State.RETIRING: steps_finish.retiring,
+    State.RESTARTING: steps_cancel.restarting,
     State.CANCELLING: steps_cancel.cancelling,
 }
 
@@ -34,6 +35,7 @@ _RESHARD: Mapping[State, Step] = {
     State.VERIFYING: steps_reshard.verifying,
     State.SWAPPING: steps_swap.swapping,
     State.RETIRING: steps_swap.retiring,
+    State.RESTARTING: steps_cancel.restarting,
     State.CANCELLING: steps_cancel.cancelling,
 }
 
@@ -42,11 +44,6 @@ def step_of(track: Track, state: State) -> Step:
     """The work of a state."""
     steps = _MOVE if track in (Track.MOVE_REPLICATE, Track.MOVE_READ_ONLY) else _RESHARD
     return steps[state]
-
-
-def knows(track: Track, state: State, event: Event) -> bool:
-    """Whether an event has a meaning in a state."""
-    return (state, event) in TRANSITIONS[track]
 
 
 def source_tablets(record: Migration, snapshot: Snapshot) -> tuple[Tablet, ...]:

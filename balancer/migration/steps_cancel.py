@@ -1,18 +1,33 @@
 """The way back: everything a migration made is taken away, writers first. Called by the runner until it succeeds.
 
-The journal says `cancelling`, so the migration cannot commit any more. Lifting the fence comes first and needs only
-the source; each later part may fail and be repeated without the ones before it.
+The journal says `cancelling` or `restarting`, so what was made cannot be committed any more. Lifting the fence comes
+first and needs only the source; each later part may fail and be repeated without the ones before it.
 """
 
 from balancer.directory.model import MigrationKind
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.machine import Event
 from balancer.nodes import capture, fence, partition, replication, schema
+from balancer.nodes.connection import Cursor
 
 
 def cancelling(ctx: Context) -> Event:
     """Lifts the fence, removes the incoming partitions and the stream."""
     _let_writers_on(ctx)
+    _take_away(ctx)
+    return Event.BROKEN if ctx.detail.failed else Event.CLEANED
+
+
+def restarting(ctx: Context) -> Event:
+    """The same, and everything that is known of the copy is forgotten: it is begun anew."""
+    _let_writers_on(ctx)
+    ctx.checkpoint()
+    _take_away(ctx)
+    ctx.forget_copy()
+    return Event.STEP
+
+
+def _take_away(ctx: Context) -> None:
     if ctx.record.operation is MigrationKind.MOVE:
         with ctx.target_command() as connection:
             replication.drop_subscription(connection, ctx.id)
@@ -21,7 +36,6 @@ def cancelling(ctx: Context) -> Event:
         with ctx.source_command() as connection:
             replication.drop_slot(connection, ctx.id)
     _clean_source(ctx)
-    return Event.BROKEN if ctx.detail.failed else Event.CLEANED
 
 
 def _let_writers_on(ctx: Context) -> None:
@@ -38,16 +52,21 @@ def _let_writers_on(ctx: Context) -> None:
 def _drop_incoming(ctx: Context) -> None:
     """Only what is `incoming` under this very migration."""
     with ctx.target() as cursor:
-        mine = [
-            row
-            for row in schema.read_tablets(cursor)
-            if row.migration == ctx.id and row.state is schema.OwnState.INCOMING
-        ]
+        for name in (name for row in _incoming(ctx, cursor) for name in row.partitions):
+            if partition.exists(cursor, name):
+                partition.release_references(cursor, name, ctx.roots, ctx.settings.lock_timeout)
+    with ctx.target() as cursor:
+        mine = _incoming(ctx, cursor)
         for row in mine:
             for name in reversed(row.partitions):
                 partition.drop_partition(cursor, name)
         schema.forget_tablets(cursor, [row.id for row in mine])
         replication.delete_markers(cursor, ctx.id)
+
+
+def _incoming(ctx: Context, cursor: Cursor) -> list[schema.OwnedTablet]:
+    rows = schema.read_tablets(cursor)
+    return [row for row in rows if row.migration == ctx.id and row.state is schema.OwnState.INCOMING]
 
 
 def _clean_source(ctx: Context) -> None:

@@ -10,22 +10,28 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from balancer.clock import Clock
-from balancer.directory.model import MigrationMode
+from balancer.directory.model import MigrationKind, MigrationMode
 from balancer.errors import Refused, Unavailable
-from balancer.migration import guards, verify
+from balancer.migration import guards, retries, verify
 from balancer.migration.background import Background, stop_at
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.keeper import FenceKeeper
 from balancer.migration.machine import Event
-from balancer.nodes import capture, copy, fence, partition, replication, schema
+from balancer.migration.modes import choose_mode
+from balancer.nodes import capture, copy, fence, partition, references, replication, schema, warming
 from balancer.nodes.checksum import Digest, Rows
 from balancer.nodes.connection import Connection, Cursor, full_conninfo, translated
 from balancer.nodes.objects import bound_constraint
 from balancer.nodes.shape import Shape, read_shape
 
 
-def planned(_: Context) -> Event:
-    """Nothing has been made yet."""
+def planned(ctx: Context) -> Event:
+    """Nothing has been made yet, or nothing any more: a copy that was lost is not begun anew at once."""
+    if ctx.detail.restarts:
+        pause = retries.back_off(ctx.detail.restarts, ctx.settings)
+        ctx.progress.waiting(f"the next copy, in {pause:.1f} s: {ctx.detail.retreat}", at_once=True)
+        ctx.sleep(pause)
+    choose_mode(ctx)
     return Event.STEP
 
 
@@ -72,6 +78,11 @@ def create_incoming(ctx: Context, shapes: tuple[Shape, ...]) -> None:
             schema.write_tablets(cursor, [incoming])
         for place, shape in zip(ctx.target_places, shapes, strict=True):
             partition.create_partition(cursor, place.root, shape, place.partition)
+        if ctx.record.operation is MigrationKind.MOVE and references.may_prepare(cursor):
+            # This locks the referenced root, which its owner's writers use.
+            partition.set_lock_timeout(cursor, ctx.settings.lock_timeout)
+            for place, shape in zip(ctx.target_places, shapes, strict=True):
+                references.prepare_references(cursor, shape, place.partition, ctx.roots)
 
 
 def copying(ctx: Context) -> Event:
@@ -114,11 +125,6 @@ def _preflight(ctx: Context, shapes: tuple[Shape, ...]) -> None:
     ctx.note(size=size)
     if ctx.record.mode is MigrationMode.REPLICATE:
         guards.check_capacity(ctx)
-        without = [str(shape.name) for shape in shapes if not shape.key]
-        if without:
-            raise Refused(
-                f"{', '.join(without)} has no primary key or unique index as replica identity: use mode read-only"
-            )
 
 
 @contextmanager
@@ -167,6 +173,8 @@ def _copy_one(ctx: Context, place: partition.Place, shape: Shape, reader: Connec
         with writer.cursor() as cursor:
             # While it is empty: looking at each row on its way in costs less than reading them all once more.
             partition.add_bound(cursor, place, bound_constraint(ctx.id))
+            if references.may_prepare(cursor):
+                references.without_triggers(writer)
         copied = copy.copy_rows(reader, writer, read, write, _on_block(ctx))
         ctx.progress.counted(copied.rows)
         checker.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -221,7 +229,9 @@ def _complete(ctx: Context, shapes: tuple[Shape, ...]) -> None:
             )
             cursor.execute(partition.analyze(place.partition))
             if ctx.detail.warm:
-                partition.warm(cursor, place.partition)
+                ctx.progress.waiting(f"the cache to be filled with {place.partition}")
+                warming.warm(cursor, place.partition)
+        guards.check_references(ctx, cursor, ctx.settings.write_pause_budget)
 
 
 class Throttle:

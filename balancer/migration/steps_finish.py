@@ -75,7 +75,7 @@ def retiring(ctx: Context) -> Event:
             connection.execute("SELECT set_config('lock_timeout', '10s', false)")
             partition.detach(connection, place.root, place.partition)
         with ctx.source() as cursor:
-            partition.release_references(cursor, place.partition, ctx.roots)
+            partition.release_references(cursor, place.partition, ctx.roots, ctx.settings.lock_timeout)
     _wait_for_grace(ctx)
     _drop_rows(ctx)
     return Event.STEP

@@ -170,9 +170,6 @@ def _preflight(ctx: Context, shapes: tuple[Shape, ...]) -> None:
         size = guards.total_size(cursor, [shape.name for shape in shapes])
     guards.check_disk(ctx, size)
     ctx.note(size=size)
-    without = [str(shape.name) for shape in shapes if not shape.key]
-    if without and ctx.record.mode is MigrationMode.REPLICATE:
-        raise Refused(f"{', '.join(without)} has no primary key or replica identity index: use mode read-only")
 
 
 def _fill(ctx: Context) -> int:
@@ -217,6 +214,7 @@ def _complete(ctx: Context, shapes: tuple[Shape, ...]) -> None:
             partition.add_triggers(cursor, shape, place.partition)
             partition.add_bound(cursor, place, bound_constraint(ctx.id))
             cursor.execute(partition.analyze(place.partition))
+        guards.check_references(ctx, cursor, ctx.settings.write_pause_budget * 4)
 
 
 def _compare_all(ctx: Context) -> None:

@@ -33,9 +33,10 @@ def swapping(ctx: Context) -> Event:
     try:
         with ctx.source() as cursor:
             _swap(ctx, cursor, work)
-    except Unavailable:
+    except Unavailable as error:
         guards.name_blockers(ctx, ctx.roots)
-        raise
+        # Nothing was applied, so writers go on meanwhile; an unknown outcome is another error.
+        raise Overrun(str(error)) from error
     ctx.note(pause=ctx.clock.monotonic() - (ctx.fenced_at or began))
     ctx.fenced_at = None
     return Event.STEP
@@ -68,7 +69,12 @@ def swapped(ctx: Context) -> bool:
     """What the node says: all new tablets are its own, or none is."""
     node = ctx.record.source_node
     with translated(node), ctx.links.control(node).cursor() as cursor:
-        rows = {row.id: row.state for row in schema.read_tablets(cursor)}
+        return _owned(ctx, cursor)
+
+
+def _owned(ctx: Context, cursor: Cursor) -> bool:
+    node = ctx.record.source_node
+    rows = {row.id: row.state for row in schema.read_tablets(cursor)}
     states = {rows.get(tablet.id) for tablet in ctx.record.targets}
     if states == {schema.OwnState.OWNED}:
         return True
@@ -82,6 +88,8 @@ def _swap(ctx: Context, cursor: Cursor, work: list[reshard.Family]) -> None:
     limit = max(1, round(ctx.settings.write_pause_budget * 4000))
     cursor.execute("SELECT set_config('statement_timeout', %s, true)", (f"{limit}ms",))
     reshard.lock_roots(cursor, ctx.roots, ctx.settings.lock_timeout)
+    if _owned(ctx, cursor):
+        return  # a commit whose answer was lost came through after we had asked: the locks had to wait for it
     old = [place.partition for place in ctx.source_places]
     if ctx.record.mode is MigrationMode.REPLICATE:
         for family in work:
@@ -92,7 +100,7 @@ def _swap(ctx: Context, cursor: Cursor, work: list[reshard.Family]) -> None:
         fence.check_standing(cursor, old, ctx.fence, ctx.settings.lock_timeout)
     for place in reversed(ctx.source_places_by_root()):  # a referenced root's rows go last, and come first
         partition.detach_locked(cursor, place.root, place.partition)
-        partition.release_references(cursor, place.partition, ctx.roots)
+        partition.release_references(cursor, place.partition, ctx.roots, ctx.settings.lock_timeout)
     for place in ctx.target_places_by_root():
         partition.attach(cursor, place, bound_constraint(ctx.id))
     node = ctx.record.source_node

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from balancer.directory.model import MigrationMode, Tablet
 from balancer.errors import Refused, Unavailable
-from balancer.migration import guards, verify
+from balancer.migration import guards, retries, verify
 from balancer.migration.background import Background
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.control import Overrun
+from balancer.migration.lag import LagWatch
 from balancer.migration.machine import Event, Track
 from balancer.migration.steps_copy import read_shapes
 from balancer.nodes import capture, fence, replication, schema, sequences
@@ -24,6 +25,7 @@ PING_INTERVAL = 0.1
 POLL = 0.001
 FIXED_COST = 0.02  # seconds: fence, seal, commit and open are five commits on three servers
 PING_PATIENCE = 30.0
+LOOK_INTERVAL = 0.2
 
 
 Rest = tuple[tuple[Rows, verify.Changed], ...]
@@ -36,31 +38,33 @@ class Forecast:
 
     trip: float  # seconds a marker takes through the stream
     keys: int  # changed keys left to compare
+    attach: float = 0.0  # seconds in which the target checks foreign keys
 
     @property
     def pause(self) -> float:
         """Seconds: half as long again as the last trip, and some microseconds for each key."""
-        return 1.5 * self.trip + FIXED_COST + self.keys * 10e-6
+        return 1.5 * self.trip + FIXED_COST + self.keys * 10e-6 + self.attach
 
 
 def catching_up(ctx: Context) -> Event:
     """Lets writers on if they were held back; then waits until a switch would fit into the budget."""
     _let_writers_on(ctx)
     back_off(ctx)
-    watch = guards.LagWatch(ctx)
+    watch = LagWatch(ctx)
     shapes = read_shapes(ctx)
     while True:
         ctx.checkpoint()
         guards.check_fingerprints(ctx)
-        watch.check(ctx.links.control(ctx.record.source_node), ctx.links.control(ctx.record.target_node))
-        forecast = _round(ctx, shapes)
+        watch.check()
+        forecast = _round(ctx, shapes, watch)
         fits = forecast.pause <= ctx.settings.write_pause_budget
         if fits and forecast.keys <= ctx.settings.verify_keys_in_fence:
             ctx.note(predicted_pause=forecast.pause)
             return Event.STEP
         ctx.progress.waiting(
             f"the stream: a switch would take {forecast.pause * 1000:.0f} ms of"
-            f" {ctx.settings.write_pause_budget * 1000:.0f} allowed, {forecast.keys} rows to compare"
+            f" {ctx.settings.write_pause_budget * 1000:.0f} allowed, {forecast.keys} rows to compare;"
+            f" {watch.trend.words()}"
         )
         ctx.sleep(PING_INTERVAL)
 
@@ -193,12 +197,12 @@ def back_off(ctx: Context) -> None:
         return
     if ctx.detail.fences >= ctx.settings.fence_attempts:
         raise Refused(f"given up after {ctx.detail.fences} fences: {ctx.detail.retreat or 'interrupted'}")
-    pause = min(ctx.settings.retry_back_off_limit, ctx.settings.retry_back_off * 2 ** (ctx.detail.fences - 1))
+    pause = retries.back_off(ctx.detail.fences, ctx.settings)
     ctx.progress.waiting(f"the next fence, in {pause:.1f} s: {ctx.detail.retreat}", at_once=True)
     ctx.sleep(pause)
 
 
-def _round(ctx: Context, shapes: tuple[Shape, ...]) -> Forecast:
+def _round(ctx: Context, shapes: tuple[Shape, ...], watch: LagWatch) -> Forecast:
     """Sends a marker behind what is compared, waits for it, compares; see `verify` for why this is sound."""
     node = ctx.record.source_node
     changed = []
@@ -208,7 +212,7 @@ def _round(ctx: Context, shapes: tuple[Shape, ...]) -> Forecast:
             changed.append((rows, verify.read_changed(cursor, rows, ctx.id, index)))
         number = _next_marker(ctx, cursor)
     sent = ctx.clock.monotonic()
-    _await_marker(ctx, number, PING_PATIENCE)
+    _await_marker(ctx, number, PING_PATIENCE, watch)
     trip = ctx.clock.monotonic() - sent
     for index, (rows, found) in enumerate(changed):
         with translated(ctx.record.target_node), ctx.links.control(ctx.record.target_node).cursor() as cursor:
@@ -216,7 +220,7 @@ def _round(ctx: Context, shapes: tuple[Shape, ...]) -> Forecast:
         verify.forget(ctx, index, found, equal)
     with translated(node), ctx.links.control(node).cursor() as cursor:
         left = sum(capture.pending(cursor, ctx.id, index, 100_000) for index in range(len(shapes)))
-    return Forecast(trip, left)
+    return Forecast(trip, left, ctx.detail.attach)
 
 
 def _next_marker(ctx: Context, cursor: Cursor) -> int:
@@ -224,14 +228,20 @@ def _next_marker(ctx: Context, cursor: Cursor) -> int:
     return int(last_rows(cursor)[0][0])
 
 
-def _await_marker(ctx: Context, number: int, patience: float) -> None:
+def _await_marker(ctx: Context, number: int, patience: float, watch: LagWatch | None = None) -> None:
+    """With a watch the lag is looked at meanwhile: where there is much of it, that decides and not the patience."""
     target = ctx.links.control(ctx.record.target_node)
-    until = ctx.clock.monotonic() + patience
+    began = looked = ctx.clock.monotonic()
     while True:
         ctx.checkpoint()
         with translated(ctx.record.target_node):
             if replication.newest_marker(target, ctx.id) >= number:
                 return
-        if ctx.clock.monotonic() > until:
+        now = ctx.clock.monotonic()
+        if watch is not None and now - looked > LOOK_INTERVAL:
+            looked = now
+            watch.check()
+            ctx.progress.waiting(f"the stream: {watch.trend.words()}")
+        if now - began > patience and not (watch is not None and watch.behind):
             raise Unavailable(f"node {ctx.record.target_node} has not applied the stream for {patience:.1f} s")
         ctx.clock.sleep(POLL)

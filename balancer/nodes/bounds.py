@@ -76,14 +76,6 @@ def check_expression(columns: Sequence[KeyColumn], part: Part, root_oid: int) ->
     return sql.SQL(" AND ").join(sql.SQL("({})").format(clause) for clause in clauses)
 
 
-def attach_scans(columns: Sequence[KeyColumn], part: Part) -> bool:
-    """Whether ATTACH reads the whole partition in spite of the CHECK.
-
-    PostgreSQL compares the hash test with one of its own that has no input collation; a text column gives ours one.
-    """
-    return isinstance(part, Leaf) and any(column.type is KeyType.TEXT for column in columns)
-
-
 def literal(kind: KeyType, value: KeyValue) -> sql.Composable:
     """A constant of the column's own type: a wider one would not match the partition's constraint."""
     return sql.SQL("{}::{}").format(sql.Literal(_text(value)), sql.SQL(kind.value))

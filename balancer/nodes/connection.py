@@ -123,22 +123,31 @@ def translated(node: str) -> Iterator[None]:
         raise translate(node, error) from error
 
 
+_E = psycopg.errors
+_MEANINGS: tuple[tuple[tuple[type[psycopg.Error], ...], type[BalancerError], str], ...] = (
+    ((_E.QueryCanceled, _E.LockNotAvailable), Unavailable, "did not answer within the time allowed"),
+    ((_E.ObjectNotInPrerequisiteState, _E.ObjectInUse), Unavailable, "cannot do that at this moment"),
+    ((_E.DeadlockDetected, _E.SerializationFailure), Unavailable, "undid a transaction that met another"),
+    ((_E.ReadOnlySqlTransaction,), Unavailable, "is read-only now, perhaps a standby"),
+    ((_E.DiskFull,), Refused, "has no space left"),
+    ((_E.InsufficientPrivilege,), Refused, "refuses for want of a privilege"),
+    ((psycopg.OperationalError, psycopg.InterfaceError), Unavailable, "cannot be reached or lost the connection"),
+)
+"""What is special comes before what is general: the first that fits counts."""
+
+
 def translate(node: str, error: psycopg.Error) -> BalancerError:
     """What a driver's error means to the caller."""
     text = _sentence(error)
-    match error:
-        case psycopg.errors.QueryCanceled() | psycopg.errors.LockNotAvailable():
-            return Unavailable(f"node {node} did not answer within the time allowed: {text}")
-        case psycopg.errors.ObjectNotInPrerequisiteState() | psycopg.errors.ObjectInUse():
-            return Unavailable(f"node {node} cannot do that at this moment: {text}")
-        case psycopg.errors.ReadOnlySqlTransaction():
-            return Unavailable(f"node {node} is read-only now, perhaps a standby: {text}")
-        case psycopg.errors.InsufficientPrivilege():
-            return Refused(f"node {node} refuses for want of a privilege: {text}")
-        case psycopg.OperationalError() | psycopg.InterfaceError():
-            return Unavailable(f"node {node} cannot be reached or lost the connection: {text}")
-        case _:
-            return Refused(f"node {node} refuses: {text}")
+    _, at_the_door, answer = text.rpartition("FATAL: ")  # the server's own word, to whom it does not let in
+    if at_the_door and isinstance(error, psycopg.OperationalError):
+        return Unavailable(f"node {node} does not let us in: {answer.strip()}")
+    for kinds, meaning, words in _MEANINGS:
+        if isinstance(error, kinds):
+            return meaning(f"node {node} {words}: {text}")
+    if isinstance(error, _E.InternalError_) and "concurrently" in text:  # two changed one definition at once
+        return Unavailable(f"node {node} undid a transaction that met another: {text}")
+    return Refused(f"node {node} refuses: {text}")
 
 
 NO_STATEMENT_TIMEOUT: Statement = sql.SQL("SET LOCAL statement_timeout TO 0")

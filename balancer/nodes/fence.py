@@ -24,6 +24,10 @@ SEALED = "sealed"
 MOVED = "moved"
 
 
+class Expired(Refused):
+    """The fence ran out: what it stood for must not be built upon, but another may be raised."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fence:
     """The arguments of a fence's triggers."""
@@ -135,7 +139,7 @@ def _check_looked(cursor: Cursor, fence: Fence) -> None:
         if found.until in (SEALED, MOVED):
             continue
         if now >= float(found.until) or breaches != fence.breaches:
-            raise Refused(f"the fence of {name} has expired: writes may have come through")
+            raise Expired(f"the fence of {name} has expired: writes may have come through")
 
 
 def lift_fence(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float) -> None:

@@ -36,29 +36,4 @@ STEP = """
     END $$;
     REVOKE ALL ON FUNCTION balancer.refuse_write() FROM PUBLIC;
     REVOKE ALL ON balancer.marker FROM PUBLIC;
-
-    -- A client's proof of ownership, in the transaction that used the tablet and after it did: silence means yes.
-    -- A transaction with one snapshot for all its statements sees the row as it was; but its statements were planned
-    -- with the catalog as it is, where the partition may be detached already and is read as if it were empty. So
-    -- there the catalog is asked, which functions read as it is now.
-    CREATE OR REPLACE FUNCTION balancer.prove(wanted bigint, known_epoch bigint) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    DECLARE
-        mine balancer.tablet;
-    BEGIN
-        SELECT * INTO mine FROM balancer.tablet WHERE id = wanted;
-        IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') AND mine.state <> 'moved'
-                AND (SELECT count(*) FROM pg_partition_ancestors(
-                        to_regclass(format('%I.%I', mine.schemas[1], mine.partitions[1])))) < 2 THEN
-            mine.state := 'moved';
-        END IF;
-        IF mine.state = 'incoming' THEN
-            RAISE EXCEPTION 'tablet % is arriving here, try again', wanted
-                USING ERRCODE = 'TB001', DETAIL = format('migration=%s', mine.migration);
-        END IF;
-        IF mine.id IS NULL OR mine.state = 'moved' OR mine.epoch <> known_epoch THEN
-            RAISE EXCEPTION 'tablet % is not here with epoch %', wanted, known_epoch
-                USING ERRCODE = 'TB002', DETAIL = format('node=%s epoch=%s', mine.moved_to, mine.epoch);
-        END IF;
-    END $$;
 """

@@ -70,21 +70,6 @@ def analyze(partition: Name) -> sql.Composed:
     return sql.SQL("ANALYZE {}").format(partition.identifier)
 
 
-def warm(cursor: Cursor, partition: Name) -> None:
-    """Reads a partition into the server's cache: pg_prewarm where it is installed, a plain scan otherwise."""
-    found = cursor.execute("SELECT e.extnamespace::regnamespace::text FROM pg_extension e WHERE extname = 'pg_prewarm'")
-    row = found.fetchone()
-    if row is None:
-        cursor.execute(sql.SQL("SELECT count(*) FROM {}").format(partition.identifier))
-        return
-    prewarm = sql.SQL(
-        "SELECT {}.pg_prewarm(r) FROM (SELECT %s::regclass UNION ALL SELECT indexrelid FROM pg_index"
-    ).format(sql.Identifier(row[0]))
-    cursor.execute(
-        prewarm + sql.SQL(" WHERE indrelid = %s::regclass) AS all_of_it (r)"), (str(partition), str(partition))
-    )
-
-
 def count_rows(cursor: Cursor, partition: Name) -> int:
     """How many rows it has, by reading all of it."""
     cursor.execute(sql.SQL("SELECT count(*) FROM ONLY {}").format(partition.identifier))
@@ -203,8 +188,17 @@ def detach(connection: Connection, root: Name, partition: Name) -> None:
     )
 
 
-def release_references(cursor: Cursor, partition: Name, roots: Sequence[Name]) -> None:
-    """Drops a detached partition's foreign keys to its own table's roots: they would keep those from being detached."""
+def set_lock_timeout(cursor: Cursor, seconds: float) -> None:
+    """How long the rest of the transaction waits for a lock: others wait behind it."""
+    cursor.execute("SELECT set_config('lock_timeout', %s, true)", (f"{max(1, round(seconds * 1000))}ms",))
+
+
+def release_references(cursor: Cursor, partition: Name, roots: Sequence[Name], lock_timeout: float) -> None:
+    """Drops a detached partition's foreign keys to its own table's roots: they would keep those from being detached.
+
+    It locks the roots against everybody, so it does not wait for them; for the partition, which a vacuum may hold and
+    nobody uses, it does.
+    """
     names = cursor.execute(
         """
         SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%s) AND contype = 'f' AND conparentid = 0
@@ -212,6 +206,9 @@ def release_references(cursor: Cursor, partition: Name, roots: Sequence[Name]) -
         """,
         (str(partition), [str(root) for root in roots]),
     ).fetchall()
+    if names:
+        cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE").format(partition.identifier))
+        set_lock_timeout(cursor, lock_timeout)
     for (name,) in names:
         cursor.execute(
             sql.SQL("ALTER TABLE {} DROP CONSTRAINT IF EXISTS {}").format(partition.identifier, sql.Identifier(name))

@@ -46,11 +46,6 @@ class PartitionStats(NamedTuple):
     def bytes(self) -> int:
         return self.heap_bytes + self.toast_bytes + self.index_bytes
 
-    @property
-    def bloat(self) -> float:
-        """A hint: the share of dead rows, 0 to 1."""
-        return self.dead_rows / (self.rows + self.dead_rows) if self.dead_rows else 0.0
-
 
 class Slot(NamedTuple):
     """A replication slot and the WAL it keeps from being removed."""
@@ -75,11 +70,6 @@ class NodeFacts:
     connections: int
     max_connections: int
     slots: tuple[Slot, ...] = ()
-
-    @property
-    def uptime(self) -> float:
-        """Seconds since the server was started."""
-        return (self.now - self.started).total_seconds()
 
 
 class Claim(NamedTuple):

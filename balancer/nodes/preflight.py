@@ -51,6 +51,25 @@ def preflight(connection: Connection, needs: Needs) -> list[Finding]:
     return sorted(found, key=lambda finding: list(Level).index(finding.level))
 
 
+def why_not_send(cursor: Cursor) -> str:
+    """What keeps this server from streaming changes to another, in words; empty: nothing that lasts."""
+    facts = _read_facts(cursor)
+    if facts.wal_level != "logical":
+        return f"wal_level is {facts.wal_level}, so changes cannot be streamed"
+    for name, total in (("max_replication_slots", facts.slots), ("max_wal_senders", facts.senders)):
+        if total == 0:
+            return f"{name} is 0, so changes cannot be streamed"
+    return "" if facts.replication else f"role {facts.role} may not make replication slots"
+
+
+def why_not_receive(cursor: Cursor) -> str:
+    """What keeps this server from applying another's changes, in words; empty: nothing that lasts."""
+    facts = _read_facts(cursor)
+    if facts.appliers == 0:
+        return "max_logical_replication_workers is 0, so changes cannot be applied"
+    return "" if facts.subscriptions else f"role {facts.role} may not make subscriptions"
+
+
 @dataclass(frozen=True, slots=True)
 class _Facts:
     major: int

@@ -97,22 +97,11 @@ STEPS: tuple[str, ...] = (
         RETURN seen.leader_epoch;
     END $$;
     REVOKE ALL ON FUNCTION balancer.enter(bigint, text) FROM PUBLIC;
-
-    -- A client's proof of ownership, in the transaction that used the tablet and after it did: silence means yes.
-    CREATE FUNCTION balancer.prove(wanted bigint, known_epoch bigint) RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-    DECLARE
-        mine balancer.tablet;
-    BEGIN
-        SELECT * INTO mine FROM balancer.tablet WHERE id = wanted;
-        IF NOT FOUND OR mine.state IN ('incoming', 'moved') OR mine.epoch <> known_epoch THEN
-            RAISE EXCEPTION 'tablet % is not here with epoch %', wanted, known_epoch
-                USING ERRCODE = 'TB002', DETAIL = format('node=%s epoch=%s', mine.moved_to, mine.epoch);
-        END IF;
-    END $$;
     """,
     fence_functions.STEP,
     client_functions.STEP,
+    # A proof after the reading is none: the tablet may have arrived between the two. `hold` comes first.
+    "DROP FUNCTION IF EXISTS balancer.prove(bigint, bigint)",
 )
 """What brings a node from version n to n + 1."""
 
@@ -142,11 +131,6 @@ def install_schema(connection: Connection, cluster: str, node: str) -> int:
         elif version < len(STEPS):
             cursor.execute("UPDATE balancer.node SET schema_version = %s", (len(STEPS),))
     return len(STEPS)
-
-
-def remove_schema(connection: Connection) -> None:
-    """Takes away everything of ours from a node that leaves the cluster. The user's tables stay as they are."""
-    connection.execute("DROP SCHEMA IF EXISTS balancer CASCADE")
 
 
 def read_identity(cursor: Cursor) -> NodeIdentity | None:

@@ -38,13 +38,20 @@ def read_sequences(cursor: Cursor, names: Sequence[str]) -> tuple[tuple[str, int
 
 
 def raise_statements(values: Sequence[tuple[str, int]]) -> list[Statement]:
-    """Make each sequence here give out nothing up to its value. One that is not here is passed over."""
+    """Make each sequence here give out nothing up to its value. One that is not here is passed over.
+
+    It goes on in its own steps: nodes whose sequences do not meet (odd here, even there) must not begin to. Where it
+    would go beyond its end it is put there: whoever draws next is told by PostgreSQL, and the tablet opens.
+    """
     return [sql.SQL(_RAISE).format(name=sql.Literal(name), value=sql.Literal(value)) for name, value in values]
 
 
 _RAISE = """
-    SELECT CASE WHEN increment_by > 0 THEN setval(oid, greatest({value}, coalesce(last, {value})))
-                ELSE setval(oid, least({value}, coalesce(last, {value}))) END
-    FROM (SELECT seqrelid::regclass AS oid, seqincrement AS increment_by, pg_sequence_last_value(seqrelid) AS last
-          FROM pg_sequence WHERE seqrelid = to_regclass({name})) AS here
+    SELECT setval(oid, least(greatest(base + steps * step, least_value), greatest_value)::bigint)
+    FROM (SELECT oid, step, base, least_value, greatest_value, floor(({value} - base)::numeric / step) AS steps
+          FROM (SELECT seqrelid::regclass AS oid, seqincrement::numeric AS step, seqmin AS least_value,
+                       seqmax AS greatest_value,
+                       coalesce(pg_sequence_last_value(seqrelid), seqstart - seqincrement)::numeric AS base
+                FROM pg_sequence WHERE seqrelid = to_regclass({name})) AS here) AS ahead
+    WHERE steps > 0
 """

@@ -34,6 +34,7 @@ from balancer.directory.model import (
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Refused
 from balancer.planner import orders
+from balancer.settings import WantedMode
 from policies.leaves import Leaf
 from policies.model import Action, ActionKind, Part
 
@@ -49,6 +50,7 @@ class Outcome:
     actions: tuple[Action, ...] = ()
     steer: tuple[tuple[str, str], ...] = ()  # (cancel | pause | resume, migration id)
     replan: str = ""  # a bundle whose plan should be made anew at once
+    mode: WantedMode | None = None  # of the actions; None: the bundle's
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,8 @@ def _unpin(context: Context) -> Outcome:
 def _pause(context: Context) -> Outcome:
     migration = context.arguments.get("migration")
     if migration:
+        if context.arguments.get("seconds") is not None:
+            raise Refused("a single migration is paused until it is resumed: leave the duration out")
         return Outcome(f"migration {migration} pauses at its next safe point", steer=(("pause", str(migration)),))
     bundle = _bundle(context)
     pause = Pause(bundle, context.until(), context.author, str(context.arguments.get("reason", "")))
@@ -327,7 +331,16 @@ def _order(context: Context, what: str) -> Outcome:
 
 
 def _act(context: Context, action: Action) -> Outcome:
-    return Outcome(f"{action.kind} of {_names(action.tablets)} starts", actions=(action,))
+    return Outcome(f"{action.kind} of {_names(action.tablets)} starts", actions=(action,), mode=_mode(context))
+
+
+def _mode(context: Context) -> WantedMode | None:
+    asked = context.arguments.get("mode")
+    if asked is None:
+        return None
+    if asked not in list(WantedMode):
+        raise Refused(f"there is no mode {asked!r}; there are: {', '.join(WantedMode)}")
+    return WantedMode(asked)
 
 
 def _names(tablets: tuple[int, ...]) -> str:

@@ -5,7 +5,7 @@
 
 from balancer.settings.files import DaemonFile
 from balancer.settings.load import BundleSettings, NodeSettings, Settings, TableSettings, load_settings
-from balancer.settings.migration import FinishBy, MigrationSettings
+from balancer.settings.migration import FinishBy, MigrationSettings, WantedMode
 from balancer.settings.mistakes import ConfigurationError, Mistake
 from balancer.settings.modes import Mode
 
@@ -20,5 +20,6 @@ __all__ = [
     "NodeSettings",
     "Settings",
     "TableSettings",
+    "WantedMode",
     "load_settings",
 ]

@@ -32,11 +32,6 @@ from policies.options import (
 )
 
 DEFAULT_PLACES = (Path("balancer.toml"), Path("/etc/tablet-balancer/balancer.toml"))
-_SECTIONS: Mapping[str, type] = {
-    "tablet_balancer_config": BalancerOptions,
-    "heat": HeatOptions,
-    "placement": PlacementOptions,
-}
 
 
 @dataclass(frozen=True, slots=True)

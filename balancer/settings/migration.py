@@ -17,12 +17,26 @@ class FinishBy(StrEnum):
     ANY = "any"  # the schedule says when to start, and nothing more
 
 
+class WantedMode(StrEnum):
+    """How writers are treated while rows are copied, as people ask for it."""
+
+    AUTO = "auto"
+    REPLICATE = "replicate"
+    READ_ONLY = "read-only"
+
+    @property
+    def first(self) -> MigrationMode:
+        """The mode that a migration begins with."""
+        return MigrationMode.READ_ONLY if self is WantedMode.READ_ONLY else MigrationMode.REPLICATE
+
+
 @dataclass(frozen=True, slots=True)
 class MigrationSettings:
     """How a migration behaves towards the applications and the servers."""
 
-    mode: MigrationMode = MigrationMode.REPLICATE
-    """`replicate`: writers wait for milliseconds; `read-only`: for the whole copy, where nothing else works."""
+    mode: WantedMode = WantedMode.AUTO
+    """`replicate`: writers wait for milliseconds; `read-only`: for the whole copy; `auto`: replicate, and read-only for
+    tables without a replica identity and servers without logical replication, since nothing else works there."""
     finish_by: FinishBy = FinishBy.WINDOW
     """`window`, `park` or `any`; windows of a minute (`minutes % 20 == 0`) need `any` to move large tablets."""
     write_pause_budget: Seconds = 0.25
@@ -35,10 +49,12 @@ class MigrationSettings:
     """The same in read-only mode, renewed at a third of it while rows are copied."""
     fence_attempts: int = 20
     """Fences tried (a lock not granted, a budget exceeded) before the migration gives up."""
+    copy_attempts: int = 5
+    """Copies tried (a server lost, a lock not granted) before the migration gives up; each begins from nothing."""
     retry_back_off: Seconds = 0.2
-    """Seconds before the second fence; doubled each time up to `retry_back_off_limit`."""
+    """Seconds before the second fence or copy; doubled each time up to `retry_back_off_limit`."""
     retry_back_off_limit: Seconds = 10.0
-    """Longest pause between two fences: a blocker of minutes is worth asking for every ten seconds."""
+    """Longest pause between two fences or copies: a blocker of minutes is worth asking for every ten seconds."""
     throttle: Bytes | None = None
     """Bytes copied per second; None: as fast as the servers can."""
     wal_budget: Bytes = 8 * GB

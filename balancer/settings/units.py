@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
@@ -111,13 +111,3 @@ class Dsn:
                 words.append(f"{match[1]}={match[2]}")
             at = match.end()
         return cls(" ".join(words), secret)
-
-    def with_password(self) -> str:
-        """What to connect with: not for printing."""
-        if self.password is None:
-            return self.text
-        secret = self.password.get_secret_value()
-        if "://" in self.text:
-            return f"{self.text}{'&' if '?' in self.text else '?'}password={quote(secret, safe='')}"
-        escaped = secret.replace("\\", "\\\\").replace("'", "\\'")
-        return f"{self.text} password='{escaped}'"

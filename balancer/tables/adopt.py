@@ -27,6 +27,7 @@ from balancer.directory.model import (
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Conflict, Refused
 from balancer.nodes.bounds import Part
+from balancer.nodes.catalog import Root
 from balancer.nodes.connection import Connection
 from balancer.nodes.definition import make_roots, read_definition
 from balancer.nodes.leader import node_transaction
@@ -63,14 +64,13 @@ class Adopted:
 def inspect(request: TableRequest, nodes: Mapping[str, Connection]) -> Found:
     """What an adoption would take over; refuses what it would refuse. Changes nothing."""
     found = survey(request.name, request.roots, nodes)
-    check_request(request, found)
+    check_request(request, found.roots[0])
     check_coverage(request.name, found.roots[0].columns, found.tablets)
     return found
 
 
-def check_request(request: TableRequest, found: Found) -> None:
+def check_request(request: TableRequest, root: Root) -> None:
     """Refuses a table that is another one than the file describes."""
-    root = found.roots[0]
     names = tuple(column.name for column in root.columns)
     if (root.layout, names) != (request.layout, request.key):
         raise Refused(

@@ -5,7 +5,7 @@ commit makes them tablets. If anything fails before that commit, the partitions 
 to nobody, are dropped again. A root that has partitions already is not touched: that is an adoption.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import Counter, KeyColumn, Layout, Node, Put, Table, Tablet, Transaction
 from balancer.errors import BalancerError, Conflict, OutcomeUnknown, Refused
 from balancer.nodes.bounds import Part
-from balancer.nodes.catalog import HASH, find_root, read_root
+from balancer.nodes.catalog import HASH, Root, find_root, read_root
 from balancer.nodes.connection import Connection
 from balancer.nodes.creation import create_partition, drop_empty, run_definition
 from balancer.nodes.leader import node_transaction
@@ -30,7 +30,7 @@ from balancer.tables.adopt import (
     to_bounds,
 )
 from balancer.tables.layout import hash_parts, range_parts, spread
-from balancer.tables.survey import Found, survey
+from balancer.tables.survey import Found, read_roots, survey
 
 BATCH = 64  # partitions per transaction: each holds locks until its end, and the lock table is small
 
@@ -60,9 +60,11 @@ def create(
         raise Refused(f"table {request.name} is in the directory already")
     for node, connection in nodes.items():
         install_schema(connection, cluster, node)
-    found = _make_roots(request, nodes, definition, snapshot.epoch)
+    if definition:
+        _define(request, nodes, definition, snapshot.epoch, lambda root: _parts(root, tablets, splits))
+    found = _spread(request, nodes, snapshot.epoch)
     root = found.roots[0]
-    parts = hash_parts(tablets) if root.layout == HASH else range_parts(root.key_types, splits)
+    parts = _parts(root, tablets, splits)
     owners = spread(parts, {record.id: record.weight for record in records})
     table_id, first = _reserve(request, directory, len(parts))
     table = Table(
@@ -97,14 +99,35 @@ def create(
     return Created(table, tuple(made))
 
 
-def _make_roots(request: TableRequest, nodes: Mapping[str, Connection], definition: str, leader_epoch: int) -> Found:
-    if definition:
-        for node, connection in nodes.items():
-            if not _has_roots(connection, request.roots):
-                with node_transaction(connection, leader_epoch, node) as cursor:
-                    run_definition(cursor, definition)
+def _parts(root: Root, tablets: int, splits: Sequence[Any]) -> Sequence[Part]:
+    return hash_parts(tablets) if root.layout == HASH else range_parts(root.key_types, splits)
+
+
+def _define(
+    request: TableRequest,
+    nodes: Mapping[str, Connection],
+    definition: str,
+    leader_epoch: int,
+    check: Callable[[Root], object],
+) -> None:
+    """Makes the roots where they are missing. A definition with a mistake leaves nothing: it is seen before the end."""
+    for node, connection in nodes.items():
+        if _has_roots(connection, request.roots):
+            continue
+        with node_transaction(connection, leader_epoch, node) as cursor:
+            run_definition(cursor, definition)
+            roots = read_roots(cursor, request.roots)
+            if not roots:
+                names = ", ".join(map(str, request.roots))
+                raise Refused(f"table {request.name}: the definition does not make {names}")
+            check_request(request, roots[0])
+            check(roots[0])
+
+
+def _spread(request: TableRequest, nodes: Mapping[str, Connection], leader_epoch: int) -> Found:
+    """Roots on every node, wherever they are now."""
     found = survey(request.name, request.roots, nodes)
-    check_request(request, found)
+    check_request(request, found.roots[0])
     for tablet in found.tablets:
         raise Refused(f"table {request.name} has the partition {tablet} already; take it over with `table adopt`")
     spread_roots(found, nodes, leader_epoch)

@@ -50,7 +50,9 @@ def survey(table: str, roots: Sequence[Name], nodes: Mapping[str, Connection]) -
             holdings.append(holding)
     if not holdings:
         names = ", ".join(map(str, roots))
-        raise Refused(f"table {table}: no node of the bundle has {names}")
+        raise Refused(
+            f"table {table}: no node of the bundle has {names}; `table create --definition FILE` makes a new table"
+        )
     first = holdings[0]
     for other in holdings[1:]:
         _check_alike(table, first, other)
@@ -66,7 +68,7 @@ def survey(table: str, roots: Sequence[Name], nodes: Mapping[str, Connection]) -
 
 def _read_node(cursor: Cursor, table: str, node: str, names: Sequence[Name]) -> _Holding | None:
     try:
-        roots = _read_roots(cursor, names)
+        roots = read_roots(cursor, names)
         if not roots:
             return None
         partitions = [read_partitions(cursor, root) for root in roots]
@@ -74,11 +76,11 @@ def _read_node(cursor: Cursor, table: str, node: str, names: Sequence[Name]) -> 
     except Refused as error:
         raise Refused(f"table {table} on node {node}: {error}") from error
     unlogged = [str(partition.name) for group in partitions for partition in group if partition.unlogged]
-    notes = (f"node {node}: {', '.join(unlogged)} is unlogged: it moves in read-only mode",) if unlogged else ()
+    notes = (f"node {node}: {', '.join(unlogged)} is unlogged: it cannot be moved",) if unlogged else ()
     return _Holding(node, roots, tablets, notes)
 
 
-def _read_roots(cursor: Cursor, names: Sequence[Name]) -> tuple[Root, ...]:
+def read_roots(cursor: Cursor, names: Sequence[Name]) -> tuple[Root, ...]:
     """All of the roots or none of them, with one key."""
     found = {name: find_root(cursor, name) for name in names}
     roots = tuple(root for root in found.values() if root is not None)

@@ -70,8 +70,8 @@ def test_a_route_is_confirmed_by_its_tag_until_the_directory_changes(instance: I
 
 def test_a_long_poll_answers_when_the_owner_changes(instance: Instance, client: httpx.Client) -> None:
     tag = {"If-None-Match": client.get("/v1/route/events", params={"key": 5}).headers["ETag"]}
-    thread = later(0.3, lambda: move(instance, 1001, "pg-c"))
     began = time.monotonic()
+    thread = later(0.3, lambda: move(instance, 1001, "pg-c"))
     answer = client.get("/v1/route/events", params={"key": 5, "wait": 15}, headers=tag)
     thread.join()
     assert answer.json()["node"] == "pg-c"

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.support.commands import balancer
+from tests.support.commands import balancer, balancer_here
 
 TEN_MISTAKES = {
     "balancer.toml": 'directory = "redis://x"\ntick = "soon"\ncolour = "red"\n',
@@ -33,7 +33,7 @@ def test_ten_mistakes_are_ten_located_messages_and_exit_2(tmp_path: Path) -> Non
 
 
 def test_the_same_mistakes_as_json(tmp_path: Path) -> None:
-    result = balancer("config", "check", "--config", make(tmp_path, TEN_MISTAKES), "--output", "json")
+    result = balancer_here("config", "check", "--config", make(tmp_path, TEN_MISTAKES), "--output", "json")
     assert result.code == 2
     assert len(json.loads(result.out)) == 10
 
@@ -43,13 +43,13 @@ def test_show_prints_no_secret(tmp_path: Path) -> None:
         "balancer.toml": 'directory = "sqlite:///x"\n',
         "bundles/shop.toml": "[nodes.a]\ndsn = 'postgresql://u:hush@h/d'\n",
     }
-    result = balancer("config", "show", "shop", "--config", make(tmp_path, files))
+    result = balancer_here("config", "show", "shop", "--config", make(tmp_path, files))
     assert result.code == 0
     assert "nodes.a.dsn\tpostgresql://u@h/d" in result.out
     assert "hush" not in result.out + result.err
 
 
 def test_no_configuration_says_where_it_is_looked_for(tmp_path: Path) -> None:
-    result = balancer("config", "check", "--config", tmp_path / "none.toml")
+    result = balancer_here("config", "check", "--config", tmp_path / "none.toml")
     assert result.code == 2
     assert "the file does not exist" in result.err

@@ -12,7 +12,7 @@ from balancer.directory.contract import Directory
 from balancer.directory.document import records_of
 from balancer.directory.model import Put
 from balancer.directory.open import open_directory
-from tests.support.commands import balancer
+from tests.support.commands import balancer_here as balancer
 from tests.support.directories import fill, moved, transaction
 
 

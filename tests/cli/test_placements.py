@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from balancer.cli.main import app
 from balancer.directory.open import open_directory
 from balancer.errors import UserError
-from tests.support.commands import balancer
+from tests.support.commands import balancer_here as balancer
 from tests.support.directories import fill, small_cluster
 
 pytestmark = pytest.mark.quick

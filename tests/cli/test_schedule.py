@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import balancer
+from tests.support.commands import balancer as process
+from tests.support.commands import balancer_here as balancer
 
 AT = ("--at", "2026-06-10T12:00")
 TERMINAL = {"FORCE_COLOR": "1", "COLUMNS": "80"}
@@ -88,8 +89,8 @@ def test_try_refuses_wrong_options_in_a_sentence(arguments: tuple[str, str], wor
 
 
 def test_a_terminal_gets_a_coloured_strip_and_a_narrow_one_a_bar() -> None:
-    wide = balancer("schedule", "try", "hours == 3", *AT, env=TERMINAL)
-    narrow = balancer(
+    wide = process("schedule", "try", "hours == 3", *AT, env=TERMINAL)
+    narrow = process(
         "schedule", "try", "hours == 3 || hours == 4 && minutes < 7", *AT, env=TERMINAL | {"COLUMNS": "50"}
     )
     assert f"\x1b[32m{'█' * 60}\x1b[0m" in wide.out

@@ -94,8 +94,8 @@ def test_ending_the_transaction_inside_is_refused(shards: Shards, router: Router
 def test_a_fence_is_waited_out(shards: Shards, router: Router, isolation: Isolation) -> None:
     user = user_of(shards, 1)
     shards.fence(1)
-    lifting = later(0.3, lambda: shards.lift(1))
     began = time.monotonic()
+    lifting = later(0.3, lambda: shards.lift(1))
     with router.transaction("orders", user, isolation=isolation) as connection:
         connection.execute("INSERT INTO orders VALUES (%s, 1)", (user,))
     assert 0.2 < time.monotonic() - began < 5

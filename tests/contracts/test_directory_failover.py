@@ -3,39 +3,24 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from balancer.clock import SystemClock
 from balancer.directory.model import Put
 from balancer.directory.open import open_directory
+from tests.support.commands import started
 from tests.support.directories import fill, moved, transaction
 
 LEASE = 2.0
-TOP = Path(__file__).parents[2]
 
 
 @contextmanager
 def leader(address: str) -> "Iterator[subprocess.Popen[str]]":
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.leading", address, str(LEASE)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=TOP,
-        env={**os.environ, "PYTHONPATH": str(TOP)},
-    )
-    try:
+    with started(
+        "-m", "tests.support.leading", address, str(LEASE), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         yield process
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stdin
-        assert process.stdout
-        process.stdin.close()
-        process.stdout.close()
 
 
 def ask(process: "subprocess.Popen[str]", line: str) -> str:

@@ -10,7 +10,7 @@ from balancer.daemon.forwarding import ForwardingWatch, forward_bundle, stop_for
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import Refused
 from balancer.nodes.connection import Address
-from tests.support.commands import balancer
+from tests.support.commands import balancer_here as balancer
 from tests.support.shards import Shards, databases, new_shards, user_of
 
 USERS = 40

@@ -14,10 +14,11 @@ from balancer.daemon.beginner import Beginner
 from balancer.daemon.leading import Leading
 from balancer.daemon.pool import MigrationPool
 from balancer.directory.contract import Directory, Leadership
-from balancer.directory.model import Command, CommandState, Migration, NodeState, Put
+from balancer.directory.model import Command, CommandState, Migration, MigrationMode, NodeState, Put
 from balancer.errors import Fenced, Unavailable
 from balancer.instruments import Instruments
 from balancer.migration.observer import Observer
+from balancer.migration.record import read_detail
 from balancer.nodes.connection import Address
 from balancer.planner import orders
 from balancer.planner.report import Reporter
@@ -96,6 +97,22 @@ def test_a_move_and_its_answer_are_one_commit(directory: Directory, leading: Lea
     entries = [entry for entry in directory.history(limit=100) if any_of(entry.changes, Migration)]
     first = entries[0]
     assert any_of(first.changes, Command), "whoever finds the migration finds the answer"
+
+
+@pytest.mark.parametrize(
+    ("asked", "mode", "fallback"),
+    [
+        ({}, MigrationMode.REPLICATE, True),
+        ({"mode": "replicate"}, MigrationMode.REPLICATE, False),
+        ({"mode": "read-only"}, MigrationMode.READ_ONLY, False),
+    ],
+)
+def test_an_operator_may_ask_for_a_mode(
+    directory: Directory, leading: Leading, asked: dict[str, Any], mode: MigrationMode, fallback: bool
+) -> None:
+    answer(directory, leading, ask(directory, "move", tablet="1", node="pg-b", **asked))
+    (begun,) = directory.snapshot().migrations.values()
+    assert (begun.mode, read_detail(begun).fallback) == (mode, fallback)
 
 
 def any_of(changes: Any, kind: type) -> bool:

@@ -64,7 +64,7 @@ def test_threads_end_with_the_leadership(directory: Directory, leadership: Leade
     pool = made(directory, leadership, asked)
     for tablet in (1, 4):
         pool.start(begin_move(directory, leadership, tablet, "pg-b"))
-    assert asked.times.acquire(timeout=10)
+    assert asked.times.acquire(timeout=60)
     assert len(pool.running()) == 2
     leadership.resign()
     pool.close(20.0)
@@ -81,7 +81,7 @@ def test_a_defect_does_not_leave_a_migration_to_nobody(
     pool = made(directory, leadership, asked)
     pool.start(begin_move(directory, leadership, 1, "pg-b"))
     for _ in range(3):
-        assert asked.times.acquire(timeout=10)
+        assert asked.times.acquire(timeout=60)
     leadership.resign()
     pool.close(20.0)
     assert not pool.running()

@@ -41,6 +41,8 @@ CASES: list[tuple[str, list[Change]]] = [
     ("leave a gap", [Put(replace(FIRST, bounds=Leaf(16, 0)))]),
     ("overlap", [Put(Tablet(1500, 1, Leaf(8, 3), "pg-a"))]),
     ("leave a gap", [Put(replace(RANGE, bounds=RangeBounds(key(10), key(19))))]),
+    ("leave a gap", [Put(moved(leaves(8)[1], "pg-c")), Put(replace(FIRST, bounds=Leaf(16, 0)))]),
+    ("overlap", [Put(moved(leaves(8)[4], "pg-c")), Put(replace(FIRST, bounds=Leaf(4, 0)))]),
     ("overlap", [Put(replace(RANGE, bounds=RangeBounds(key(10), key(21))))]),
     ("is empty", [Put(replace(RANGE, bounds=RangeBounds(key(20), key(20))))]),
     ("modulus 3 is not a power of two", [Put(replace(FIRST, bounds=Leaf(3, 0)))]),

@@ -15,6 +15,7 @@ from balancer.directory.model import Change, Kind, LogEntry, Put, RangeBounds, R
 from balancer.directory.page_codec import pack_page, unpack_page
 from balancer.directory.pages import start_of
 from balancer.directory.snapshot import Snapshot
+from balancer.directory.views import with_pages
 from policies.leaves import Leaf
 from tests.support.directories import HASHED, RANGED, frame, key, leaves, moved, puts, ranges
 
@@ -155,3 +156,20 @@ def test_long_keys_split_pages_by_bytes() -> None:
 def test_a_page_of_a_thousand_leaves_takes_a_few_kilobytes() -> None:
     view = build([*frame(), HASHED, *leaves(1024)])
     assert sum(len(pack_page(page)) for page in view.pages.values()) < 6000
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+def test_tablets_that_only_change_their_owner_keep_a_page_s_stored_bounds(hashed: bool) -> None:
+    table, tablets = (HASHED, leaves(64)) if hashed else (RANGED, ranges(range(10, 640, 10)))
+    view = build([*frame(), table, *tablets])
+    stored = {number: unpack_page(pack_page(page)) for number, page in view.pages.items()}
+    view = with_pages(view, stored, view.next_page)
+    rng = random.Random(7)
+    model = {tablet.id: tablet for tablet in tablets}
+    for _ in range(20):
+        chosen = rng.sample(sorted(model), 5)
+        model |= {one: moved(model[one], rng.choice(["pg-a", "pg-b", "pg-c"])) for one in chosen}
+        view = step(view, [Put(model[one]) for one in chosen])
+        agrees(view, model, table.id)
+        assert all(page.fixed and page.fixed == stored[number].fixed for number, page in view.pages.items())
+        assert all(list(unpack_page(pack_page(page))) == list(page) for page in view.pages.values())

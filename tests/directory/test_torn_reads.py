@@ -1,14 +1,10 @@
 """Whole loads while somebody commits at full speed, page splits and merges included: never a torn view."""
 
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from operator import itemgetter, lt
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -19,10 +15,10 @@ from balancer.directory.paged import PagedDirectory
 from balancer.directory.snapshot import Snapshot
 from balancer.embedded.zookeeper import ZooKeeperServer
 from policies.keys import HIGHEST, LOWEST
+from tests.support.commands import started
 from tests.support.directories import RANGED, frame, ranges
 from tests.support.writing import PARTS
 
-TOP = Path(__file__).parents[2]
 TABLETS = 99_999
 THIRD = TABLETS // 3
 THIRDS = [itemgetter(*range(part * THIRD + 1, (part + 1) * THIRD + 1)) for part in range(3)]
@@ -30,17 +26,9 @@ THIRDS = [itemgetter(*range(part * THIRD + 1, (part + 1) * THIRD + 1)) for part 
 
 @contextmanager
 def writer(url: str, seed: int) -> Iterator[None]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.writing", url, str(seed)],
-        cwd=TOP,
-        env={**os.environ, "PYTHONPATH": str(TOP)},
-    )
-    try:
+    with started("-m", "tests.support.writing", url, str(seed)) as process:
         yield
         assert process.poll() is None, "the writer has ended early"
-    finally:
-        process.kill()
-        process.wait()
 
 
 def check_whole(view: Snapshot) -> None:

@@ -1,10 +1,6 @@
 """An import that dies half-way: nobody reads a mixture, and running it again completes it."""
 
-import os
-import signal
 import subprocess
-import sys
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -16,10 +12,9 @@ from balancer.directory.open import open_directory
 from balancer.directory.zookeeper import ZooKeeperDirectory
 from balancer.embedded.zookeeper import ZooKeeperServer
 from balancer.errors import Unavailable
+from tests.support.commands import started
 from tests.support.directories import RANGED, fill, frame, moved, ranges, transaction
 from tests.support.importing import TABLETS
-
-TOP = Path(__file__).parents[2]
 
 
 def test_an_import_that_was_killed_half_way_is_completed_by_running_it_again(zookeeper: ZooKeeperServer) -> None:
@@ -49,17 +44,7 @@ def test_an_import_that_was_killed_half_way_is_completed_by_running_it_again(zoo
 
 def _kill_half_way(url: str) -> None:
     """The process stops itself between two of the import's requests and says so; then it is killed."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.importing", url],
-        cwd=TOP,
-        env={**os.environ, "PYTHONPATH": str(TOP)},
-        text=True,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout
-    try:
+    with started("-m", "tests.support.importing", url, stdout=subprocess.PIPE) as process:
+        assert process.stdout
         assert process.stdout.readline() == "half-way\n"
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        process.kill()

@@ -1,9 +1,7 @@
 """The embedded cluster: comes back after anything, is fresh on request, belongs to one process."""
 
-import os
 import signal
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -12,7 +10,8 @@ import pytest
 
 from balancer.embedded import process
 from balancer.embedded.cluster import EmbeddedCluster
-from balancer.errors import Refused
+from balancer.errors import Refused, UserError
+from tests.support.commands import started
 
 
 def test_three_nodes_start_side_by_side_and_keep_their_data(server_folder: Path) -> None:
@@ -32,6 +31,13 @@ def test_three_nodes_start_side_by_side_and_keep_their_data(server_folder: Path)
             assert connection.execute("SELECT to_regclass('kept') IS NULL").fetchone() == (True,)
 
 
+def test_a_folder_that_cannot_be_used_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/cluster")):
+        with pytest.raises(UserError, match=f"the folder {folder} cannot be used: "):
+            EmbeddedCluster(folder).start()
+
+
 def test_a_killed_owner_leaves_no_orphans_and_the_next_one_comes_up(server_folder: Path) -> None:
     folder = server_folder / "killed"
     program = textwrap.dedent("""
@@ -43,9 +49,7 @@ def test_a_killed_owner_leaves_no_orphans_and_the_next_one_comes_up(server_folde
         print(*(server.pid() for server in cluster.nodes.values()), flush=True)
         time.sleep(600)
     """)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    arguments = [sys.executable, "-c", program, str(folder)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as owner:
+    with started("-c", program, folder, stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
         pids = [int(pid) for pid in owner.stdout.readline().split()]
         with pytest.raises(Refused, match=f"process {owner.pid} uses the cluster"):

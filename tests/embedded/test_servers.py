@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from balancer.embedded import process
 from balancer.embedded.postgres import PostgresServer, embedded_binaries, system_binaries
 from balancer.embedded.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 from balancer.errors import UserError
+from tests.support.commands import started
 from tests.support.servers import postgres
 
 
@@ -62,6 +62,31 @@ def test_a_taken_port_is_not_fought_over(server_folder: Path, postgres18: Postgr
         assert server.port != postgres18.port
 
 
+def taken_at_first(monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
+    """As if another process had taken the chosen port just before the server could."""
+    choices = iter([taken])
+    real = process.free_port
+    monkeypatch.setattr(process, "free_port", lambda preferred=None: next(choices, None) or real(preferred))
+
+
+def test_a_port_that_is_taken_after_it_was_chosen_is_given_up_by_postgresql(
+    server_folder: Path, postgres18: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken_at_first(monkeypatch, postgres18.port or 0)
+    with postgres(server_folder / "late", 18) as server, psycopg.connect(server.dsn()) as connection:
+        assert server.port != postgres18.port
+        assert connection.execute("SHOW data_directory").fetchone() == (str(server.data),)
+
+
+def test_a_port_that_is_taken_after_it_was_chosen_is_given_up_by_zookeeper(
+    server_folder: Path, zookeeper: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken_at_first(monkeypatch, zookeeper.port or 0)
+    with ZooKeeperServer(server_folder / "late-zookeeper") as server:
+        assert server.port != zookeeper.port
+        assert server.mode() == "standalone"
+
+
 def test_a_pid_file_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
     pid_file = tmp_path / "server.pid"
     pid_file.write_text(str(os.getpid()))
@@ -83,9 +108,7 @@ def test_servers_end_when_their_starter_is_killed(server_folder: Path) -> None:
         print(server.pid(), flush=True)
         time.sleep(600)
     """)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    arguments = [sys.executable, "-c", program, str(folder)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as starter:
+    with started("-c", program, folder, stdout=subprocess.PIPE) as starter:
         assert starter.stdout is not None
         pid = int(starter.stdout.readline())
         starter.send_signal(signal.SIGKILL)

@@ -7,6 +7,7 @@ import pytest
 
 from balancer.embedded.postgres import PostgresServer
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows
+from tests.support.crash_matrix import Victims, victims
 from tests.support.servers import Database
 
 Factory = Callable[[PostgresServer], Database]
@@ -16,6 +17,13 @@ Factory = Callable[[PostgresServer], Database]
 def pair(postgres15: PostgresServer, postgres18: PostgresServer, database: Factory) -> dict[str, str]:
     """Databases for node a (PostgreSQL 15) and node b (PostgreSQL 18)."""
     return {"a": database(postgres15).dsn, "b": database(postgres18).dsn}
+
+
+@pytest.fixture(scope="session")
+def killable(server_folder: Path) -> Iterator[Victims]:
+    """Servers of their own, for tests that kill them."""
+    with victims(server_folder / "victims") as servers:
+        yield servers
 
 
 @pytest.fixture

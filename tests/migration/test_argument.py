@@ -130,7 +130,7 @@ def test_steps_7_and_8_the_new_owner_opens_only_after_the_old_one_is_closed_for_
     def look(point: str) -> Callable[[], None]:
         def work() -> None:
             write = f"UPDATE orders SET n = 1 WHERE id = {number}"
-            proof = f"SELECT balancer.prove(2, {cluster.directory().snapshot().tablet(2).epoch})"
+            proof = f"SELECT balancer.hold(2, {cluster.directory().snapshot().tablet(2).epoch}, true)"
             seen[point] = [
                 refused(cluster, "a", write),
                 refused(cluster, "b", f"INSERT INTO orders (id) VALUES ({number})"),

@@ -1,12 +1,12 @@
 """The steps of the argument that need somebody to die, or to sleep for too long: chosen cells of the crash matrix."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from balancer.directory.model import MigrationKind, MigrationMode
-from tests.support.crash_matrix import Cell, Victims, run_cell, victims
+from tests.support.crash_cells import Cell
+from tests.support.crash_matrix import Victims, run_cell
 
 CELLS = {
     "step 3: what was drained survives the target's crash": ("entered:committing", "target"),
@@ -14,12 +14,6 @@ CELLS = {
     "step 7: a leader that slept over its successor cannot commit": ("entered:committing", "paused daemon"),
     "step 8: a successor opens what was committed": ("left:committing", "daemon"),
 }
-
-
-@pytest.fixture(scope="module")
-def killable(server_folder: Path) -> Iterator[Victims]:
-    with victims(server_folder / "argument") as servers:
-        yield servers
 
 
 @pytest.mark.parametrize("step", list(CELLS))

@@ -1,40 +1,59 @@
 """A sample of the crash matrix: somebody is killed in the middle of a migration under load, and nothing is lost.
 
-The whole matrix: `make crash-matrix`.
+The whole matrix: `make crash-matrix`. `CRASH_SEED` repeats a sample.
 """
 
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.crash_matrix import Cell, Victims, cells, run_cell, victims
+from balancer.directory.model import MigrationKind, MigrationMode
+from balancer.migration.machine import path
+from tests.support.crash_cells import VICTIMS, Cell, absence, cells, every_cell, states
+from tests.support.crash_matrix import Victims, run_cell
 
 SEED = int(os.environ.get("CRASH_SEED", random.SystemRandom().randrange(1_000_000)))
-SAMPLE = 6
+KINDS = [(operation, mode) for operation in MigrationKind for mode in MigrationMode]
 
 
-def sample() -> list[Cell]:
-    """One cell of each kind and mode, then any."""
-    chosen = random.Random(SEED)
+def sample(seed: int) -> list[Cell]:
+    """A cell of each kind and mode; every victim is in one of them."""
+    chosen = random.Random(seed)
+    kinds = sorted(KINDS, key=lambda kind: (kind[0] is not MigrationKind.MOVE, chosen.random()))
+    others = [victim for victim in VICTIMS if victim != "target"]
+    chosen.shuffle(others)
+    dying = ["target", *others, chosen.choice(VICTIMS[:3])]  # a move comes first, and it has a target
     every = list(cells())
-    kinds = sorted({(cell.operation, cell.mode) for cell in every})
-    picked = [chosen.choice([cell for cell in every if (cell.operation, cell.mode) == kind]) for kind in kinds]
-    return picked + chosen.sample([cell for cell in every if cell not in picked], SAMPLE - len(picked))
+    return [
+        chosen.choice([cell for cell in every if (cell.operation, cell.mode) == kind and cell.victim == victim])
+        for kind, victim in zip(kinds, dying, strict=True)
+    ]
 
 
-@pytest.fixture(scope="module")
-def killable(server_folder: Path) -> Iterator[Victims]:
-    with victims(server_folder / "crash") as servers:
-        yield servers
-
-
-@pytest.mark.parametrize("number", range(SAMPLE))
+@pytest.mark.parametrize("number", range(len(KINDS)))
 def test_nothing_is_lost_whoever_is_killed(number: int, tmp_path: Path, killable: Victims) -> None:
-    cell = sample()[number]
+    cell = sample(SEED)[number]
     print(f"CRASH_SEED={SEED}: {cell}")
     outcome = run_cell(cell, tmp_path, killable, SEED)
     assert outcome.faults == (), f"CRASH_SEED={SEED}: {cell}"
-    assert outcome.operations > 0
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("seed", range(50))
+def test_every_sample_has_each_kind_and_each_victim(seed: int) -> None:
+    chosen = sample(seed)
+    assert {(cell.operation, cell.mode) for cell in chosen} == set(KINDS)
+    assert {cell.victim for cell in chosen} == set(VICTIMS)
+
+
+@pytest.mark.quick
+def test_the_matrix_has_every_state_of_every_kind_and_says_what_it_leaves_out() -> None:
+    for operation, mode in KINDS:
+        mine = [cell for cell in cells() if (cell.operation, cell.mode) == (operation, mode)]
+        track = mine[0].track
+        assert {cell.state for cell in mine} == set(states(track))
+        assert set(states(track)) >= set(path(track))
+    left_out = set(every_cell()) - set(cells())
+    assert all(absence(cell) for cell in left_out)

@@ -40,7 +40,7 @@ def test_an_illegal_event_raises_and_every_legal_one_leads_to_a_known_state(trac
     for event in events:
         if (state, event) in TRANSITIONS[track]:
             state = after(track, state, event)
-            assert state in (*path(track), State.CANCELLING, State.CANCELLED, State.FAILED)
+            assert state in (*path(track), State.RESTARTING, State.CANCELLING, State.CANCELLED, State.FAILED)
         else:
             with pytest.raises(IllegalEvent):
                 after(track, state, event)
@@ -67,6 +67,15 @@ def test_nothing_can_be_cancelled_into_being_committed(track: Track) -> None:
             break
         reached |= more
     assert reached == {State.CANCELLING, State.CANCELLED, State.FAILED}
+
+
+@pytest.mark.parametrize("track", list(Track))
+def test_what_is_begun_anew_goes_through_all_of_it_or_is_cancelled(track: Track) -> None:
+    following = {target for (state, _), target in TRANSITIONS[track].items() if state is State.RESTARTING}
+    assert following == {State.PLANNED, State.CANCELLING}
+    before = {state for (state, _), target in TRANSITIONS[track].items() if target is State.RESTARTING}
+    assert State.COPYING in before
+    assert all(path(track).index(state) < path(track).index(State.COMMITTING) for state in before)
 
 
 @pytest.mark.parametrize("track", list(Track))

@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 
 from balancer.errors import Refused
-from balancer.nodes.bounds import KeyColumn, KeyRange, Part, attach_scans, check_expression, for_values, parse_bound
+from balancer.nodes.bounds import KeyColumn, KeyRange, Part, check_expression, for_values, parse_bound
 from balancer.nodes.connection import Connection
 from policies.keys import HIGHEST, KeyType, KeyValue, encode_key
 from policies.leaves import Leaf
@@ -49,7 +49,8 @@ def round_trip(connection: Connection, columns: Sequence[KeyColumn], part: Part,
         connection.execute(sql.SQL("ALTER TABLE r ATTACH PARTITION p {}").format(for_values(columns, part)))
         connection.execute("SET LOCAL client_min_messages = notice")
         implied = any('constraint for table "p" is implied by existing constraints' in notice for notice in notices)
-        assert implied != attach_scans(columns, part)
+        # The server compares a hash test with one of its own that has no input collation; a text column gives ours one.
+        assert implied != (isinstance(part, Leaf) and any(column.type is KeyType.TEXT for column in columns))
         shown = connection.execute("SELECT pg_get_expr(relpartbound, oid) FROM pg_class WHERE relname = 'p'").fetchone()
         assert shown is not None
         return parse_bound([c.type for c in columns], shown[0])

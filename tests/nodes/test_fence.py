@@ -89,9 +89,11 @@ def test_a_fence_waits_for_writers_in_flight_and_gives_up_in_time(node: Connecti
         writer.execute("INSERT INTO orders VALUES (20)")
         with pytest.raises(psycopg.errors.LockNotAvailable), node.transaction(), node.cursor() as cursor:
             raise_fence(cursor, [LEAF], WANTED, 30.0, 0.1)
-        threading.Timer(0.2, lambda: writer.execute("COMMIT")).start()
+        committing = threading.Timer(0.2, lambda: writer.execute("COMMIT"))
+        committing.start()
         with node.transaction(), node.cursor() as cursor:
-            raise_fence(cursor, [LEAF], WANTED, 30.0, 5.0)
+            raise_fence(cursor, [LEAF], WANTED, 30.0, 20.0)
+        committing.join()
         assert node.execute("SELECT count(*) FROM orders").fetchone() == (11,)
 
 
@@ -121,10 +123,10 @@ def test_a_clock_that_was_set_back_does_not_hide_a_write_that_came_through(node:
 
 
 def test_a_sealed_fence_does_not_end_by_itself(node: Connection) -> None:
-    fence = fenced(node, 0.3)
+    fence = fenced(node, 2.0)  # long enough for the seal on a busy machine
     with node.transaction(), node.cursor() as cursor:
         seal_fence(cursor, [LEAF], fence, 1.0)
-    time.sleep(0.4)
+    time.sleep(2.1)
     with pytest.raises(psycopg.Error) as raised:
         node.execute("INSERT INTO orders VALUES (40)")
     assert raised.value.sqlstate == "TB001"

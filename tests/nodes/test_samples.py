@@ -24,7 +24,8 @@ ID = KeyColumn("id", KeyType.BIGINT)
 
 
 def fill(connection: Connection, rows: str, columns: str = "id bigint, note text") -> None:
-    connection.execute(f'CREATE TABLE "Part" ({columns})')
+    connection.execute("SELECT setseed(0.25)")  # what a statement calls random is the same in each run
+    connection.execute(f'CREATE TABLE "Part" ({columns}) WITH (autovacuum_enabled = off)')
     connection.execute(f'INSERT INTO "Part" {rows}')
     connection.execute('ANALYZE "Part"')
 

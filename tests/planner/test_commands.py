@@ -82,6 +82,11 @@ def test_a_merge_joins_neighbours_in_whatever_order_they_are_named(directory: Sq
         ("move", {"tablet": "x", "node": "pg-b"}, "'x' is not a tablet's id: ids are numbers, see `balancer tablets`"),
         ("move", {"tablet": "99", "node": "pg-b"}, "there is no tablet 99 in the directory"),
         ("move", {"node": "pg-b"}, "the command needs 'tablet'"),
+        (
+            "move",
+            {"tablet": "1", "node": "pg-b", "mode": "fast"},
+            "there is no mode 'fast'; there are: auto, replicate, read-only",
+        ),
         ("merge", {"tablets": ["1002", "1004"]}, "tablets 1002 and 1004 are not neighbours"),
         ("merge", {"tablets": ["1", "2"]}, "only two sibling vbuckets can be merged: (m, r) and (m, r + m/2)"),
         ("merge", {"tablets": ["1", "1002"]}, "the tablets belong to different tables"),

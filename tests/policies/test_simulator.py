@@ -44,8 +44,16 @@ def test_the_same_text_gives_the_same_story() -> None:
 
 
 def test_an_expectation_that_does_not_hold_is_shown() -> None:
-    text = draw(simulate(parse_scenario(STORY + "expect moved <= 1GB\nexpect empty a\n")))
+    text = draw(
+        simulate(
+            parse_scenario(
+                STORY + "expect moved <= 1GB\nexpect empty a\nexpect actions <= 3\nexpect score >= 99 from 2m\n"
+            )
+        )
+    )
     assert "FAIL moved <= 1GB" in text
+    assert "FAIL actions <= 3: 4 actions" in text
+    assert "FAIL score >= 99 from 2m: 57.1 at worst from then on" in text
     assert "FAIL empty a: 4 tablets on a" in text
 
 

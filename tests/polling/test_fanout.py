@@ -57,11 +57,11 @@ def test_a_question_that_hangs_is_not_asked_twice_and_does_not_hold_up_others(fa
     try:
         for _ in range(3):
             started = time.monotonic()
-            answers = fan_out.ask({"a": answering("fine"), "x": hanging}, 0.2)
-            assert time.monotonic() - started < 2
+            answers = fan_out.ask({"a": answering("fine"), "x": hanging}, 0.5)
+            assert time.monotonic() - started < 10, "not for the thirty seconds of the one that hangs"
             assert answers["a"] == "fine"
             assert isinstance(answers["x"], Unreachable)
-            assert answers["x"].reason == "no answer within 0.2 s"
+            assert answers["x"].reason == "no answer within 0.5 s"
         assert asked == [1]
     finally:
         release.set()

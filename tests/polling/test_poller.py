@@ -24,9 +24,13 @@ def clock() -> ManualClock:
     return ManualClock(START)
 
 
+PATIENCE = 5.0
+"""Seconds. A node that answers does so within these, however busy the machine is; one that hangs costs them once."""
+
+
 @pytest.fixture
 def poller(clock: ManualClock) -> Iterator[Poller]:
-    made = Poller("shop", clock, patience=2.0)
+    made = Poller("shop", clock, patience=PATIENCE)
     yield made
     made.close()
 
@@ -85,7 +89,7 @@ def test_a_dead_node_and_one_that_never_answers_do_not_hold_up_the_rest(
         proxy.stall()
         started = time.monotonic()
         poll = poller.poll(directory.snapshot(), known)
-        assert time.monotonic() - started < 4
+        assert time.monotonic() - started < 3 * PATIENCE
         assert healths(poll) == {"a": Health.GOOD, "b": Health.UNREACHABLE}
         assert poll.nodes["b"].unreachable is not None
         assert poll.nodes["b"].unreachable.since == START.timestamp()

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from balancer.errors import UserError
-from balancer.settings import ConfigurationError, Mode, load_settings
+from balancer.settings import ConfigurationError, Mode, WantedMode, load_settings
 from balancer.settings.origins import effective
-from policies.options import GB, MB, InMemoryMode, MigrationMode
+from policies.options import GB, MB, InMemoryMode
 
 pytestmark = pytest.mark.quick
 
@@ -66,7 +66,7 @@ def test_a_bundle_is_read_into_types(tmp_path: Path) -> None:
     assert bundle.options.balancer.min_tablet_size == 128 * MB
     assert bundle.options.balancer.groups["hot"].max_action_count == 7
     assert bundle.options.budgets.moves_per_node == 2
-    assert bundle.migration.mode is MigrationMode.READ_ONLY
+    assert bundle.migration.mode is WantedMode.READ_ONLY
     assert bundle.migration.write_pause_budget == 0.25
     assert bundle.nodes["pg-a"].weight == 1.5
     assert bundle.tables["orders"].roots == ("public.orders", "public.order_items")
@@ -90,7 +90,7 @@ def test_the_environment_goes_before_the_file(tmp_path: Path, monkeypatch: pytes
     bundle = settings.bundle("shop")
     assert settings.daemon.tick == 3.0
     assert settings.daemon.http.listen == "127.0.0.1:9999"
-    assert bundle.migration.mode is MigrationMode.REPLICATE
+    assert bundle.migration.mode is WantedMode.REPLICATE
     password = bundle.nodes["pg-a"].password
     assert password is not None
     assert password.get_secret_value() == "from-outside"
@@ -116,7 +116,7 @@ MISTAKES = [
     ('[tablet_balancer_config]\nmax_tablet_size = "20 gigs"', "'20 gigs' is not a size"),
     ('[tablet_balancer_config]\ntablet_balancer_schedule = "hours <"', "tablet_balancer_schedule: "),
     ('[migration]\nwrite_pause_budget = "250 msec"', "'250 msec' is not a duration"),
-    ('[migration]\nmode = "fast"', "migration.mode: must be 'replicate' or 'read-only'"),
+    ('[migration]\nmode = "fast"', "migration.mode: must be 'auto', 'replicate' or 'read-only'"),
     ("[nodes.a]\nweight = 0", "nodes.a.dsn: is required"),
     ("[nodes.a]\ndsn = 'mysql://x/y'", "nodes.a.dsn: the scheme of a DSN is postgresql://, not mysql://"),
     ('[tables.t]\nroots = ["t"]\nlayout = "hash"\nkey = ["id"]\ntablets = 12', "a hash table has a power of two"),

@@ -149,12 +149,17 @@ def adopt(folder: Path, dsns: dict[str, str], table: Table, tablets: Sequence[Ta
                 if t.node == node
             ]
             write_tablets(cursor, rows)
-    nodes = [Node(node, "shop", dsns[node]) for node in dsns]
-    records: list[Record] = [Bundle("shop"), *nodes, table, *tablets]
+    describe(cluster, tablets)
+    return cluster
+
+
+def describe(cluster: Cluster, tablets: Sequence[Tablet]) -> None:
+    """Fills the directory of a cluster whose nodes are ready."""
+    nodes = [Node(node, "shop", dsn) for node, dsn in cluster.dsns.items()]
+    records: list[Record] = [Bundle("shop"), *nodes, cluster.table, *tablets]
     cluster.directory().commit(
         Transaction((*map(Put, records), Put(Counter(TABLET_COUNTER, 1000))), 0, "a test's cluster", "test")
     )
-    return cluster
 
 
 def insert_rows(cluster: Cluster, tablets: Sequence[Tablet], ids: range) -> None:

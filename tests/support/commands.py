@@ -1,13 +1,14 @@
-"""Runs the command line as a user does: a process, its output, its exit code."""
+"""Runs the command line as a user does: a process, its output, its exit code; and programs beside the tests."""
 
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,15 +24,31 @@ class Result:
     err: str
 
 
-def balancer(*arguments: str | Path, env: Mapping[str, str] | None = None, timeout: float = 60) -> Result:
-    """`balancer …`, not on a terminal."""
+def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """For a Python that imports what we import, and knows nothing of the settings of whoever runs the tests."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("BALANCER_")}
-    environment = {**clean, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(env or {})}
+    return {**clean, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(changes or {})}
+
+
+@contextmanager
+def started(*arguments: str | Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A Python with these arguments beside the test; killed where it still runs at the end, however that came."""
+    command = [sys.executable, *map(str, arguments)]
+    with subprocess.Popen(command, env=environment(), text=True, **options) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def balancer(*arguments: str | Path, env: Mapping[str, str] | None = None, timeout: float = 120) -> Result:
+    """`balancer …`, not on a terminal."""
     done = subprocess.run(
         [sys.executable, "-m", "balancer", *map(str, arguments)],
         capture_output=True,
         text=True,
-        env=environment,
+        env=environment(env),
         timeout=timeout,
         check=False,
         stdin=subprocess.DEVNULL,
@@ -45,6 +62,8 @@ def balancer_here(*arguments: str | Path, env: Mapping[str, str] | None = None) 
     patched = pytest.MonkeyPatch()
     with patched.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["balancer", *map(str, arguments)])
+        for name in [name for name in os.environ if name.startswith("BALANCER_")]:
+            patch.delenv(name)
         for name, value in (env or {}).items():
             patch.setenv(name, value)
         with pytest.raises(SystemExit) as ended:

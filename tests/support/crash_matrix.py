@@ -1,64 +1,56 @@
 """One cell of the crash matrix: a migration under load, somebody killed at a named point, a successor, the account.
 
-Used by the test, which runs a sample, and by `python -m tests.support.crash_matrix`, which runs all and prints a table.
+Used by the test, which runs a sample, and by `crash_matrix_main`, which runs all and prints a table. A cell fails
+unless the point was reached, the victim really died there, and writes and reads went on before and afterwards.
 """
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from random import Random
 from uuid import uuid4
 
-from balancer.directory.model import MigrationKind, MigrationMode
+from balancer.directory.model import MigrationKind
+from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
 from balancer.embedded.process import free_port
 from balancer.embedded.zookeeper import ZooKeeperServer
-from balancer.migration.doctor import examine
-from balancer.migration.machine import State, Track, path, track_of
-from tests.support.cluster import QUICK, Cluster, build, hash_table, hash_tablets, insert_rows
+from balancer.migration.machine import State, is_final, traits
+from tests.support.cluster import QUICK, Cluster, build, describe, hash_table, hash_tablets, insert_rows
+from tests.support.crash_account import Traffic, account, owners_now
+from tests.support.crash_cells import Cell
 from tests.support.crash_daemon import Plan
+from tests.support.crash_nursery import Daemon, Nursery
 from tests.support.servers import new_database, postgres
-from tests.support.workload import Ledger, owner, running
+from tests.support.workload import running
 
-VICTIMS = ("daemon", "paused daemon", "source", "target", "directory")
-PATIENCE = 60.0
+PATIENCE = 90.0
+DOWN = 0.3  # seconds for which a killed server stays away, while the daemon goes on
+LEASE = 30.0  # a busy machine must not take it from a leader that nobody means to pause
+SHORT_LEASE = 2.0
+SESSION = 6.0  # longer than ZooKeeper takes to come back, and no longer: a successor may have to wait for its end
+ATTEMPTS = 3
 FENCED = 3  # how a daemon ends that does not lead any more
+LOST_DIRECTORY = 5
+QUICK_JAVA = ("-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no")
+PRESENT = range(400)
+TABLETS = hash_tablets(4, ["a"])
+
+# The budget is no protection here: a daemon that wakes up late must be refused by fence, seal and epoch alone.
+SETTINGS = replace(QUICK, write_pause_budget=5.0, fence_deadline=10.0, retry_back_off=0.02)
+# The fence of a paused daemon ends by itself while it sleeps, and writers go on at the source.
+PAUSED = replace(SETTINGS, fence_deadline=1.5, read_only_fence_deadline=1.5)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """Who is killed, and when."""
-
-    operation: MigrationKind
-    mode: MigrationMode
-    point: str
-    victim: str
-
-    def __str__(self) -> str:
-        return f"{self.operation}, {self.mode}: {self.victim} at {self.point}"
-
-    @property
-    def track(self) -> Track:
-        return track_of(self.operation, self.mode)
+# From the seal to the opening of the new owner it may be nobody who answers: the old one cannot know any more.
+SEALED = {State.SEALING, State.COMMITTING, State.OPENING}
 
 
-def cells() -> Iterator[Cell]:
-    """The whole matrix: the beginning of every state, and its end where that differs from the next one's beginning."""
-    for operation in MigrationKind:
-        for mode in MigrationMode:
-            for state in path(track_of(operation, mode)):
-                if state in (State.PLANNED, State.DONE):
-                    continue
-                for when in ("entered", "left"):
-                    for victim in VICTIMS:
-                        if victim == "target" and operation is not MigrationKind.MOVE:
-                            continue  # a split has one node
-                        yield Cell(operation, mode, f"{when}:{state}", victim)
+class NotReached(Exception):
+    """The daemon ended, or hung, before the point: nothing was killed, so the cell says nothing."""
 
 
 @dataclass(frozen=True)
@@ -73,150 +65,248 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Victims:
-    """Servers that a cell may kill: nobody else uses them."""
+    """Servers that a cell may kill: nobody else uses them. And where its daemons come from."""
 
     nodes: Mapping[str, PostgresServer]
     keeper: ZooKeeperServer
+    nursery: Nursery
+    models: Mapping[str, str]
+    """On each node the name of a database as every cell finds it."""
 
 
 @contextmanager
 def victims(folder: Path) -> Iterator[Victims]:
-    """Two nodes of different versions and a ZooKeeper."""
+    """Two nodes of different versions, a ZooKeeper, a nursery."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
+    # A subscription whose source was killed comes back soon; databases that live for seconds need no vacuum.
+    soon = {"wal_retrieve_retry_interval": "200ms", "autovacuum": "off"}
     with (
-        postgres(folder / "a", 15) as a,
-        postgres(folder / "b", 18) as b,
-        ZooKeeperServer(folder / "keeper") as keeper,
+        Nursery() as nursery,
+        postgres(folder / "a", 15, soon) as a,
+        postgres(folder / "b", 18, soon) as b,
+        ZooKeeperServer(folder / "keeper", java_options=QUICK_JAVA) as keeper,
     ):
-        yield Victims({"a": a, "b": b}, keeper)
+        nodes = {"a": a, "b": b}
+        with ExitStack() as stack:
+            models = {node: stack.enter_context(new_database(server)) for node, server in nodes.items()}
+            _fill(folder, {node: model.dsn for node, model in models.items()})
+            yield Victims(nodes, keeper, nursery, {node: model.name for node, model in models.items()})
+
+
+def _fill(folder: Path, dsns: dict[str, str]) -> None:
+    """Four tablets on node a, with some rows."""
+    cluster = build(folder, dsns, hash_table(), TABLETS)
+    insert_rows(cluster, TABLETS, PRESENT)
+    cluster.close()
 
 
 def run_cell(cell: Cell, folder: Path, servers: Victims, seed: int) -> Outcome:
-    """Runs one cell on databases of its own. The directory is a file, unless it is to be killed."""
-    with ExitStack() as stack:
-        dsns = {node: stack.enter_context(new_database(server)).dsn for node, server in servers.nodes.items()}
-        url = f"zk://{servers.keeper.address}/{uuid4().hex}" if cell.victim == "directory" else ""
-        cluster = make_cluster(folder, dsns, url)
+    """Runs a cell until its point was reached, for at most so many times."""
+    words = []
+    for attempt in range(ATTEMPTS):
+        place = folder / f"attempt-{attempt}"
+        place.mkdir()
+        try:
+            return _Run(cell, place, servers, seed).run()
+        except NotReached as error:
+            words.append(str(error))
+    return Outcome((f"in {ATTEMPTS} attempts the point was not reached: {'; '.join(words)}",), 0, 0.0, "broken")
+
+
+class _Run:
+    """One attempt, on databases of its own."""
+
+    def __init__(self, cell: Cell, folder: Path, servers: Victims, seed: int) -> None:
+        self._cell = cell
+        self._folder = folder
+        self._servers = servers
+        self._random = Random(f"{seed} {cell}")
+        self._faults: list[str] = []
+        self._tablets = (2,) if cell.operation is not MigrationKind.MERGE else (2, 4)
+
+    def run(self) -> Outcome:
+        cell = self._cell
+        with ExitStack() as stack:
+            cluster = self._cluster(stack)
+            snapshot = cluster.directory().snapshot()
+            ledger, finish = stack.enter_context(
+                running(cluster, 3, self._random.randrange(10**6), pace=0.02, present=PRESENT)
+            )
+            traffic = Traffic(cluster, ledger, snapshot, self._tablets)
+            self._check(traffic.await_writes(3, PATIENCE), "writers did not get going")
+            with ExitStack() as daemons:
+                self._crash(cluster, traffic, daemons)
+            self._check(traffic.await_writes(3, PATIENCE), "writers did not go on afterwards")
+            self._check(traffic.await_reads(1, PATIENCE), "readers did not go on afterwards")
+            finish()
+            self._faults += account(cluster, ledger, _known_in(cell))
+            state = ", ".join(record.state for record in cluster.directory().snapshot().migrations.values())
+            return Outcome(tuple(self._faults), ledger.operations, ledger.longest_wait, state)
+
+    def _cluster(self, stack: ExitStack) -> Cluster:
+        servers = self._servers
+        dsns = {
+            node: stack.enter_context(new_database(server, servers.models[node], "file_copy")).dsn
+            for node, server in servers.nodes.items()
+        }
+        cluster = Cluster(self._folder, dsns, hash_table(), url=self._url())
         stack.callback(cluster.close)
-        ledger, finish = stack.enter_context(running(cluster, 3, seed))
-        time.sleep(0.15)
-        _crash(cell, cluster, servers, stack)
-        finish()
-        return _account(cluster, ledger)
+        describe(cluster, TABLETS)
+        return cluster
+
+    def _url(self) -> str:
+        """A file, unless the directory is to be killed, or a session to expire."""
+        keeper = self._cell.victim in ("directory", "paused daemon")
+        return f"zk://{self._servers.keeper.address}/{uuid4().hex}" if keeper else ""
+
+    def _plan(self, cluster: Cluster) -> Plan:
+        cell = self._cell
+        settings = PAUSED if cell.victim == "paused daemon" else SETTINGS
+        return Plan(
+            folder=str(self._folder),
+            directory=cluster.url,
+            dsns=cluster.dsns,
+            settings={name: value for name, value in asdict(settings).items() if isinstance(value, int | float)},
+            operation=str(cell.operation),
+            mode=str(cell.mode),
+            tablets=self._tablets,
+            target="b" if cell.operation is MigrationKind.MOVE else "a",
+            point=cell.point,
+            step=self._random.choice((1, 1, 2, 3, 4)),
+            # A daemon may be killed in the middle of a statement; servers are killed while it stands still.
+            delay=self._random.choice((0.0, self._random.uniform(0.001, 0.02))) if cell.victim == "daemon" else 0.0,
+            action={"daemon": "kill", "paused daemon": "stop"}.get(cell.victim, "hold"),
+            cancel=State.VERIFYING if cell.state in (State.CANCELLING, State.CANCELLED) else "",
+            spoil=State.COPYING if cell.state is State.FAILED else "",
+            lease=self._lease(),
+            # Either it sleeps until all is over, or it wakes up beside its successor and trusts its own word.
+            blind=cell.victim == "paused daemon" and not cell.point.startswith("entered"),
+        )
+
+    def _lease(self) -> float:
+        if self._cell.victim == "directory":
+            return SHORT_LEASE if self._directory_is_lost() else SESSION
+        return SHORT_LEASE if self._cell.victim == "paused daemon" else LEASE
+
+    def _directory_is_lost(self) -> bool:
+        """At its end a state loses the directory for longer than the lease; else the same leader goes on."""
+        return self._cell.victim == "directory" and self._cell.point.startswith("left")
+
+    def _crash(self, cluster: Cluster, traffic: Traffic, stack: ExitStack) -> None:
+        plan = self._plan(cluster)
+        first = stack.enter_context(self._servers.nursery.daemon(plan, self._folder / "first.json"))
+        self._await_point(plan, first, cluster)
+        self._faults += owners_now(cluster)
+        self._look_at_traffic(traffic)
+        match plan.action:
+            case "kill":
+                code = first.wait(PATIENCE)
+                self._check(code == -signal.SIGKILL, f"the daemon was to be killed, and ended with {code}")
+                self._succeed(plan, stack)
+            case "stop" if plan.blind:
+                self._succeed(plan, stack, lambda: self._wake(first))
+                self._await_late_riser(first)
+            case "stop":
+                self._succeed(plan, stack)
+                self._wake(first)
+                self._await_late_riser(first)
+            case _:
+                self._strike()
+                self._await_survivor(first)
+                self._succeed(plan, stack)
+
+    def _look_at_traffic(self, traffic: Traffic) -> None:
+        """While the daemon is dead or stands still: readers go on unless the new owner may be open, and writers
+        wherever no fence is."""
+        cell = self._cell
+        if not (cell.operation is MigrationKind.MOVE and cell.state in SEALED):
+            self._check(traffic.await_reads(1, PATIENCE), f"readers were held back in {cell.state}")
+        if not traits(cell.track, cell.state).writers_held and cell.state is not State.CANCELLING:
+            self._check(traffic.await_writes(1, PATIENCE), f"writers were held back in {cell.state}")
+
+    def _await_point(self, plan: Plan, first: Daemon, cluster: Cluster) -> None:
+        reached = self._folder / "reached"
+        _until(lambda: reached.exists() or first.poll() is not None, f"neither {plan.point} nor the daemon's end came")
+        if not reached.exists():
+            records = cluster.directory().snapshot().migrations.values()
+            became = "; ".join(f"{record.state} {record.error}" for record in records) or "nothing was journaled"
+            words = f"the daemon ended with {first.poll()} before {plan.point}: {first.words()}; {became}"
+            raise NotReached(words)
+        if plan.action == "stop":
+            _until(first.stopped, "the daemon did not stop")
+
+    def _wake(self, first: Daemon) -> None:
+        self._check(first.stopped(), "the daemon was to sleep, and does not")
+        first.send(signal.SIGCONT)
+
+    def _await_late_riser(self, first: Daemon) -> None:
+        """It has woken up beside its successor, or after it, and must do no harm."""
+        code = first.wait(PATIENCE)
+        right = (0, FENCED) if is_final(self._cell.state) else (FENCED,)
+        self._check(code in right, f"the daemon that woke up late ended with {code}: {first.words()}")
+
+    def _await_survivor(self, first: Daemon) -> None:
+        """A leader that lost a server goes on by itself; one that lost the directory may have to leave it to others."""
+        code = first.wait(PATIENCE)
+        right = (0, FENCED, LOST_DIRECTORY) if self._cell.victim == "directory" else (0,)
+        self._check(code in right, f"the daemon that lost the {self._cell.victim} ended with {code}: {first.words()}")
+
+    def _strike(self) -> None:
+        """Kills the victim, lets the daemon go on without it, brings the victim back."""
+        if self._cell.victim == "directory":
+            keeper = self._servers.keeper
+            keeper.kill()
+            self._check(keeper.pid() is None, "ZooKeeper did not die")
+            (self._folder / "go").touch()
+            time.sleep(SHORT_LEASE if self._directory_is_lost() else DOWN)
+            keeper.start()
+            return
+        server = self._servers.nodes["a" if self._cell.victim == "source" else "b"]
+        port = server.port
+        server.kill()
+        self._check(server.pid() is None, "PostgreSQL did not die")
+        (self._folder / "go").touch()
+        time.sleep(DOWN)
+        # Whoever tries to connect meanwhile may be given this very port to connect from: everybody knows the old one.
+        _until(lambda: free_port(port) == port, f"port {port} is taken")
+        server.start()
+        assert server.port == port
+
+    def _succeed(self, plan: Plan, stack: ExitStack, when_leading: Callable[[], None] | None = None) -> None:
+        """Until one has finished: on a busy machine a leader may lose its lease, and the next goes on."""
+        successor = replace(plan, operation="", point="", action="", cancel="", spoil="", lease=LEASE, blind=False)
+        for _ in range(ATTEMPTS):
+            following = stack.enter_context(
+                self._servers.nursery.daemon(successor, self._folder / "successor.json"),
+            )
+            if when_leading is not None:
+                self._await_leader(following, successor.directory)
+                when_leading()
+                when_leading = None
+            code = following.wait(PATIENCE)
+            if code != FENCED:
+                break
+        self._check(code == 0, f"the successor ended with {code}: {following.words()}")
+
+    def _await_leader(self, daemon: Daemon, url: str) -> None:
+        with open_directory(url) as directory:
+            name = f"daemon {daemon.pid}"
+            _until(lambda: directory.leader() == name or daemon.poll() is not None, "the successor did not lead")
+
+    def _check(self, right: bool, words: str) -> None:
+        if not right:
+            self._faults.append(words)
 
 
-def make_cluster(folder: Path, dsns: dict[str, str], url: str = "") -> Cluster:
-    """Four tablets on node a, with some rows."""
-    tablets = hash_tablets(4, ["a"])
-    cluster = build(folder, dsns, hash_table(), tablets, url=url)
-    insert_rows(cluster, tablets, range(400))
-    return cluster
+def _known_in(cell: Cell) -> State:
+    """The state that the migration was in for good: the end of the commit is the beginning of what follows."""
+    return State.OPENING if cell.point == f"left:{State.COMMITTING}" else cell.state
 
 
-def _crash(cell: Cell, cluster: Cluster, servers: Victims, stack: ExitStack) -> None:
-    action = {"daemon": "kill", "paused daemon": "stop"}.get(cell.victim, "hold")
-    plan = Plan(
-        folder=str(cluster.folder),
-        directory=cluster.url,
-        dsns=cluster.dsns,
-        settings={name: value for name, value in asdict(QUICK).items() if isinstance(value, int | float)},
-        operation=str(cell.operation),
-        mode=str(cell.mode),
-        tablets=(2,) if cell.operation is not MigrationKind.MERGE else (2, 4),
-        target="b" if cell.operation is MigrationKind.MOVE else "a",
-        point=cell.point,
-        action=action,
-    )
-    first = stack.enter_context(_daemon(plan, cluster.folder / "first.json"))
-    _until(lambda: (cluster.folder / "reached").exists() or first.poll() is not None)
-    if action == "hold":
-        _strike(cell.victim, cluster, servers)
-        (cluster.folder / "go").touch()
-    successor = replace(plan, operation="", point="", action="")
-    if action != "hold":
-        _run_successor(successor, cluster, stack)
-        if action == "stop":  # it wakes up late, and must do no harm
-            os.kill(first.pid, signal.SIGCONT)
-            first.wait(PATIENCE)
-    else:
-        first.wait(PATIENCE)
-        _run_successor(successor, cluster, stack)
-
-
-def _strike(victim: str, cluster: Cluster, servers: Victims) -> None:
-    if victim == "directory":
-        servers.keeper.kill()
-        (cluster.folder / "go").touch()  # the migration meets a directory that does not answer
-        time.sleep(1.0)
-        servers.keeper.start()
-        return
-    server = servers.nodes["a" if victim == "source" else "b"]
-    port = server.port
-    server.kill()
-    # Whoever tries to connect meanwhile may be given this very port to connect from: everybody knows the old address.
-    _until(lambda: free_port(port) == port)
-    server.start()
-    assert server.port == port
-
-
-def _run_successor(plan: Plan, cluster: Cluster, stack: ExitStack) -> None:
-    """Until one has finished: on a busy machine a leader may lose its lease, and the next goes on."""
-    code = FENCED
-    for _ in range(5):
-        if code == FENCED:
-            code = stack.enter_context(_daemon(plan, cluster.folder / "successor.json")).wait(PATIENCE)
-    assert code == 0, f"the successor ended with {code}"
-
-
-@contextmanager
-def _daemon(plan: Plan, file: Path) -> "Iterator[subprocess.Popen[bytes]]":
-    plan.write(file)
-    process = subprocess.Popen([sys.executable, "-m", "tests.support.crash_daemon", str(file)], cwd=Path.cwd())
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-
-
-def _account(cluster: Cluster, ledger: Ledger) -> Outcome:
-    directory = cluster.directory()
-    faults = ledger.faults(cluster.rows())
-    faults += [f"{finding.node}: {finding.text}" for finding in examine(directory, cluster.address)]
-    unfinished = [record.id for record in directory.snapshot().migrations.values() if not record.finished]
-    faults += [f"migration {record} is unfinished" for record in unfinished]
-    faults += list(_owner_faults(cluster))
-    state = ", ".join(record.state for record in directory.snapshot().migrations.values())
-    return Outcome(tuple(faults), ledger.operations, ledger.longest_wait, state)
-
-
-def _owner_faults(cluster: Cluster) -> Iterator[str]:
-    """For some keys of each tablet: the owner takes a write, nobody else does."""
-    directory = cluster.directory()
-    follower = directory.follow()
-    root = cluster.table.roots[0]
-    try:
-        for number in range(5_000_000, 5_000_040):
-            right = owner(cluster, follower, number).node
-            for node in cluster.dsns:
-                with cluster.connect(node) as connection:
-                    try:
-                        connection.execute(f"INSERT INTO {root} (id) VALUES ({number})")
-                        took = True
-                    except Exception as error:
-                        took = False
-                        reason = str(error).splitlines()[0]
-                if took != (node == right):
-                    word = "took" if took else f"refused ({reason})"
-                    yield f"node {node} {word} a write of {number}, which node {right} owns"
-    finally:
-        follower.close()
-
-
-def _until(happened: Callable[[], bool]) -> None:
+def _until(happened: Callable[[], bool], words: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while not happened():
-        assert time.monotonic() < deadline, "the point was not reached in time"
+        if time.monotonic() > deadline:
+            raise NotReached(words)
         time.sleep(0.01)

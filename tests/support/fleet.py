@@ -43,6 +43,8 @@ class Fleet:
     tablets: int = 8
     bundle: dict[str, str] = field(default_factory=dict)
     """Sections of the bundle's file beside nodes and tables, as TOML; the key '' holds what is above all sections."""
+    present: range = range(0)
+    """Ids of the rows that the table was made with."""
 
     @property
     def config(self) -> Path:
@@ -92,6 +94,7 @@ class Fleet:
             if rows:
                 fill = f"INSERT INTO orders (id, note) SELECT n, repeat('x', 200) FROM generate_series(1, {rows}) n"
                 connections[owners[0]].execute(fill.encode())
+                self.present = range(1, rows + 1)
         finally:
             for connection in connections.values():
                 connection.close()
@@ -180,7 +183,7 @@ class Process:
             try:
                 self._process.wait(30)
             except subprocess.TimeoutExpired:
-                self._process.kill()
+                self.kill()
                 raise
         return int(self._process.wait(20))
 
@@ -193,6 +196,9 @@ def running(config: Path, *, wait: bool = True) -> Iterator[Process]:
         if wait:
             until(process.up, 60, "the start of an instance")
         yield process
+    except BaseException:
+        print(f"what {config.stem} said last:\n{process.log.read_text()[-6000:]}")  # shown with the failure
+        raise
     finally:
         process.stop()
 
@@ -200,7 +206,7 @@ def running(config: Path, *, wait: bool = True) -> Iterator[Process]:
 @contextmanager
 def application(fleet: Fleet, seed: int, workers: int = 3) -> Iterator[Ledger]:
     """Writes and reads for the length of a block; what was promised is checked by the caller with `Ledger.faults`."""
-    ledger = Ledger()
+    ledger = Ledger(fleet.present)
     with fleet.directory() as directory:
         follower = directory.follow()
         cluster = fleet.cluster(follower.snapshot)

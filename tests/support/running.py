@@ -1,6 +1,5 @@
 """A whole small product for tests of the command line: two databases, two tables with rows, and a daemon on them."""
 
-import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -8,8 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import structlog
 
 from balancer.clock import SystemClock
 from balancer.daemon.daemon import Daemon
@@ -19,6 +16,7 @@ from balancer.embedded.postgres import PostgresServer
 from balancer.logs import set_up_logs
 from balancer.settings import load_settings
 from tests.support.commands import Result, balancer_here
+from tests.support.logs import kept_logs
 from tests.support.servers import Database, new_database
 
 ROWS = 400
@@ -130,15 +128,9 @@ def product(folder: Path, servers: dict[str, PostgresServer]) -> Iterator[Runnin
 @contextmanager
 def quiet_logs() -> Iterator[None]:
     """Keeps a daemon's log lines out of what commands print; only what is wrong goes to standard error."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    set_up_logs("error", "text", sys.__stderr__)
-    try:
+    with kept_logs():
+        set_up_logs("error", "text", sys.__stderr__)
         yield
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
-        structlog.reset_defaults()
 
 
 def _fill(database: Database) -> None:

@@ -1,6 +1,6 @@
 """Servers for the tests: started once per run, small, and gone when the run is, even after SIGKILL."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +31,14 @@ class Database:
 
 
 @contextmanager
-def new_database(server: PostgresServer) -> Iterator[Database]:
-    """A fresh database, dropped afterwards with whoever is still connected."""
+def new_database(server: PostgresServer, template: str = "template0", strategy: str = "wal_log") -> Iterator[Database]:
+    """A fresh database, dropped afterwards with whoever is still connected.
+
+    With the strategy `file_copy` the server writes a checkpoint instead of log: it recovers sooner when it is killed.
+    """
     name = f"test_{uuid4().hex[:12]}"
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
+        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY {strategy}')
     try:
         yield Database(server, name)
     finally:
@@ -65,10 +68,10 @@ def _drop(connection: psycopg.Connection[tuple[object, ...]], name: str) -> None
     connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
 
-def postgres(folder: Path, version: int) -> PostgresServer:
+def postgres(folder: Path, version: int, settings: Mapping[str, object] | None = None) -> PostgresServer:
     """PostgreSQL 18 and 16 are embedded; 15 is the distribution's."""
     binaries = system_binaries(15) if version == 15 else embedded_binaries(version)
-    return PostgresServer(folder, binaries, FAST)
+    return PostgresServer(folder, binaries, {**FAST, **(settings or {})})
 
 
 @contextmanager

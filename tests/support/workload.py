@@ -1,15 +1,16 @@
 """Writers and readers that keep account: what was acknowledged, what may have happened, what was read too old.
 
-They find the owner in the directory, prove it on the node inside the transaction, and try again on `TB001`, `TB002`,
-a missing partition or a lost connection, as the client library does.
+A write is acknowledged once COMMIT has returned, and only then; if COMMIT was never answered it may be there or not.
+They find the owner in the directory, have the node hold the tablet for their transaction, and try again when it refuses
+or the connection is lost, as the client library does. Once the node holds it, nothing may go wrong any more.
 """
 
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 import psycopg
 
@@ -20,47 +21,65 @@ from policies.keys import KeyType, encode_key
 from policies.leaves import position
 from tests.support.cluster import Cluster
 
-RETRY_STATES = {"TB001", "TB002", "23514", "40001", "40P01", "55P03"}
+RETRY_STATES = {"TB001", "TB002", "40001", "40P01", "55P03"}
+BROKEN_PROMISES = {"TB001", "TB002", "23514"}  # after the node has said that it holds the tablet
 
 
 class Ledger:
-    """What the application knows: increments per id that were acknowledged, and those whose outcome it never heard."""
+    """What the application knows: writes that were acknowledged, those whose outcome it never heard, odd answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, present: Iterable[int] = ()) -> None:
         self.lock = threading.Lock()
         self.acknowledged: Counter[int] = Counter()
         self.unknown: Counter[int] = Counter()
-        self.inserted: set[int] = set()
+        self.inserted: set[int] = set(present)
         self.maybe_inserted: set[int] = set()
-        self.stale_reads: list[str] = []
+        self.deleted: set[int] = set()
+        self.maybe_deleted: set[int] = set()
+        self.surprises: list[str] = []
+        self.writes: list[tuple[float, int]] = []
+        """When (by the monotonic clock) a write of which id was acknowledged."""
+        self.reads: list[tuple[float, int]] = []
+        """When a read of which id began that was answered."""
         self.longest_wait = 0.0
         self.operations = 0
 
     def faults(self, rows: dict[str, dict[int, int]]) -> list[str]:
         """What is wrong with the rows that the nodes show in the end."""
-        found = list(self.stale_reads[:3])
+        found = list(self.surprises[:3])
         places: dict[int, list[str]] = {}
         for node, content in rows.items():
             for number in content:
                 places.setdefault(number, []).append(node)
         found += [f"row {number} is on {' and '.join(on)}" for number, on in places.items() if len(on) > 1]
         merged = {number: n for content in rows.values() for number, n in content.items()}
-        found += [f"acknowledged row {number} is lost" for number in self.inserted if number not in merged]
+        gone = self.deleted | self.maybe_deleted
+        found += [f"acknowledged row {number} is lost" for number in self.inserted - gone if number not in merged]
+        found += [f"deleted row {number} is back" for number in self.deleted if number in merged]
+        known = self.inserted | self.maybe_inserted
+        found += [f"row {number} is there, but its write was refused" for number in merged if number not in known]
         for number, n in merged.items():
             low = self.acknowledged[number]
             if not low <= n <= low + self.unknown[number]:
                 found.append(f"row {number} has n = {n}; acknowledged {low}, unknown {self.unknown[number]}")
         return found
 
+    def acknowledge(self, number: int) -> None:
+        """Called with the lock held, after COMMIT returned."""
+        self.writes.append((time.monotonic(), number))
+
 
 class Worker(threading.Thread):
-    """One client of the application: increments, inserts and reads of its own rows."""
+    """One client of the application: increments, inserts, deletes and reads of its own rows."""
 
-    def __init__(self, cluster: Cluster, follower: Follower, ledger: Ledger, number: int, seed: int) -> None:
+    def __init__(
+        self, cluster: Cluster, follower: Follower, ledger: Ledger, number: int, seed: int, pace: float = 0.002
+    ) -> None:
         super().__init__(name=f"worker-{number}", daemon=True)
         self._cluster = cluster
         self._follower = follower
         self._ledger = ledger
+        self._pace = pace
         self._random = random.Random(seed * 1000 + number)
         self._next = 1_000_000 * (number + 1)
         self._mine: list[int] = []
@@ -77,7 +96,7 @@ class Worker(threading.Thread):
                 with self._ledger.lock:
                     self._ledger.longest_wait = max(self._ledger.longest_wait, waited)
                     self._ledger.operations += 1
-                time.sleep(0.002)
+                time.sleep(self._pace)
         except BaseException as error:  # reported by the test
             self.error = error
         finally:
@@ -86,52 +105,80 @@ class Worker(threading.Thread):
 
     def _one(self) -> None:
         choice = self._random.random()
-        if choice < 0.3 or not self._mine:
+        if choice < 0.25 or not self._mine:
             self._insert()
-        elif choice < 0.8:
+        elif choice < 0.3:
+            self._remove(self._mine.pop(self._random.randrange(len(self._mine))))
+        elif choice < 0.7:
             self._increment(self._random.choice(self._mine))
         else:
             self._read(self._random.choice(self._mine))
 
     def _insert(self) -> None:
         number, self._next = self._next, self._next + 1
-        while not self.stop.is_set():
-            outcome = self._write(number, f"INSERT INTO {self._root} (id) VALUES ({number})")
+        outcome = self._until_answered(number, f"INSERT INTO {self._root} (id) VALUES ({number})")
+        with self._ledger.lock:
             if outcome == "done":
-                with self._ledger.lock:
-                    self._ledger.inserted.add(number)
+                self._ledger.inserted.add(number)
+                self._ledger.acknowledge(number)
                 self._mine.append(number)
-                return
-            if outcome in ("unknown", "exists"):
-                return  # it may be there or not: nobody was told
+            elif outcome == "unknown":
+                self._ledger.maybe_inserted.add(number)
+            elif outcome == "exists":  # every attempt before was refused, and nobody else writes this row
+                self._ledger.surprises.append(f"row {number} was there before its write was acknowledged")
 
     def _increment(self, number: int) -> None:
-        while not self.stop.is_set():
-            outcome = self._write(number, f"UPDATE {self._root} SET n = n + 1 WHERE id = {number}", one=True)
-            if outcome in ("done", "unknown"):
-                with self._ledger.lock:
-                    (self._ledger.acknowledged if outcome == "done" else self._ledger.unknown)[number] += 1
-                return
+        outcome = self._until_answered(number, f"UPDATE {self._root} SET n = n + 1 WHERE id = {number}", one=True)
+        with self._ledger.lock:
+            if outcome == "done":
+                self._ledger.acknowledged[number] += 1
+                self._ledger.acknowledge(number)
+            elif outcome == "unknown":
+                self._ledger.unknown[number] += 1
+
+    def _remove(self, number: int) -> None:
+        outcome = self._until_answered(number, f"DELETE FROM {self._root} WHERE id = {number}", one=True)
+        with self._ledger.lock:
+            if outcome == "done":
+                self._ledger.deleted.add(number)
+                self._ledger.acknowledge(number)
+            elif outcome == "unknown":
+                self._ledger.maybe_deleted.add(number)
 
     def _read(self, number: int) -> None:
         with self._ledger.lock:
             least = self._ledger.acknowledged[number]
         while not self.stop.is_set():
+            began = time.monotonic()
             try:
-                with self._transaction(number) as connection:
+                with self._transaction(number, writing=False) as connection:
                     row = connection.execute(f"SELECT n FROM {self._root} WHERE id = {number}").fetchone()
-            except _Again:
+            except (_Again, _Unknown):
                 continue
-            except _Unknown:
-                continue
+            with self._ledger.lock:
+                self._ledger.reads.append((began, number))
             if row is None or int(str(row[0])) < least:
-                self._ledger.stale_reads.append(f"row {number} was read as {row}, at least {least} was acknowledged")
+                self._surprise(f"row {number} was read as {row}, at least {least} was acknowledged")
             return
 
-    def _write(self, number: int, statement: str, one: bool = False) -> str:
+    def _surprise(self, words: str) -> None:
+        with self._ledger.lock:
+            self._ledger.surprises.append(words)
+
+    def _until_answered(self, number: int, statement: str, one: bool = False) -> str:
+        """Tries until something else than "try again" is the answer; empty if the test ended first."""
+        while not self.stop.is_set():
+            outcome = self._write(number, statement, one)
+            if outcome != "again":
+                return outcome
+        return ""
+
+    def _write(self, number: int, statement: str, one: bool) -> str:
         try:
-            with self._transaction(number) as connection:
-                _check(connection.execute(statement).rowcount == 1 or not one)
+            with self._transaction(number, writing=True) as connection:
+                changed = connection.execute(statement).rowcount
+                if one and changed != 1:
+                    self._surprise(f"{changed} rows were changed by: {statement}")
         except _Again:
             return "again"
         except _Unknown:
@@ -141,40 +188,44 @@ class Worker(threading.Thread):
         return "done"
 
     @contextmanager
-    def _transaction(self, number: int) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    def _transaction(self, number: int, *, writing: bool) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
         """Raises `_Again` if nothing happened, `_Unknown` if nobody knows."""
         tablet = self._owner(number)
         connection = self._connection(tablet.node)
-        committing = False
+        held = committing = False
         try:
-            with connection.transaction():
-                yield connection
-                connection.execute("SELECT balancer.prove(%s, %s)", (tablet.id, tablet.epoch))
-                committing = True
-        except psycopg.OperationalError as error:
-            if error.sqlstate in RETRY_STATES:
-                self._pause()
-                raise _Again from error
-            self._drop(tablet.node)
-            raise (_Unknown if committing else _Again) from error
+            connection.execute(_opening(tablet, writing))
+            held = True
+            yield connection
+            committing = True
+            connection.execute("COMMIT")
         except psycopg.Error as error:
+            if held and error.sqlstate in BROKEN_PROMISES:
+                self._surprise(f"row {number} was refused by the node that held its tablet: {error}")
             if error.sqlstate in RETRY_STATES:
+                self._roll_back(connection)
                 self._pause()
                 raise _Again from error
-            if connection.closed:
+            if isinstance(error, psycopg.OperationalError) or connection.closed:
                 self._drop(tablet.node)
                 raise (_Unknown if committing else _Again) from error
+            self._roll_back(connection)
             raise
+
+    def _roll_back(self, connection: psycopg.Connection[tuple[object, ...]]) -> None:
+        with suppress(psycopg.OperationalError):  # it was lost meanwhile; the next use opens another
+            connection.execute("ROLLBACK")
 
     def _connection(self, node: str) -> psycopg.Connection[tuple[object, ...]]:
         found = self._connections.get(node)
         if found is None or found.closed:
             try:
-                found = psycopg.connect(self._cluster.dsns[node], autocommit=True, connect_timeout=2)
+                found = psycopg.connect(
+                    self._cluster.dsns[node], autocommit=True, connect_timeout=2, options="-c statement_timeout=10s"
+                )
             except psycopg.OperationalError as error:
                 self._pause(0.05)
                 raise _Again from error
-            found.execute("SET statement_timeout = '5s'")
             self._connections[node] = found
         return found
 
@@ -201,10 +252,10 @@ class _Unknown(Exception):
     """The connection broke during the commit."""
 
 
-def _check(found: bool) -> None:
-    """A row that is not found where it should be: the tablet is not there any more."""
-    if not found:
-        raise _Again
+def _opening(tablet: Tablet, writing: bool) -> bytes:
+    """BEGIN and the proof of ownership in one message, as the client library sends it."""
+    mode = "READ COMMITTED READ WRITE" if writing else "REPEATABLE READ READ ONLY"
+    return f"BEGIN ISOLATION LEVEL {mode}; SELECT balancer.hold({tablet.id}, {tablet.epoch}, {writing})".encode()
 
 
 def owner(cluster: Cluster, follower: Follower, number: int) -> Tablet:
@@ -216,12 +267,17 @@ def owner(cluster: Cluster, follower: Follower, number: int) -> Tablet:
 
 
 @contextmanager
-def running(cluster: Cluster, workers: int, seed: int) -> Iterator[tuple[Ledger, Callable[[], None]]]:
-    """Workers at work; call the second value to end them and raise what they raised."""
+def running(
+    cluster: Cluster, workers: int, seed: int, *, pace: float = 0.002, present: Iterable[int] = ()
+) -> Iterator[tuple[Ledger, Callable[[], None]]]:
+    """Workers at work; call the second value to end them and raise what they raised.
+
+    `present`: ids of rows that are there already; nobody touches them, and they must be there in the end.
+    """
     directory = cluster.directory()
     follower = directory.follow()
-    ledger = Ledger()
-    threads = [Worker(cluster, follower, ledger, number, seed) for number in range(workers)]
+    ledger = Ledger(present)
+    threads = [Worker(cluster, follower, ledger, number, seed, pace) for number in range(workers)]
     for thread in threads:
         thread.start()
 

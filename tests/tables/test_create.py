@@ -7,7 +7,7 @@ import pytest
 
 from balancer.directory.contract import Directory
 from balancer.directory.model import Bundle, Node, Put, Transaction
-from balancer.errors import Refused, UserError
+from balancer.errors import BalancerError, Refused, UserError
 from balancer.nodes.connection import Connection
 from balancer.nodes.names import parse_name
 from balancer.tables.adopt import TableRequest, inspect
@@ -80,6 +80,36 @@ def test_the_definition_is_taken_from_a_node_that_has_the_roots(
 def test_without_any_definition_it_is_refused(nodes: Nodes, directory: Directory, records: list[Node]) -> None:
     with pytest.raises(Refused, match=r"no node of the bundle has public.orders, public.items"):
         create(wanted("hash"), directory, nodes, records, "shop", tablets=2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "definition", "splits", "sentence"),
+    [
+        ("hash", DEFINITION.format("RANGE"), [], r"says hash by \(id\), but public.orders is range by \(id\)"),
+        ("hash", DEFINITION.format("HASH") + "ALTER TABLE items RENAME TO item", [], "public.items is not"),
+        ("hash", "CREATE TABLE elsewhere (id int)", [], "the definition does not make public.orders, public.items"),
+        ("hash", "CREATE TABLE orders (id int", [], "syntax error"),
+        ("range", DEFINITION.format("RANGE"), [5, "x"], "'x'"),
+    ],
+)
+def test_a_definition_with_a_mistake_leaves_nothing_and_can_be_mended(
+    nodes: Nodes,
+    directory: Directory,
+    records: list[Node],
+    layout: str,
+    definition: str,
+    splits: list[Any],
+    sentence: str,
+) -> None:
+    def attempt(definition: str, splits: list[Any]) -> None:
+        create(wanted(layout), directory, nodes, records, "shop", tablets=2, splits=splits, definition=definition)
+
+    with pytest.raises(BalancerError, match=sentence):
+        attempt(definition, splits)
+    for connection in nodes.values():
+        left = "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace"
+        assert connection.execute(left).fetchall() == []
+    attempt(DEFINITION.format(layout), [5])
 
 
 def test_existing_partitions_are_left_to_adoption(nodes: Nodes, directory: Directory, records: list[Node]) -> None:

@@ -9,7 +9,10 @@ from balancer.directory.model import Json, Migration
 from balancer.directory.snapshot import Snapshot
 from balancer.logs import mask
 
-_SHOWN = ("rows", "size", "pause", "predicted_pause", "bulk_verified", "switched", "fences", "retreat", "failed")
+_SHOWN = (
+    *("rows", "size", "pause", "predicted_pause", "bulk_verified", "switched", "failed"),
+    *("fences", "retries", "restarts", "retreat", "mode_reason"),
+)
 """Of a migration's detail, what people want to know; the rest is for its successor."""
 
 

@@ -1,0 +1,43 @@
+"""Which mode a migration gets, where nobody has asked for one: replicate, and read-only only where that cannot work.
+
+Called in `planned`, before anything is made: both modes begin alike, and what is chosen is journaled with the next
+state. What is short only for the moment (a slot that others use) is waited for and is no reason to hold writers back
+for a whole copy.
+"""
+
+from balancer.directory.model import MigrationKind, MigrationMode
+from balancer.errors import Refused
+from balancer.migration.context import Context
+from balancer.nodes.connection import translated
+from balancer.nodes.preflight import why_not_receive, why_not_send
+from balancer.nodes.shape import read_shape
+
+
+def choose_mode(ctx: Context) -> None:
+    """Makes the migration read-only where replicate cannot work. Raises `Refused` by name if it was asked for."""
+    if ctx.record.mode is not MigrationMode.REPLICATE:
+        return
+    why = why_not_replicate(ctx)
+    if not why:
+        return
+    if not ctx.detail.fallback:
+        raise Refused(f"{why}: use mode read-only")
+    ctx.become_read_only(why)
+
+
+def why_not_replicate(ctx: Context) -> str:
+    """What keeps these tablets from being replicated, in words; empty: nothing does."""
+    source, target = ctx.record.source_node, ctx.record.target_node
+    with translated(source), ctx.links.control(source).cursor() as cursor:
+        shapes = [read_shape(cursor, place.partition) for place in ctx.source_places]
+        sending = why_not_send(cursor)
+    without = [str(shape.name) for shape in shapes if not shape.key]
+    if without:
+        return f"{', '.join(without)} has no primary key or unique index as replica identity"
+    if ctx.record.operation is not MigrationKind.MOVE:
+        return ""  # a split needs a key and no stream
+    if sending:
+        return f"node {source}: {sending}"
+    with translated(target), ctx.links.control(target).cursor() as cursor:
+        receiving = why_not_receive(cursor)
+    return f"node {target}: {receiving}" if receiving else ""

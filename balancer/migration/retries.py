@@ -1,0 +1,99 @@
+"""What an error means to a migration: the one rule for every state. Only values; the runner asks and obeys.
+
+A failure is *passing* if time may cure it: a lock that was not granted, a deadlock, a serialization failure, a server
+that is away for a moment, a fence that ran out. What then follows depends on what the state has done so far:
+
+| where                                                   | answer                                                   |
+|---------------------------------------------------------|----------------------------------------------------------|
+| after the commit, and while something is being undone   | the step again, for as long as we lead                   |
+| the switch, where the changes are still being streamed  | the fence is lifted, back to catching up, with back-off  |
+| a copy, or a switch without a stream                    | the fence is lifted, all is undone, begun anew, back-off |
+| otherwise (nothing has been done, nobody is held back)  | the step again, until the patience is over               |
+
+Every other error is lasting: the migration is given up and the source keeps the tablet. How often something was tried
+again, and why last, is in the record's detail (`retries`, `retreat`).
+"""
+
+from enum import StrEnum
+
+from balancer.clock import Clock
+from balancer.errors import BalancerError, OutcomeUnknown, Unavailable
+from balancer.migration.control import Overrun
+from balancer.migration.machine import TRANSITIONS, Event, State, Track
+from balancer.nodes.fence import Expired
+from balancer.settings import MigrationSettings
+
+FORWARD = frozenset({State.OPENING, State.RETIRING, State.CANCELLING, State.RESTARTING, State.COMMITTING})
+"""States that are tried again for as long as we lead: there is nothing else to do."""
+
+WORK = {
+    State.OPENING: "the new owner to be opened",
+    State.RETIRING: "the former owner to be told and emptied (the tablet has moved already)",
+    State.RESTARTING: "everything to be undone",
+    State.CANCELLING: "everything to be undone",
+}
+"""What is waited for in these states, in words."""
+
+_PASSING = (Unavailable, OutcomeUnknown, Overrun, Expired)
+
+
+class Answer(StrEnum):
+    """What follows an error."""
+
+    AGAIN = "the step again"
+    RETREAT = "let writers on, catch up, fence again later"
+    RESTART = "let writers on, undo everything, begin anew later"
+    GIVE_UP = "undo everything and end"
+
+
+class Failures:
+    """The failures of one state's step, in a row."""
+
+    def __init__(self, clock: Clock, patience: float) -> None:
+        self._clock = clock
+        self._patience = patience
+        self._first: float | None = None
+        self._attempt = clock.monotonic()
+        self.count = 0
+
+    def add(self) -> float:
+        """One more; returns for how many seconds the step has been failing.
+
+        An attempt that went on for longer than the patience was a good one: what comes after it is counted anew.
+        """
+        now = self._clock.monotonic()
+        if self._first is None or now - self._attempt > self._patience:
+            self._first, self.count = now, 0
+        self.count += 1
+        return now - self._first
+
+    def begin_again(self) -> None:
+        """The next attempt starts."""
+        self._attempt = self._clock.monotonic()
+
+
+def is_passing(error: BalancerError) -> bool:
+    """Whether time may cure it."""
+    return isinstance(error, _PASSING)
+
+
+def answer(
+    track: Track, state: State, error: BalancerError, *, failing_for: float, restarts: int, settings: MigrationSettings
+) -> Answer:
+    """What follows an error of a state's step. `restarts` is how often the migration has begun anew already."""
+    if state in FORWARD:
+        return Answer.AGAIN
+    if not is_passing(error):
+        return Answer.GIVE_UP
+    if state is State.SWAPPING and not isinstance(error, Overrun):
+        return Answer.AGAIN  # whether it happened is known to the node: the step asks first
+    if (state, Event.RETREAT) in TRANSITIONS[track]:
+        return Answer.RETREAT  # how often is limited where the next fence is waited for
+    if (state, Event.RESTART) in TRANSITIONS[track]:
+        return Answer.RESTART if restarts + 1 < settings.copy_attempts else Answer.GIVE_UP
+    return Answer.AGAIN if failing_for < settings.retry_patience else Answer.GIVE_UP
+
+
+def back_off(number: int, settings: MigrationSettings) -> float:
+    """Seconds to wait before the next attempt, after so many."""
+    return min(settings.retry_back_off_limit, settings.retry_back_off * 2.0 ** (number - 1))

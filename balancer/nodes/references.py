@@ -1,0 +1,135 @@
+"""Foreign keys between colocated roots: how a partition gets them without a scan in the writers' pause.
+
+ATTACH checks a foreign key of the root against every row of the new partition, unless the partition has an equal one
+that is validated; it then only merges the two (tried on 15 and 18: 1,100 ms and 6 ms for 200,000 rows). It cannot be
+validated beforehand, because the rows it refers to are in another partition that is not attached yet. But a table that
+is empty satisfies every foreign key: so it is given to the new partition before the rows come, and these come with
+triggers off, as replication applies them too. What was copied is compared with the source, where the key holds.
+
+Until the partition is attached, such a key would make the owner's deletes look into a table that is being filled; its
+triggers on the referenced side are therefore disabled, and ATTACH replaces them. All of this is a superuser's right.
+Called by the steps of a move; everything is inside the caller's transaction.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.names import Name
+from balancer.nodes.partition import Place
+from balancer.nodes.shape import Shape
+
+_TRIGGERS = """
+    WITH RECURSIVE mine AS (
+        SELECT oid FROM pg_constraint WHERE conrelid = %(partition)s::regclass AND contype = 'f' AND conparentid = 0
+            AND confrelid = ANY(%(roots)s::regclass[])
+        UNION SELECT k.oid FROM pg_constraint k JOIN mine ON k.conparentid = mine.oid
+    )
+    SELECT n.nspname, c.relname, t.tgname
+    FROM pg_trigger t JOIN mine ON t.tgconstraint = mine.oid
+    JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE t.tgrelid <> %(partition)s::regclass AND t.tgenabled <> 'D'
+"""
+
+_REFERENCES = """
+    SELECT f.nspname, fc.relname, r.nspname, rc.relname,
+           array_agg(fa.attname::text ORDER BY u.place), array_agg(ra.attname::text ORDER BY u.place)
+    FROM pg_constraint k
+    JOIN pg_class fc ON fc.oid = k.conrelid JOIN pg_namespace f ON f.oid = fc.relnamespace
+    JOIN pg_class rc ON rc.oid = k.confrelid JOIN pg_namespace r ON r.oid = rc.relnamespace
+    CROSS JOIN LATERAL unnest(k.conkey, k.confkey) WITH ORDINALITY AS u (mine, theirs, place)
+    JOIN pg_attribute fa ON fa.attrelid = k.conrelid AND fa.attnum = u.mine
+    JOIN pg_attribute ra ON ra.attrelid = k.confrelid AND ra.attnum = u.theirs
+    WHERE k.contype = 'f' AND k.conparentid = 0
+      AND k.conrelid = ANY(%(roots)s::regclass[]) AND k.confrelid = ANY(%(roots)s::regclass[])
+    GROUP BY k.oid, 1, 2, 3, 4 ORDER BY k.oid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A foreign key from one root to another, column by column."""
+
+    root: Name
+    columns: tuple[str, ...]
+    referenced: Name
+    referenced_columns: tuple[str, ...]
+
+
+def read_references(cursor: Connection | Cursor, roots: Sequence[Name]) -> tuple[Reference, ...]:
+    """The foreign keys among these roots."""
+    rows = cursor.execute(_REFERENCES, {"roots": [str(root) for root in roots]}).fetchall()
+    return tuple(
+        Reference(Name(schema, table), tuple(mine), Name(other_schema, other), tuple(theirs))
+        for schema, table, other_schema, other, mine, theirs in rows
+    )
+
+
+def may_prepare(cursor: Cursor) -> bool:
+    """Whether this role may give an empty partition its foreign keys and then fill it."""
+    row = cursor.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user").fetchone()
+    return bool(row and row[0])
+
+
+def prepare_references(cursor: Cursor, shape: Shape, partition: Name, roots: Sequence[Name]) -> None:
+    """Gives a new, empty, detached partition the foreign keys that it will have among the roots."""
+    mine = [item for item in shape.constraints if item.kind == "f" and item.references in roots]
+    for constraint in mine:
+        text = constraint.definition.replace("{", "{{").replace("}", "}}")
+        cursor.execute(
+            sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} " + text).format(
+                partition.identifier, sql.Identifier(constraint.name)
+            )
+        )
+    if mine:
+        where = {"partition": str(partition), "roots": [str(root) for root in roots]}
+        for schema, table, trigger in cursor.execute(_TRIGGERS, where).fetchall():
+            cursor.execute(
+                sql.SQL("ALTER TABLE ONLY {} DISABLE TRIGGER {}").format(
+                    sql.Identifier(schema, table), sql.Identifier(trigger)
+                )
+            )
+
+
+def without_triggers(connection: Connection) -> None:
+    """Rows that this session writes are taken as they are: they were checked where they come from."""
+    connection.execute("SET session_replication_role TO replica")
+
+
+def unchecked(cursor: Cursor, reference: Reference, places: Sequence[Place]) -> bool:
+    """Whether ATTACH would have to check this foreign key row by row on one of the new partitions."""
+    mine = [str(place.partition) for place in places if place.root == reference.root]
+    row = cursor.execute(
+        """
+        SELECT count(*) FROM pg_constraint WHERE contype = 'f' AND convalidated
+        AND conrelid = ANY(%s::regclass[]) AND confrelid = %s::regclass
+        """,
+        (mine, str(reference.referenced)),
+    ).fetchone()
+    return not row or int(row[0]) < len(mine)
+
+
+def count_orphans(cursor: Cursor, reference: Reference, places: Sequence[Place]) -> int:
+    """Rows of the new partitions without the row they refer to: the question that ATTACH asks, and as long."""
+    mine = _rows(reference.root, reference.columns, places)
+    theirs = _rows(reference.referenced, reference.referenced_columns, places)
+    pairs = zip(reference.columns, reference.referenced_columns, strict=True)
+    same = sql.SQL(" AND ").join(
+        sql.SQL("f.{} = r.{}").format(sql.Identifier(one), sql.Identifier(other)) for one, other in pairs
+    )
+    filled = sql.SQL(" AND ").join(sql.SQL("f.{} IS NOT NULL").format(sql.Identifier(one)) for one in reference.columns)
+    missing = sql.SQL("r.{} IS NULL").format(sql.Identifier(reference.referenced_columns[0]))
+    statement = sql.SQL("SELECT count(*) FROM ({}) AS f LEFT JOIN ({}) AS r ON {} WHERE {} AND {}")
+    row = cursor.execute(statement.format(mine, theirs, same, filled, missing)).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _rows(root: Name, columns: Sequence[str], places: Sequence[Place]) -> sql.Composed:
+    wanted = sql.SQL(", ").join(map(sql.Identifier, columns))
+    return sql.SQL(" UNION ALL ").join(
+        sql.SQL("SELECT {} FROM ONLY {}").format(wanted, place.partition.identifier)
+        for place in places
+        if place.root == root
+    )

@@ -1,0 +1,80 @@
+"""What a tired operator gets wrong: one sentence at once, the right exit code, and nothing left behind."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from balancer.cli import operate
+from balancer.directory.contract import Directory
+from balancer.directory.open import open_directory
+from balancer.errors import Unavailable
+from tests.support.commands import balancer_here as balancer
+from tests.support.directories import fill
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"sqlite://{tmp_path}/directory.db"
+
+
+@pytest.fixture
+def directory(address: str) -> Iterator[Directory]:
+    with open_directory(address) as opened:
+        fill(opened)
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("pause", "shopp"), "there is no bundle 'shopp'; there are: shop"),
+        (("drain", "pg-x"), "there is no node 'pg-x'; there are: pg-a, pg-b, pg-c"),
+        (("move", "9999", "pg-b"), "there is no tablet 9999 in the directory"),
+        (("move", "1", "pg-x"), "there is no node 'pg-x'; there are: pg-a, pg-b, pg-c"),
+        (("pin", "one"), "'one' is not a tablet's id: ids are numbers, see `balancer tablets`"),
+        (("cancel", "m1"), "there is no migration or order 'm1': see `balancer moves`, `balancer status`"),
+        (("apply", "p1"), "there is no plan 'p1': a newer one may have taken its place, see `balancer plan`"),
+        (("merge", "1"), "a merge needs two tablets or more"),
+        (("table", "double", "shop", "ordres"), "there is no table 'ordres' in the directory; known tables: "),
+    ],
+)
+def test_what_the_leader_would_refuse_is_refused_at_once_and_not_left_waiting(
+    directory: Directory, address: str, words: tuple[str, ...], sentence: str
+) -> None:
+    result = balancer(*words, "--directory", address)
+    assert (result.code, result.out) == (4, "")
+    assert result.err.startswith(sentence)
+    assert result.err.count("\n") == 1
+    assert not directory.snapshot().commands
+
+
+def test_where_nobody_leads_that_is_said_and_the_command_waits(directory: Directory) -> None:
+    with pytest.raises(Unavailable, match=r"^no instance has led within 0 s; the command \w+ waits in the directory"):
+        operate.submit(directory, "drain", {"node": "pg-a"}, patience=0.1)
+    assert len(directory.snapshot().commands) == 1
+
+
+def test_a_leader_that_does_not_answer_is_named(directory: Directory) -> None:
+    leadership = directory.campaign("host-a", timeout=10)
+    assert leadership is not None
+    with pytest.raises(Unavailable, match=r"^the leader host-a has not answered within 0 s"):
+        operate.submit(directory, "drain", {"node": "pg-a"}, patience=0.1)
+    leadership.resign()
+
+
+def test_a_folder_instead_of_a_file_is_a_sentence(tmp_path: Path) -> None:
+    result = balancer("status", "--directory", f"sqlite://{tmp_path}")
+    assert (result.code, result.err.count("\n")) == (3, 1)
+    assert "Traceback" not in result.err
+
+
+def test_a_file_error_that_nobody_expected_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "/var/lib/x")
+
+    monkeypatch.setattr("balancer.cli.status.directory_of", full)
+    result = balancer("status")
+    assert (result.code, result.out, result.err) == (1, "", "/var/lib/x: No space left on device\n")

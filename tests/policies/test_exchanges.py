@@ -1,0 +1,75 @@
+"""What an exchange must be worth, and that noise starts nothing."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.budgets import Admission
+from policies.model import BundleView, TabletHistory
+from policies.moves import plan_moves
+from policies.objective import exchange_floor
+from policies.options import BalancerOptions, BudgetOptions, BundleOptions
+from policies.order import Picker
+from policies.placement_loads import build_problem
+from policies.plan import make_plan
+from tests.support.clusters import bundle
+
+pytestmark = pytest.mark.quick
+
+OPTIONS = BundleOptions(
+    balancer=BalancerOptions(enable_cell_balancer=True, enable_tablet_size_balancer=False),
+    budgets=BudgetOptions(moves_per_node=4, moves_total=64),
+)
+
+
+def random_bundle(seed: int) -> BundleView:
+    """Some dozens of large tablets: few single moves help, so that exchanges are looked for."""
+    rng = random.Random(seed)
+    count, places = rng.randint(6, 40), rng.randint(2, 5)
+    view = bundle([rng.randrange(places) for _ in range(count)], places)
+    figures = [np.array([rng.lognormvariate(0, 1) * scale for _ in range(count)]) for scale in (10 << 30, 100, 100)]
+    columns = replace(view.tablets, sizes=figures[0], write_rate=figures[1], read_rate=figures[2])
+    return replace(view, tablets=columns)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6))
+def test_no_exchange_gains_less_than_its_floor(seed: int) -> None:
+    view = random_bundle(seed)
+    moves = plan_moves(build_problem(view, OPTIONS), OPTIONS)
+    picker = Picker(moves, Admission(view, OPTIONS))
+    min_gain = OPTIONS.placement.min_gain
+    for row, gain in picker.others(np.zeros(len(moves.problem.ids), dtype=np.bool_)):
+        if row in moves.swaps:
+            assert gain > exchange_floor(moves.problem, np.array(row), np.array(moves.swaps[row]), min_gain)
+
+
+def test_some_of_those_bundles_have_exchanges() -> None:
+    """Else the law above would say nothing."""
+    plans = [plan_moves(build_problem(random_bundle(seed), OPTIONS), OPTIONS) for seed in range(30)]
+    assert sum(bool(moves.swaps) for moves in plans) >= 3
+
+
+@pytest.mark.parametrize(("places", "each"), [(3, 8), (4, 16), (6, 20)])
+def test_a_balanced_bundle_with_a_tenth_of_noise_is_left_alone(places: int, each: int) -> None:
+    rng = random.Random(5)
+    view = bundle([place for place in range(places) for _ in range(each)], places)
+    for tick in range(100):
+        noisy = [
+            column * np.array([rng.uniform(0.9, 1.1) for _ in range(places * each)])
+            for column in (view.tablets.sizes, np.full(places * each, 50.0), np.full(places * each, 100.0))
+        ]
+        columns = replace(view.tablets, sizes=noisy[0], write_rate=noisy[1], read_rate=noisy[2])
+        plan = make_plan(replace(view, tablets=columns, now=view.now + 60.0 * tick), OPTIONS)
+        assert (tick, plan.actions) == (tick, ())
+
+
+def test_of_two_equal_tablets_the_one_that_has_rested_longer_is_moved() -> None:
+    view = bundle([0] * 5 + [1] * 3, 2)
+    lately = {int(tablet): TabletHistory(last_migrated=view.now - 7200.0) for tablet in view.tablets.ids[:4]}
+    plan = make_plan(replace(view, history=lately), OPTIONS)
+    assert [action.tablets for action in plan.actions] == [(int(view.tablets.ids[4]),)]
