@@ -4,7 +4,7 @@ Steps read the facts here, act through `source` and `target` (transactions under
 with `note`, and call `checkpoint` wherever they may be stopped. Only the runner changes the state.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from balancer.migration.machine import State, Track, track_of, traits
 from balancer.migration.progress import ProgressMeter
 from balancer.migration.record import Detail, read_detail
 from balancer.nodes.bounds import KeyColumn, KeyRange
-from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.connection import Connection, Cursor, Statement
 from balancer.nodes.fence import Fence
 from balancer.nodes.leader import node_command, node_transaction
 from balancer.nodes.names import Name, parse_name, partition_name
@@ -59,7 +59,8 @@ class Context:
         self.fenced_at: float | None = None  # monotonic; None: writers are not held back
         self.shapes: tuple[Shape, ...] | None = None  # of the source's partitions, once read
         self.different = False  # the copy was not what the source is
-        self.prepared: object | None = None  # what `verifying` hands to `swapping`
+        self.prepared: Any = None  # what one step hands to the next: `draining` to `verifying`, that to `swapping`
+        self.sequences: tuple[str, ...] = ()  # those behind the roots' columns, once found
 
     @property
     def id(self) -> str:
@@ -109,15 +110,15 @@ class Context:
         self.note(bulk_verified=False, rows=0, sequences=(), fingerprints={})
 
     @contextmanager
-    def source(self) -> Iterator[Cursor]:
-        """A transaction on the source under the leader's epoch."""
-        with self._transaction(self.record.source_node) as cursor:
+    def source(self, together: Sequence[Statement] = ()) -> Iterator[Cursor]:
+        """A transaction on the source under the leader's epoch; `together` as in `node_transaction`."""
+        with self._transaction(self.record.source_node, together) as cursor:
             yield cursor
 
     @contextmanager
-    def target(self) -> Iterator[Cursor]:
-        """A transaction on the target under the leader's epoch."""
-        with self._transaction(self.record.target_node) as cursor:
+    def target(self, together: Sequence[Statement] = ()) -> Iterator[Cursor]:
+        """A transaction on the target under the leader's epoch; `together` as in `node_transaction`."""
+        with self._transaction(self.record.target_node, together) as cursor:
             yield cursor
 
     @contextmanager
@@ -166,11 +167,11 @@ class Context:
             self.clock.sleep(min(left, 0.2))
 
     @contextmanager
-    def _transaction(self, node: str) -> Iterator[Cursor]:
+    def _transaction(self, node: str, together: Sequence[Statement]) -> Iterator[Cursor]:
         self.leadership.check()
-        with node_transaction(self.links.control(node), self.leadership.epoch, node) as cursor:
-            # A step that was acknowledged must survive the node's crash, whatever its own default is.
-            cursor.execute("SET LOCAL synchronous_commit TO on")
+        connection = self.links.control(node)
+        # A step that was acknowledged must survive the node's crash, whatever its own default is.
+        with node_transaction(connection, self.leadership.epoch, node, durable=True, together=together) as cursor:
             yield cursor
 
     @contextmanager

@@ -47,6 +47,7 @@ class Links:
             with translated(node):
                 pin_output(connection)
                 connection.execute("SELECT set_config('statement_timeout', '0', false)")
+                connection.execute("SELECT set_config('jit', 'off', false)")  # chunks are too short to be worth it
                 connection.execute("SELECT set_config('idle_in_transaction_session_timeout', '600s', false)")
                 yield connection
         finally:

@@ -34,7 +34,8 @@ Say a tablet moves from S to T. A write is *acknowledged* when its transaction o
     every acknowledged write is before the fence's commit in S's WAL, and later writers meet the trigger, whatever
     their snapshot, role or path. The marker row is in the same transaction, so it follows all of them in the stream.
  3. *The drain is complete and durable.* The marker is visible on T only after every change before it was applied. T
-    applies without waiting for its disk, so a synchronous commit on T follows, which makes all before it durable.
+    applies without waiting for its disk, so a synchronous commit on T follows, which makes all before it durable. It
+    is made in `sealing`, beside the seal: neither needs the other, and the commit in the directory follows both.
  4. *The copy is verified*: the bulk at the slot's snapshot, and each key changed since, against the fenced source.
  5. *An unsealed fence may end by itself*, at its deadline, by S's own clock; the daemon may be dead. It must then
     never be sealed. Sealing takes the same lock as the fence, so no writer is half-way, and it demands: this very
@@ -42,8 +43,9 @@ Say a tablet moves from S to T. A write is *acknowledged* when its transaction o
     the fence was raised. That last count is kept in a sequence, which knows neither rollback nor snapshot, so not even
     a clock that was set back can hide a write.
  6. *A sealed fence ends only by a leader's act.* A crash of S, a pause of the daemon, an expiry cannot open S again.
- 7. *The commit is one directory transaction*, after the seal, conditional on the leader's epoch and on the migration's
-    own version: owner = T, epoch + 1, state `opening`. From 5 and 6, S refuses writes from before the commit on.
+ 7. *The commit is one directory transaction*, after the seal and T's flush, conditional on the leader's epoch and on
+    the migration's own version: owner = T, epoch + 1, state `opening`. From 5 and 6, S refuses writes from before the
+    commit on.
  8. *T opens after the commit*: ATTACH and `owned` are one transaction on T, made by a leader who has read `opening` in
     the directory. So S closed before T opens: never two writable owners.
  9. *A fence is lifted only if the commit cannot happen any more*: its leader wrote `catching_up`, `restarting` or

@@ -93,7 +93,8 @@ def copying(ctx: Context) -> Event:
         if ctx.record.mode is MigrationMode.READ_ONLY:
             stack.enter_context(FenceKeeper(ctx))
         with _snapshots(ctx) as (reader, summer):
-            rows = sum(_copy_one(ctx, shape, reader, summer) for shape in shapes)
+            places = zip(ctx.target_places, shapes, strict=True)
+            rows = sum(_copy_one(ctx, place, shape, reader, summer) for place, shape in places)
         _complete(ctx, shapes)
         if ctx.record.mode is MigrationMode.REPLICATE:
             with ctx.target_command() as connection:
@@ -157,7 +158,7 @@ def _make_slot(ctx: Context, maker: Connection) -> replication.Slot:
             ctx.sleep(0.5)
 
 
-def _copy_one(ctx: Context, shape: Shape, reader: Connection, summer: Connection) -> int:
+def _copy_one(ctx: Context, place: partition.Place, shape: Shape, reader: Connection, summer: Connection) -> int:
     """Copies a partition and builds its indexes; sums up the source meanwhile, then the target. Returns its rows."""
     rows = verify.rows_of(shape)
     node = ctx.record.target_node
@@ -168,8 +169,10 @@ def _copy_one(ctx: Context, shape: Shape, reader: Connection, summer: Connection
         checker = stack.enter_context(ctx.links.data(node))
         source_sum = stack.enter_context(Background(_digest(ctx, summer, rows), "source-checksum"))
         with ctx.target():
-            pass  # the leader's epoch, right before the long statement
+            pass  # the leader's epoch, right before the long statements
         with writer.cursor() as cursor:
+            # While it is empty: looking at each row on its way in costs less than reading them all once more.
+            partition.add_bound(cursor, place, bound_constraint(ctx.id))
             if references.may_prepare(cursor):
                 references.without_triggers(writer)
         copied = copy.copy_rows(reader, writer, read, write, _on_block(ctx))
@@ -184,7 +187,8 @@ def _copy_one(ctx: Context, shape: Shape, reader: Connection, summer: Connection
                 ctx.checkpoint()
                 partition.build_index(cursor, shape, index, shape.name)
         ctx.progress.waiting(f"the checksum of {shape.name}")
-        count = verify.compare_bulk(summer, checker, rows, source_sum.result(), target_sum.result())
+        sums = source_sum.result(), target_sum.result()
+        count = verify.compare_bulk(summer, checker, rows, *sums, pages=ctx.settings.checksum_pages)
         checker.execute("COMMIT")  # what follows needs the table for itself
         with writer.cursor() as cursor:
             for index in shape.indexes:
@@ -208,7 +212,7 @@ def _on_block(ctx: Context) -> Callable[[int], None]:
 
 
 def _complete(ctx: Context, shapes: tuple[Shape, ...]) -> None:
-    """Foreign keys, triggers, the bound's CHECK, statistics, warmth, and a guard against writes by name."""
+    """Foreign keys, triggers, statistics, warmth, and a guard against writes by name."""
     node = ctx.record.target_node
     with ctx.target():
         pass
@@ -220,7 +224,6 @@ def _complete(ctx: Context, shapes: tuple[Shape, ...]) -> None:
             partition.set_replica_identity(cursor, shape, place.partition)
             partition.add_foreign_keys(cursor, shape, place.partition, ctx.roots)
             partition.add_triggers(cursor, shape, place.partition)
-            partition.add_bound(cursor, place, bound_constraint(ctx.id))
             fence.guard_incoming(
                 cursor, place.partition, fence.Fence(ctx.id, ctx.leadership.epoch, fence.SEALED, 0, ctx.moved.id)
             )

@@ -3,21 +3,27 @@
 The owner has changed, so there is no way back from here and none is needed: every step may be repeated.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 from balancer.errors import Refused
 from balancer.migration.background import Background
 from balancer.migration.context import Context, partitions_of
-from balancer.migration.machine import Event
+from balancer.migration.machine import Event, Track
 from balancer.nodes import capture, fence, partition, replication, schema, sequences
-from balancer.nodes.connection import Cursor
+from balancer.nodes.connection import NO_STATEMENT_TIMEOUT, Statement, lock_timeout, run_together
+from balancer.nodes.names import Name
 from balancer.nodes.objects import bound_constraint
 
 
 def opening(ctx: Context) -> Event:
     """The new owner is opened and the former one told; no proven read there may miss a write here."""
+    # Straight from the switch nothing has been done yet, and nobody asks what has: writers wait. Only once: the next
+    # attempt, and a successor, look first.
+    straight, ctx.fence = ctx.fence is not None, None
     # The thread has the source's connection to itself: this one speaks to the target only.
-    with Background(lambda _: _mark_moved(ctx), "mark-moved") as marking:
-        with ctx.target() as cursor:
-            _open_target(ctx, cursor)
+    with Background(lambda _: _mark_moved(ctx, straight=straight), "mark-moved") as marking:
+        with _opened_target(ctx, straight=straight):
             # A former owner that is out of our reach is not waited for longer: it is told in `retiring`.
             marking.wait(ctx.settings.write_pause_budget)
         if ctx.fenced_at is not None:
@@ -26,24 +32,43 @@ def opening(ctx: Context) -> Event:
     return Event.STEP
 
 
-def _open_target(ctx: Context, cursor: Cursor) -> None:
-    """One transaction: attached, `owned`, its sequences ahead of what the rows contain."""
-    cursor.execute("SELECT set_config('lock_timeout', %s, true)", (f"{round(ctx.settings.lock_timeout * 1000)}ms",))
-    # There is no way back: what PostgreSQL insists on (a foreign key between the roots) must not be cut short.
-    cursor.execute("SET LOCAL statement_timeout TO 0")
-    replication.disable_subscription(cursor, ctx.id)
+@contextmanager
+def _opened_target(ctx: Context, *, straight: bool) -> Iterator[None]:
+    """One transaction, committed when the block is left: attached, `owned`, its sequences ahead of its rows."""
+    if straight:
+        everything = [place.partition for place in ctx.target_places]
+        with ctx.target(_opening_statements(ctx, everything, streaming=ctx.track is Track.MOVE_REPLICATE)):
+            yield
+        return
+    with ctx.target() as cursor:
+        attached = partition.attachments(cursor, partitions_of(ctx.table, ctx.moved))
+        missing = [place.partition for place in ctx.target_places if attached.get(place.partition) is None]
+        streaming = replication.subscription_exists(cursor, ctx.id)
+        run_together(cursor, _opening_statements(ctx, missing, streaming=streaming))
+        yield
+
+
+def _opening_statements(ctx: Context, missing: Sequence[Name], *, streaming: bool) -> list[Statement]:
+    statements: list[Statement] = [
+        lock_timeout(ctx.settings.lock_timeout),
+        # There is no way back: what PostgreSQL insists on (a foreign key between the roots) must not be cut short.
+        NO_STATEMENT_TIMEOUT,
+    ]
+    if streaming:
+        statements.append(replication.disable_statement(ctx.id))
     for place in ctx.target_places:  # referenced roots before those that refer to them
-        if partition.detach_pending(cursor, place.partition) is None:
-            fence.drop_fence(cursor, [place.partition], ctx.settings.lock_timeout)
-            partition.attach(cursor, place, bound_constraint(ctx.id))
-    sequences.raise_sequences(cursor, ctx.detail.sequences)
+        if place.partition in missing:
+            statements += fence.drop_statements(place.partition)
+            statements += partition.attach_statements(place, bound_constraint(ctx.id))
+    statements += sequences.raise_statements(ctx.detail.sequences)
     names = partitions_of(ctx.table, ctx.moved)
-    schema.write_tablets(cursor, [schema.OwnedTablet(ctx.moved.id, ctx.moved.epoch, schema.OwnState.OWNED, names)])
+    owned = schema.OwnedTablet(ctx.moved.id, ctx.moved.epoch, schema.OwnState.OWNED, names)
+    return [*statements, *schema.tablet_statements([owned])]
 
 
 def retiring(ctx: Context) -> Event:
     """Tells former clients where the tablet went, takes the stream away, then the rows."""
-    _mark_moved(ctx)
+    _mark_moved(ctx, straight=False)
     _remove_stream(ctx)
     for place in reversed(ctx.source_places):  # a referenced root's rows go last
         with ctx.source_command() as connection:
@@ -56,19 +81,27 @@ def retiring(ctx: Context) -> Event:
     return Event.STEP
 
 
-def _mark_moved(ctx: Context) -> None:
+def _mark_moved(ctx: Context, *, straight: bool) -> None:
     names = partitions_of(ctx.table, ctx.sources[0])
+    if straight:
+        with ctx.source(_moved_statements(ctx, names)):
+            pass
+        return
     with ctx.source() as cursor:
         # One whose detach was begun was marked before that, and cannot be altered until the detach is finished.
-        there = [
-            name for name in names if partition.exists(cursor, name) and not partition.detach_pending(cursor, name)
-        ]
-        gone = fence.Fence(ctx.id, ctx.leadership.epoch, fence.MOVED, 0, ctx.moved.id, ctx.moved.node, ctx.moved.epoch)
-        fence.mark_moved(cursor, there, gone, ctx.settings.lock_timeout * 5)
-        schema.write_tablets(
-            cursor,
-            [schema.OwnedTablet(ctx.moved.id, ctx.moved.epoch, schema.OwnState.MOVED, names, moved_to=ctx.moved.node)],
-        )
+        there = [name for name, pending in partition.attachments(cursor, names).items() if not pending]
+        run_together(cursor, _moved_statements(ctx, there))
+
+
+def _moved_statements(ctx: Context, there: Sequence[Name]) -> list[Statement]:
+    moved = ctx.moved
+    gone = fence.Fence(ctx.id, ctx.leadership.epoch, fence.MOVED, 0, moved.id, moved.node, moved.epoch)
+    names = partitions_of(ctx.table, ctx.sources[0])
+    told = schema.OwnedTablet(moved.id, moved.epoch, schema.OwnState.MOVED, names, moved_to=moved.node)
+    return [
+        *fence.moved_statements(there, gone, ctx.settings.lock_timeout * 5),
+        *schema.tablet_statements([told]),
+    ]
 
 
 def _remove_stream(ctx: Context) -> None:

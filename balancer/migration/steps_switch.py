@@ -6,16 +6,18 @@ each step looks at the budget (`Context.checkpoint`). The commit itself is the r
 
 from dataclasses import dataclass
 
-from balancer.directory.model import MigrationMode
+from balancer.directory.model import MigrationMode, Tablet
 from balancer.errors import Refused, Unavailable
 from balancer.migration import guards, retries, verify
+from balancer.migration.background import Background
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.control import Overrun
 from balancer.migration.lag import LagWatch
 from balancer.migration.machine import Event, Track
 from balancer.migration.steps_copy import read_shapes
 from balancer.nodes import capture, fence, replication, schema, sequences
-from balancer.nodes.connection import Cursor, translated
+from balancer.nodes.checksum import Rows
+from balancer.nodes.connection import Cursor, last_rows, run_together, translated
 from balancer.nodes.names import Name
 from balancer.nodes.shape import Shape
 
@@ -24,6 +26,10 @@ POLL = 0.001
 FIXED_COST = 0.02  # seconds: fence, seal, commit and open are five commits on three servers
 PING_PATIENCE = 30.0
 LOOK_INTERVAL = 0.2
+
+
+Rest = tuple[tuple[Rows, verify.Changed], ...]
+"""Of each partition, the changed rows that have not been compared, as the source has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,7 @@ def fencing(ctx: Context) -> Event:
     guards.clear_the_way(ctx, names)
     # Ready before anybody waits for it.
     ctx.links.control(ctx.record.target_node)
+    _find_sequences(ctx)
     seconds = ctx.settings.fence_deadline if replicated else ctx.settings.read_only_fence_deadline
     wanted = fence.Fence(ctx.id, ctx.leadership.epoch, "", 0, ctx.sources[0].id)
     ctx.fenced_at = ctx.clock.monotonic()
@@ -83,66 +90,95 @@ def fencing(ctx: Context) -> Event:
 
 
 def _raise_fence(ctx: Context, names: list[Name], wanted: fence.Fence, seconds: float) -> None:
-    with ctx.source() as cursor:
-        ctx.fence = fence.raise_fence(cursor, names, wanted, seconds, ctx.settings.lock_timeout)
-        schema.write_tablets(
-            cursor,
-            [
-                schema.OwnedTablet(
-                    tablet.id,
-                    tablet.epoch,
-                    schema.OwnState.FENCED,
-                    partitions_of(ctx.table, tablet),
-                    ctx.id,
-                    fence.deadline_of(ctx.fence),
-                )
-                for tablet in ctx.sources
-            ],
-        )
+    with ctx.source(fence.lock_statements(names, seconds, ctx.settings.lock_timeout)) as cursor:
+        standing = fence.locked_fence(cursor, wanted)
+        statements = fence.trigger_statements(names, standing)
+        statements += schema.tablet_statements([_fenced(ctx, tablet, standing) for tablet in ctx.sources])
         if ctx.track is Track.MOVE_REPLICATE:
-            ctx.note(marker=_next_marker(ctx, cursor))
+            statements.append(replication.marker_statement(ctx.id))
+        run_together(cursor, statements)
+        if ctx.track is Track.MOVE_REPLICATE:
+            ctx.note(marker=last_rows(cursor)[0][0])
+    ctx.fence = standing
+
+
+def _fenced(ctx: Context, tablet: Tablet, standing: fence.Fence) -> schema.OwnedTablet:
+    names = partitions_of(ctx.table, tablet)
+    deadline = fence.deadline_of(standing)
+    return schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.FENCED, names, ctx.id, deadline)
 
 
 def draining(ctx: Context) -> Event:
-    """Waits until the target has applied everything up to the fence."""
+    """Waits until the target has applied everything up to the fence. What the source is asked for comes meanwhile."""
+    ctx.prepared = _read_rest(ctx)
+    _read_sequences(ctx)
     _await_marker(ctx, ctx.detail.marker, ctx.settings.write_pause_budget * 2)
     return Event.STEP
 
 
-def verifying(ctx: Context) -> Event:
-    """The rows that changed and have not been compared yet; both sides stand still. Makes the target durable."""
-    shapes = read_shapes(ctx)
+def _read_rest(ctx: Context) -> Rest:
+    """The source stands still behind its fence."""
     node = ctx.record.source_node
-    changed = []
+    limit = ctx.settings.verify_keys_in_fence * 4 + 1
+    rest = []
     with translated(node), ctx.links.control(node).cursor() as cursor:
-        if ctx.record.mode is MigrationMode.REPLICATE:
-            limit = ctx.settings.verify_keys_in_fence * 4 + 1
-            for index, shape in enumerate(shapes):
-                found = verify.read_changed(cursor, verify.rows_of(shape), ctx.id, index, limit)
-                if len(found) >= limit:
-                    raise Overrun(f"{shape.name} changes faster than it can be compared")
-                changed.append((verify.rows_of(shape), found))
-        ctx.note(sequences=sequences.read_sequences(cursor, ctx.roots))
+        for index, rows in enumerate(map(verify.rows_of, read_shapes(ctx))):
+            found = verify.read_changed(cursor, rows, ctx.id, index, limit)
+            if len(found) >= limit:
+                raise Overrun(f"{rows.partition} changes faster than it can be compared")
+            rest.append((rows, found))
+    return tuple(rest)
+
+
+def verifying(ctx: Context) -> Event:
+    """The rows that changed and have not been compared yet; both sides stand still."""
+    if ctx.record.mode is MigrationMode.READ_ONLY:
+        _read_sequences(ctx)
+        return Event.STEP  # the copy was made, and compared, behind the fence
     ctx.checkpoint()
-    with ctx.target() as cursor:
-        for rows, found in changed:
+    node = ctx.record.target_node
+    with translated(node), ctx.links.control(node).cursor() as cursor:
+        for rows, found in ctx.prepared:
             verify.compare_rest(cursor, rows, found)
-        # Replication applies without waiting for the disk; this commit waits, and with it all that was applied.
-        cursor.execute("UPDATE balancer.tablet SET changed = now() WHERE id = %s", (ctx.moved.id,))
-        if cursor.rowcount != 1:
-            raise Refused(f"node {ctx.record.target_node} does not know of the incoming tablet {ctx.moved.id}")
     return Event.STEP
 
 
 def sealing(ctx: Context) -> Event:
-    """Makes the fence permanent, if it has let nothing through: from here on only a leader's act ends it."""
+    """Makes the fence permanent, if it has let nothing through: from here on only a leader's act ends it.
+
+    Beside it the target is made durable. Neither needs the other; the commit needs both.
+    """
     if ctx.fence is None:
         raise Overrun("the fence was raised by a predecessor")
     ctx.checkpoint()
-    with ctx.source() as cursor:
-        names = [place.partition for place in ctx.source_places]
-        ctx.fence = fence.seal_fence(cursor, names, ctx.fence, ctx.settings.lock_timeout)
+    names = [place.partition for place in ctx.source_places]
+    # The thread has the target's connection to itself: this one speaks to the source only.
+    with Background(lambda _: _make_durable(ctx), "make-durable") as flushing:
+        with ctx.source(fence.look_statements(names, ctx.settings.lock_timeout)) as cursor:
+            sealed = fence.seal_locked(cursor, names, ctx.fence)
+        ctx.fence = sealed
+        flushing.result()
     return Event.STEP
+
+
+def _make_durable(ctx: Context) -> None:
+    """Replication applies without waiting for the disk; this commit waits, and with it all that was applied."""
+    with ctx.target([schema.touch_statement(ctx.moved.id)]) as cursor:
+        if not last_rows(cursor):
+            raise Refused(f"node {ctx.record.target_node} does not know of the incoming tablet {ctx.moved.id}")
+
+
+def _find_sequences(ctx: Context) -> None:
+    """Which there are takes longer to find out than how far they are: that is asked before anybody waits."""
+    node = ctx.record.source_node
+    with translated(node), ctx.links.control(node).cursor() as cursor:
+        ctx.sequences = sequences.find_sequences(cursor, ctx.roots)
+
+
+def _read_sequences(ctx: Context) -> None:
+    node = ctx.record.source_node
+    with translated(node), ctx.links.control(node).cursor() as cursor:
+        ctx.note(sequences=sequences.read_sequences(cursor, ctx.sequences))
 
 
 def _let_writers_on(ctx: Context) -> None:
@@ -188,9 +224,8 @@ def _round(ctx: Context, shapes: tuple[Shape, ...], watch: LagWatch) -> Forecast
 
 
 def _next_marker(ctx: Context, cursor: Cursor) -> int:
-    number = replication.newest_marker(cursor, ctx.id) + 1
-    replication.send_marker(cursor, ctx.id, number)
-    return number
+    run_together(cursor, [replication.marker_statement(ctx.id)])
+    return int(last_rows(cursor)[0][0])
 
 
 def _await_marker(ctx: Context, number: int, patience: float, watch: LagWatch | None = None) -> None:

@@ -30,6 +30,7 @@ from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.shape import Shape
 
 SHOWN = 5
+_TEXTS = ("text", "character varying")
 ROUND = 5000
 
 
@@ -52,7 +53,10 @@ def rows_of(shape: Shape) -> Rows:
 
 def compared(shape: Shape) -> tuple[Compared, ...]:
     """Every column, generated ones too; text of a collation of its own is compared byte by byte."""
-    return tuple(Compared(column.name, not column.hashable or column.type == "text") for column in shape.columns)
+    return tuple(
+        Compared(column.name, not column.hashable or column.type.startswith(_TEXTS), column.type, not column.not_null)
+        for column in shape.columns
+    )
 
 
 def bulk_digest(ctx: Context, connection: Connection, rows: Rows, on_chunk: Callable[[int], None]) -> Digest:
@@ -60,17 +64,23 @@ def bulk_digest(ctx: Context, connection: Connection, rows: Rows, on_chunk: Call
     return checksum.digest(connection, rows, ctx.settings.checksum_pages, on_chunk)
 
 
-def compare_bulk(source: Connection, target: Connection, rows: Rows, mine: Digest, theirs: Digest) -> int:
-    """Raises `Difference` with some of the keys; returns the number of rows."""
-    buckets = [bucket for bucket in {**mine, **theirs} if mine.get(bucket) != theirs.get(bucket)]
-    if buckets:
-        keys = checksum.differing_keys(source, target, rows, buckets, SHOWN)
-        counts = tuple(sum(count for count, _ in side.values()) for side in (mine, theirs))
-        raise Difference(
-            f"the copy of {rows.partition} differs from the source ({counts[0]} rows there, {counts[1]} in the copy);"
-            f" rows that differ begin with {', '.join(keys) or 'none any more'}"
-        )
-    return sum(count for count, _ in mine.values())
+def compare_bulk(
+    source: Connection, target: Connection, rows: Rows, mine: Digest, theirs: Digest, *, pages: int = 4096
+) -> int:
+    """Raises `Difference` with some of the keys; returns the number of rows.
+
+    Both connections must still see what was summed up: where the sums differ, it is read again to say where.
+    """
+    counts = tuple(sum(count for count, _ in side.values()) for side in (mine, theirs))
+    if mine == theirs:
+        return counts[0]
+    fine = [checksum.digest(side, rows, pages, lambda _: None, buckets=checksum.BUCKETS) for side in (source, target)]
+    buckets = [bucket for bucket in {**fine[0], **fine[1]} if fine[0].get(bucket) != fine[1].get(bucket)]
+    keys = checksum.differing_keys(source, target, rows, buckets, SHOWN)
+    raise Difference(
+        f"the copy of {rows.partition} differs from the source ({counts[0]} rows there, {counts[1]} in the copy);"
+        f" rows that differ begin with {', '.join(keys) or 'none any more'}"
+    )
 
 
 def read_changed(cursor: Cursor, rows: Rows, migration: str, index: int, limit: int = ROUND) -> Changed:

@@ -10,12 +10,13 @@ import select
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
@@ -24,6 +25,7 @@ from balancer.errors import BalancerError, Refused, Unavailable, UserError
 
 Connection = psycopg.Connection[TupleRow]
 Cursor = psycopg.Cursor[TupleRow]
+Statement = sql.Composable
 
 
 class Target(StrEnum):
@@ -146,6 +148,27 @@ def translate(node: str, error: psycopg.Error) -> BalancerError:
     if isinstance(error, _E.InternalError_) and "concurrently" in text:  # two changed one definition at once
         return Unavailable(f"node {node} undid a transaction that met another: {text}")
     return Refused(f"node {node} refuses: {text}")
+
+
+NO_STATEMENT_TIMEOUT: Statement = sql.SQL("SET LOCAL statement_timeout TO 0")
+
+
+def lock_timeout(seconds: float) -> Statement:
+    """For the rest of the transaction."""
+    return sql.SQL("SET LOCAL lock_timeout TO {}").format(sql.Literal(f"{_milliseconds(seconds)}ms"))
+
+
+def run_together(cursor: Cursor, statements: Sequence[Statement]) -> None:
+    """Several statements as one message, in one transaction; the cursor then has the result of the first."""
+    if statements:
+        cursor.execute(sql.SQL("; ").join(statements))
+
+
+def last_rows(cursor: Cursor) -> list[TupleRow]:
+    """The rows of the last of several statements that were sent together."""
+    while cursor.nextset():
+        pass
+    return cursor.fetchall()
 
 
 def lost(error: psycopg.Error) -> bool:

@@ -1,13 +1,16 @@
-"""COPY from one node to another through this process: a reading thread and a writing one, so both servers work at once.
+"""COPY from one node to another through this process, by one thread: rows are read as they come and sent on in blocks.
+
+Both servers work at once, because the sockets between hold more than a block. One thread and not two, because two would
+hand the interpreter to each other with every block, which costs more than the copying.
 
 Migrations call `copy_rows` with a connection on each side that they have prepared (the snapshot, the transaction).
-`on_block` is called with every block's size: a throttle sleeps in it, a cancel raises from it.
+`on_block` is called with every block's size, and with 0 now and then while nothing moves: a throttle sleeps in it, a
+cancel raises from it.
 """
 
-import queue
 import select
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psycopg
@@ -17,9 +20,10 @@ from balancer.errors import Unavailable
 from balancer.nodes.connection import Connection
 from balancer.nodes.names import Name
 
-BLOCK = 256 * 1024
-QUEUED_BLOCKS = 32  # 8 MB between the two: enough to smooth over a checkpoint, little enough to forget about
-READ_PATIENCE = 60.0
+BLOCK = 128 * 1024
+PATIENCE = 60.0
+"""Seconds for which a side may stand still."""
+_LOOK = 0.2  # seconds between two looks at a cancel while nothing moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +34,6 @@ class Copied:
     size: int
 
 
-class _Stopped(Exception):
-    """The other side has failed and says why."""
-
-
 def copy_rows(
     source: Connection,
     target: Connection,
@@ -41,30 +41,21 @@ def copy_rows(
     write: sql.Composed,
     on_block: Callable[[int], None],
 ) -> Copied:
-    """Pipes `COPY … TO STDOUT` into `COPY … FROM STDIN`. What either side raises is raised here."""
-    blocks: queue.Queue[bytes | None] = queue.Queue(QUEUED_BLOCKS)
-    stop = threading.Event()
-    failure: list[BaseException] = []
+    """Pipes `COPY … TO STDOUT` into `COPY … FROM STDIN`. What either side raises is raised here.
 
-    def reading() -> None:
-        try:
-            for block in _read_blocks(source, read, stop):
-                _put(blocks, block, stop)
-        except _Stopped:
-            return
-        except (psycopg.Error, Unavailable, OSError) as error:
-            failure.append(error)
-        finally:
-            _put_end(blocks, stop)
-
-    reader = threading.Thread(target=reading, name="copy-reader", daemon=True)
-    reader.start()
+    After an error there is nothing on the target; the source's connection may be in the middle and is to be closed.
+    """
+    reading, writing = _Side(source, "source", on_block), _Side(target, "target", on_block)
+    reading.begin(read, pq.ExecStatus.COPY_OUT)
+    writing.begin(write, pq.ExecStatus.COPY_IN)
     try:
-        copied = _write_blocks(target, write, blocks, on_block, failure)
-    finally:
-        stop.set()
-        reader.join()
-    return copied
+        size = _pump(reading, writing, on_block)
+        reading.end()
+    except BaseException:
+        writing.discard()
+        raise
+    writing.finish()
+    return Copied(writing.end(), size)
 
 
 def statements(source: Name, target: Name, columns: Sequence[str], binary: bool) -> tuple[sql.Composed, sql.Composed]:
@@ -75,99 +66,109 @@ def statements(source: Name, target: Name, columns: Sequence[str], binary: bool)
     return read, sql.SQL("COPY {} ({}) FROM STDIN {}").format(target.identifier, names, form)
 
 
-def _read_blocks(connection: Connection, statement: sql.Composed, stop: threading.Event) -> Iterator[bytes]:
-    """Rows joined to blocks. The driver's own iterator costs more per row than the server does."""
-    raw = connection.pgconn
-    raw.send_query(statement.as_bytes(connection))
-    _flush(raw, stop)
-    result = _result(raw, stop)
-    if result is None or result.status != pq.ExecStatus.COPY_OUT:
-        raise _error(raw, result)
+def _pump(reading: "_Side", writing: "_Side", on_block: Callable[[int], None]) -> int:
+    """Rows joined to blocks: once per row nothing but this loop is paid for. Returns the bytes."""
+    take = reading.raw.get_copy_data
     block = bytearray()
+    total = 0
     while True:
-        size, row = raw.get_copy_data(1)
+        size, row = take(1)
         if size > 0:
             block += row
-            if len(block) >= BLOCK:
-                yield bytes(block)
-                block.clear()
+            if len(block) < BLOCK:
+                continue
         elif size == 0:
-            _wait(raw, select.POLLIN, stop)
-            raw.consume_input()
-        else:
-            break
-    if block:
-        yield bytes(block)
-    result = _result(raw, stop)
-    if result is None or result.status != pq.ExecStatus.COMMAND_OK:
-        raise _error(raw, result)
-    while _result(raw, stop) is not None:
-        pass
-
-
-def _write_blocks(
-    connection: Connection,
-    statement: sql.Composed,
-    blocks: "queue.Queue[bytes | None]",
-    on_block: Callable[[int], None],
-    failure: list[BaseException],
-) -> Copied:
-    size = 0
-    with connection.cursor() as cursor:
-        with cursor.copy(statement) as copy:
-            while (block := blocks.get()) is not None:
-                copy.write(block)
-                size += len(block)
-                on_block(len(block))
-            if failure:  # raising inside the block makes the server discard what has come so far
-                raise failure[0]
-        return Copied(cursor.rowcount, size)
-
-
-def _put(blocks: "queue.Queue[bytes | None]", block: bytes | None, stop: threading.Event) -> None:
-    while not stop.is_set():
-        try:
-            blocks.put(block, timeout=0.2)
-        except queue.Full:
+            reading.wait(select.POLLIN)
+            reading.raw.consume_input()
             continue
-        return
-    raise _Stopped
+        if block:
+            writing.put(block)
+            total += len(block)
+            on_block(len(block))
+            block.clear()
+        if size < 0:
+            return total
 
 
-def _put_end(blocks: "queue.Queue[bytes | None]", stop: threading.Event) -> None:
-    try:
-        _put(blocks, None, stop)
-    except _Stopped:
-        return
+class _Side:
+    """One connection in the middle of a COPY; the driver's own loop costs more per row than the server does."""
+
+    def __init__(self, connection: Connection, name: str, on_block: Callable[[int], None]) -> None:
+        self.raw = connection.pgconn
+        self._connection = connection
+        self._name = name
+        self._on_block = on_block
+
+    def begin(self, statement: sql.Composed, wanted: pq.ExecStatus) -> None:
+        self.raw.send_query(statement.as_bytes(self._connection))
+        self._flush()
+        result = self._result()
+        if result is None or result.status != wanted:
+            self._drain()
+            raise self._error(result)
+
+    def put(self, block: bytearray) -> None:
+        while self.raw.put_copy_data(block) == 0:
+            self.wait(select.POLLOUT)
+        self._flush()
+
+    def finish(self) -> None:
+        """Tells the target that this was all."""
+        while self.raw.put_copy_end() == 0:
+            self.wait(select.POLLOUT)
+        self._flush()
+
+    def discard(self) -> None:
+        """Makes the target forget what it has got, and let go of its lock, if it still can."""
+        with suppress(psycopg.Error, Unavailable):
+            self._on_block = _ignore
+            self.raw.put_copy_end(b"the copy is not wanted any more")
+            self._flush()
+            self._drain()
+
+    def end(self) -> int:
+        """The rows that the server counted, once it has ended the command. Raises what it complains of."""
+        result = self._result()
+        self._drain()
+        if result is None or result.status != pq.ExecStatus.COMMAND_OK:
+            raise self._error(result)
+        return result.command_tuples or 0
+
+    def wait(self, events: int) -> None:
+        poller = select.poll()
+        poller.register(self.raw.socket, events)
+        waited = 0.0
+        while not poller.poll(_LOOK * 1000):
+            self._on_block(0)
+            waited += _LOOK
+            if waited > PATIENCE:
+                raise Unavailable(f"the {self._name} of a copy has stood still for {PATIENCE:.0f} s")
+
+    def _flush(self) -> None:
+        while self.raw.flush():
+            self.wait(select.POLLOUT)
+
+    def _result(self) -> "pq.abc.PGresult | None":
+        while self.raw.is_busy():
+            self.wait(select.POLLIN)
+            self.raw.consume_input()
+        return self.raw.get_result()
+
+    def _drain(self) -> None:
+        while self._result() is not None:
+            pass
+
+    def _error(self, result: "pq.abc.PGresult | None") -> psycopg.Error:
+        if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
+            text = self.raw.error_message.decode(errors="replace").strip()
+            return psycopg.OperationalError(text or "the copy ended early")
+        state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
+        try:
+            return psycopg.errors.lookup(state)(f"{self._name}: {text}")
+        except KeyError:
+            return psycopg.OperationalError(f"{self._name}: {state} {text}")
 
 
-def _flush(raw: "pq.abc.PGconn", stop: threading.Event) -> None:
-    while raw.flush():
-        _wait(raw, select.POLLOUT, stop)
-
-
-def _result(raw: "pq.abc.PGconn", stop: threading.Event) -> "pq.abc.PGresult | None":
-    while raw.is_busy():
-        _wait(raw, select.POLLIN, stop)
-        raw.consume_input()
-    return raw.get_result()
-
-
-def _wait(raw: "pq.abc.PGconn", events: int, stop: threading.Event) -> None:
-    poller = select.poll()
-    poller.register(raw.socket, events)
-    waited = 0.0
-    while not poller.poll(200):
-        waited += 0.2
-        if stop.is_set():
-            raise _Stopped
-        if waited > READ_PATIENCE:
-            raise Unavailable(f"the source sent nothing for {READ_PATIENCE:.0f} s")
-
-
-def _error(raw: "pq.abc.PGconn", result: "pq.abc.PGresult | None") -> psycopg.Error:
-    if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
-        return psycopg.OperationalError(raw.error_message.decode(errors="replace").strip() or "the copy ended early")
-    state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
-    text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
-    return psycopg.OperationalError(f"{state} {text}".strip())
+def _ignore(_: int) -> None:
+    """Whoever is told to stop is not asked again."""

@@ -1,5 +1,7 @@
 """Fences: what makes an owner refuse writes to a tablet. Called by migrations, inside their `node_transaction`.
 
+Writers wait while these run, so statements that need no answer in between travel together.
+
 A fence is a row trigger (and one for TRUNCATE) on each partition of the tablet, made under SHARE ROW EXCLUSIVE: it
 waits for writers in flight and lets readers through. It is lifted by disabling it, which needs the same lock; dropping
 a trigger would wait for every reader, so that comes later (`drop_fence`). The order of locks is that of the
@@ -14,8 +16,9 @@ from datetime import UTC, datetime
 from psycopg import sql
 
 from balancer.errors import Refused
-from balancer.nodes.connection import Cursor
-from balancer.nodes.locks import keep_writers_out
+from balancer.nodes import connection
+from balancer.nodes.connection import Cursor, Statement, last_rows, run_together
+from balancer.nodes.locks import tablets_of, writers_statement
 from balancer.nodes.names import Name
 from balancer.nodes.objects import FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER
 
@@ -58,51 +61,95 @@ class Fence:
 
 def raise_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, seconds: float, lock_timeout: float) -> Fence:
     """Fences these partitions for so many seconds; returns the fence with its deadline. `fence.until` is ignored."""
-    tablets = lock_partitions(cursor, partitions, lock_timeout)
-    cursor.execute(
-        "SELECT (extract(epoch FROM clock_timestamp()) + %s)::text, last_value + is_called::int FROM balancer.breaches",
-        (seconds,),
-    )
-    row = cursor.fetchone()
-    assert row is not None
-    return _stand(cursor, tablets, partitions, replace(fence, until=row[0], breaches=row[1]))
+    run_together(cursor, lock_statements(partitions, seconds, lock_timeout))
+    standing = locked_fence(cursor, fence)
+    run_together(cursor, trigger_statements(partitions, standing))
+    return standing
+
+
+def lock_statements(partitions: Sequence[Name], seconds: float, lock_timeout: float) -> list[Statement]:
+    """The first part of raising: the lock, and what `locked_fence` reads."""
+    found = sql.SQL(
+        "SELECT (extract(epoch FROM clock_timestamp()) + {})::text, last_value + is_called::int FROM balancer.breaches"
+    ).format(sql.Literal(seconds))
+    return [*_lock(partitions, lock_timeout), found]
+
+
+def locked_fence(cursor: Cursor, fence: Fence) -> Fence:
+    """The second part: the fence as it will be. `trigger_statements` are the third."""
+    until, breaches = last_rows(cursor)[0]
+    return replace(fence, until=until, breaches=breaches)
 
 
 def renew_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, seconds: float, lock_timeout: float) -> Fence:
     """Moves the deadline of a fence that still stands. Raises `Refused` if it does not."""
-    tablets = lock_partitions(cursor, partitions, lock_timeout)
-    _check_standing(cursor, partitions, fence)
+    check_standing(cursor, partitions, fence, lock_timeout)
     cursor.execute("SELECT (extract(epoch FROM clock_timestamp()) + %s)::text", (seconds,))
     row = cursor.fetchone()
     assert row is not None
-    return _stand(cursor, tablets, partitions, replace(fence, until=row[0]))
+    renewed = replace(fence, until=row[0])
+    run_together(cursor, trigger_statements(partitions, renewed))
+    return renewed
 
 
 def seal_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, lock_timeout: float) -> Fence:
     """Makes a fence permanent, if it is this very one and still stands. Raises `Refused` if not."""
-    tablets = lock_partitions(cursor, partitions, lock_timeout)
-    _check_standing(cursor, partitions, fence)
-    return _stand(cursor, tablets, partitions, replace(fence, until=SEALED))
+    run_together(cursor, look_statements(partitions, lock_timeout))
+    return seal_locked(cursor, partitions, fence)
+
+
+def seal_locked(cursor: Cursor, partitions: Sequence[Name], fence: Fence) -> Fence:
+    """The same after `look_statements` were sent."""
+    _check_looked(cursor, fence)
+    sealed = replace(fence, until=SEALED)
+    run_together(cursor, trigger_statements(partitions, sealed))
+    return sealed
 
 
 def mark_moved(cursor: Cursor, partitions: Sequence[Name], fence: Fence, lock_timeout: float) -> None:
     """Makes the fence of a former owner say where the tablet went."""
-    tablets = lock_partitions(cursor, partitions, lock_timeout)
-    _stand(cursor, tablets, partitions, replace(fence, until=MOVED))
+    run_together(cursor, moved_statements(partitions, fence, lock_timeout))
+
+
+def moved_statements(partitions: Sequence[Name], fence: Fence, lock_timeout: float) -> list[Statement]:
+    """What `mark_moved` sends."""
+    moved = trigger_statements(partitions, replace(fence, until=MOVED))
+    return [*_lock(partitions, lock_timeout), *moved]
 
 
 def check_standing(cursor: Cursor, partitions: Sequence[Name], fence: Fence, lock_timeout: float) -> None:
     """Raises `Refused` unless this very fence has let nothing through; holds its lock until the transaction ends."""
-    lock_partitions(cursor, partitions, lock_timeout)
-    _check_standing(cursor, partitions, fence)
+    run_together(cursor, look_statements(partitions, lock_timeout))
+    _check_looked(cursor, fence)
+
+
+def look_statements(partitions: Sequence[Name], lock_timeout: float) -> list[Statement]:
+    """The lock, and what there is to know of the fences under it."""
+    look = sql.SQL(
+        "SELECT name, (SELECT tgargs FROM pg_trigger WHERE tgrelid = to_regclass(name) AND tgname = {}"
+        " AND tgenabled <> 'D'), extract(epoch FROM clock_timestamp())::float8, last_value + is_called::int"
+        " FROM unnest({}::text[]) AS name, balancer.breaches"
+    ).format(sql.Literal(FENCE_TRIGGER), sql.Literal([str(partition) for partition in partitions]))
+    return [*_lock(partitions, lock_timeout), look]
+
+
+def _check_looked(cursor: Cursor, fence: Fence) -> None:
+    for name, arguments, now, breaches in last_rows(cursor):
+        found = None if arguments is None else _parse(arguments)
+        if found is None or replace(found, until="") != replace(fence, until=""):
+            raise Refused(f"the fence of {name} is not the one that this migration raised")
+        if found.until in (SEALED, MOVED):
+            continue
+        if now >= float(found.until) or breaches != fence.breaches:
+            raise Expired(f"the fence of {name} has expired: writes may have come through")
 
 
 def lift_fence(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float) -> None:
     """Lets writers through again, waiting for no reader. Partitions that are gone or have no fence are passed over."""
     for partition in partitions:
         if read_fence(cursor, partition) is not None:
-            tablets = lock_partitions(cursor, [partition], lock_timeout)
-            _tell_clients(cursor, tablets, None)
+            lock_partitions(cursor, [partition], lock_timeout)
+            run_together(cursor, [_word_for_clients([partition], None)])
             for trigger in (FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER):
                 cursor.execute(
                     sql.SQL("ALTER TABLE {} DISABLE TRIGGER {}").format(partition.identifier, sql.Identifier(trigger))
@@ -111,11 +158,17 @@ def lift_fence(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float) 
 
 def drop_fence(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float) -> None:
     """Takes the triggers away. Waits for readers, so it comes after `lift_fence` and may be tried again."""
-    _set_lock_timeout(cursor, lock_timeout)
+    run_together(cursor, [connection.lock_timeout(lock_timeout)])
     for partition in partitions:
         for trigger in (FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER):
             if has_trigger(cursor, partition, trigger):
                 cursor.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(trigger), partition.identifier))
+
+
+def drop_statements(partition: Name) -> list[Statement]:
+    """`drop_fence` of a partition that nobody uses yet, for those who send more with it."""
+    drop = sql.SQL("DROP TRIGGER IF EXISTS {} ON {}")
+    return [drop.format(sql.Identifier(name), partition.identifier) for name in (FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER)]
 
 
 def read_fence(cursor: Cursor, partition: Name) -> Fence | None:
@@ -127,7 +180,11 @@ def read_fence(cursor: Cursor, partition: Name) -> Fence | None:
     row = cursor.fetchone()
     if row is None:
         return None
-    words = bytes(row[0]).decode().split("\0")
+    return _parse(row[0])
+
+
+def _parse(arguments: bytes) -> Fence:
+    words = bytes(arguments).decode().split("\0")
     return Fence(words[0], int(words[1]), words[2], int(words[3]), int(words[4]), words[5], int(words[6]))
 
 
@@ -144,73 +201,46 @@ def deadline_of(fence: Fence) -> datetime | None:
     return None if fence.until in (SEALED, MOVED) else datetime.fromtimestamp(float(fence.until), UTC)
 
 
-def lock_partitions(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float) -> list[int]:
-    """Waits for writers in flight and keeps others out until the transaction ends; readers are not concerned.
-
-    Returns the tablets that the partitions belong to.
-    """
-    _set_lock_timeout(cursor, lock_timeout)
-    tablets = keep_writers_out(cursor, partitions)
-    for partition in partitions:
-        cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN SHARE ROW EXCLUSIVE MODE").format(partition.identifier))
-    return tablets
-
-
-def _stand(cursor: Cursor, tablets: Sequence[int], partitions: Sequence[Name], fence: Fence) -> Fence:
-    _tell_clients(cursor, tablets, fence.until)
-    for partition in partitions:
-        _write(cursor, partition, fence)
-    return fence
-
-
-def _tell_clients(cursor: Cursor, tablets: Sequence[int], until: str | None) -> None:
-    cursor.execute("UPDATE balancer.tablet SET until = %s WHERE id = ANY(%s)", (until, tablets))
-
-
-def _check_standing(cursor: Cursor, partitions: Sequence[Name], fence: Fence) -> None:
-    for partition in partitions:
-        found = read_fence(cursor, partition)
-        if found is None or replace(found, until="") != replace(fence, until=""):
-            raise Refused(f"the fence of {partition} is not the one that this migration raised")
-        if found.until in (SEALED, MOVED):
-            continue
-        cursor.execute(
-            "SELECT extract(epoch FROM clock_timestamp()) < %s::float8 AND last_value + is_called::int = %s"
-            " FROM balancer.breaches",
-            (found.until, fence.breaches),
-        )
-        row = cursor.fetchone()
-        if row is None or not row[0]:
-            raise Expired(f"the fence of {partition} has expired: writes may have come through")
+def lock_partitions(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float) -> None:
+    """Waits for writers in flight and keeps others out until the transaction ends; readers are not concerned."""
+    run_together(cursor, _lock(partitions, lock_timeout))
 
 
 def guard_incoming(cursor: Cursor, partition: Name, fence: Fence) -> None:
     """Refuses writes to a partition that is being filled, by its own name; replication's apply is let through."""
-    _write(cursor, partition, replace(fence, until=SEALED), always=False)
+    run_together(cursor, _triggers(partition, replace(fence, until=SEALED), "ENABLE"))
 
 
-def _set_lock_timeout(cursor: Cursor, seconds: float) -> None:
-    cursor.execute("SELECT set_config('lock_timeout', %s, true)", (f"{max(1, round(seconds * 1000))}ms",))
+def trigger_statements(partitions: Sequence[Name], fence: Fence) -> list[Statement]:
+    """The triggers of a fence on partitions that are locked. They replace those of the fence before."""
+    # ALWAYS: replication's apply and sessions with session_replication_role = replica are refused as well.
+    triggers = [statement for partition in partitions for statement in _triggers(partition, fence, "ENABLE ALWAYS")]
+    return [_word_for_clients(partitions, fence.until), *triggers]
 
 
-def _write(cursor: Cursor, partition: Name, fence: Fence, always: bool = True) -> None:
+def _word_for_clients(partitions: Sequence[Name], until: str | None) -> Statement:
+    """What `balancer.hold` reads instead of the triggers."""
+    update = sql.SQL("UPDATE balancer.tablet SET until = {} WHERE id IN (SELECT {})")
+    return update.format(sql.Literal(until), tablets_of(partitions))
+
+
+def _lock(partitions: Sequence[Name], lock_timeout: float) -> list[Statement]:
+    lock = sql.SQL("LOCK TABLE ONLY {} IN SHARE ROW EXCLUSIVE MODE")
+    tables = [lock.format(partition.identifier) for partition in partitions]
+    return [connection.lock_timeout(lock_timeout), writers_statement(partitions), *tables]
+
+
+def _triggers(partition: Name, fence: Fence, enable: str) -> list[Statement]:
     arguments = sql.SQL(", ").join(map(sql.Literal, fence.arguments()))
     parts = (
         (FENCE_TRIGGER, "BEFORE INSERT OR UPDATE OR DELETE", "FOR EACH ROW"),
         (FENCE_TRUNCATE_TRIGGER, "BEFORE TRUNCATE", "FOR EACH STATEMENT"),
     )
-    for name, events, each in parts:
-        cursor.execute(
-            sql.SQL(
-                "CREATE OR REPLACE TRIGGER {} "
-                + events
-                + " ON {} "
-                + each
-                + " EXECUTE FUNCTION balancer.refuse_write({})"
-            ).format(sql.Identifier(name), partition.identifier, arguments)
-        )
-        # ALWAYS: replication's apply and sessions with session_replication_role = replica are refused as well.
-        word = "ENABLE ALWAYS" if always else "ENABLE"
-        cursor.execute(
-            sql.SQL("ALTER TABLE {} " + word + " TRIGGER {}").format(partition.identifier, sql.Identifier(name))
-        )
+    made: list[Statement] = [
+        sql.SQL(
+            "CREATE OR REPLACE TRIGGER {} " + events + " ON {} " + each + " EXECUTE FUNCTION balancer.refuse_write({})"
+        ).format(sql.Identifier(name), partition.identifier, arguments)
+        for name, events, each in parts
+    ]
+    enabled = [sql.SQL(enable + " TRIGGER {}").format(sql.Identifier(name)) for name, _, _ in parts]
+    return [*made, sql.SQL("ALTER TABLE {} ").format(partition.identifier) + sql.SQL(", ").join(enabled)]

@@ -5,35 +5,53 @@ in a transaction, inside `node_command`. A predecessor who wakes up late is then
 needs neither.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import psycopg
+from psycopg import sql
+from psycopg.pq import TransactionStatus
 
 from balancer.errors import Fenced, OutcomeUnknown, Refused
-from balancer.nodes.connection import Connection, Cursor, lost, translate
+from balancer.nodes.connection import Connection, Cursor, Statement, lost, run_together, translate
 from balancer.nodes.schema import LEADER_LOCK
 
 
 @contextmanager
-def node_transaction(connection: Connection, leader_epoch: int, node: str = "") -> Iterator[Cursor]:
+def node_transaction(
+    connection: Connection,
+    leader_epoch: int,
+    node: str = "",
+    *,
+    durable: bool = False,
+    together: Sequence[Statement] = (),
+) -> Iterator[Cursor]:
     """A transaction under this leader's epoch. With `node`, the database must be that node.
 
-    Raises `Fenced` if the node has seen a newer leader, `OutcomeUnknown` if the connection broke during COMMIT.
-    Driver errors become ours; nothing is applied when it raises anything but `OutcomeUnknown`.
+    With `durable`, its commit waits for the disk whatever the server's own default is. The statements in `together`
+    travel with the check and are rolled back if it fails; `last_rows` has the rows of the last of them.
+
+    Raises `Fenced` if the node has seen a newer leader, `OutcomeUnknown` if the connection broke during COMMIT. Driver
+    errors become ours; nothing is applied when it raises anything but `OutcomeUnknown`.
     """
     assert connection.autocommit, "the transaction would begin before the check"
+    assert connection.info.transaction_status == TransactionStatus.IDLE, "it would be part of another transaction"
     label = node or connection.info.dbname
     committing = False
     try:
-        with connection.transaction(), connection.cursor() as cursor:
-            _enter(cursor, leader_epoch, node)
+        with connection.cursor() as cursor:
+            _begin(cursor, leader_epoch, node, durable, together)
             yield cursor
             committing = True
+            connection.commit()
     except psycopg.Error as error:
         if committing and lost(error):
             raise OutcomeUnknown(f"the connection to node {label} broke during a commit") from error
         raise translate(label, error) from error
+    finally:
+        # After a commit there is nothing left to roll back, and nothing is sent.
+        with suppress(psycopg.Error):
+            connection.rollback()
 
 
 @contextmanager
@@ -60,8 +78,14 @@ def node_command(connection: Connection, leader_epoch: int, node: str = "") -> I
         raise translate(node or connection.info.dbname, error) from error
 
 
-def _enter(cursor: Cursor, leader_epoch: int, node: str) -> None:
-    row = cursor.execute("SELECT balancer.enter(%s, %s)", (leader_epoch, node)).fetchone()
+def _begin(cursor: Cursor, leader_epoch: int, node: str, durable: bool, together: Sequence[Statement]) -> None:
+    """One message: a writer may be waiting for what follows."""
+    start = [sql.SQL("BEGIN")] + [sql.SQL("SET LOCAL synchronous_commit TO on")] * durable
+    enter = sql.SQL("SELECT balancer.enter({}, {})").format(sql.Literal(leader_epoch), sql.Literal(node))
+    run_together(cursor, [*start, enter, *together])
+    for _ in start:
+        cursor.nextset()
+    row = cursor.fetchone()
     if row is None or row[0] is None:
         raise Refused(f"our schema on node {node} is damaged: balancer.node is empty")
     if row[0] != leader_epoch:

@@ -9,7 +9,9 @@ Called by `fence`, `reshard` and `partition`; whoever calls these has set a lock
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from balancer.nodes.connection import Connection, Cursor
+from psycopg import sql
+
+from balancer.nodes.connection import Connection, Cursor, Statement, run_together
 from balancer.nodes.names import Name
 
 WRITERS = 8385983981140574208
@@ -36,15 +38,20 @@ STEP = """
 """
 
 
-def keep_writers_out(cursor: Cursor, partitions: Sequence[Name]) -> list[int]:
-    """Until the transaction ends; waits for writers that hold a tablet of these partitions. Returns the tablets."""
-    return _lock(cursor, WRITERS, partitions)
+def writers_statement(partitions: Sequence[Name]) -> Statement:
+    """Keeps writers out until the transaction ends; waits for those that hold a tablet of these partitions."""
+    return _lock(WRITERS, partitions)
 
 
 def keep_all_out(cursor: Cursor, partitions: Sequence[Name]) -> None:
-    """Likewise, and for readers."""
-    _lock(cursor, WRITERS, partitions)
-    _lock(cursor, READERS, partitions)
+    """Likewise, and readers."""
+    run_together(cursor, [_lock(WRITERS, partitions), _lock(READERS, partitions)])
+
+
+def tablets_of(partitions: Sequence[Name]) -> Statement:
+    """The tablets that partitions belong to, as a call that returns their ids."""
+    schemas, names = [name.schema for name in partitions], [name.name for name in partitions]
+    return sql.SQL("balancer.tablets_of({}::text[], {}::text[])").format(sql.Literal(schemas), sql.Literal(names))
 
 
 @contextmanager
@@ -59,9 +66,7 @@ def readers_kept_out(connection: Connection, partition: Name) -> Iterator[None]:
             connection.execute("SELECT pg_advisory_unlock(id + %s) FROM balancer.tablets_of(%s, %s) AS id", given)
 
 
-def _lock(cursor: Cursor, lock: int, partitions: Sequence[Name]) -> list[int]:
-    cursor.execute(
-        "SELECT id, pg_advisory_xact_lock(id + %s) FROM balancer.tablets_of(%s, %s) AS id",
-        (lock, [name.schema for name in partitions], [name.name for name in partitions]),
+def _lock(lock: int, partitions: Sequence[Name]) -> Statement:
+    return sql.SQL("SELECT pg_advisory_xact_lock(id + {}) FROM {} AS id").format(
+        sql.Literal(lock), tablets_of(partitions)
     )
-    return [row[0] for row in cursor]

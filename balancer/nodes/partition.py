@@ -11,7 +11,7 @@ from psycopg import sql
 
 from balancer.errors import Refused
 from balancer.nodes.bounds import KeyColumn, Part, check_expression, for_values
-from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.connection import Connection, Cursor, Statement, run_together
 from balancer.nodes.locks import readers_kept_out
 from balancer.nodes.names import Name
 from balancer.nodes.shape import Constraint, Index, Shape
@@ -149,7 +149,7 @@ def add_triggers(cursor: Cursor, shape: Shape, partition: Name) -> None:
 
 
 def add_bound(cursor: Cursor, place: Place, constraint: str) -> None:
-    """The CHECK that lets ATTACH take a moment; scans the partition, which nobody uses yet."""
+    """The CHECK that lets ATTACH take a moment; scans the partition, if it has rows already."""
     expression = check_expression(place.columns, place.part, root_oid(cursor, place.root))
     cursor.execute(
         sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} CHECK ({})").format(
@@ -160,14 +160,17 @@ def add_bound(cursor: Cursor, place: Place, constraint: str) -> None:
 
 def attach(cursor: Cursor, place: Place, constraint: str) -> None:
     """Makes the partition part of its root; the CHECK of `add_bound` is not needed afterwards."""
+    run_together(cursor, attach_statements(place, constraint))
+
+
+def attach_statements(place: Place, constraint: str) -> list[Statement]:
+    """What `attach` sends, for those who send more with it."""
+    name = place.partition.identifier
     clause = for_values(place.columns, place.part)
-    statement = sql.SQL("ALTER TABLE {} ATTACH PARTITION {} ").format(place.root.identifier, place.partition.identifier)
-    cursor.execute(statement + clause)
-    cursor.execute(
-        sql.SQL("ALTER TABLE {} DROP CONSTRAINT IF EXISTS {}").format(
-            place.partition.identifier, sql.Identifier(constraint)
-        )
-    )
+    return [
+        sql.SQL("ALTER TABLE {} ATTACH PARTITION {} ").format(place.root.identifier, name) + clause,
+        sql.SQL("ALTER TABLE {} DROP CONSTRAINT IF EXISTS {}").format(name, sql.Identifier(constraint)),
+    ]
 
 
 def detach_locked(cursor: Cursor, root: Name, partition: Name) -> None:
@@ -223,6 +226,17 @@ def detach_pending(connection: Connection | Cursor, partition: Name) -> bool | N
         "SELECT inhdetachpending FROM pg_inherits WHERE inhrelid = to_regclass(%s)", (str(partition),)
     ).fetchone()
     return None if row is None else bool(row[0])
+
+
+def attachments(cursor: Cursor, partitions: Sequence[Name]) -> dict[Name, bool | None]:
+    """`detach_pending` of those among several that exist, in one question."""
+    rows = cursor.execute(
+        "SELECT to_regclass(name) IS NOT NULL, inhdetachpending"
+        " FROM unnest(%s::text[]) WITH ORDINALITY AS n (name, place)"
+        " LEFT JOIN pg_inherits ON inhrelid = to_regclass(name) ORDER BY place",
+        ([str(partition) for partition in partitions],),
+    ).fetchall()
+    return {partition: pending for partition, (there, pending) in zip(partitions, rows, strict=True) if there}
 
 
 def drop_partition(cursor: Cursor, partition: Name) -> None:

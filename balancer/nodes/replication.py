@@ -12,7 +12,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from balancer.errors import Refused, Unavailable
-from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.connection import Connection, Cursor, Statement
 from balancer.nodes.names import Name
 from balancer.nodes.objects import stream_name
 
@@ -121,10 +121,9 @@ def subscription_exists(connection: Connection | Cursor, migration: str) -> bool
     return row is not None
 
 
-def disable_subscription(cursor: Cursor, migration: str) -> None:
-    """Ends applying, inside a transaction. Idempotent."""
-    if subscription_exists(cursor, migration):
-        cursor.execute(sql.SQL("ALTER SUBSCRIPTION {} DISABLE").format(sql.Identifier(stream_name(migration))))
+def disable_statement(migration: str) -> Statement:
+    """Ends applying, inside a transaction; for a subscription that exists."""
+    return sql.SQL("ALTER SUBSCRIPTION {} DISABLE").format(sql.Identifier(stream_name(migration)))
 
 
 def drop_subscription(connection: Connection, migration: str) -> None:
@@ -137,9 +136,12 @@ def drop_subscription(connection: Connection, migration: str) -> None:
     connection.execute(sql.SQL("DROP SUBSCRIPTION {}").format(name))
 
 
-def send_marker(cursor: Cursor, migration: str, number: int) -> None:
-    """A row that arrives on the target behind everything that was committed before it."""
-    cursor.execute("INSERT INTO balancer.marker (migration, number) VALUES (%s, %s)", (migration, number))
+def marker_statement(migration: str) -> Statement:
+    """Sends a row that arrives on the target behind everything that was committed before it; answers its number."""
+    return sql.SQL(
+        "INSERT INTO balancer.marker (migration, number)"
+        " SELECT {0}, coalesce(max(number), 0) + 1 FROM balancer.marker WHERE migration = {0} RETURNING number"
+    ).format(sql.Literal(migration))
 
 
 def newest_marker(connection: Connection | Cursor, migration: str) -> int:

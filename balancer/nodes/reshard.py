@@ -154,7 +154,7 @@ def _put_back(cursor: Cursor, family: Family, number: int, source: Name) -> None
 
 def _count_different(cursor: Cursor, family: Family, number: int, source: Name) -> int:
     """Keys of this batch whose rows are not the same on both sides, counting absent as a value."""
-    columns = sql.SQL(", ").join(sql.SQL("t.{}").format(sql.Identifier(name)) for name, _ in family.compared)
+    columns = sql.SQL(", ").join(sql.SQL("t.{}").format(sql.Identifier(one.name)) for one in family.compared)
     keyed = sql.SQL("SELECT DISTINCT {} FROM pg_temp.{}").format(_columns(family.key), _batch(number))
     pick = sql.SQL("SELECT ROW({})::text AS row FROM ONLY {} AS t JOIN ({}) AS k ON {}")
     mine = pick.format(columns, source.identifier, keyed, _same(family.key))

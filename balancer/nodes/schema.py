@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from psycopg import sql
+
 from balancer.errors import Refused
 from balancer.nodes import client_functions, fence_functions, locks
-from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.connection import Connection, Cursor, Statement, run_together
 from balancer.nodes.names import Name
 
 LEADER_LOCK = 0x7461626C  # classid of our advisory locks ("tabl"); objid 0: leaders
@@ -162,30 +164,38 @@ def read_tablets(cursor: Cursor) -> list[OwnedTablet]:
 
 
 _INSERT = """
-INSERT INTO balancer.tablet (id, epoch, state, schemas, partitions, migration, deadline, moved_to)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
+INSERT INTO balancer.tablet (id, epoch, state, schemas, partitions, migration, deadline, moved_to) VALUES ({})
+"""
+_REPLACE = """
+ON CONFLICT (id) DO UPDATE SET
+    epoch = EXCLUDED.epoch, state = EXCLUDED.state, schemas = EXCLUDED.schemas, partitions = EXCLUDED.partitions,
+    migration = EXCLUDED.migration, deadline = EXCLUDED.deadline, moved_to = EXCLUDED.moved_to, changed = now(),
+    -- Only fences write it; but one that comes back has none yet, whatever stood here when it left.
+    until = CASE WHEN EXCLUDED.state <> 'incoming' THEN tablet.until END
 """
 
 
 def add_tablets(cursor: Cursor, tablets: Sequence[OwnedTablet]) -> None:
     """Creates the rows that are missing and leaves the others alone; inside the caller's `node_transaction`."""
-    cursor.executemany(_INSERT + "ON CONFLICT (id) DO NOTHING", [_row(tablet) for tablet in tablets])
+    statement = sql.SQL(_INSERT + "ON CONFLICT (id) DO NOTHING").format(sql.SQL(", ").join([sql.Placeholder()] * 8))
+    cursor.executemany(statement, [_row(tablet) for tablet in tablets])
 
 
 def write_tablets(cursor: Cursor, tablets: Sequence[OwnedTablet]) -> None:
     """Creates or replaces rows; inside the caller's `node_transaction`."""
-    cursor.executemany(
-        _INSERT
-        + """
-        ON CONFLICT (id) DO UPDATE SET
-            epoch = EXCLUDED.epoch, state = EXCLUDED.state, schemas = EXCLUDED.schemas,
-            partitions = EXCLUDED.partitions, migration = EXCLUDED.migration, deadline = EXCLUDED.deadline,
-            moved_to = EXCLUDED.moved_to, changed = now(),
-            -- Only fences write it; but one that comes back has none yet, whatever stood here when it left.
-            until = CASE WHEN EXCLUDED.state <> 'incoming' THEN tablet.until END
-        """,
-        [_row(tablet) for tablet in tablets],
-    )
+    run_together(cursor, tablet_statements(tablets))
+
+
+def tablet_statements(tablets: Sequence[OwnedTablet]) -> list[Statement]:
+    """What `write_tablets` sends, for those who send more with it."""
+    values = [sql.SQL(", ").join(map(sql.Literal, _row(tablet))) for tablet in tablets]
+    return [sql.SQL(_INSERT + _REPLACE).format(row) for row in values]
+
+
+def touch_statement(tablet: int) -> Statement:
+    """Writes to a tablet's row and leaves it as it is; answers its id, if it is there."""
+    update = sql.SQL("UPDATE balancer.tablet SET changed = now() WHERE id = {} RETURNING id")
+    return update.format(sql.Literal(tablet))
 
 
 def forget_tablets(cursor: Cursor, ids: Sequence[int]) -> None:

@@ -5,7 +5,9 @@ Without it a moved tablet would get ids that it has already. Called by migration
 
 from collections.abc import Sequence
 
-from balancer.nodes.connection import Cursor
+from psycopg import sql
+
+from balancer.nodes.connection import Cursor, Statement
 from balancer.nodes.names import Name
 
 _FIND = """
@@ -20,34 +22,36 @@ _FIND = """
 """
 
 
-def read_sequences(cursor: Cursor, roots: Sequence[Name]) -> tuple[tuple[str, int], ...]:
-    """The sequences that the roots' columns draw from, with the last value given out."""
-    names = [str(row[0]) for row in cursor.execute(_FIND, ([str(root) for root in roots],))]
-    found = []
-    for name in names:
-        row = cursor.execute("SELECT pg_sequence_last_value(%s::regclass)", (name,)).fetchone()
-        if row is not None and row[0] is not None:
-            found.append((name, int(row[0])))
-    return tuple(found)
+def find_sequences(cursor: Cursor, roots: Sequence[Name]) -> tuple[str, ...]:
+    """The sequences that the roots' columns draw from."""
+    return tuple(str(row[0]) for row in cursor.execute(_FIND, ([str(root) for root in roots],)))
 
 
-def raise_sequences(cursor: Cursor, values: Sequence[tuple[str, int]]) -> None:
-    """Makes each sequence here give out nothing up to its value. One that is not here is passed over.
+def read_sequences(cursor: Cursor, names: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """Those of them that were used, with the last value given out."""
+    if not names:
+        return ()
+    found = cursor.execute(
+        "SELECT name, pg_sequence_last_value(name::regclass) FROM unnest(%s::text[]) AS name", (list(names),)
+    )
+    return tuple((str(name), int(value)) for name, value in found if value is not None)
+
+
+def raise_statements(values: Sequence[tuple[str, int]]) -> list[Statement]:
+    """Make each sequence here give out nothing up to its value. One that is not here is passed over.
 
     It goes on in its own steps: nodes whose sequences do not meet (odd here, even there) must not begin to. Where it
     would go beyond its end it is put there: whoever draws next is told by PostgreSQL, and the tablet opens.
     """
-    for name, value in values:
-        cursor.execute(
-            """
-            SELECT setval(oid, least(greatest(base + steps * step, least_value), greatest_value)::bigint)
-            FROM (SELECT oid, step, base, least_value, greatest_value,
-                         floor((%(value)s - base)::numeric / step) AS steps
-                  FROM (SELECT seqrelid::regclass AS oid, seqincrement::numeric AS step, seqmin AS least_value,
-                               seqmax AS greatest_value,
-                               coalesce(pg_sequence_last_value(seqrelid), seqstart - seqincrement)::numeric AS base
-                        FROM pg_sequence WHERE seqrelid = to_regclass(%(name)s)) AS here) AS ahead
-            WHERE steps > 0
-            """,
-            {"name": name, "value": value},
-        )
+    return [sql.SQL(_RAISE).format(name=sql.Literal(name), value=sql.Literal(value)) for name, value in values]
+
+
+_RAISE = """
+    SELECT setval(oid, least(greatest(base + steps * step, least_value), greatest_value)::bigint)
+    FROM (SELECT oid, step, base, least_value, greatest_value, floor(({value} - base)::numeric / step) AS steps
+          FROM (SELECT seqrelid::regclass AS oid, seqincrement::numeric AS step, seqmin AS least_value,
+                       seqmax AS greatest_value,
+                       coalesce(pg_sequence_last_value(seqrelid), seqstart - seqincrement)::numeric AS base
+                FROM pg_sequence WHERE seqrelid = to_regclass({name})) AS here) AS ahead
+    WHERE steps > 0
+"""

@@ -15,6 +15,7 @@ from balancer.directory.model import Migration, MigrationMode, TabletState
 from balancer.errors import Fenced, Refused
 from balancer.migration.begin import begin_move
 from balancer.migration.doctor import examine
+from balancer.migration.record import read_detail
 from balancer.nodes.connection import connect
 from balancer.nodes.leader import node_transaction
 from balancer.nodes.names import Name
@@ -103,6 +104,20 @@ def test_step_5_a_fence_that_expired_is_not_sealed_and_its_writes_are_kept(clust
 
     assert run(cluster, {"entered:sealing": dawdle}).state == "done"
     assert cluster.rows()["b"][number] == 99
+
+
+@pytest.mark.parametrize(("point", "fences"), [("entered:sealing", 2), ("entered:opening", 1)])
+def test_steps_3_and_7_a_target_that_was_lost_is_not_committed_to_before_and_opened_after_the_commit(
+    cluster: Cluster, point: str, fences: int
+) -> None:
+    cut = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name LIKE 'tablet-balancer migration %'"
+    )
+    done = run(cluster, {point: lambda: cluster.query("b", cut)})
+    assert (done.state, read_detail(done).fences) == ("done", fences)
+    assert refused(cluster, "b", "UPDATE orders SET n = 1") is None
+    assert [finding.text for finding in examine(cluster.directory(), cluster.address)] == []
 
 
 @pytest.mark.parametrize("mode", list(MigrationMode))

@@ -85,6 +85,9 @@ def test_equal_rows_have_equal_checksums_in_any_order_on_any_version(sides: tupl
         "UPDATE things SET number = number + 0.0000001 WHERE id = 77",
         'UPDATE things SET plain = \'{"b": 1, "a": 2}\' WHERE id = 77',
         "UPDATE things SET lasts = NULL WHERE id = 77",
+        "UPDATE things SET word = short, short = word WHERE id = 77",
+        "UPDATE things SET small = NULL WHERE id = 77",
+        "UPDATE things SET key = NULL WHERE id = 77",
         "UPDATE things SET many = '{poor,fine}' WHERE id = 77",
         "DELETE FROM things WHERE id = 77",
     ],
@@ -92,6 +95,15 @@ def test_equal_rows_have_equal_checksums_in_any_order_on_any_version(sides: tupl
 def test_a_row_that_differs_is_named(sides: tuple[Connection, Connection], change: str) -> None:
     sides[1].execute(change)
     with pytest.raises(Difference, match=r"begin with \(77\)"):
+        compare(sides)
+
+
+def test_values_that_changed_places_between_rows_are_seen(sides: tuple[Connection, Connection]) -> None:
+    sides[1].execute(
+        "UPDATE things SET word = other.word FROM things AS other"
+        " WHERE (things.id, other.id) IN (VALUES (77, 78), (78, 77))"
+    )
+    with pytest.raises(Difference, match=r"begin with \(77\), \(78\)"):
         compare(sides)
 
 

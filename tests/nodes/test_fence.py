@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from balancer.errors import Refused
 from balancer.nodes.connection import Address, Connection, Cursor, connect
@@ -22,7 +23,7 @@ from balancer.nodes.fence import (
     renew_fence,
     seal_fence,
 )
-from balancer.nodes.locks import keep_writers_out
+from balancer.nodes.locks import tablets_of
 from balancer.nodes.names import Name
 from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
 
@@ -208,6 +209,7 @@ def test_tablets_are_found_by_schema_and_name(node: Connection) -> None:
                 OwnedTablet(1, 1, OwnState.OWNED, (LEAF,)),
             ],
         )
-        assert keep_writers_out(cursor, [Name("public", "orders_t3"), LEAF]) == [1, 3]
-        assert keep_writers_out(cursor, [elsewhere]) == [2]
-        assert keep_writers_out(cursor, []) == []
+        ask = sql.SQL("SELECT {}")
+        assert cursor.execute(ask.format(tablets_of([Name("public", "orders_t3"), LEAF]))).fetchall() == [(1,), (3,)]
+        assert cursor.execute(ask.format(tablets_of([elsewhere]))).fetchall() == [(2,)]
+        assert cursor.execute(ask.format(tablets_of([]))).fetchall() == []

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
+from psycopg import sql
 
 from balancer.errors import Fenced, OutcomeUnknown, Refused, Unavailable
-from balancer.nodes.connection import Address, Connection, Timeouts, connect
+from balancer.nodes.connection import Address, Connection, Timeouts, connect, last_rows
 from balancer.nodes.leader import node_command, node_transaction
 from balancer.nodes.schema import install_schema, read_identity
 
@@ -80,6 +81,18 @@ def test_a_command_that_fails_releases_its_lock(node: Connection, other: Connect
         outside.execute("SELECT nonsense")
     with node_transaction(other, 6):
         pass
+
+
+def test_what_travels_with_the_check_is_rolled_back_if_it_fails(node: Connection) -> None:
+    make = sql.SQL("CREATE TABLE made AS SELECT 7 AS n")
+    with node_transaction(node, 5):
+        pass
+    with pytest.raises(Fenced), node_transaction(node, 4, together=[make]):
+        pytest.fail("a former leader must not get here")
+    assert node.execute("SELECT to_regclass('made')").fetchone() == (None,)
+    with node_transaction(node, 5, durable=True, together=[make, sql.SQL("SELECT n FROM made")]) as cursor:
+        assert last_rows(cursor) == [(7,)]
+    assert node.execute("SELECT n FROM made").fetchone() == (7,)
 
 
 def test_a_wrong_database_is_refused(node: Connection) -> None:

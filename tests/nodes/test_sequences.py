@@ -3,8 +3,8 @@
 import psycopg
 import pytest
 
-from balancer.nodes.connection import Connection
-from balancer.nodes.sequences import raise_sequences
+from balancer.nodes.connection import Connection, run_together
+from balancer.nodes.sequences import raise_statements
 
 
 @pytest.mark.parametrize(
@@ -23,15 +23,17 @@ def test_a_sequence_is_raised_in_its_own_steps(
 ) -> None:
     with connection.cursor() as cursor:
         cursor.execute(f"CREATE SEQUENCE numbers {sequence}")
-        raise_sequences(cursor, [("numbers", value), ("nowhere", 1)])
+        run_together(cursor, raise_statements([("numbers", value), ("nowhere", 1)]))
         assert cursor.execute("SELECT nextval('numbers')").fetchone() == (following,)
-        raise_sequences(cursor, [("numbers", value)])
-        raise_sequences(cursor, [("numbers", 2**62)] if following > 0 else [])  # far ahead is no error either
+        run_together(cursor, raise_statements([("numbers", value)]))
+        run_together(
+            cursor, raise_statements([("numbers", 2**62)] if following > 0 else [])
+        )  # far ahead is no error either
 
 
 def test_a_sequence_that_cannot_go_so_far_is_put_at_its_end(connection: Connection) -> None:
     with connection.cursor() as cursor:
         cursor.execute("CREATE SEQUENCE numbers MAXVALUE 100 INCREMENT 7")
-        raise_sequences(cursor, [("numbers", 1000)])
+        run_together(cursor, raise_statements([("numbers", 1000)]))
         with pytest.raises(psycopg.errors.SequenceGeneratorLimitExceeded):
             cursor.execute("SELECT nextval('numbers')")
