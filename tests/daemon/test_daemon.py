@@ -33,8 +33,8 @@ class SetClock(SystemClock):
 class Instance:
     """A daemon, and the loop that steps it."""
 
-    def __init__(self, fleet: Fleet, clock: SystemClock | None = None) -> None:
-        self.daemon = Daemon(load_settings(fleet.config), clock or SystemClock())
+    def __init__(self, config: Path, clock: SystemClock | None = None) -> None:
+        self.daemon = Daemon(load_settings(config), clock or SystemClock())
         self._ended = threading.Event()
         self._loop = threading.Thread(target=self._run, daemon=True)
 
@@ -87,8 +87,8 @@ class Instance:
 
 
 @contextmanager
-def instance(fleet: Fleet, clock: SystemClock | None = None) -> Iterator[Instance]:
-    made = Instance(fleet, clock)
+def instance(fleet: Fleet, clock: SystemClock | None = None, config: Path | None = None) -> Iterator[Instance]:
+    made = Instance(config or fleet.config, clock)
     try:
         made.start()
         yield made
@@ -155,6 +155,24 @@ def test_a_closed_schedule_waits_and_an_open_one_acts(fleet: Fleet) -> None:
         clock.offset += timedelta(minutes=60)
         until(lambda: running.owners() == {"a": 4, "b": 4}, 60, "the balance")
         until(lambda: running.word() is Word.BALANCED, 30, "a verdict")
+
+
+def test_a_successor_keeps_to_the_schedule_that_its_predecessor_waited_for(fleet: Fleet) -> None:
+    fleet.write(
+        "autonomous", tablet_balancer_config="enable_cell_balancer = true\ntablet_balancer_schedule = 'hours == 3'"
+    )
+    clock = SetClock(datetime(2026, 3, 1, 2, 0, tzinfo=UTC))
+    with instance(fleet, clock) as first, instance(fleet, clock, fleet.write_daemon("second")) as second:
+        until(lambda: first.daemon.leading is not None or second.daemon.leading is not None, 30, "an election")
+        leader, standby = (first, second) if first.daemon.leading is not None else (second, first)
+        until(lambda: {leader.word(), standby.word()} == {Word.WAITING}, 30, "both verdicts")
+        leader.daemon.hand_over()
+        until(lambda: standby.daemon.leading is not None, 30, "a handover")
+        standby.ticks()
+        assert not standby.daemon.follower().snapshot.migrations, "it is closed for the successor, too"
+        clock.offset += timedelta(minutes=60)
+        until(lambda: standby.owners() == {"a": 4, "b": 4}, 60, "the balance")
+        until(lambda: standby.word() is Word.BALANCED, 30, "a verdict")
 
 
 SLOW = 'finish_by = "park"\nthrottle = "20kB"\nretire_grace = "100ms"\nmoves_per_node = 1\nmoves_total = 1'
