@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.live import Live
+from rich.text import Text
 
-from balancer.cli.output import Output, OutputOption, Row, console, show_json, show_rows, table_of, tell
+from balancer.cli.output import Output, OutputOption, Row, console, show_json, show_rows, tell
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
 from balancer.cli.watching import WatchOption, shown
 from balancer.clock import SystemClock
@@ -120,6 +121,17 @@ def running_row(document: Mapping[str, Any]) -> Row:
     }
 
 
+def lines_of(document: Mapping[str, Any]) -> Text:
+    """A running migration in two lines: a table of so many columns does not fit on a terminal of ordinary width."""
+    row = running_row(document)
+    way = f"{row['from']} → {row['to']}" if row["to"] else f"on {row['from']}"
+    facts = [f"{row['phase']}{' for ' + str(row['for']) if row['for'] else ''}", row["done"], row["rate"]]
+    waiting = f"waits for {document['waits_for']}" if document["waits_for"] else _why_read_only(document)
+    facts += [f"{row['left']} left" if row["left"] else None, waiting]
+    title = f"{row['id']}  {row['what']}: {row['table']} {row['tablets']}, {way}"
+    return Text.assemble((title, "bold"), "\n  ", "  ".join(str(fact) for fact in facts if fact))
+
+
 def finished_row(document: Mapping[str, Any]) -> Row:
     """A line of a migration that has ended."""
     return {
@@ -165,7 +177,7 @@ def _watch(directory: Directory) -> None:
     try:
         with Live(console=console, refresh_per_second=4) as live:
             while documents := migration_documents(directory):
-                live.update(table_of([running_row(document) for document in documents], RUNNING))
+                live.update(Text("\n").join(lines_of(document) for document in documents))
                 clock.sleep(REFRESH)
             live.update("no migration is running")
     except KeyboardInterrupt:

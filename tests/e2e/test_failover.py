@@ -52,6 +52,8 @@ def test_a_standby_goes_on_after_the_leader_was_killed_in_the_middle_of_a_move(f
         fleet.write("autonomous", migration=SLOW.replace("30kB", "30MB"))
         until(lambda: finished(directory, begun), 180, "the end of what was begun")
         until(lambda: max(owners(directory.snapshot()).values()) == 3, 180, "the balance")
+        fleet.write("observe")  # nothing new: what is seen below stands still
+        until(lambda: finished(directory, set(directory.snapshot().migrations)), 180, "the end of what runs")
     states = {record.state for record in records(fleet, begun)}
     assert states <= {"done", "cancelled", "failed"}
     assert ledger.faults(settled_rows(fleet)) == []

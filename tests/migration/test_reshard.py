@@ -116,7 +116,7 @@ class Between(Observer):
             mode = "READ COMMITTED" if writing else "REPEATABLE READ READ ONLY"
             with self._cluster.connect("a") as connection:
                 connection.execute(f"BEGIN ISOLATION LEVEL {mode}".encode())
-                connection.execute("SELECT balancer.hold(%s, 1, %s)", (tablet, writing))
+                connection.execute("CALL balancer.hold(%s, 1, %s)", (tablet, writing))
                 connection.execute("COMMIT")
                 self.held += 1
 

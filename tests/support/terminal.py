@@ -22,11 +22,13 @@ _START = (
 class Terminal:
     """`with Terminal("moves", "--watch") as terminal: terminal.until(lambda text: "copying" in text)`."""
 
-    def __init__(self, *arguments: str | Path, columns: int = 200) -> None:
+    def __init__(self, *arguments: str | Path, columns: int = 80) -> None:
         self.text = ""
         self._master, slave = os.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("BALANCER_")}
+        # Not ours to pass on: the size is the terminal's, the settings are the test's.
+        foreign = ("BALANCER_", "COLUMNS", "LINES")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START, *map(str, arguments)],
             stdin=slave,
