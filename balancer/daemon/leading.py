@@ -27,7 +27,8 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Unavailable
 from balancer.migration.begin import Also, nothing_else
 from balancer.planner import orders, plans
-from balancer.planner.commands import Outcome, carry_out, refused
+from balancer.planner.command_context import Outcome
+from balancer.planner.commands import carry_out, refused
 from balancer.planner.report import Reporter
 from balancer.settings import BundleSettings, Settings
 from policies.model import Action, BundleView, NodeChange, PlanResult

@@ -12,7 +12,8 @@ from balancer.directory.model import CommandState, Counter, NodeState, Pin, Plan
 from balancer.directory.snapshot import Snapshot
 from balancer.directory.sqlite import SqliteDirectory
 from balancer.errors import Refused
-from balancer.planner.commands import Outcome, carry_out, request
+from balancer.planner.command_context import Outcome
+from balancer.planner.commands import carry_out, request
 from balancer.settings import Mode
 from policies.leaves import Leaf
 from policies.model import ActionKind

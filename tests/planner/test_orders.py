@@ -13,7 +13,8 @@ from balancer.directory.model import Change, CommandState, Counter, Kind, Pin, P
 from balancer.directory.snapshot import Snapshot
 from balancer.directory.sqlite import SqliteDirectory
 from balancer.planner import orders, plans
-from balancer.planner.commands import Outcome, carry_out, request
+from balancer.planner.command_context import Outcome
+from balancer.planner.commands import carry_out, request
 from balancer.settings import Mode
 from policies.budgets import Admission
 from policies.leaves import Leaf

@@ -1,0 +1,67 @@
+"""What the verbs of operators' commands look at, and what they come to. See `commands`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from balancer.directory.model import Change, Node, Tablet
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import Refused
+from balancer.settings import Mode, WantedMode
+from policies.model import Action
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a command comes to."""
+
+    result: str
+    changes: tuple[Change, ...] = ()
+    actions: tuple[Action, ...] = ()
+    steer: tuple[tuple[str, str], ...] = ()  # (cancel | pause | resume, migration id)
+    replan: str = ""  # a bundle whose plan should be made anew at once
+    mode: WantedMode | None = None  # of the actions; None: the bundle's
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a verb may look at."""
+
+    snapshot: Snapshot
+    arguments: Mapping[str, Any]
+    author: str
+    now: datetime
+    modes: Mapping[str, Mode] = field(default_factory=dict)
+    """Bundle → its mode, as the leader's configuration has it; one that is not here is not known."""
+
+    def word(self, name: str) -> str:
+        """A required argument."""
+        value = self.arguments.get(name)
+        if value in (None, ""):
+            raise Refused(f"the command needs {name!r}")
+        return str(value)
+
+    def tablet(self, name: str = "tablet") -> Tablet:
+        """The tablet that an argument names."""
+        return self.snapshot.tablet(self.number(self.word(name)))
+
+    def node(self, name: str = "node") -> Node:
+        """The node that an argument names."""
+        wanted = self.word(name)
+        if wanted not in self.snapshot.nodes:
+            known = ", ".join(sorted(self.snapshot.nodes)) or "none"
+            raise Refused(f"there is no node {wanted!r}; there are: {known}")
+        return self.snapshot.nodes[wanted]
+
+    def until(self) -> float | None:
+        """When a pin or a pause ends, as seconds since 1970; None: never by itself."""
+        seconds = self.arguments.get("seconds")
+        return None if seconds is None else self.now.timestamp() + float(seconds)
+
+    @staticmethod
+    def number(text: str) -> int:
+        """A tablet's id."""
+        if not (text.isascii() and text.isdigit()):
+            raise Refused(f"{text!r} is not a tablet's id: ids are numbers, see `balancer tablets`")
+        return int(text)
