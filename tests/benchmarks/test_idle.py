@@ -25,7 +25,7 @@ from tests.support.servers import Database
 from tests.support.tables import show_table
 from tests.support.vitals import vitals
 
-pytestmark = pytest.mark.bench
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
 
 NODES = 10
 TABLETS = int(os.environ.get("BENCH_TABLETS", "10000"))
