@@ -20,6 +20,7 @@ from balancer.clock import SystemClock
 from balancer.errors import BalancerError, Unavailable
 
 POLL_SECONDS = 0.02
+PORT_PATIENCE = 2.0
 
 _clock = SystemClock()
 _started: list["subprocess.Popen[bytes]"] = []  # a server of ours is our child until it has been reaped
@@ -155,18 +156,26 @@ def until(happened: Callable[[], bool], patience: float) -> bool:
 
 
 def free_port(preferred: int | None = None) -> int:
-    """A port of the loopback interface that nobody listens on: the preferred one if it is free.
+    """A port of the loopback interface that nobody listens on: the preferred one if it is free, or soon is: of a server
+    that was killed the last process may still be ending.
 
     Others are taken below the range that the system gives to outgoing connections: one of those must not sit on a
     server's port while the server restarts.
     """
-    candidates = [20_000 + secrets.randbelow(12_000) for _ in range(100)]
-    for candidate in candidates if preferred is None else [preferred, *candidates]:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", candidate))
+    if preferred is not None and until(lambda: _is_free(preferred), PORT_PATIENCE):
+        return preferred
+    for candidate in (20_000 + secrets.randbelow(12_000) for _ in range(100)):
+        if _is_free(candidate):
             return candidate
     raise Unavailable("no free port on 127.0.0.1")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
 
 
 def free_ports(count: int) -> list[int]:
