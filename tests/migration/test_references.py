@@ -156,12 +156,12 @@ def test_a_role_that_cannot_avoid_the_check_is_told_what_it_costs(
     assert (read_detail(done).predicted_pause or 0) > read_detail(done).attach
 
 
-def slowly(count: Callable[..., None]) -> Callable[..., None]:
+def slowly(count: Callable[..., int]) -> Callable[..., int]:
     """As with many more rows."""
 
-    def counted(*given: object) -> None:
-        count(*given)
+    def counted(*given: object) -> int:
         time.sleep(1.0)
+        return count(*given)
 
     return counted
 
