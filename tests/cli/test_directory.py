@@ -2,30 +2,14 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-
-import pytest
 
 from balancer.directory.contract import Directory
 from balancer.directory.document import records_of
 from balancer.directory.model import Put
-from balancer.directory.open import open_directory
 from tests.support.commands import balancer_here as balancer
-from tests.support.directories import fill, moved, transaction
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"sqlite://{tmp_path}/directory.db"
-
-
-@pytest.fixture
-def directory(address: str) -> Iterator[Directory]:
-    with open_directory(address) as opened:
-        fill(opened)
-        yield opened
+from tests.support.directories import moved, transaction
 
 
 def test_an_export_can_be_imported_elsewhere(directory: Directory, address: str, tmp_path: Path) -> None:

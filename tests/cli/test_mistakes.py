@@ -1,30 +1,15 @@
 """What a tired operator gets wrong: one sentence at once, the right exit code, and nothing left behind."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from balancer.cli import operate
 from balancer.directory.contract import Directory
-from balancer.directory.open import open_directory
 from balancer.errors import Unavailable
 from tests.support.commands import balancer_here as balancer
-from tests.support.directories import fill
 
 pytestmark = pytest.mark.quick
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"sqlite://{tmp_path}/directory.db"
-
-
-@pytest.fixture
-def directory(address: str) -> Iterator[Directory]:
-    with open_directory(address) as opened:
-        fill(opened)
-        yield opened
 
 
 @pytest.mark.parametrize(
