@@ -17,7 +17,6 @@ from balancer.directory.model import Table, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.nodes.connection import Connection, Target, Timeouts, connect, translated
-from balancer.nodes.names import Name
 from balancer.nodes.ownership import Kind
 from balancer.nodes.partition import count_rows
 from balancer.polling.addresses import addresses_of, cluster_name
@@ -127,7 +126,7 @@ def _estimate(report: NodeReport | None, table: Table, tablet: Tablet) -> int | 
     if report is None or report.poll is None:
         return None
     name = partition_names(table, tablet)[0]
-    return next((found.rows for found in report.poll.partitions if Name(found.schema, found.name) == name), None)
+    return next((found.rows for found in report.poll.partitions if (found.schema, found.name) == name), None)
 
 
 def _counted(settings: Settings, table: Table, tablets: Sequence[Tablet]) -> dict[int, int | str]:

@@ -39,7 +39,9 @@ CREATE TABLE IF NOT EXISTS leader (
 CREATE TABLE IF NOT EXISTS note (
     topic TEXT NOT NULL, name TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (topic, name)) WITHOUT ROWID;
 """
-_POLL = 0.02  # seconds between looks at data_version: about ten microseconds each
+# Seconds between looks at data_version. A look takes microseconds, but waking up for it a tenth of a millisecond.
+_LOOK, _LOOK_IDLE = 0.02, 0.1
+_BUSY_SECONDS = 10.0  # after a commit more are expected: the steps of a migration
 
 
 class SqliteDirectory(PagedDirectory):
@@ -201,7 +203,7 @@ class SqliteDirectory(PagedDirectory):
             connection.execute("INSERT INTO log VALUES (?, ?)", (root.version, pack_entry(entry)))
 
     def _signal(self) -> "DataVersion":
-        return DataVersion(self.open())
+        return DataVersion(self.open(), self.clock)
 
     def campaign(self, name: str, timeout: float | None = None) -> Leadership | None:
         """Waits to become leader; None when the timeout has passed."""
@@ -246,22 +248,42 @@ class SqliteDirectory(PagedDirectory):
 
 
 class DataVersion:
-    """Notices commits of other connections, in this process or another, by `PRAGMA data_version`."""
+    """Notices commits of other connections, in this process or another, by `PRAGMA data_version`.
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    A leader's beats and the notes change the file as well, every second or so: only a new root is worth waking for.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, clock: Clock) -> None:
         self._connection = connection
+        self._clock = clock
         self._seen = -1
+        self._root: tuple[int, int] = (-1, -1)
+        self._busy_until = clock.monotonic() + _BUSY_SECONDS
         self._woken = threading.Event()
 
     def wait(self, timeout: float) -> None:
-        """Returns when the file may have changed since the last call."""
-        for _ in range(max(1, round(timeout / _POLL))):
-            (now,) = self._connection.execute("PRAGMA data_version").fetchone()
-            if now != self._seen:
-                self._seen = now
+        """Returns when the root may have changed since the last call."""
+        deadline = self._clock.monotonic() + timeout
+        while not self._changed():
+            now = self._clock.monotonic()
+            pause = _LOOK if now < self._busy_until else _LOOK_IDLE
+            if now >= deadline or self._woken.wait(min(pause, deadline - now)):
                 return
-            if self._woken.wait(_POLL):
-                return
+
+    def _changed(self) -> bool:
+        try:
+            (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+            if version == self._seen:
+                return False
+            root = self._connection.execute("SELECT version, epoch FROM root, leader").fetchone()
+        except sqlite3.Error:
+            return True  # whoever reads the root now is told what is wrong, and tries again with pauses
+        self._seen = version
+        if root == self._root:
+            return False
+        self._root = root
+        self._busy_until = self._clock.monotonic() + _BUSY_SECONDS
+        return True
 
     def wake(self) -> None:
         """Makes a waiter return at once."""

@@ -76,10 +76,11 @@ def disagreements(poll: NodePoll, world: World) -> list[Disagreement]:
     if any(found.kind is Kind.WRONG_DATABASE for found in wrong):
         return wrong
     claims = {claim.tablet: claim for claim in poll.claims}
-    attached = {Name(partition.schema, partition.name) for partition in poll.partitions}
+    attached = set(poll.partitions.names())
     for number, expected in mine.items():
-        if number not in world.busy:
-            wrong.extend(_owned(number, expected, claims.get(number), attached))
+        claim = claims.get(number)
+        if not _agrees(expected, claim, attached) and number not in world.busy:
+            wrong.extend(_owned(number, expected, claim, attached))
     for number, claim in claims.items():
         if number not in mine and number not in world.busy and claim.state in _HOLDING:
             wrong.append(_foreign(claim, world.tablets.get(number)))
@@ -99,7 +100,19 @@ def _identity(poll: NodePoll, world: World) -> Iterator[Disagreement]:
         yield Disagreement(Kind.DIRECTORY_BEHIND, text)
 
 
-def _owned(number: int, expected: Expected, claim: Claim | None, attached: Set[Name]) -> Iterator[Disagreement]:
+def _agrees(expected: Expected, claim: Claim | None, attached: set[tuple[str, str]]) -> bool:
+    """Whether there is nothing to say of a tablet; `_owned` says it. Asked of every tablet in every poll."""
+    return (
+        claim is not None
+        and claim.epoch == expected.epoch
+        and claim.state in _HOLDING
+        and attached.issuperset(expected.partitions)
+    )
+
+
+def _owned(
+    number: int, expected: Expected, claim: Claim | None, attached: Set[tuple[str, str]]
+) -> Iterator[Disagreement]:
     if claim is None:
         yield Disagreement(Kind.MISSING, f"tablet {number} should be here, and the node knows nothing of it", number)
     elif claim.epoch < expected.epoch:

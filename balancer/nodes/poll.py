@@ -8,14 +8,19 @@ for its size, because the question would wait for the lock: the catalog's page c
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from operator import itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import psycopg
 from psycopg import sql
 
 from balancer.nodes.connection import Connection
 from balancer.nodes.names import Name
 from balancer.nodes.schema import NodeIdentity, OwnState
+from policies.model import Floats
+
+_STATES = {str(state): state for state in OwnState}
 
 
 class PartitionStats(NamedTuple):
@@ -45,6 +50,33 @@ class PartitionStats(NamedTuple):
     @property
     def bytes(self) -> int:
         return self.heap_bytes + self.toast_bytes + self.index_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    """The attached partitions of a node, as the answer's rows: an object for each would cost more than the answer."""
+
+    rows: Sequence[tuple[Any, ...]]
+    """With the fields of `PartitionStats`."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[PartitionStats]:
+        return map(PartitionStats._make, self.rows)
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Schema and name of each; equal to a `Name`."""
+        return map(_NAME, self.rows)
+
+    def figures(self, *fields: str) -> Floats:
+        """Numbers by the names of their fields: one row per field, one column per partition."""
+        places = [PartitionStats._fields.index(field) for field in fields]
+        columns = list(zip(*self.rows, strict=True)) or [()] * len(PartitionStats._fields)
+        return np.array([columns[place] for place in places], np.float64)
+
+
+_NAME = itemgetter(PartitionStats._fields.index("schema"), PartitionStats._fields.index("name"))
 
 
 class Slot(NamedTuple):
@@ -86,7 +118,7 @@ class NodePoll:
     """Everything that one poll of one node saw."""
 
     facts: NodeFacts
-    partitions: tuple[PartitionStats, ...]
+    partitions: Partitions
     identity: NodeIdentity | None
     """None: our schema is not installed."""
     claims: tuple[Claim, ...]
@@ -179,9 +211,9 @@ def _poll(connection: Connection, roots: Sequence[Name], *, with_ownership: bool
         identity, claims = (next(results), next(results)) if with_ownership else ([], [])
     return NodePoll(
         replace(NodeFacts(*facts[0]), slots=tuple(map(Slot._make, slots))),
-        tuple(map(PartitionStats._make, partitions)),
+        Partitions(partitions),
         NodeIdentity(*identity[0]) if identity else None,
-        tuple(Claim(tablet, epoch, OwnState(state), moved_to) for tablet, epoch, state, moved_to in claims),
+        tuple(Claim(tablet, epoch, _STATES[state], moved_to) for tablet, epoch, state, moved_to in claims),
     )
 
 

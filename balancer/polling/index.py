@@ -27,15 +27,15 @@ class TabletIndex:
     """Of all tablets, sorted."""
     tablets: Mapping[int, Expected]
     by_node: Mapping[str, Mapping[int, Expected]]
-    by_partition: Mapping[str, Mapping[Name, int]]
-    """Node → partition → tablet."""
+    by_partition: Mapping[str, Mapping[tuple[str, str], int]]
+    """Node → partition's schema and name → tablet."""
 
 
 def build_index(snapshot: Snapshot) -> TabletIndex:
     """Everything that polls need to know about the tablets of all tables."""
     roots: dict[str, list[Name]] = defaultdict(list)
     by_node: dict[str, dict[int, Expected]] = defaultdict(dict)
-    by_partition: dict[str, dict[Name, int]] = defaultdict(dict)
+    by_partition: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
     for table in snapshot.tables.values():
         own_roots = [parse_name(root) for root in table.roots]
         roots[table.bundle] += own_roots

@@ -7,7 +7,6 @@ is a standby or contradicts the directory is a value in the result; what was las
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from operator import attrgetter
 
 import numpy as np
 
@@ -17,11 +16,12 @@ from balancer.directory.snapshot import Snapshot
 from balancer.nodes.connection import Address, ConnectionHolder, Target, Timeouts, deadline
 from balancer.nodes.names import Name
 from balancer.nodes.ownership import Disagreement, World, disagreements
-from balancer.nodes.poll import NodePoll, PartitionStats, poll_node
+from balancer.nodes.poll import NodePoll, poll_node
 from balancer.polling.fanout import FanOut, Unreachable
 from balancer.polling.index import TabletIndex, build_index
 from balancer.polling.own_work import own_work
 from balancer.polling.rates import COUNTERS, Heir, Rates, Sample, advance, first_rates
+from policies.model import Floats, Ints
 
 
 class Health(StrEnum):
@@ -155,27 +155,41 @@ def _sample(reports: Mapping[str, NodeReport], index: TabletIndex, at: float, to
 
     In columns from the start: with ten thousand tablets this is a good part of what an idle daemon does.
     """
-    tablets: list[int] = []
-    sources: list[int] = []
-    rows: list[tuple[int, ...]] = []
+    tablets: list[Ints] = []
+    sources: list[Ints] = []
+    figures: list[Floats] = []
     for node, report in reports.items():
         if report.poll is None or report.health is not Health.GOOD:
             continue
+        found = report.poll.partitions
         names = index.by_partition.get(node, {})
-        salt = hash((node, report.poll.facts.stats_reset))
-        for partition in report.poll.partitions:
-            tablet = names.get(Name(partition.schema, partition.name))
-            if tablet is not None:
-                tablets.append(tablet)
-                sources.append(hash((salt, partition.oid)))
-                rows.append(_figures(partition))
-    ids, places = np.unique(np.array(tablets, np.int64), return_inverse=True)
-    sums = np.zeros((len(ids), 2 + len(COUNTERS)))
-    np.add.at(sums, places, np.array(rows, np.float64).reshape(len(rows), 2 + len(COUNTERS)))
+        owners = np.array([names.get(name, _NOBODY) for name in found.names()], np.int64)
+        own = owners != _NOBODY
+        tablets.append(owners[own])
+        oids, *measured = found.figures("oid", *_FIGURES)[:, own]
+        sources.append(_mixed(oids.astype(np.int64) + hash((node, report.poll.facts.stats_reset)) // 2))
+        figures.append(np.array(measured))
+    ids, places = np.unique(np.concatenate([_NO_IDS, *tablets]), return_inverse=True)
+    sums = np.zeros((len(ids), len(_FIGURES)))
+    np.add.at(sums, places, np.concatenate([np.zeros((len(_FIGURES), 0)), *figures], axis=1).T)
     origins = np.zeros(len(ids), np.int64)
-    np.bitwise_xor.at(origins, places, np.array(sources, np.int64))
-    origins ^= np.array([touched.get(tablet, 0) for tablet in ids.tolist()], np.int64)
-    return Sample(ids, origins, np.full(len(ids), at), sums[:, 2:], sums[:, 0], sums[:, 1])
+    np.add.at(origins, places, np.concatenate([_NO_IDS, *sources]))
+    busy, works = np.array(list(touched), np.int64), np.array(list(touched.values()), np.int64)
+    measured_too = np.isin(busy, ids)
+    origins[np.searchsorted(ids, busy[measured_too])] ^= works[measured_too]
+    sizes, rows, counters = np.split(sums, (len(_SIZES), len(_SIZES) + 1), axis=1)
+    return Sample(ids, origins, np.full(len(ids), at), counters, sizes.sum(axis=1), rows[:, 0])
 
 
-_figures: Callable[[PartitionStats], tuple[int, ...]] = attrgetter("bytes", "rows", *COUNTERS)
+_SIZES = ("heap_bytes", "toast_bytes", "index_bytes")
+_FIGURES = (*_SIZES, "rows", *COUNTERS)
+_NOBODY = -1
+_NO_IDS = np.zeros(0, np.int64)
+
+
+def _mixed(numbers: Ints) -> Ints:
+    """Scatters them, so that sums of a few differ whenever one of them does."""
+    mixed = numbers.astype(np.uint64)
+    for shift in (30, 27):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(0xBF58476D1CE4E5B9)
+    return mixed.astype(np.int64)

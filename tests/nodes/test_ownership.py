@@ -6,7 +6,7 @@ import pytest
 
 from balancer.nodes.names import Name
 from balancer.nodes.ownership import Expected, Kind, World, disagreements
-from balancer.nodes.poll import Claim, NodeFacts, NodePoll, PartitionStats
+from balancer.nodes.poll import Claim, NodeFacts, NodePoll, Partitions, PartitionStats
 from balancer.nodes.schema import NodeIdentity, OwnState
 
 pytestmark = pytest.mark.quick
@@ -22,7 +22,7 @@ def world(epoch: int = 5, busy: frozenset[int] = frozenset(), seen: int = 0) -> 
 
 
 def poll(*claims: Claim, leader: int = 8, attached: bool = True, node: str = "a") -> NodePoll:
-    return NodePoll(FACTS, (HELD,) if attached else (), NodeIdentity("shop", node, leader, 1), claims)
+    return NodePoll(FACTS, Partitions((HELD,) if attached else ()), NodeIdentity("shop", node, leader, 1), claims)
 
 
 OWNED = Claim(1, 5, OwnState.OWNED, None)
@@ -49,7 +49,7 @@ def test_a_node_that_agrees_is_trusted() -> None:
         (poll(OWNED, leader=3), world(seen=8), Kind.LEADER_WENT_BACK),
         (poll(OWNED, leader=10), world(), Kind.DIRECTORY_BEHIND),
         (poll(OWNED, node="z"), world(), Kind.WRONG_DATABASE),
-        (NodePoll(FACTS, (), None, ()), world(), Kind.NOT_INSTALLED),
+        (NodePoll(FACTS, Partitions(()), None, ()), world(), Kind.NOT_INSTALLED),
     ],
 )
 def test_each_contradiction_has_its_name(found: NodePoll, expected: World, kind: Kind) -> None:
@@ -61,4 +61,4 @@ def test_tablets_in_a_migration_may_differ_for_a_while() -> None:
 
 
 def test_a_new_node_without_tablets_needs_no_schema() -> None:
-    assert kinds(NodePoll(FACTS, (), None, ()), World("shop", "c", 9, 0, {}, {1: Expected("a", 5)})) == []
+    assert kinds(NodePoll(FACTS, Partitions(()), None, ()), World("shop", "c", 9, 0, {}, {1: Expected("a", 5)})) == []

@@ -11,7 +11,7 @@ import pytest
 from balancer.directory.contract import Directory
 from balancer.directory.model import NodeState, Pin, Put, Tablet, TabletState
 from balancer.directory.open import open_directory
-from balancer.nodes.poll import NodeFacts, NodePoll
+from balancer.nodes.poll import NodeFacts, NodePoll, Partitions
 from balancer.polling.fanout import Unreachable
 from balancer.polling.poller import ClusterPoll, Health, NodeReport
 from balancer.polling.rates import COUNTERS, Sample, advance, first_rates
@@ -24,7 +24,7 @@ from tests.support.directories import NODES, fill, leaves, migration, ranges, tr
 pytestmark = pytest.mark.quick
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FACTS = NodeFacts(180004, False, NOW, NOW, None, 12345, 1, 100)
-GOOD = NodePoll(FACTS, (), None, ())
+GOOD = NodePoll(FACTS, Partitions(()), None, ())
 
 
 @pytest.fixture
