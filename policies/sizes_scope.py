@@ -12,6 +12,9 @@ from policies.model import Action, ActionKind, BundleView, NodeCondition, NodeVi
 from policies.options import BundleOptions, GroupOptions, Placement, TableOptions
 from policies.sizes_bounds import MAX_TABLETS
 
+MOST_AT_ONCE = 64
+"""Tablets that one migration merges: it locks them all at once, and PostgreSQL has room for some thousand locks."""
+
 
 class Proposals(NamedTuple):
     """What a policy proposes, and what it considered and left."""
@@ -124,24 +127,55 @@ class Scope:
             self.reject(rows, kind, "too-warm", f"{why}, but {warm}")
             return
         self.used.update(rows)
-        if len(rows) > 1 and len(set(self.node_indexes(rows))) > 1:
-            self._gather(rows, kind, why)
-            return
+        together = self._together(rows) if count == 1 else [rows]
+        if len(together) > 1 or len(set(self.node_indexes(rows))) > 1:
+            self._gather(rows, together, kind, code, why)
+        else:
+            self._replace(rows, count, code, why, parts)
+
+    def _replace(self, rows: range, count: int, code: str, why: str, parts: tuple[Part, ...] = ()) -> None:
         self.added += count - len(rows)
+        kind = kind_of(len(rows), count)
         node = self.node(rows.start).id
         size = float(self.total(rows))
         self.actions.append(Action(kind, self.table.name, self.ids(rows), why, code, node, node, parts, count, size))
 
-    def _gather(self, rows: range, kind: ActionKind, why: str) -> None:
-        """Tablets are merged on one node, so those on others are moved to where most of the bytes are, first."""
+    def _together(self, rows: range) -> list[range]:
+        """The range in pieces that are each on one node and not too many for one migration."""
+        pieces = [range(rows.start, rows.start + 1)]
+        for row in rows[1:]:
+            last = pieces[-1]
+            if (
+                len(last) < MOST_AT_ONCE
+                and self._nodes[row - self.table.first] == self._nodes[last[0] - self.table.first]
+            ):
+                pieces[-1] = range(last.start, row + 1)
+            else:
+                pieces.append(range(row, row + 1))
+        return pieces
+
+    def _gather(self, rows: range, together: list[range], kind: ActionKind, code: str, why: str) -> None:
+        """Tablets are merged on one node, so those on others are moved to where most of the bytes are, first.
+
+        Neighbours that lie together become one where they are before that: one has to be moved then instead of many.
+        """
         target = self._gathering_node(rows)
-        if target is None:
+        merges = [piece for piece in together if len(piece) > 1] if kind is ActionKind.MERGE else []
+        if target is None and not merges:
             self.reject(rows, kind, "apart", f"{why}, but they are on different nodes and may not be moved together")
             return
-        self.reject(rows, kind, "gathering", f"{why}; first they are moved together on {self.view.nodes[target].id}")
+        first = "neighbours on one node become one" if merges else f"they are moved together on {self._name(target)}"
+        self.reject(rows, kind, "gathering", f"{why}; first {first}")
+        for piece in merges:
+            text = f"{why}; for that these {len(piece)}, {bytes_text(self.total(piece))}, become one"
+            self._replace(piece, 1, code, text)
+        merged = {row for piece in merges for row in piece}
         for row, node in zip(rows, self.node_indexes(rows), strict=True):
-            if node != target:
+            if target is not None and node != target and row not in merged:
                 self._move(row, target, why)
+
+    def _name(self, node: int | None) -> str:
+        return "no node" if node is None else self.view.nodes[node].id
 
     def _gathering_node(self, rows: range) -> int | None:
         """The active node with most of the range's bytes, or None where the table's tablets are not moved."""

@@ -10,6 +10,7 @@ from policies.model import Action, ActionKind, InFlight, NodeCondition, NodeView
 from policies.options import BalancerOptions, BundleOptions, GroupOptions, Placement, TableOptions
 from policies.sizes import Proposals, plan_sizes
 from policies.sizes_range import merge_shares
+from policies.sizes_scope import MOST_AT_ONCE
 from tests.support.bundles import Tablets, bundle
 from tests.support.outcomes import after
 
@@ -193,6 +194,36 @@ def test_neighbours_on_different_nodes_are_moved_together_first() -> None:
     ]
     assert [(one.kind, one.code) for one in rejections] == [(ActionKind.MERGE, "gathering")]
     assert _shapes(plan_sizes(after(view, actions), _options()).actions) == [(ActionKind.MERGE, (1, 2), 1)]
+
+
+def test_neighbours_that_lie_together_become_one_before_anything_is_moved() -> None:
+    view = bundle({"t": Tablets((4, 3, 2, 1, 5), nodes=(0, 0, 1, 1, 1))})
+    actions, rejections = plan_sizes(view, _options())
+    assert _shapes(actions) == [(ActionKind.MERGE, (1, 2), 1), (ActionKind.MERGE, (3, 4, 5), 1)]
+    assert "these 3, 8 B, become one" in actions[1].reason
+    assert [(one.kind, one.code) for one in rejections] == [(ActionKind.MERGE, "gathering")]
+    view = after(view, actions)
+    actions, _ = plan_sizes(view, _options())
+    assert [(one.kind, one.source, one.target, one.code) for one in actions] == [(ActionKind.MOVE, "a", "b", "gather")]
+    assert [one.kind for one in plan_sizes(after(view, actions), _options()).actions] == [ActionKind.MERGE]
+
+
+def test_what_may_not_be_moved_is_merged_where_it_lies_together() -> None:
+    view = bundle({"t": Tablets((1, 1, 1), nodes=(0, 0, 1))})
+    options = _options(enable_auto_tablet_move=False)
+    actions, _ = plan_sizes(view, options)
+    assert _shapes(actions) == [(ActionKind.MERGE, (1, 2), 1)]
+    assert [one.code for one in plan_sizes(after(view, actions), options).rejections] == ["apart"]
+
+
+def test_a_merge_of_very_many_is_done_in_pieces() -> None:
+    view = bundle({"t": Tablets([0] * 1000)}, ("a",))
+    rounds = []
+    while actions := plan_sizes(view, _options()).actions:
+        assert max(len(action.tablets) for action in actions) <= MOST_AT_ONCE
+        rounds.append(len(actions))
+        view = after(view, actions)
+    assert (rounds, len(view.tablets)) == ([16, 1], 1)
 
 
 @pytest.mark.parametrize("table", [{"enable_auto_tablet_move": False}, {"placement": Placement.JUMP}])
