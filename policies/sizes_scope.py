@@ -12,8 +12,8 @@ from policies.model import Action, ActionKind, BundleView, NodeCondition, NodeVi
 from policies.options import BundleOptions, GroupOptions, Placement, TableOptions
 from policies.sizes_bounds import MAX_TABLETS
 
-MOST_AT_ONCE = 64
-"""Tablets that one migration merges: it locks them all at once, and PostgreSQL has room for some thousand locks."""
+MOST_AT_ONCE = 16
+"""Tablets that one migration merges: writers wait for its swap some milliseconds per tablet."""
 
 
 class Proposals(NamedTuple):

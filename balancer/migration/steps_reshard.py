@@ -225,7 +225,8 @@ def _compare_all(ctx: Context) -> None:
         for family in families(ctx):
             sources = [source for _, source in family.sources]
             targets = [place.partition for place in family.targets]
-            sides = [_digest(ctx, connection, family, names, logged) for names in (sources, targets)]
+            waiting = [number for number, _ in reshard.changed_sources(connection, family)] if logged else []
+            sides = [_digest(ctx, connection, family, names, waiting) for names in (sources, targets)]
             if sides[0] != sides[1]:
                 wrong = sum(1 for bucket in {**sides[0], **sides[1]} if sides[0].get(bucket) != sides[1].get(bucket))
                 raise Difference(
@@ -236,13 +237,13 @@ def _compare_all(ctx: Context) -> None:
 
 
 def _digest(
-    ctx: Context, connection: Connection, family: Family, names: list[Name], logged: bool
+    ctx: Context, connection: Connection, family: Family, names: list[Name], waiting: list[int]
 ) -> dict[int, tuple[int, int]]:
     total: dict[int, tuple[int, int]] = {}
     for name in names:
         for first, end in chunks(connection, name, ctx.settings.checksum_pages):
             ctx.checkpoint()
-            part = reshard.digest_chunk(connection, family, name, first, end, logged=logged)
+            part = reshard.digest_chunk(connection, family, name, first, end, waiting=waiting)
             for bucket, (count, hashed) in part.items():
                 before = total.get(bucket, (0, 0))
                 total[bucket] = (before[0] + count, before[1] + hashed)

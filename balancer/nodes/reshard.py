@@ -66,8 +66,9 @@ def replay(cursor: Cursor, family: Family) -> tuple[int, Mapping[str, int]]:
     """
     total = 0
     different: dict[str, int] = {}
+    changed = changed_sources(cursor, family)
     # All keys are taken out before any is put in: rows may have exchanged values that must be unique.
-    for number, _ in family.sources:
+    for number, _ in changed:
         cursor.execute(sql.SQL("DROP TABLE IF EXISTS pg_temp.{}").format(_batch(number)))
         cursor.execute(
             sql.SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT * FROM {}").format(
@@ -75,49 +76,56 @@ def replay(cursor: Cursor, family: Family) -> tuple[int, Mapping[str, int]]:
             )
         )
         total += cursor.rowcount
-        if cursor.rowcount:
-            for place in family.targets:
-                cursor.execute(
-                    sql.SQL("DELETE FROM {} AS t USING (SELECT DISTINCT {} FROM pg_temp.{}) AS k WHERE {}").format(
-                        place.partition.identifier, _columns(family.key), _batch(number), _same(family.key)
-                    )
-                )
-    if total:
-        for number, source in family.sources:
-            _put_back(cursor, family, number, source)
-            wrong = _count_different(cursor, family, number, source)
-            if wrong:
-                different[str(source)] = wrong
+        for place in family.targets:
             cursor.execute(
-                sql.SQL("DELETE FROM {} AS l USING pg_temp.{} AS k WHERE l.{} = k.{}").format(
-                    log_name(family.migration, number), _batch(number), sql.Identifier(SEQ), sql.Identifier(SEQ)
+                sql.SQL("DELETE FROM {} AS t USING (SELECT DISTINCT {} FROM pg_temp.{}) AS k WHERE {}").format(
+                    place.partition.identifier, _columns(family.key), _batch(number), _same(family.key)
                 )
             )
+    for number, source in changed:
+        _put_back(cursor, family, number, source)
+        wrong = _count_different(cursor, family, number, source)
+        if wrong:
+            different[str(source)] = wrong
+        cursor.execute(
+            sql.SQL("DELETE FROM {} AS l USING pg_temp.{} AS k WHERE l.{} = k.{}").format(
+                log_name(family.migration, number), _batch(number), sql.Identifier(SEQ), sql.Identifier(SEQ)
+            )
+        )
     return total, different
 
 
 def truncated(cursor: Cursor, family: Family) -> bool:
     """Whether somebody has truncated a source: the log then has an entry without a key."""
-    return any(
-        cursor.execute(
-            sql.SQL("SELECT 1 FROM {} WHERE {} IS NULL LIMIT 1").format(
-                log_name(family.migration, number), sql.Identifier(family.key[0])
-            )
-        ).fetchone()
+    return bool(_with_entries(cursor, family, sql.SQL("WHERE {} IS NULL").format(sql.Identifier(family.key[0]))))
+
+
+def changed_sources(connection: Connection | Cursor, family: Family) -> tuple[tuple[int, Name], ...]:
+    """The sources with keys that wait to be replayed: a merge may have dozens, and few of them change."""
+    numbers = _with_entries(connection, family, sql.SQL(""))
+    return tuple((number, source) for number, source in family.sources if number in numbers)
+
+
+def _with_entries(connection: Connection | Cursor, family: Family, where: sql.Composable) -> set[int]:
+    """Numbers of the captures whose log has such an entry. One statement: this is asked while everybody waits."""
+    asked = [
+        sql.SQL("SELECT {} WHERE EXISTS (SELECT FROM {} {})").format(
+            sql.Literal(number), log_name(family.migration, number), where
+        )
         for number, _ in family.sources
-    )
+    ]
+    return {number for (number,) in connection.execute(sql.SQL(" UNION ALL ").join(asked)).fetchall()}
 
 
 def digest_chunk(
-    connection: Connection, family: Family, partition: Name, first: int, end: int | None, *, logged: bool
+    connection: Connection, family: Family, partition: Name, first: int, end: int | None, *, waiting: Sequence[int]
 ) -> Digest:
-    """Checksum of some pages of a source or target; with `logged`, rows whose key waits to be replayed are left out."""
+    """Checksum of some pages of a source or target, without rows whose key waits in one of these captures' logs."""
     where = pages(first, end)
-    if logged:
-        for number, _ in family.sources:
-            where += sql.SQL(" AND NOT EXISTS (SELECT FROM {} AS k WHERE {})").format(
-                log_name(family.migration, number), _same(family.key)
-            )
+    for number in waiting:
+        where += sql.SQL(" AND NOT EXISTS (SELECT FROM {} AS k WHERE {})").format(
+            log_name(family.migration, number), _same(family.key)
+        )
     rows = connection.execute(summed(family.compared, partition, where))
     return {bucket: (count, int(total)) for bucket, count, total in rows}
 

@@ -223,7 +223,7 @@ def test_a_merge_of_very_many_is_done_in_pieces() -> None:
         assert max(len(action.tablets) for action in actions) <= MOST_AT_ONCE
         rounds.append(len(actions))
         view = after(view, actions)
-    assert (rounds, len(view.tablets)) == ([16, 1], 1)
+    assert (rounds, len(view.tablets)) == ([63, 4, 1], 1)
 
 
 @pytest.mark.parametrize("table", [{"enable_auto_tablet_move": False}, {"placement": Placement.JUMP}])
