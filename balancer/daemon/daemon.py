@@ -55,7 +55,7 @@ class Daemon:
 
     def __init__(self, settings: Settings, clock: Clock, observer: Observer | None = None) -> None:
         self._clock = clock
-        self._watch = ConfigurationWatch(settings)
+        self._watch = ConfigurationWatch(settings, clock)
         self._instruments = Instruments()
         self._recorder = Recorder(settings.daemon.tick)
         self._notifier = Notifier(clock)

@@ -1,34 +1,52 @@
 """Notices that the configuration has changed: by content, so that it does not matter how the files were replaced.
 
 Kubernetes swaps a symbolic link, editors rename, people copy: all of them change what the files say, which is what is
-compared. A wrong configuration is never used: the old one stays, and the mistake is reported until it is mended.
+compared; while the file system says that nothing has changed, nothing is read. A wrong configuration is never used: the
+old one stays, and the mistake is reported until it is mended.
 """
 
 import hashlib
 import os
+from collections.abc import Iterator
 
+from balancer.clock import Clock, SystemClock
 from balancer.settings import ConfigurationError, Settings, load_settings, waits_for_restart
 
 _MOST_BYTES = 1 << 24
+_SETTLED_SECONDS = 5.0  # a file system's clock is coarse: two changes within a moment may carry the same time
+
+Marks = tuple[tuple[str, int, int, int, int], ...]
 
 
 class ConfigurationWatch:
     """Keeps the settings in force and says when there are others."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self.settings = settings
+        self._clock = clock or SystemClock()
         self._started = settings.daemon
         self.error = ""
         """What is wrong with the newest files; empty: nothing."""
+        self._settled: Marks | None = None
+        """The marks of files that were read long after their last change: while they stay, nobody need read again."""
         self._fingerprint = self._read()
 
     def changed(self) -> bool:
         """Whether the files say something else than when they were last read."""
-        return self._read() != self._fingerprint
+        marks = self._marks()
+        if marks == self._settled:
+            return False
+        if self._read() != self._fingerprint:
+            return True
+        newest = max((changed for _, _, _, _, changed in marks), default=0)
+        if self._clock.now().timestamp() - newest / 1e9 > _SETTLED_SECONDS:
+            self._settled = marks
+        return False
 
     def reload(self) -> bool:
         """Reads the files; True if what they say is in force now, False if the old settings stay (see `error`)."""
         self._fingerprint = self._read()
+        self._settled = None
         try:
             self.settings = load_settings(self.settings.file)
         except ConfigurationError as error:
@@ -41,21 +59,33 @@ class ConfigurationWatch:
         """Keys of `balancer.toml` that say something else than when the instance was started, and need a new start."""
         return waits_for_restart(self._started, self.settings.daemon)
 
+    def _marks(self) -> Marks:
+        """What the file system says of the files; follows links, so it notices when one is swapped."""
+        return tuple(self._mark(file) for file in self._files())
+
+    @staticmethod
+    def _mark(file: str) -> tuple[str, int, int, int, int]:
+        try:
+            found = os.stat(file)
+        except OSError as error:
+            return file, -(error.errno or 0), 0, 0, 0
+        return file, found.st_dev, found.st_ino, found.st_size, max(found.st_mtime_ns, found.st_ctime_ns)
+
     def _read(self) -> bytes:
         digest = hashlib.sha256()
-        folder = self.settings.file.parent / self.settings.daemon.bundles
-        for file in (str(self.settings.file), *self._bundles(str(folder))):
+        for file in self._files():
             digest.update(file.encode() + b"\0" + self._content(file) + b"\0")
         return digest.digest()
 
-    # Every second of an instance's life: without paths as objects and without text, which would take most of the time.
+    # Every second of an instance's life: without paths as objects, which would take most of the time.
 
-    @staticmethod
-    def _bundles(folder: str) -> list[str]:
+    def _files(self) -> Iterator[str]:
+        folder = str(self.settings.file.parent / self.settings.daemon.bundles)
+        yield str(self.settings.file)
         try:
-            return sorted(f"{folder}/{name}" for name in os.listdir(folder) if name.endswith(".toml"))
+            yield from sorted(f"{folder}/{name}" for name in os.listdir(folder) if name.endswith(".toml"))
         except OSError:
-            return []
+            return
 
     @staticmethod
     def _content(file: str) -> bytes:

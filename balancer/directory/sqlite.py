@@ -40,7 +40,7 @@ CREATE TABLE IF NOT EXISTS note (
     topic TEXT NOT NULL, name TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (topic, name)) WITHOUT ROWID;
 """
 # Seconds between looks at data_version. A look takes microseconds, but waking up for it a tenth of a millisecond.
-_LOOK, _LOOK_IDLE = 0.02, 0.1
+_LOOK, _LOOK_IDLE = 0.02, 0.2
 _BUSY_SECONDS = 10.0  # after a commit more are expected: the steps of a migration
 
 
