@@ -93,11 +93,14 @@ def _drawn(show: Show, ended: threading.Event, *, once: bool, limit: float) -> P
 def _written(show: Show, ended: threading.Event, *, once: bool, limit: float, quiet: bool) -> Picture | None:
     """Where there is no terminal: a line every some seconds, or nothing."""
     picture: Picture | None = None
-    written = 0.0
+    written, told = 0.0, False
     while not ended.wait(1.0):
         picture = show.step() or picture
         if picture is None:
             continue
+        if not quiet and not told:
+            say(f"page: {picture.url}")
+            told = True
         over = once and _over(picture, limit)
         if not quiet and (over or picture.seconds - written >= LINE_SECONDS):
             written = picture.seconds

@@ -16,8 +16,8 @@ def summarise(picture: Picture, output: Output) -> None:
     before, after = (_score(facts[name]) for name in ("score_before", "score_after"))
     say(f"\n{'balanced' if facts['balanced'] else 'ended'} after {picture.seconds:.0f} s")
     say(f"  balance          {before} before, {after} after, of 100")
-    say(f"  migrations       {facts['moves']} moves, {facts['splits']} splits, {facts['merges']} merges,"
-        f" {facts['failed_migrations']} failed")  # fmt: skip
+    say(f"  migrations       moves {facts['moves']}, splits {facts['splits']}, merges {facts['merges']},"
+        f" failed {facts['failed_migrations']}")  # fmt: skip
     say(f"  bytes moved      {format_size(facts['bytes'])}")
     if facts["longest_write_pause"] is not None:
         median, longest = format_duration(facts["median_write_pause"]), format_duration(facts["longest_write_pause"])
