@@ -105,7 +105,8 @@ def _named(connection: Connection) -> Iterator[Leftover]:
     for kind, query in _QUERIES.items():
         for name, schema, table in connection.execute(sql.SQL(query)):
             owner = owner_of(name.removesuffix("_bound"))
-            yield Leftover(kind, name, owner, Name(schema, table) if schema else None)
+            if owner is not None:  # somebody else's may begin as ours do
+                yield Leftover(kind, name, owner, Name(schema, table) if schema else None)
 
 
 def _triggers(connection: Connection) -> Iterator[Leftover]:

@@ -1,4 +1,4 @@
-"""What `repair` takes away is taken away without failing the application's writes."""
+"""What `repair` takes away is taken away without failing the application's writes, and nothing else goes with it."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -57,3 +57,10 @@ def test_writers_who_do_not_end_are_named_and_keep_their_publication(cluster: Cl
             repair(leadership, cluster.address, examine(directory, cluster.address), clock)
         assert cluster.query("a", PUBLICATIONS) == [("tb_mdead1",)]
         writer.execute("COMMIT")
+
+
+def test_what_only_begins_like_ours_is_left_alone(cluster: Cluster) -> None:
+    directory = cluster.directory()
+    with cluster.connect("a") as connection:
+        connection.execute("CREATE PUBLICATION tb_my_own FOR TABLE orders_t2")
+    assert examine(directory, cluster.address) == []
