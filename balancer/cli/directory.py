@@ -54,7 +54,7 @@ def import_(
 ) -> None:
     """Replaces the whole directory by an exported document. No daemon may lead meanwhile."""
     records = import_document(_read(file))
-    with directory_of(directory, config) as opened:
+    with directory_of(directory, config, create=True) as opened:
         if not force and not _is_empty(opened):
             raise Refused("the directory is not empty; --force replaces all that it contains")
         leadership = opened.campaign(f"import by {operator()}", timeout=_ELECTION_PATIENCE)

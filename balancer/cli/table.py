@@ -49,7 +49,7 @@ def adopt_table(
         if dry_run:
             _show_found(inspect(request, nodes), output)
             return
-        with open_configured(settings.daemon) as directory:
+        with open_configured(settings.daemon, create=True) as directory:
             cluster = cluster_name(settings.daemon.directory)
             adopted = adopt(request, directory, nodes, records_of(found_bundle), cluster)
     for note in adopted.found.notes:
@@ -70,7 +70,7 @@ def create_table(
     found_bundle = settings.bundle(bundle)
     request = _request(found_bundle, table)
     shape = found_bundle.tables[table]
-    with _connections(found_bundle) as nodes, open_configured(settings.daemon) as directory:
+    with _connections(found_bundle) as nodes, open_configured(settings.daemon, create=True) as directory:
         created = create(
             request,
             directory,

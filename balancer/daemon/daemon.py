@@ -103,7 +103,7 @@ class Daemon:
     def start(self) -> None:
         """Opens the directory, stands for election and begins to tick."""
         settings = self.settings()
-        opened = open_configured(settings.daemon, self._clock)
+        opened = open_configured(settings.daemon, self._clock, create=True)
         self._directory = MeteredDirectory(opened, self._instruments, self._clock)
         self._instruments.configuration_at.set(self._clock.now().timestamp())
         self._follower = self._directory.follow()

@@ -57,7 +57,7 @@ def write_passfile(cluster: EmbeddedCluster) -> Path:
 def set_tables(settings: Settings) -> bool:
     """Makes and fills the tables, all of them on the first node; False if they are there from an earlier run."""
     bundle = settings.bundle(story.BUNDLE)
-    with open_configured(settings.daemon) as directory:
+    with open_configured(settings.daemon, create=True) as directory:
         if directory.snapshot().tables:
             return False
         with _connections(bundle) as nodes:
