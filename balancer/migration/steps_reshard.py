@@ -7,6 +7,7 @@ no fence: `verifying` sums up both sides in one snapshot and leaves out the keys
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Final
 
 from balancer.directory.model import MigrationMode
 from balancer.errors import Refused, Unavailable
@@ -25,8 +26,11 @@ from balancer.nodes.names import Name
 from balancer.nodes.objects import bound_constraint
 from balancer.nodes.reshard import Family
 from balancer.nodes.shape import Shape
+from balancer.settings import MigrationSettings
 
 PAGE = 8192
+ROUNDS: Final = 200
+"""A round of replay has what changed during the one before: where so many did not become short, more will not."""
 
 
 def preparing(ctx: Context) -> Event:
@@ -81,20 +85,31 @@ def catch_up(ctx: Context) -> None:
     rounds = 0
     while True:
         ctx.checkpoint()
-        began = ctx.clock.monotonic()
+        work = families(ctx)
+        began = ctx.clock.monotonic()  # from here on as the swap does it, while everybody waits
         replayed = 0
-        for family in families(ctx):
+        for family in work:
             with replay_transaction(ctx) as cursor:
                 replayed += replay_once(cursor, family)
         took = ctx.clock.monotonic() - began
         rounds += 1
         if replayed <= ctx.settings.verify_keys_in_fence and took < ctx.settings.write_pause_budget / 2:
             return
-        if rounds > 200:
-            raise Refused(
-                f"the tablet changes faster than its changes can be replayed ({replayed} keys in {took:.1f} s)"
-            )
+        if rounds >= ROUNDS:
+            raise Refused(too_much(replayed, took, ctx.settings))
         ctx.progress.waiting(f"the replay of changes: {replayed} keys took {took * 1000:.0f} ms")
+
+
+def too_much(replayed: int, took: float, settings: MigrationSettings) -> str:
+    """Why the last of all rounds of replay was still too much to be repeated under the lock."""
+    round_ = f"the last of {ROUNDS} rounds of replay had {replayed} changed keys and took {took * 1000:.1f} ms"
+    if replayed > settings.verify_keys_in_fence:
+        return (
+            f"the tablet changes faster than its changes can be replayed: {round_}, where"
+            f" {settings.verify_keys_in_fence} keys are allowed (verify_keys_in_fence)"
+        )
+    allowed = settings.write_pause_budget * 500
+    return f"write_pause_budget is too short for this node: {round_}, where half of the budget is {allowed:g} ms"
 
 
 @contextmanager
