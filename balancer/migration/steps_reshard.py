@@ -12,14 +12,14 @@ from typing import Final
 from balancer.directory.model import MigrationMode
 from balancer.errors import Refused, Unavailable
 from balancer.migration import guards
-from balancer.migration.context import Context, partitions_of
+from balancer.migration.context import Context
 from balancer.migration.control import Difference
 from balancer.migration.keeper import FenceKeeper
 from balancer.migration.machine import Event
 from balancer.migration.steps_copy import Throttle, create_incoming, read_shapes, start_captures
-from balancer.migration.steps_switch import back_off
+from balancer.migration.steps_switch import back_off, let_writers_on
 from balancer.migration.verify import compared
-from balancer.nodes import capture, fence, partition, reshard, schema
+from balancer.nodes import capture, partition, reshard
 from balancer.nodes.checksum import BUCKETS
 from balancer.nodes.connection import Connection, Cursor, translated
 from balancer.nodes.names import Name
@@ -158,16 +158,6 @@ def families(ctx: Context) -> list[Family]:
             )
         )
     return found
-
-
-def let_writers_on(ctx: Context) -> None:
-    """Nothing has been swapped and nothing will be before the next verification: a fence may go."""
-    with ctx.source() as cursor:
-        for tablet in ctx.sources:
-            names = partitions_of(ctx.table, tablet)
-            fence.lift_fence(cursor, names, ctx.settings.lock_timeout * 5)
-            schema.write_tablets(cursor, [schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.OWNED, names)])
-    ctx.fence, ctx.fenced_at = None, None
 
 
 def model_of(ctx: Context, place: partition.Place, shapes: tuple[Shape, ...]) -> Shape:
