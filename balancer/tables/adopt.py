@@ -35,6 +35,7 @@ from balancer.nodes.definition import make_roots, read_definition
 from balancer.nodes.leader import node_transaction
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.schema import OwnedTablet, OwnState, add_tablets, install_schema
+from balancer.settings import BundleSettings
 from balancer.tables.coverage import check_coverage, in_key_order
 from balancer.tables.survey import Found, survey
 from policies.leaves import Leaf
@@ -52,6 +53,13 @@ class TableRequest:
     layout: str
     key: tuple[str, ...]
     author: str
+
+
+def request_of(bundle: BundleSettings, name: str, author: str) -> TableRequest:
+    """A table as its bundle's file describes it, where it is wanted so."""
+    shape = bundle.tables[name]
+    roots = tuple(parse_name(root) for root in shape.roots)
+    return TableRequest(bundle.name, name, roots, shape.layout, shape.key, author)
 
 
 @dataclass(frozen=True, slots=True)
