@@ -7,6 +7,7 @@ from math import sqrt
 
 from policies.figures import share_text
 from policies.heat_samples import Requests
+from policies.key_text import show_value
 from policies.keys import HIGHEST, KeyType, decode_key
 from policies.leaves import Leaf
 from policies.model import KeySamples
@@ -36,8 +37,8 @@ class Facts:
         """A key of this tablet as people write it; of a hashed key only the position is known."""
         if self.leaf is not None:
             return f"position 0x{key.hex()}"
-        values = decode_key(self.key_types, key)
-        return str(values[0]) if len(values) == 1 else "(" + ", ".join(map(str, values)) + ")"
+        values = [show_value(value) for value in decode_key(self.key_types, key)]
+        return values[0] if len(values) == 1 else "(" + ", ".join(values) + ")"
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class Guard:
             if refusal is None:
                 refusal, receive = await _with_body(scope, receive)
             await (refusal or self._app)(scope, receive, answer)
-        except Exception as error:  # the request's last boundary: it must not take the server's thread with it
+        except Exception as error:  # noqa: BLE001 - the request's last boundary: it must not end the server's thread
             log.error("a request failed", path=scope["path"], traceback=mask("".join(format_exception(error))))
             if not answer.started:
                 await defect()(scope, receive, answer)

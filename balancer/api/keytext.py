@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from balancer.client.locate import key_position, parse_key
 from balancer.directory.model import RangeBounds, Table, Tablet
 from balancer.directory.pages import Position
+from policies.key_text import show_value
 from policies.keys import HIGHEST, LOWEST, KeyType, decode_bound
 from policies.leaves import Leaf
 
@@ -19,7 +20,7 @@ def bound_values(types: Sequence[KeyType], bound: bytes) -> list[str] | None:
     if bound in (LOWEST, HIGHEST):
         return None
     values, above = decode_bound(types, bound)
-    return [*map(str, values), *(["MAXVALUE"] if above and len(values) < len(types) else [])]
+    return [*map(show_value, values), *(["MAXVALUE"] if above and len(values) < len(types) else [])]
 
 
 def bound_text(types: Sequence[KeyType], bound: bytes) -> str:

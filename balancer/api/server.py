@@ -1,5 +1,6 @@
 """Runs the API in a thread beside the daemon: a clean start, the real port, a clean stop."""
 
+import os
 import socket
 import ssl
 import threading
@@ -75,8 +76,10 @@ class ApiServer:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             return socket.create_server((host, port), family=family, backlog=128)
-        except OSError as error:
-            raise UserError(f"cannot listen on {self._http.listen}: {error}") from None
+        except socket.gaierror as error:
+            raise UserError(f"cannot listen on {self._http.listen}: {error.strerror}") from None
+        except OSError as error:  # its own text says the address once more
+            raise UserError(f"cannot listen on {self._http.listen}: {os.strerror(error.errno or 0)}") from None
 
     def _config(self) -> uvicorn.Config:
         http = self._http

@@ -15,8 +15,10 @@ from balancer.directory.codec import change_document
 from balancer.directory.contract import Directory
 from balancer.directory.document import export_document, import_document
 from balancer.directory.invariants import violations
-from balancer.directory.model import Change, Kind, LogEntry, Migration, Node, Put, Tablet
+from balancer.directory.model import LogEntry
+from balancer.directory.telling import nodes_of, tablets_of, told
 from balancer.errors import Refused, UserError
+from balancer.logs import mask
 
 app = typer.Typer(help="The directory as a whole: export, import, check.", no_args_is_help=True)
 
@@ -54,7 +56,7 @@ def import_(
 ) -> None:
     """Replaces the whole directory by an exported document. No daemon may lead meanwhile."""
     records = import_document(_read(file))
-    with directory_of(directory, config) as opened:
+    with directory_of(directory, config, create=True) as opened:
         if not force and not _is_empty(opened):
             raise Refused("the directory is not empty; --force replaces all that it contains")
         leadership = opened.campaign(f"import by {operator()}", timeout=_ELECTION_PATIENCE)
@@ -99,8 +101,8 @@ def history(
         entries = [
             entry
             for entry in _entries(opened, after)
-            if (tablet is None or any(_is_about_tablet(change, tablet) for change in entry.changes))
-            and (node is None or any(_is_about_node(change, node) for change in entry.changes))
+            if (tablet is None or any(tablet in tablets_of(change) for change in entry.changes))
+            and (node is None or any(node in nodes_of(change) for change in entry.changes))
             and (author is None or entry.author == author)
             and (text is None or text in entry.reason)
         ]
@@ -131,50 +133,17 @@ def _entries(directory: Directory, after: int) -> Iterator[LogEntry]:
         after = found[-1].version
 
 
-def _is_about_tablet(change: Change, tablet: int) -> bool:
-    if not isinstance(change, Put):
-        return change.kind in (Kind.TABLET, Kind.PIN) and change.key == str(tablet)
-    record = change.record
-    if isinstance(record, Migration):
-        return tablet in record.sources or any(one.id == tablet for one in record.targets)
-    return record.kind in (Kind.TABLET, Kind.PIN) and record.key == str(tablet)
-
-
-def _is_about_node(change: Change, node: str) -> bool:
-    if not isinstance(change, Put):
-        return change.kind is Kind.NODE and change.key == node
-    record = change.record
-    if isinstance(record, Migration):
-        return node in (record.source_node, record.target_node)
-    return record.node == node if isinstance(record, Tablet) else isinstance(record, Node) and record.id == node
-
-
 def _row(entry: LogEntry) -> dict[str, Any]:
     more = len(entry.changes) - _CHANGES_SHOWN
-    shown = [_sentence(change) for change in entry.changes[:_CHANGES_SHOWN]]
+    shown = [mask(told(change)) for change in entry.changes[:_CHANGES_SHOWN]]
     return {
         "version": entry.version,
         "at": datetime.fromtimestamp(entry.at, UTC).isoformat(timespec="seconds"),
         "author": entry.author,
         "epoch": entry.leader_epoch,
         "reason": entry.reason,
-        "changes": ", ".join(shown) + (f" and {more} more" if more > 0 else ""),
+        "changes": "; ".join(shown) + (f" and {more} more" if more > 0 else ""),
     }
-
-
-def _sentence(change: Change) -> str:
-    if not isinstance(change, Put):
-        return f"{change.kind} {change.key} removed"
-    record = change.record
-    match record:
-        case Tablet():
-            return f"tablet {record.id} on {record.node} (epoch {record.epoch})"
-        case Migration():
-            return f"{record.operation} {record.id} {record.state}"
-        case Node():
-            return f"node {record.id} {record.state}"
-        case _:
-            return f"{record.kind} {record.key}"
 
 
 def _full(entry: LogEntry) -> dict[str, Any]:

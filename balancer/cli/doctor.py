@@ -1,5 +1,6 @@
 """`balancer doctor [--fix]`: what migrations left on the nodes, and where nodes and directory disagree."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -8,12 +9,11 @@ from balancer.cli.output import Output, OutputOption, say, show_rows
 from balancer.cli.places import ConfigOption, operator
 from balancer.directory.configured import open_configured
 from balancer.directory.contract import Directory
-from balancer.errors import Refused, Unavailable
+from balancer.errors import Refused
 from balancer.migration.doctor import Finding, examine, repair
 from balancer.migration.links import Addresses
-from balancer.nodes.connection import Address
-from balancer.polling.addresses import addresses_of
-from balancer.settings import Settings, load_settings
+from balancer.polling.addresses import address_in
+from balancer.settings import load_settings
 
 COLUMNS = ("node", "finding", "repair")
 LEAD_PATIENCE = 5.0
@@ -27,7 +27,7 @@ def doctor(
 ) -> None:
     """Looks for leftovers of migrations and for nodes that contradict the directory. Exit code 1 if there are any."""
     settings = load_settings(config)
-    addresses = _addresses(settings)
+    addresses = partial(address_in, settings.bundles.values())
     with open_configured(settings.daemon) as directory:
         findings = examine(directory, addresses, node)
         if fix and findings:
@@ -54,14 +54,3 @@ def _fix(directory: Directory, addresses: Addresses, findings: list[Finding]) ->
         return repair(leadership, addresses, findings)
     finally:
         leadership.resign()
-
-
-def _addresses(settings: Settings) -> Addresses:
-    known = addresses_of(settings.bundles.values())
-
-    def find(node: str) -> Address:
-        if node not in known:
-            raise Unavailable(f"node {node} is not in the configuration")
-        return known[node]
-
-    return find

@@ -1,5 +1,6 @@
 """`balancer forward`: every node answers for every key, through the schema `balancer_all`."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -10,9 +11,7 @@ from balancer.cli.places import ConfigOption, open_configured
 from balancer.daemon.forwarding import forward_bundle, stop_forwarding
 from balancer.directory.contract import Directory
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import Unavailable
-from balancer.nodes.connection import Address
-from balancer.polling.addresses import addresses_of
+from balancer.polling.addresses import address_in
 from balancer.settings import Settings, load_settings
 
 
@@ -28,22 +27,15 @@ def forward(
     settings.bundle(bundle)
     with open_configured(settings.daemon) as directory:
         if off:
-            stop_forwarding(directory.snapshot(), bundle, lambda node: _address(settings, node))
+            stop_forwarding(directory.snapshot(), bundle, partial(address_in, settings.bundles.values()))
         elif follow:
             _follow(directory, bundle, settings, output)
         else:
             _show(_forward(directory.snapshot(), bundle, settings), output)
 
 
-def _address(settings: Settings, node: str) -> Address:
-    found = addresses_of(settings.bundles.values()).get(node)
-    if found is None:
-        raise Unavailable(f"node {node} is not in the configuration")
-    return found
-
-
 def _forward(snapshot: Snapshot, bundle: str, settings: Settings) -> int:
-    return forward_bundle(snapshot, bundle, lambda node: _address(settings, node))
+    return forward_bundle(snapshot, bundle, partial(address_in, settings.bundles.values()))
 
 
 def _follow(directory: Directory, bundle: str, settings: Settings, output: Output) -> None:

@@ -19,12 +19,12 @@ DirectoryOption = Annotated[
 ]
 
 
-def directory_of(address: str | None, config: Path | None) -> Directory:
-    """Opens the directory that the options name."""
+def directory_of(address: str | None, config: Path | None, *, create: bool = False) -> Directory:
+    """Opens the directory that the options name; made, where it is not there, only by those who fill it."""
     address = address or (None if config else os.environ.get("BALANCER_DIRECTORY"))
     if address:
-        return open_directory(address)
-    return open_configured(load_settings(config).daemon)
+        return open_directory(address, create=create)
+    return open_configured(load_settings(config).daemon, create=create)
 
 
 def operator() -> str:

@@ -1,7 +1,5 @@
 """`balancer table create|adopt|double|halve`."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +10,9 @@ from balancer.cli.places import ConfigOption, open_configured, operator
 from balancer.cli.vbuckets import double, halve
 from balancer.errors import UserError
 from balancer.nodes.bounds import show_part
-from balancer.nodes.connection import Connection, connect
-from balancer.nodes.names import parse_name
-from balancer.polling.addresses import address_of, cluster_name, records_of
-from balancer.settings import BundleSettings, TableSettings, load_settings
-from balancer.tables.adopt import TableRequest, adopt, inspect
+from balancer.polling.addresses import cluster_name, connected, records_of
+from balancer.settings import BundleSettings, load_settings
+from balancer.tables.adopt import TableRequest, adopt, inspect, request_of
 from balancer.tables.coverage import in_key_order
 from balancer.tables.create import create
 from balancer.tables.survey import Found
@@ -45,11 +41,11 @@ def adopt_table(
     settings = load_settings(config)
     found_bundle = settings.bundle(bundle)
     request = _request(found_bundle, table)
-    with _connections(found_bundle) as nodes:
+    with connected(found_bundle, "table") as nodes:
         if dry_run:
             _show_found(inspect(request, nodes), output)
             return
-        with open_configured(settings.daemon) as directory:
+        with open_configured(settings.daemon, create=True) as directory:
             cluster = cluster_name(settings.daemon.directory)
             adopted = adopt(request, directory, nodes, records_of(found_bundle), cluster)
     for note in adopted.found.notes:
@@ -70,7 +66,7 @@ def create_table(
     found_bundle = settings.bundle(bundle)
     request = _request(found_bundle, table)
     shape = found_bundle.tables[table]
-    with _connections(found_bundle) as nodes, open_configured(settings.daemon) as directory:
+    with connected(found_bundle, "table") as nodes, open_configured(settings.daemon, create=True) as directory:
         created = create(
             request,
             directory,
@@ -85,26 +81,12 @@ def create_table(
 
 
 def _request(bundle: BundleSettings, table: str) -> TableRequest:
-    shape = _table(bundle, table)
-    roots = tuple(parse_name(root) for root in shape.roots)
-    return TableRequest(bundle.name, table, roots, shape.layout, shape.key, operator())
-
-
-def _table(bundle: BundleSettings, name: str) -> TableSettings:
-    if name not in bundle.tables:
+    if table not in bundle.tables:
         known = ", ".join(sorted(bundle.tables)) or "none"
-        raise UserError(f"there is no table {name!r} in {bundle.file}; there are: {known}")
+        raise UserError(f"there is no table {table!r} in {bundle.file}; there are: {known}")
     if not bundle.nodes:
         raise UserError(f"{bundle.file} has no nodes")
-    return bundle.tables[name]
-
-
-@contextmanager
-def _connections(bundle: BundleSettings) -> Iterator[dict[str, Connection]]:
-    with ExitStack() as stack:
-        yield {
-            node.id: stack.enter_context(connect(address_of(node), purpose="table")) for node in bundle.nodes.values()
-        }
+    return request_of(bundle, table, operator())
 
 
 def _read(definition: Path | None) -> str:

@@ -28,9 +28,9 @@ from balancer.directory.model import CommandState, RangeBounds
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Refused, Unavailable, UserError
 from balancer.migration.progress import TOPIC
-from balancer.nodes.bounds import parse_value
 from balancer.planner.commands import carry_out, request
 from balancer.settings import WantedMode
+from policies.key_text import parse_value
 from policies.keys import KeyMismatch, encode_key
 from policies.model import Action, ActionKind
 
@@ -127,7 +127,7 @@ def encoded_key(snapshot: Snapshot, tablet: str, text: str) -> bytes:
         return encode_key(
             types, [parse_value(kind, word) for kind, word in zip(types, words, strict=False)], prefix=True
         )
-    except (KeyMismatch, Refused) as error:
+    except KeyMismatch as error:
         raise UserError(f"{text!r} cannot be a key of this table: {error}") from None
 
 

@@ -157,7 +157,7 @@ class AsyncRouter:
             while True:
                 try:
                     answer = await self._perform(request)
-                except BaseException as error:  # the steps decide what becomes of it
+                except BaseException as error:  # noqa: BLE001 - the steps decide what becomes of it
                     request = steps.throw(error)
                 else:
                     request = steps.send(answer)

@@ -4,17 +4,15 @@ The coordinator (`/v1/route`) and `balancer route` call `locate_key`; the router
 speed and gives the same answers. Nothing here does I/O.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal, InvalidOperation
 from typing import NamedTuple
-from uuid import UUID
 
 from balancer.directory.model import Layout, Table
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
 from policies.hashing import partition_hash
+from policies.key_text import parse_value
 from policies.keys import KeyMismatch, KeyType, KeyValue, encode_key
 from policies.leaves import position
 
@@ -89,26 +87,6 @@ def parse_key(table: Table, texts: Sequence[str]) -> tuple[KeyValue, ...]:
 
 def _parsed(name: str, kind: KeyType, text: str) -> KeyValue:
     try:
-        return _PARSERS[kind](text)
-    except (ValueError, InvalidOperation):
-        raise UserError(f"{text!r} is not a value of type {kind}, which key column {name} has") from None
-
-
-def _moment(text: str) -> KeyValue:
-    return float(text) if text in ("infinity", "-infinity") else datetime.fromisoformat(text)
-
-
-def _day(text: str) -> KeyValue:
-    return float(text) if text in ("infinity", "-infinity") else date.fromisoformat(text)
-
-
-_PARSERS: Mapping[KeyType, Callable[[str], KeyValue]] = {
-    KeyType.SMALLINT: int,
-    KeyType.INTEGER: int,
-    KeyType.BIGINT: int,
-    KeyType.TEXT: str,
-    KeyType.UUID: UUID,
-    KeyType.TIMESTAMPTZ: _moment,
-    KeyType.DATE: _day,
-    KeyType.NUMERIC: Decimal,
-}
+        return parse_value(kind, text)
+    except KeyMismatch as error:
+        raise UserError(f"{error}, which key column {name} has") from None

@@ -38,8 +38,8 @@ class Routes:
 
     @classmethod
     def open(cls, url: str, **options: Any) -> "Routes":
-        """Opens the directory at this address; its first snapshot is loaded when this returns."""
-        directory = open_directory(url, **options)
+        """Opens the directory at this address, which must be there; its first snapshot is loaded when this returns."""
+        directory = open_directory(url, create=False, **options)
         try:
             return cls(directory)
         except BaseException:

@@ -38,7 +38,7 @@ from balancer.planner.node_samples import NodeSampler
 from balancer.planner.recorder import Recorder
 from balancer.planner.report import Reporter
 from balancer.planner.state import BundleState
-from balancer.polling.addresses import addresses_of
+from balancer.polling.addresses import address_in
 from balancer.settings import MigrationSettings, Settings
 
 log = structlog.get_logger()
@@ -103,7 +103,7 @@ class Daemon:
     def start(self) -> None:
         """Opens the directory, stands for election and begins to tick."""
         settings = self.settings()
-        opened = open_configured(settings.daemon, self._clock)
+        opened = open_configured(settings.daemon, self._clock, create=True)
         self._directory = MeteredDirectory(opened, self._instruments, self._clock)
         self._instruments.configuration_at.set(self._clock.now().timestamp())
         self._follower = self._directory.follow()
@@ -205,10 +205,7 @@ class Daemon:
 
     def address(self, node: str) -> Address:
         """Where a node is now, by the configuration in force."""
-        found = addresses_of(self.settings().bundles.values()).get(node)
-        if found is None:
-            raise Unavailable(f"node {node} is not in the configuration")
-        return found
+        return address_in(self.settings().bundles.values(), node)
 
     def run_soon(self, bundle: str) -> None:
         """Lets a bundle tick at once."""

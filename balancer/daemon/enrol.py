@@ -11,31 +11,24 @@ from dataclasses import replace
 
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Bundle, Change, Kind, Put, Remove, Transaction
+from balancer.directory.newest import commit_on_newest
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import Conflict
 from balancer.planner.commands import tablets_on
 from balancer.polling.addresses import records_of
 from balancer.settings import Settings
 
-ATTEMPTS = 5
-
 
 def enrol(directory: Directory, leadership: Leadership, settings: Settings) -> int:
     """Brings the directory up to date; returns how many records were changed."""
-    for _ in range(ATTEMPTS):
-        snapshot = directory.snapshot()
+
+    def propose(snapshot: Snapshot) -> tuple[Transaction | None, int]:
         changes = tuple(changes_of(snapshot, settings))
-        if not changes:
-            return 0
         transaction = Transaction(
             changes, snapshot.version, "configuration read", settings.daemon.instance, leadership.epoch
         )
-        try:
-            directory.commit(transaction)
-        except Conflict:
-            continue
-        return len(changes)
-    raise Conflict("the configuration could not be recorded: others kept changing the directory")
+        return transaction if changes else None, len(changes)
+
+    return commit_on_newest(directory, propose, "the configuration could not be recorded")
 
 
 def changes_of(snapshot: Snapshot, settings: Settings) -> Iterator[Change]:

@@ -57,17 +57,15 @@ class LeaderLoop:
         while not self._stopping.is_set():
             try:
                 won = self._directory.campaign(self._name, timeout=1.0)
+                if won is not None:
+                    self._lead(won)
             except BalancerError as error:
                 log.warning("cannot stand for election", error=str(error))
                 self._stopping.wait(RETRY_SECONDS)
-                continue
             except Exception:
                 # The thread's last boundary: an instance that campaigns no more looks alive and never leads.
                 log.exception("cannot stand for election")
                 self._stopping.wait(RETRY_SECONDS)
-                continue
-            if won is not None:
-                self._lead(won)
 
     def _lead(self, won: Leadership) -> None:
         log.info("elected", epoch=won.epoch)
@@ -81,7 +79,7 @@ class LeaderLoop:
             log.error("cannot lead", error=str(error), epoch=won.epoch)
             resting = True
         except Exception:
-            # As above: whatever is wrong with leading, another instance may be able to.
+            # Whatever is wrong with leading, another instance may be able to; and so may this one, later.
             log.exception("cannot lead", epoch=won.epoch)
             resting = True
         finally:

@@ -36,9 +36,10 @@ def run(settings: Settings, clock: Clock | None = None) -> None:
     signals = Signals()
     daemon = Daemon(settings, clock or SystemClock())
     server = ApiServer(create_app(daemon, settings.daemon.http), settings.daemon.http)
+    # First: with an address that cannot be had nothing else begins. Until the directory is open, `/readyz` says so.
+    server.start()
     try:
         daemon.start()
-        server.start()
         daemon.ready()
         _spare_the_collector()
         while not signals.ended.wait(STEP_SECONDS):

@@ -25,17 +25,19 @@ def open_directory(
     clock: Clock | None = None,
     timeout: float = 10.0,
     lease: float | None = None,
+    create: bool = True,
 ) -> Directory:
     """The directory at an address; `UserError` says what is wrong with one that cannot be.
 
     `timeout`: seconds a call waits for servers. `lease`: seconds after which a silent leader is replaced (5 in a file,
-    10 in ZooKeeper). `credentials` None: as the environment gives them.
+    10 in ZooKeeper). `credentials` None: as the environment gives them. Without `create`, one that is not there is a
+    `UserError`, and is not made: for whoever has no use for an empty directory.
     """
     parts = urlsplit(url)
     if parts.scheme == "sqlite":
         if parts.netloc or not parts.path.startswith("/") or parts.path.endswith("/"):
             raise UserError(f"{url!r} is not a directory address: a file is written as sqlite:///absolute/path")
-        return SqliteDirectory(Path(parts.path), clock=clock, timeout=timeout, lease=lease or 5.0)
+        return SqliteDirectory(Path(parts.path), clock=clock, timeout=timeout, lease=lease or 5.0, create=create)
     if parts.scheme in ("zk", "zks"):
         if "@" in parts.netloc:
             raise UserError("a directory address has no user and no password: they come from the environment or a file")
@@ -48,5 +50,7 @@ def open_directory(
         known = credentials or from_environment(os.environ)
         if parts.scheme == "zks":
             known = replace(known, tls=True)
-        return ZooKeeperDirectory(hosts, cluster, credentials=known, clock=clock, timeout=timeout, lease=lease or 10.0)
+        return ZooKeeperDirectory(
+            hosts, cluster, credentials=known, clock=clock, timeout=timeout, lease=lease or 10.0, create=create
+        )
     raise UserError(f"{url!r} is not a directory address; allowed are {ALLOWED}")

@@ -47,7 +47,15 @@ _BUSY_SECONDS = 10.0  # after a commit more are expected: the steps of a migrati
 class SqliteDirectory(PagedDirectory):
     """See `contract.Directory`. `lease` is how long, in seconds, a leader that hangs keeps others waiting."""
 
-    def __init__(self, path: Path, *, clock: Clock | None = None, timeout: float = 10.0, lease: float = 5.0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Clock | None = None,
+        timeout: float = 10.0,
+        lease: float = 5.0,
+        create: bool = True,
+    ) -> None:
         super().__init__(clock, timeout)
         self._path = path
         self._lease = lease
@@ -55,18 +63,22 @@ class SqliteDirectory(PagedDirectory):
         self._closed = threading.Event()
         self._leaderships: list[SqliteLeadership] = []
         try:
-            self._prepare()
+            self._prepare(create)
         except BaseException:
             self._close()
             raise
 
-    def _prepare(self) -> None:
+    def _prepare(self, create: bool) -> None:
         if not self._path.parent.is_dir():
             raise UserError(f"the folder {self._path.parent} of the directory's file does not exist")
-        self._create()
+        if create:
+            self._create()
+        elif not self._path.exists():
+            raise UserError(f"there is no directory in the file {self._path}: it does not exist")
         fresh = Root(0, 1, 1, "")
         with self._connection() as connection:
-            self._refuse_another_programs(connection)
+            if not self._is_ours(connection) and not create:
+                raise UserError(f"there is no directory in the file {self._path}: it is empty")
             connection.execute("PRAGMA journal_mode = WAL")
             with self._writing(connection):
                 for statement in _SCHEMA.split(";"):
@@ -83,18 +95,24 @@ class SqliteDirectory(PagedDirectory):
         except OSError as error:
             raise Unavailable(f"the directory's file {self._path} cannot be made: {error.strerror}") from None
 
-    def _refuse_another_programs(self, connection: sqlite3.Connection) -> None:
-        """Before anything is written: our tables must not appear in a database that is not ours."""
+    def _is_ours(self, connection: sqlite3.Connection) -> bool:
+        """Whether our tables are there yet; `UserError` in another program's database: they must not appear there."""
         names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if names and not {"root", "page", "record", "log", "leader"} <= names:
             raise UserError(f"the file {self._path} is another program's database: name one that does not exist yet")
+        return bool(names)
 
     def open(self) -> sqlite3.Connection:
         """A connection of one's own; the caller closes it."""
         connection: sqlite3.Connection | None = None
         try:
+            # Of a file that is not there any more SQLite would make an empty one.
             connection = sqlite3.connect(
-                self._path, timeout=self.timeout, isolation_level=None, check_same_thread=False
+                f"{self._path.as_uri()}?mode=rw",
+                uri=True,
+                timeout=self.timeout,
+                isolation_level=None,
+                check_same_thread=False,
             )
             connection.execute("PRAGMA synchronous = FULL")
         except sqlite3.Error as error:

@@ -5,6 +5,7 @@ commit's two conditions are checked by the servers themselves, inside the one mu
 """
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
@@ -24,7 +25,9 @@ from balancer.directory.zookeeper_import import replace_all
 from balancer.directory.zookeeper_load import Loader
 from balancer.directory.zookeeper_session import Lost, Session
 from balancer.directory.zookeeper_watch import RootSignal
-from balancer.errors import Fenced, OutcomeUnknown, Refused, Unavailable
+from balancer.errors import Fenced, OutcomeUnknown, Refused, Unavailable, UserError
+
+_NEIGHBOURS = 20  # znodes that are looked at for the names of other directories
 
 
 class ZooKeeperDirectory(PagedDirectory):
@@ -40,6 +43,7 @@ class ZooKeeperDirectory(PagedDirectory):
         clock: Clock | None = None,
         timeout: float = 10.0,
         lease: float = 10.0,
+        create: bool = True,
     ) -> None:
         super().__init__(clock or SystemClock(), timeout)
         self.paths = Paths("/" + cluster.strip("/"))
@@ -47,19 +51,40 @@ class ZooKeeperDirectory(PagedDirectory):
         self._signals: list[RootSignal] = []
         self._leaderships: list[ZooKeeperLeadership] = []
         try:
-            self._prepare()
+            self._prepare(hosts, create)
         except BaseException:
             self.session.close()
             raise
 
-    def _prepare(self) -> None:
+    def _prepare(self, hosts: str, create: bool) -> None:
         """Makes the layout where it is missing; the root comes last, so whoever sees it sees all of it."""
-        client = self.session.client
-        if self.session.read(lambda: self.session.gather([client.exists_async(self.paths.root)]))[0]:
+        client, root = self.session.client, self.paths.root
+        # A sync first: our server may be a moment behind the one through which somebody has just made it.
+        _, found = self.session.read(lambda: self.session.gather([client.sync_async(root), client.exists_async(root)]))
+        if found is not None:
             return
+        if not create:
+            others = ", ".join(self._others()) or "none"
+            raise UserError(f"there is no directory {self.paths.base[1:]} in ZooKeeper at {hosts}; there are: {others}")
         for path in self.paths.folders():
             self._create(path, b"")
         self._create(self.paths.root, Root(0, 1, 1, "").pack())
+
+    def _others(self) -> list[str]:
+        """The directories beside this one, the most alike first, as far as we may look: a name may be mistyped."""
+        client, beside = self.session.client, self.paths.base.rpartition("/")[0]
+        try:
+            (names,) = self.session.read(
+                lambda: self.session.gather([client.get_children_async(beside or "/")], NoNodeError)
+            )
+            alike = get_close_matches(self.paths.base[len(beside) + 1 :], names or (), _NEIGHBOURS, cutoff=0.0)
+            near = [f"{beside}/{name}" for name in alike]
+            found = self.session.read(
+                lambda: self.session.gather([client.exists_async(Paths(base).root) for base in near])
+            )
+        except Refused:
+            return []
+        return [base[1:] for base, there in zip(near, found, strict=True) if there is not None]
 
     def _create(self, path: str, data: bytes) -> None:
         client = self.session.client

@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from balancer.clock import SystemClock
 from balancer.errors import BalancerError, Unavailable
@@ -57,6 +58,11 @@ def prepare_folder(path: Path, account: Account | None) -> None:
         account.own(path)
 
 
+def _identity(account: Account | None) -> dict[str, Any]:
+    """What a program is started as: with none of our groups, where it is not as we are."""
+    return {"user": account.uid, "group": account.gid, "extra_groups": []} if account else {}
+
+
 def spawn(argv: Sequence[str], log: Path, account: Account | None, cwd: Path) -> "subprocess.Popen[bytes]":
     """Starts a server in a session of its own, so that Ctrl-C reaches us and not it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
@@ -69,9 +75,7 @@ def spawn(argv: Sequence[str], log: Path, account: Account | None, cwd: Path) ->
             start_new_session=True,
             cwd=cwd,
             env=environment,
-            user=account.uid if account else None,
-            group=account.gid if account else None,
-            extra_groups=[] if account else None,
+            **_identity(account),
         )
     _started.append(child)
     return child
@@ -85,9 +89,7 @@ def run(argv: Sequence[str], account: Account | None, cwd: Path) -> None:
         text=True,
         check=False,
         cwd=cwd,
-        user=account.uid if account else None,
-        group=account.gid if account else None,
-        extra_groups=[] if account else None,
+        **_identity(account),
     )
     if done.returncode:
         raise BalancerError(f"{Path(argv[0]).name} failed with exit code {done.returncode}: {done.stderr.strip()}")

@@ -12,7 +12,8 @@ T = TypeVar("T")
 class Background(Generic[T]):
     """`with Background(work) as running: …; running.result()`. Leaving the block early asks the work to stop.
 
-    The work gets a `stop` event; it should look at it now and then.
+    The work gets a `stop` event; it should look at it now and then. Who leaves the block without asking for the result
+    can do without it: an error of ours is then passed over. A defect is not.
     """
 
     def __init__(self, work: Callable[[threading.Event], T], name: str) -> None:
@@ -20,10 +21,12 @@ class Background(Generic[T]):
         self._stop = threading.Event()
         self._result: T | None = None
         self._error: BaseException | None = None
+        self._asked = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def result(self) -> T:
         """Waits for the work and gives what it returned, or raises what it raised."""
+        self._asked = True
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -38,14 +41,20 @@ class Background(Generic[T]):
         self._thread.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._stop.set()
         self._thread.join()
+        unheard = None if self._asked else self._error
+        if unheard is None or isinstance(unheard, BalancerError):
+            return
+        if error is None:
+            raise unheard
+        error.add_note(f"{self._thread.name}, which ran beside it, has failed as well: {unheard!r}")
 
     def _run(self) -> None:
         try:
             self._result = self._work(self._stop)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised where it is asked for, or the block is left
             self._error = error
 
 

@@ -6,7 +6,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Unavailable
@@ -20,6 +22,11 @@ from balancer.nodes.names import Name
 from balancer.nodes.schema import OwnedTablet, OwnState, forget_tablets, read_tablets, write_tablets
 
 _ORDER = list(LeftoverKind)
+
+PATIENCE: Final = 10.0
+"""Seconds for which one repair is tried again: most transactions that are in its way are much shorter."""
+_PAUSE: Final = 0.2
+"""Seconds in which writers who queued behind an attempt get on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +61,20 @@ def examine(directory: Directory, addresses: Addresses, nodes: Sequence[str] | N
     return found
 
 
-def repair(leadership: Leadership, addresses: Addresses, findings: Sequence[Finding]) -> list[Finding]:
-    """Repairs what can be; returns what was. Only for a leader, while no migration of these nodes is running."""
+def repair(
+    leadership: Leadership, addresses: Addresses, findings: Sequence[Finding], clock: Clock | None = None
+) -> list[Finding]:
+    """Repairs what can be; returns what was. Only for a leader, while no migration of these nodes is running.
+
+    Raises `Unavailable` where a node, or the application's sessions there, are in the way for too long.
+    """
+    clock = clock or SystemClock()
     links = Links(addresses, "doctor")
     done = []
     try:
         for finding in sorted(findings, key=_removal_order):
             if finding.repairable:
-                _repair_one(links.control(finding.node), leadership, finding)
+                _repair_patiently(links, leadership, finding, clock)
                 done.append(finding)
     finally:
         links.close()
@@ -70,6 +83,17 @@ def repair(leadership: Leadership, addresses: Addresses, findings: Sequence[Find
 
 def _removal_order(finding: Finding) -> int:
     return _ORDER.index(finding.leftover.kind) if finding.leftover else len(_ORDER)
+
+
+def _repair_patiently(links: Links, leadership: Leadership, finding: Finding, clock: Clock) -> None:
+    deadline = clock.monotonic() + PATIENCE
+    while True:
+        try:
+            return _repair_one(links.control(finding.node), leadership, finding)
+        except Unavailable as error:
+            if clock.monotonic() >= deadline:
+                raise Unavailable(f"not repaired yet, try again later ({finding.text}): {error}") from error
+        clock.sleep(_PAUSE)
 
 
 def _repair_one(connection: Connection, leadership: Leadership, finding: Finding) -> None:

@@ -30,9 +30,9 @@ class FenceKeeper:
         self._running.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._running.__exit__(None)
-        if kind is None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._running.__exit__(kind, error, trace)
+        if error is None:
             self._running.result()
 
     def _keep(self, stop: threading.Event) -> None:

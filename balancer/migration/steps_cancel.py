@@ -5,22 +5,23 @@ first and needs only the source; each later part may fail and be repeated withou
 """
 
 from balancer.directory.model import MigrationKind
-from balancer.migration.context import Context, partitions_of
+from balancer.migration.context import Context
 from balancer.migration.machine import Event
+from balancer.migration.steps_switch import let_writers_on
 from balancer.nodes import capture, fence, partition, replication, schema
 from balancer.nodes.connection import Cursor
 
 
 def cancelling(ctx: Context) -> Event:
     """Lifts the fence, removes the incoming partitions and the stream."""
-    _let_writers_on(ctx)
+    let_writers_on(ctx, capturing=False)
     _take_away(ctx)
     return Event.BROKEN if ctx.detail.failed else Event.CLEANED
 
 
 def restarting(ctx: Context) -> Event:
     """The same, and everything that is known of the copy is forgotten: it is begun anew."""
-    _let_writers_on(ctx)
+    let_writers_on(ctx, capturing=False)
     ctx.checkpoint()
     _take_away(ctx)
     ctx.forget_copy()
@@ -36,17 +37,6 @@ def _take_away(ctx: Context) -> None:
         with ctx.source_command() as connection:
             replication.drop_slot(connection, ctx.id)
     _clean_source(ctx)
-
-
-def _let_writers_on(ctx: Context) -> None:
-    with ctx.source() as cursor:
-        for tablet in ctx.sources:
-            names = partitions_of(ctx.table, tablet)
-            fence.lift_fence(cursor, names, ctx.settings.lock_timeout * 5)
-            schema.write_tablets(cursor, [schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.OWNED, names)])
-        for place in ctx.source_places:
-            capture.disable_capture(cursor, place.partition, ctx.settings.lock_timeout * 5)
-    ctx.fence, ctx.fenced_at = None, None
 
 
 def _drop_incoming(ctx: Context) -> None:

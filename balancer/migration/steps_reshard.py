@@ -7,26 +7,30 @@ no fence: `verifying` sums up both sides in one snapshot and leaves out the keys
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Final
 
 from balancer.directory.model import MigrationMode
 from balancer.errors import Refused, Unavailable
 from balancer.migration import guards
-from balancer.migration.context import Context, partitions_of
+from balancer.migration.context import Context
 from balancer.migration.control import Difference
 from balancer.migration.keeper import FenceKeeper
 from balancer.migration.machine import Event
 from balancer.migration.steps_copy import Throttle, create_incoming, read_shapes, start_captures
-from balancer.migration.steps_switch import back_off
+from balancer.migration.steps_switch import back_off, let_writers_on
 from balancer.migration.verify import compared
-from balancer.nodes import capture, fence, partition, reshard, schema
+from balancer.nodes import capture, partition, reshard
 from balancer.nodes.checksum import BUCKETS
 from balancer.nodes.connection import Connection, Cursor, translated
 from balancer.nodes.names import Name
 from balancer.nodes.objects import bound_constraint
 from balancer.nodes.reshard import Family
 from balancer.nodes.shape import Shape
+from balancer.settings import MigrationSettings
 
 PAGE = 8192
+ROUNDS: Final = 200
+"""A round of replay has what changed during the one before: where so many did not become short, more will not."""
 
 
 def preparing(ctx: Context) -> Event:
@@ -81,20 +85,31 @@ def catch_up(ctx: Context) -> None:
     rounds = 0
     while True:
         ctx.checkpoint()
-        began = ctx.clock.monotonic()
+        work = families(ctx)
+        began = ctx.clock.monotonic()  # from here on as the swap does it, while everybody waits
         replayed = 0
-        for family in families(ctx):
+        for family in work:
             with replay_transaction(ctx) as cursor:
                 replayed += replay_once(cursor, family)
         took = ctx.clock.monotonic() - began
         rounds += 1
         if replayed <= ctx.settings.verify_keys_in_fence and took < ctx.settings.write_pause_budget / 2:
             return
-        if rounds > 200:
-            raise Refused(
-                f"the tablet changes faster than its changes can be replayed ({replayed} keys in {took:.1f} s)"
-            )
+        if rounds >= ROUNDS:
+            raise Refused(too_much(replayed, took, ctx.settings))
         ctx.progress.waiting(f"the replay of changes: {replayed} keys took {took * 1000:.0f} ms")
+
+
+def too_much(replayed: int, took: float, settings: MigrationSettings) -> str:
+    """Why the last of all rounds of replay was still too much to be repeated under the lock."""
+    round_ = f"the last of {ROUNDS} rounds of replay had {replayed} changed keys and took {took * 1000:.1f} ms"
+    if replayed > settings.verify_keys_in_fence:
+        return (
+            f"the tablet changes faster than its changes can be replayed: {round_}, where"
+            f" {settings.verify_keys_in_fence} keys are allowed (verify_keys_in_fence)"
+        )
+    allowed = settings.write_pause_budget * 500
+    return f"write_pause_budget is too short for this node: {round_}, where half of the budget is {allowed:g} ms"
 
 
 @contextmanager
@@ -143,16 +158,6 @@ def families(ctx: Context) -> list[Family]:
             )
         )
     return found
-
-
-def let_writers_on(ctx: Context) -> None:
-    """Nothing has been swapped and nothing will be before the next verification: a fence may go."""
-    with ctx.source() as cursor:
-        for tablet in ctx.sources:
-            names = partitions_of(ctx.table, tablet)
-            fence.lift_fence(cursor, names, ctx.settings.lock_timeout * 5)
-            schema.write_tablets(cursor, [schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.OWNED, names)])
-    ctx.fence, ctx.fenced_at = None, None
 
 
 def model_of(ctx: Context, place: partition.Place, shapes: tuple[Shape, ...]) -> Shape:

@@ -48,7 +48,7 @@ class Forecast:
 
 def catching_up(ctx: Context) -> Event:
     """Lets writers on if they were held back; then waits until a switch would fit into the budget."""
-    _let_writers_on(ctx)
+    let_writers_on(ctx)
     back_off(ctx)
     watch = LagWatch(ctx)
     shapes = read_shapes(ctx)
@@ -181,14 +181,18 @@ def _read_sequences(ctx: Context) -> None:
         ctx.note(sequences=sequences.read_sequences(cursor, ctx.sequences))
 
 
-def _let_writers_on(ctx: Context) -> None:
-    """The journal says `catching_up`, so the switch before cannot commit any more: its fence may go."""
+def let_writers_on(ctx: Context, *, capturing: bool = True) -> None:
+    """The journal says that the switch or swap before cannot commit any more: its fence may go.
+
+    Not `capturing`: nothing will be switched at all, and what writers change is not remembered any more.
+    """
     with ctx.source() as cursor:
         for tablet in ctx.sources:
             names = partitions_of(ctx.table, tablet)
-            if any(fence.read_fence(cursor, name) for name in names):
-                fence.lift_fence(cursor, names, ctx.settings.lock_timeout * 5)
+            fence.lift_fence(cursor, names, ctx.settings.lock_timeout * 5)
             schema.write_tablets(cursor, [schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.OWNED, names)])
+        for place in () if capturing else ctx.source_places:
+            capture.disable_capture(cursor, place.partition, ctx.settings.lock_timeout * 5)
     ctx.fence, ctx.fenced_at = None, None
 
 

@@ -6,15 +6,13 @@ the bytes of `policies.keys`, leaves are those of `policies.leaves`.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import date, datetime
-from decimal import Decimal
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
-from uuid import UUID
 
 from psycopg import sql
 
 from balancer.errors import Refused
+from policies.key_text import parse_value, show_value
 from policies.keys import HIGHEST, LOWEST, Key, KeyMismatch, KeyType, KeyValue, decode_bound, encode_key
 from policies.leaves import Leaf, check_leaf
 
@@ -78,7 +76,7 @@ def check_expression(columns: Sequence[KeyColumn], part: Part, root_oid: int) ->
 
 def literal(kind: KeyType, value: KeyValue) -> sql.Composable:
     """A constant of the column's own type: a wider one would not match the partition's constraint."""
-    return sql.SQL("{}::{}").format(sql.Literal(_text(value)), sql.SQL(kind.value))
+    return sql.SQL("{}::{}").format(sql.Literal(show_value(value)), sql.SQL(kind.value))
 
 
 def parse_bound(types: Sequence[KeyType], text: str) -> Part:
@@ -93,16 +91,6 @@ def parse_bound(types: Sequence[KeyType], text: str) -> Part:
         return KeyRange(_parse_side(types, lower), _parse_side(types, upper))
     what = "it is the DEFAULT partition" if text == "DEFAULT" else f"its bound is {text}"
     raise Refused(f"{what}; only RANGE and HASH bounds are known")
-
-
-def parse_value(kind: KeyType, text: str) -> KeyValue:
-    """A value as PostgreSQL prints it with our connections' settings (UTC, ISO dates)."""
-    try:
-        return _PARSERS[kind](text)
-    except (ValueError, ArithmeticError) as error:
-        raise Refused(
-            f"{text!r} cannot be used as a key of type {kind}: it is outside of what we can represent"
-        ) from error
 
 
 def _bound(columns: Sequence[KeyColumn], data: bytes) -> sql.Composable:
@@ -141,30 +129,6 @@ def _decoded(columns: Sequence[KeyColumn], data: bytes) -> tuple[Key, bool]:
     return decode_bound([column.type for column in columns], data)
 
 
-def _text(value: KeyValue) -> str:
-    if isinstance(value, float):  # only the infinities
-        return "infinity" if value > 0 else "-infinity"
-    return value.isoformat() if isinstance(value, date) else str(value)
-
-
-def _parse_timestamptz(text: str) -> KeyValue:
-    return float(text) if text.endswith("infinity") else datetime.fromisoformat(text)
-
-
-def _parse_date(text: str) -> KeyValue:
-    return float(text) if text.endswith("infinity") else date.fromisoformat(text)
-
-
-_PARSERS: Mapping[KeyType, Callable[[str], KeyValue]] = {
-    KeyType.SMALLINT: int,
-    KeyType.INTEGER: int,
-    KeyType.BIGINT: int,
-    KeyType.TEXT: str,
-    KeyType.UUID: UUID,
-    KeyType.TIMESTAMPTZ: _parse_timestamptz,
-    KeyType.DATE: _parse_date,
-    KeyType.NUMERIC: Decimal,
-}
 _HASH = re.compile(r"FOR VALUES WITH \(modulus (\d+), remainder (\d+)\)")
 _TOKEN = re.compile(r"\s*('(?:[^']|'')*'|[^',()]+)\s*")
 
@@ -196,8 +160,17 @@ def _parse_side(types: Sequence[KeyType], tokens: Sequence[str]) -> bytes:
         if token in ("MINVALUE", "MAXVALUE"):
             tail = HIGHEST if token == "MAXVALUE" else b""  # noqa: S105 - a token of SQL
             return _encode(types, values) + tail
-        values.append(parse_value(kind, token[1:-1].replace("''", "'") if token.startswith("'") else token))
+        values.append(_parsed(kind, token[1:-1].replace("''", "'") if token.startswith("'") else token))
     return _encode(types, values)
+
+
+def _parsed(kind: KeyType, text: str) -> KeyValue:
+    try:
+        return parse_value(kind, text)
+    except KeyMismatch as error:  # PostgreSQL printed it, so it is one; but ours are fewer
+        raise Refused(
+            f"{text!r} cannot be used as a key of type {kind}: it is outside of what we can represent"
+        ) from error
 
 
 def _encode(types: Sequence[KeyType], values: Sequence[KeyValue]) -> bytes:

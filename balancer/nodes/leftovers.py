@@ -76,7 +76,7 @@ def find_leftovers(connection: Connection) -> list[Leftover]:
 
 
 def remove_leftover(connection: Connection, leftover: Leftover) -> None:
-    """Takes one object away. Idempotent."""
+    """Takes one object away, or fails while the application's sessions are in the way. Idempotent."""
     name = sql.Identifier(leftover.name)
     migration = leftover.migration or ""
     match leftover.kind:
@@ -85,7 +85,8 @@ def remove_leftover(connection: Connection, leftover: Leftover) -> None:
         case LeftoverKind.SLOT:
             replication.drop_slot(connection, migration)
         case LeftoverKind.PUBLICATION:
-            connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(name))
+            with connection.transaction(), connection.cursor() as cursor:
+                replication.drop_publication(cursor, migration)
         case LeftoverKind.LOG:
             connection.execute(sql.SQL("DROP TABLE IF EXISTS balancer.{}").format(name))
         case LeftoverKind.FUNCTION:
@@ -104,7 +105,8 @@ def _named(connection: Connection) -> Iterator[Leftover]:
     for kind, query in _QUERIES.items():
         for name, schema, table in connection.execute(sql.SQL(query)):
             owner = owner_of(name.removesuffix("_bound"))
-            yield Leftover(kind, name, owner, Name(schema, table) if schema else None)
+            if owner is not None:  # somebody else's may begin as ours do
+                yield Leftover(kind, name, owner, Name(schema, table) if schema else None)
 
 
 def _triggers(connection: Connection) -> Iterator[Leftover]:

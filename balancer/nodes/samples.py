@@ -13,12 +13,13 @@ from math import log, sqrt
 from psycopg import sql
 
 from balancer.errors import Refused
-from balancer.nodes.bounds import KeyColumn, parse_value
+from balancer.nodes.bounds import KeyColumn
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.names import Name
 from balancer.nodes.quantiles import Point, cuts
 from policies.hashing import partition_hash
-from policies.keys import Key, KeyType, encode_key
+from policies.key_text import parse_value
+from policies.keys import Key, KeyMismatch, KeyType, encode_key
 from policies.leaves import position
 from policies.model import KeySamples, SampleSource
 
@@ -239,7 +240,7 @@ def _value(column: KeyColumn, text: str) -> Key:
     """The value, or nothing where a key cannot represent it."""
     try:
         return (parse_value(column.type, text),)
-    except Refused:
+    except KeyMismatch:
         return ()
 
 
@@ -287,11 +288,13 @@ def _order(columns: Sequence[KeyColumn]) -> sql.Composable:
 
 
 def _keys(cursor: Cursor, types: Sequence[KeyType]) -> Iterator[Key]:
-    """The rows as keys; those with a value that a key cannot represent are left out."""
+    """The rows as keys; those with NULL, or with a value that a key cannot represent, are left out."""
     for row in cursor:
+        if None in row:
+            continue
         try:
             yield tuple(parse_value(kind, text) for kind, text in zip(types, row, strict=True))
-        except (Refused, TypeError):
+        except KeyMismatch:
             continue
 
 

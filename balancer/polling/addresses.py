@@ -3,12 +3,14 @@
 Addresses are looked up in the present settings each time, so that a changed DSN or password holds at once.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 from balancer.directory.model import Node
-from balancer.nodes.connection import Address
+from balancer.errors import Unavailable
+from balancer.nodes.connection import DEFAULT_TIMEOUTS, Address, Connection, Timeouts, connect
 from balancer.settings import BundleSettings, NodeSettings
 
 
@@ -20,6 +22,26 @@ def address_of(node: NodeSettings) -> Address:
 def addresses_of(bundles: Iterable[BundleSettings]) -> dict[str, Address]:
     """By node, over several bundles."""
     return {node.id: address_of(node) for bundle in bundles for node in bundle.nodes.values()}
+
+
+def address_in(bundles: Iterable[BundleSettings], node: str) -> Address:
+    """Where a node is; `Unavailable` where the configuration does not say: it may come back with the next reload."""
+    found = addresses_of(bundles).get(node)
+    if found is None:
+        raise Unavailable(f"node {node} is not in the configuration")
+    return found
+
+
+@contextmanager
+def connected(
+    bundle: BundleSettings, purpose: str, timeouts: Timeouts = DEFAULT_TIMEOUTS
+) -> Iterator[dict[str, Connection]]:
+    """A connection to each node of a bundle, for the length of a block."""
+    with ExitStack() as stack:
+        yield {
+            node.id: stack.enter_context(connect(address_of(node), purpose=purpose, timeouts=timeouts))
+            for node in bundle.nodes.values()
+        }
 
 
 def records_of(bundle: BundleSettings) -> list[Node]:

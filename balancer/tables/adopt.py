@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from balancer.directory.contract import Directory
+from balancer.directory.lawful import TABLET_COUNTER
 from balancer.directory.model import (
     Bounds,
     Bundle,
@@ -24,8 +25,9 @@ from balancer.directory.model import (
     Tablet,
     Transaction,
 )
+from balancer.directory.newest import commit_on_newest
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import Conflict, Refused
+from balancer.errors import Refused
 from balancer.nodes.bounds import Part
 from balancer.nodes.catalog import Root
 from balancer.nodes.connection import Connection
@@ -33,11 +35,12 @@ from balancer.nodes.definition import make_roots, read_definition
 from balancer.nodes.leader import node_transaction
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.schema import OwnedTablet, OwnState, add_tablets, install_schema
+from balancer.settings import BundleSettings
 from balancer.tables.coverage import check_coverage, in_key_order
 from balancer.tables.survey import Found, survey
 from policies.leaves import Leaf
 
-ATTEMPTS = 5
+_TABLE_COUNTER = "table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,13 @@ class TableRequest:
     layout: str
     key: tuple[str, ...]
     author: str
+
+
+def request_of(bundle: BundleSettings, name: str, author: str) -> TableRequest:
+    """A table as its bundle's file describes it, where it is wanted so."""
+    shape = bundle.tables[name]
+    roots = tuple(parse_name(root) for root in shape.roots)
+    return TableRequest(bundle.name, name, roots, shape.layout, shape.key, author)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,39 +132,26 @@ def owned_row(tablet: Tablet, roots: Sequence[Name]) -> OwnedTablet:
 def _record(
     request: TableRequest, found: Found, directory: Directory, records: Sequence[Node]
 ) -> tuple[Table, list[Tablet]]:
-    for _ in range(ATTEMPTS):
-        snapshot = directory.snapshot()
+    def propose(snapshot: Snapshot) -> tuple[Transaction | None, tuple[Table, list[Tablet]]]:
         known = [table for table in snapshot.tables.values() if table.name == request.name]
         if known:
-            return known[0], _already(snapshot, known[0], found)
+            return None, (known[0], _already(snapshot, known[0], found))
         table, tablets = _new_records(request, found, snapshot)
         changes = (
             *missing_parents(request.bundle, snapshot, records),
             Put(table),
             *map(Put, tablets),
-            Put(Counter("table", table.id + 1)),
-            Put(Counter("tablet", tablets[-1].id + 1)),
+            *reserved(table.id, tablets[-1].id),
         )
         reason = f"adopt table {request.name} with {len(tablets)} tablets"
-        try:
-            directory.commit(Transaction(changes, snapshot.version, reason, request.author))
-        except Conflict:
-            continue
-        return table, tablets
-    raise Conflict(f"table {request.name} could not be recorded: others kept changing the directory")
+        return Transaction(changes, snapshot.version, reason, request.author), (table, tablets)
+
+    return commit_on_newest(directory, propose, f"table {request.name} could not be recorded")
 
 
 def _new_records(request: TableRequest, found: Found, snapshot: Snapshot) -> tuple[Table, list[Tablet]]:
-    root = found.roots[0]
-    table = Table(
-        id=next_id(snapshot, "table"),
-        name=request.name,
-        bundle=request.bundle,
-        layout=Layout(root.layout),
-        columns=tuple(KeyColumn(column.name, column.type) for column in root.columns),
-        roots=tuple(str(root.name) for root in found.roots),
-    )
-    first = next_id(snapshot, "tablet")
+    table_id, first = next_ids(snapshot)
+    table = table_record(request, found, table_id)
     tablets = [
         Tablet(
             id=number,
@@ -166,6 +163,19 @@ def _new_records(request: TableRequest, found: Found, snapshot: Snapshot) -> tup
         for number, tablet in enumerate(in_key_order(found.tablets), first)
     ]
     return table, tablets
+
+
+def table_record(request: TableRequest, found: Found, table_id: int) -> Table:
+    """The table as the directory records it."""
+    root = found.roots[0]
+    return Table(
+        id=table_id,
+        name=request.name,
+        bundle=request.bundle,
+        layout=Layout(root.layout),
+        columns=tuple(KeyColumn(column.name, column.type) for column in root.columns),
+        roots=tuple(str(root.name) for root in found.roots),
+    )
 
 
 def _already(snapshot: Snapshot, table: Table, found: Found) -> list[Tablet]:
@@ -186,10 +196,15 @@ def missing_parents(bundle: str, snapshot: Snapshot, records: Sequence[Node]) ->
             yield Put(node)
 
 
-def next_id(snapshot: Snapshot, name: str) -> int:
-    """The next number of a counter that may not be there yet."""
-    counter = snapshot.counters.get(name)
-    return counter.next if counter else 1
+def next_ids(snapshot: Snapshot) -> tuple[int, int]:
+    """The next table's id and the next tablet's; their counters may not be there yet."""
+    table, tablet = (snapshot.counters.get(name) or Counter(name) for name in (_TABLE_COUNTER, TABLET_COUNTER))
+    return table.next, tablet.next
+
+
+def reserved(table_id: int, last_tablet: int) -> tuple[Change, Change]:
+    """Makes ids up to these ones never be given again."""
+    return Put(Counter(_TABLE_COUNTER, table_id + 1)), Put(Counter(TABLET_COUNTER, last_tablet + 1))
 
 
 def to_bounds(part: Part) -> Bounds:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from balancer.directory.contract import Directory
-from balancer.directory.model import Counter, KeyColumn, Layout, Node, Put, Table, Tablet, Transaction
-from balancer.errors import BalancerError, Conflict, OutcomeUnknown, Refused
+from balancer.directory.model import Node, Put, Table, Tablet, Transaction
+from balancer.directory.newest import commit_on_newest
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import BalancerError, OutcomeUnknown, Refused
 from balancer.nodes.bounds import Part
 from balancer.nodes.catalog import HASH, Root, find_root, read_root
 from balancer.nodes.connection import Connection
@@ -20,13 +22,14 @@ from balancer.nodes.leader import node_transaction
 from balancer.nodes.names import Name, partition_name
 from balancer.nodes.schema import add_tablets, forget_tablets, install_schema
 from balancer.tables.adopt import (
-    ATTEMPTS,
     TableRequest,
     check_request,
     missing_parents,
-    next_id,
+    next_ids,
     owned_row,
+    reserved,
     spread_roots,
+    table_record,
     to_bounds,
 )
 from balancer.tables.layout import hash_parts, range_parts, spread
@@ -63,18 +66,10 @@ def create(
     if definition:
         _define(request, nodes, definition, snapshot.epoch, lambda root: _parts(root, tablets, splits))
     found = _spread(request, nodes, snapshot.epoch)
-    root = found.roots[0]
-    parts = _parts(root, tablets, splits)
+    parts = _parts(found.roots[0], tablets, splits)
     owners = spread(parts, {record.id: record.weight for record in records})
     table_id, first = _reserve(request, directory, len(parts))
-    table = Table(
-        id=table_id,
-        name=request.name,
-        bundle=request.bundle,
-        layout=Layout(root.layout),
-        columns=tuple(KeyColumn(column.name, column.type) for column in root.columns),
-        roots=tuple(str(root.name) for root in found.roots),
-    )
+    table = table_record(request, found, table_id)
     made = [
         Tablet(
             id=number,
@@ -141,32 +136,25 @@ def _has_roots(connection: Connection, roots: Sequence[Name]) -> bool:
 
 def _reserve(request: TableRequest, directory: Directory, count: int) -> tuple[int, int]:
     """Ids for the table and its tablets, never to be used for anything else."""
-    for _ in range(ATTEMPTS):
-        snapshot = directory.snapshot()
-        table, first = next_id(snapshot, "table"), next_id(snapshot, "tablet")
-        changes = (Put(Counter("table", table + 1)), Put(Counter("tablet", first + count)))
+
+    def propose(snapshot: Snapshot) -> tuple[Transaction, tuple[int, int]]:
+        table, first = next_ids(snapshot)
         reason = f"reserve {count} tablet ids for table {request.name}"
-        try:
-            directory.commit(Transaction(changes, snapshot.version, reason, request.author))
-        except Conflict:
-            continue
-        return table, first
-    raise Conflict(f"no ids could be reserved for table {request.name}: others kept changing the directory")
+        changes = reserved(table, first + count - 1)
+        return Transaction(changes, snapshot.version, reason, request.author), (table, first)
+
+    return commit_on_newest(directory, propose, f"no ids could be reserved for table {request.name}")
 
 
 def _commit(
     request: TableRequest, directory: Directory, records: Sequence[Node], table: Table, tablets: Sequence[Tablet]
 ) -> None:
-    for _ in range(ATTEMPTS):
-        snapshot = directory.snapshot()
+    def propose(snapshot: Snapshot) -> tuple[Transaction, None]:
         changes = (*missing_parents(request.bundle, snapshot, records), Put(table), *map(Put, tablets))
         reason = f"create table {request.name} with {len(tablets)} tablets"
-        try:
-            directory.commit(Transaction(changes, snapshot.version, reason, request.author))
-        except Conflict:
-            continue
-        return
-    raise Conflict(f"table {request.name} could not be recorded: others kept changing the directory")
+        return Transaction(changes, snapshot.version, reason, request.author), None
+
+    commit_on_newest(directory, propose, f"table {request.name} could not be recorded")
 
 
 def _made(

@@ -9,8 +9,9 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
-from balancer.errors import Refused, UserError
-from balancer.nodes.bounds import KeyRange, Part, parse_value
+from balancer.errors import UserError
+from balancer.nodes.bounds import KeyRange, Part
+from policies.key_text import parse_value
 from policies.keys import HIGHEST, LOWEST, KeyMismatch, KeyType, KeyValue, encode_key
 from policies.leaves import Leaf
 
@@ -46,7 +47,7 @@ def _encode_split(types: Sequence[KeyType], split: Any) -> bytes:
     try:
         key = [_to_key(kind, value) for kind, value in zip(types, values, strict=False)]
         return encode_key(types, key if len(values) <= len(types) else values, prefix=True)
-    except (KeyMismatch, Refused) as error:
+    except KeyMismatch as error:
         raise UserError(f"splits: {split!r} is not a key of this table: {error}") from error
 
 

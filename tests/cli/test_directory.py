@@ -83,7 +83,7 @@ def test_the_history_is_filtered_and_shown_for_people_and_programs(directory: Di
     lines = balancer("history", "--directory", address).out.splitlines()
     assert lines[0].split("\t") == ["version", "at", "author", "epoch", "reason", "changes"]
     assert len(lines) == 4
-    assert "bundle shop, node pg-a active, node pg-b active and 16 more" in lines[1]
+    assert "bundle shop; node pg-a is active; node pg-b is active and 16 more" in lines[1]
     (only,) = json.loads(balancer("history", "--directory", address, "--text", "2 was", "-o", "json").out)
     assert only["reason"] == "tablet 2 was hot"
     assert only["changes"][0][0] == "tablet"

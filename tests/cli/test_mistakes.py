@@ -50,6 +50,43 @@ def test_a_leader_that_does_not_answer_is_named(directory: Directory) -> None:
     leadership.resign()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status",),
+        ("hot",),
+        ("tablets",),
+        ("moves",),
+        ("plan", "shop"),
+        ("explain", "tablet", "1"),
+        ("why-not", "1", "pg-b"),
+        ("move", "1", "pg-b"),
+        ("split", "1"),
+        ("drain", "pg-a"),
+        ("pause", "shop"),
+        ("route", "orders", "7"),
+        ("pgbouncer", "sync", "--admin", "host=127.0.0.1 port=1", "--file", "databases.ini"),
+        ("history",),
+        ("directory", "export"),
+        ("directory", "check"),
+        ("table", "double", "shop", "orders"),
+        ("verify", "orders"),
+        ("doctor",),
+        ("node", "list"),
+        ("forward", "shop"),
+    ],
+    ids=" ".join,
+)
+def test_a_directory_that_is_not_there_is_wrong_input_and_is_not_made(tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "bundles" / "shop.toml").write_text('[nodes.pg-a]\ndsn = "host=127.0.0.1 port=1"\n')
+    (tmp_path / "balancer.toml").write_text(f'directory = "sqlite://{tmp_path}/dierctory.db"\n')
+    result = balancer(*words, "--config", tmp_path / "balancer.toml")
+    sentence = f"there is no directory in the file {tmp_path}/dierctory.db: it does not exist\n"
+    assert (result.code, result.out, result.err) == (2, "", sentence)
+    assert {path.name for path in tmp_path.iterdir()} == {"bundles", "balancer.toml"}
+
+
 def test_a_folder_instead_of_a_file_is_a_sentence(tmp_path: Path) -> None:
     result = balancer("status", "--directory", f"sqlite://{tmp_path}")
     assert (result.code, result.err.count("\n")) == (3, 1)

@@ -7,6 +7,7 @@ import pytest
 
 from balancer.directory.credentials import Credentials, Scheme, from_environment
 from balancer.directory.open import open_directory
+from balancer.directory.sqlite import SqliteDirectory
 from balancer.errors import Unavailable, UserError
 
 pytestmark = pytest.mark.quick
@@ -30,6 +31,21 @@ def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
 def test_a_file_in_a_folder_that_does_not_exist_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         open_directory(f"sqlite://{tmp_path}/no/such/folder.db")
+
+
+def test_an_empty_file_is_no_directory_to_a_reader_and_stays_empty(tmp_path: Path) -> None:
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(UserError, match=r"there is no directory in the file .*/empty\.db: it is empty"):
+        open_directory(f"sqlite://{tmp_path}/empty.db", create=False)
+    assert (tmp_path / "empty.db").stat().st_size == 0
+
+
+def test_a_file_that_is_gone_is_not_made_again_by_looking(tmp_path: Path) -> None:
+    with SqliteDirectory(tmp_path / "gone.db") as directory:
+        (tmp_path / "gone.db").unlink()
+        with pytest.raises(Unavailable, match="cannot be opened: unable to open database file"):
+            directory.open()
+    assert not (tmp_path / "gone.db").exists()
 
 
 def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from balancer.migration.begin_reshard import begin_merge, begin_reshard, begin_s
 from balancer.migration.doctor import examine
 from balancer.migration.machine import State
 from balancer.migration.observer import Observer
+from balancer.migration.steps_reshard import too_much
+from balancer.settings import MigrationSettings
 from policies.keys import KeyType, encode_key
 from policies.leaves import Leaf
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows, range_table, range_tablets
@@ -60,6 +63,24 @@ def test_a_vbucket_is_split_into_its_halves_and_merged_again(hashed: Cluster, mo
     assert directory.snapshot().tablet(merged.targets[0].id).bounds == Leaf(4, 1)
     assert hashed.rows() == before
     assert examine(directory, hashed.address) == []
+
+
+def test_a_budget_that_no_replay_can_keep_is_named_and_nothing_else_is_blamed(hashed: Cluster) -> None:
+    hashed.settings = replace(hashed.settings, write_pause_budget=0.00001)
+    directory = hashed.directory()
+    leadership = hashed.become_leader(directory)
+    split = hashed.runner(directory, leadership).run(begin_split(directory, leadership, 2).id)
+    assert split.state == "failed"
+    assert split.error.startswith("write_pause_budget is too short for this node: the last of 200 rounds of replay")
+    assert split.error.endswith("where half of the budget is 0.005 ms")
+
+
+def test_a_tablet_that_changes_too_fast_is_told_apart_from_it() -> None:
+    said = too_much(3000, 0.4, MigrationSettings())
+    assert said == (
+        "the tablet changes faster than its changes can be replayed: the last of 200 rounds of replay had 3000 changed"
+        " keys and took 400.0 ms, where 2000 keys are allowed (verify_keys_in_fence)"
+    )
 
 
 @pytest.mark.parametrize("mode", list(MigrationMode))

@@ -138,6 +138,13 @@ def test_keys_of_hash_tablets_are_positions(connection: Connection) -> None:
     assert found.keys == (position(partition_hash([ID.type], [7])).to_bytes(8, "big"),)
 
 
+@pytest.mark.parametrize("kind", [KeyType.BIGINT, KeyType.TEXT, KeyType.TIMESTAMPTZ])
+def test_rows_without_a_key_are_left_out_of_a_hash_tablets_samples(connection: Connection, kind: KeyType) -> None:
+    before = current_xid(connection.cursor())
+    fill(connection, "VALUES (NULL), (NULL)", f"id {kind}")
+    assert row_age_samples(connection, PART, [KeyColumn("id", kind)], before, hashed=True).keys == ()
+
+
 def test_statistics_are_a_poor_source_and_say_so(connection: Connection) -> None:
     fill(connection, "SELECT n FROM generate_series(1, 5000) n")
     found = statistics_samples(connection, PART, ID)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.key_text import parse_value, show_value
 from policies.keys import (
     HIGHEST,
     LOWEST,
@@ -77,6 +78,39 @@ def test_bounds_that_stop_early_lie_around_all_keys_that_begin_so(
     assert LOWEST <= lowest < encode_key(types, key) < lowest + HIGHEST <= HIGHEST
     assert decode_bound(types, lowest) == (key[:named], False)
     assert decode_bound(types, lowest + HIGHEST) == (key[:named], True)
+
+
+@given(pairs())
+def test_keys_written_as_text_come_back_as_they_were(
+    pair: tuple[tuple[KeyType, ...], tuple[Any, ...], tuple[Any, ...]],
+) -> None:
+    types, key, _ = pair
+    texts = [show_value(value) for value in key]
+    assert tuple(parse_value(kind, text) for kind, text in zip(types, texts, strict=True)) == key
+
+
+@pytest.mark.parametrize("kind", [KeyType.DATE, KeyType.TIMESTAMPTZ])
+@pytest.mark.parametrize("text", ["infinity", "-infinity"])
+def test_infinities_are_written_as_postgresql_writes_them(kind: KeyType, text: str) -> None:
+    assert show_value(parse_value(kind, text)) == text
+    assert abs(parse_value(kind, text)) == float("inf")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (KeyType.BIGINT, "seven"),
+        (KeyType.BIGINT, ""),
+        (KeyType.UUID, "7"),
+        (KeyType.NUMERIC, "1,5"),
+        (KeyType.DATE, "0044-03-15 BC"),
+        (KeyType.DATE, "inf"),
+        (KeyType.TIMESTAMPTZ, "toinfinity"),
+    ],
+)
+def test_text_that_is_no_value_of_the_type_is_refused(kind: KeyType, text: str) -> None:
+    with pytest.raises(KeyMismatch, match=f"^'{text}' is not a value of type {kind}$"):
+        parse_value(kind, text)
 
 
 def test_special_numerics_sort_around_the_finite_ones() -> None:

@@ -6,23 +6,10 @@ from typing import Final
 
 from balancer.api.shapes import ChangeShape, HistoryEntry, HistoryPage
 from balancer.directory.contract import Directory
-from balancer.directory.model import (
-    Bundle,
-    Change,
-    Command,
-    Counter,
-    LogEntry,
-    Migration,
-    Node,
-    Pause,
-    Pin,
-    Plan,
-    Record,
-    Remove,
-    Table,
-    Tablet,
-)
+from balancer.directory.delta import key_of
+from balancer.directory.model import Change, LogEntry, Put
 from balancer.directory.snapshot import Snapshot
+from balancer.directory.telling import bundle_of, nodes_of, tablets_of, told
 from balancer.logs import mask
 
 _CHUNK: Final = 200
@@ -72,59 +59,11 @@ def _concerns(entry: LogEntry, wanted: Wanted, snapshot: Snapshot) -> bool:
 
 
 def _change_concerns(change: Change, wanted: Wanted, snapshot: Snapshot) -> bool:
-    if isinstance(change, Remove):
-        tablet = int(change.key) if change.kind == "tablet" else None
-        return wanted.tablet is not None and tablet == wanted.tablet
-    record = change.record
     return (
-        (wanted.tablet is None or wanted.tablet in _tablets(record))
-        and (wanted.node is None or wanted.node in _nodes(record))
-        and (wanted.bundle is None or wanted.bundle == _bundle(record, snapshot))
+        (wanted.tablet is None or wanted.tablet in tablets_of(change))
+        and (wanted.node is None or wanted.node in nodes_of(change))
+        and (wanted.bundle is None or wanted.bundle == bundle_of(change, snapshot))
     )
-
-
-def _tablets(record: Record) -> set[int]:
-    match record:
-        case Tablet():
-            return {record.id}
-        case Pin():
-            return {record.tablet}
-        case Migration():
-            return {*record.sources, *(tablet.id for tablet in record.targets)}
-        case Command():
-            named = [record.arguments.get("tablet"), *_list(record.arguments.get("tablets"))]
-            return {int(str(value)) for value in named if str(value).isdigit()}
-        case _:
-            return set()
-
-
-def _nodes(record: Record) -> set[str]:
-    match record:
-        case Node():
-            return {record.id}
-        case Tablet():
-            return {record.node}
-        case Migration():
-            return {record.source_node, record.target_node}
-        case Command():
-            return {str(record.arguments.get("node"))}
-        case _:
-            return set()
-
-
-def _bundle(record: Record, snapshot: Snapshot) -> str | None:
-    match record:
-        case Bundle():
-            return record.name
-        case Node() | Table() | Migration() | Plan() | Pause():
-            return record.bundle
-        case Tablet():
-            table = snapshot.tables.get(record.table)
-            return table.bundle if table else None
-        case Command():
-            return str(record.arguments.get("bundle"))
-        case _:
-            return None
 
 
 def _shape(entry: LogEntry) -> HistoryEntry:
@@ -140,38 +79,6 @@ def _shape(entry: LogEntry) -> HistoryEntry:
 
 
 def _change(change: Change) -> ChangeShape:
-    if isinstance(change, Remove):
-        return ChangeShape(kind=change.kind, key=change.key, what="remove", text=f"{change.kind} {change.key} removed")
-    record = change.record
-    return ChangeShape(kind=record.kind, key=record.key, what="put", text=mask(_text(record)))
-
-
-def _text(record: Record) -> str:  # noqa: PLR0911 - one line for each kind of record
-    match record:
-        case Bundle():
-            return f"bundle {record.name}"
-        case Node():
-            return f"node {record.id} is {record.state}" + (f": {record.reason}" if record.reason else "")
-        case Table():
-            return f"table {record.name} ({record.layout})"
-        case Tablet():
-            return f"tablet {record.id} on {record.node}, epoch {record.epoch}, {record.state}"
-        case Migration():
-            what = f"{record.operation} {record.id} of {', '.join(map(str, record.sources))}: {record.state}"
-            return f"{what} ({record.error})" if record.error else what
-        case Command():
-            return f"command {record.verb} by {record.author}: {record.state}" + (
-                f", {record.result}" if record.result else ""
-            )
-        case Plan():
-            return f"plan {record.id} of {record.bundle}: {record.state}"
-        case Pin():
-            return f"tablet {record.tablet} pinned" + (f": {record.reason}" if record.reason else "")
-        case Pause():
-            return f"bundle {record.bundle} paused" + (f": {record.reason}" if record.reason else "")
-        case Counter():
-            return f"counter {record.name} at {record.next}"
-
-
-def _list(value: object) -> list[object]:
-    return list(value) if isinstance(value, list | tuple) else []
+    kind, key = key_of(change)
+    what = "put" if isinstance(change, Put) else "remove"
+    return ChangeShape(kind=kind, key=key, what=what, text=mask(told(change)))

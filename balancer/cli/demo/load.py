@@ -85,7 +85,7 @@ class Load:
             error = ""
             try:
                 job(chance)
-            except Exception as failure:  # whatever the application sees is what is counted
+            except Exception as failure:  # noqa: BLE001 - whatever the application sees is counted and shown
                 error = f"{type(failure).__name__}: {failure}"
             now = self._clock.monotonic()
             self._note(now - began, error)

@@ -1,7 +1,5 @@
 """Sets the stage: servers, configuration files, tables and rows. Done once per folder; later runs find it as it was."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from balancer.cli.demo import story
@@ -9,11 +7,10 @@ from balancer.directory.configured import open_configured
 from balancer.directory.contract import Directory
 from balancer.embedded.cluster import EmbeddedCluster
 from balancer.embedded.process import free_port
-from balancer.nodes.connection import Connection, Timeouts, connect, translated
-from balancer.nodes.names import parse_name
-from balancer.polling.addresses import address_of, cluster_name, records_of
+from balancer.nodes.connection import Connection, Timeouts, translated
+from balancer.polling.addresses import cluster_name, connected, records_of
 from balancer.settings import BundleSettings, Mode, Settings, load_settings
-from balancer.tables.adopt import TableRequest
+from balancer.tables.adopt import request_of
 from balancer.tables.create import create
 
 SPLITS = {"orders": (), "events": story.EVENT_CUTS}
@@ -57,10 +54,10 @@ def write_passfile(cluster: EmbeddedCluster) -> Path:
 def set_tables(settings: Settings) -> bool:
     """Makes and fills the tables, all of them on the first node; False if they are there from an earlier run."""
     bundle = settings.bundle(story.BUNDLE)
-    with open_configured(settings.daemon) as directory:
+    with open_configured(settings.daemon, create=True) as directory:
         if directory.snapshot().tables:
             return False
-        with _connections(bundle) as nodes:
+        with connected(bundle, "demo", Timeouts(statement=120.0)) as nodes:
             for name in DEFINITIONS:
                 _create(name, bundle, directory, nodes, settings)
                 with translated(story.FIRST_NODE):
@@ -74,13 +71,10 @@ def _create(
     name: str, bundle: BundleSettings, directory: Directory, nodes: dict[str, Connection], settings: Settings
 ) -> None:
     shape = bundle.tables[name]
-    request = TableRequest(
-        bundle.name, name, tuple(parse_name(root) for root in shape.roots), shape.layout, shape.key, "demo"
-    )
     # The other nodes are recorded by the daemon, as new ones always are; here only the first exists.
     first = [record for record in records_of(bundle) if record.id == story.FIRST_NODE]
     create(
-        request,
+        request_of(bundle, name, "demo"),
         directory,
         nodes,
         first,
@@ -89,14 +83,3 @@ def _create(
         splits=SPLITS[name],
         definition=DEFINITIONS[name],
     )
-
-
-@contextmanager
-def _connections(bundle: BundleSettings) -> Iterator[dict[str, Connection]]:
-    patient = Timeouts(statement=120.0)
-    opened = {node.id: connect(address_of(node), purpose="demo", timeouts=patient) for node in bundle.nodes.values()}
-    try:
-        yield opened
-    finally:
-        for connection in opened.values():
-            connection.close()

@@ -1,0 +1,32 @@
+"""A commit that is made anew where somebody else was faster: one rule for whoever can decide again by himself."""
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from balancer.directory.contract import Directory
+from balancer.directory.model import Transaction
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import Conflict
+
+ATTEMPTS: Final = 5
+"""Commits that others overtake in a row are rare; so many of them say that something is wrong."""
+
+Result = TypeVar("Result")
+
+
+def commit_on_newest(
+    directory: Directory, propose: Callable[[Snapshot], tuple[Transaction | None, Result]], failure: str
+) -> Result:
+    """Commits what `propose` makes of the newest snapshot, and returns what it gave with it; None: nothing to do.
+
+    Raises `Conflict` with the words of `failure` where others were faster each time.
+    """
+    for _ in range(ATTEMPTS):
+        transaction, result = propose(directory.snapshot())
+        try:
+            if transaction is not None:
+                directory.commit(transaction)
+        except Conflict:
+            continue
+        return result
+    raise Conflict(f"{failure}: others kept changing the directory")

@@ -1,0 +1,66 @@
+"""What `repair` takes away is taken away without failing the application's writes, and nothing else goes with it."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+
+from balancer.clock import ManualClock
+from balancer.errors import Unavailable
+from balancer.migration.doctor import PATIENCE, examine, repair
+from tests.support.cluster import Cluster
+
+PUBLICATIONS = "SELECT pubname FROM pg_publication ORDER BY 1"
+
+
+class Pauses(ManualClock):
+    """A clock that stands still between pauses; in each of them something happens."""
+
+    def __init__(self, happens: Callable[[], None]) -> None:
+        super().__init__(datetime(2026, 1, 1, tzinfo=UTC))
+        self._happens = happens
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self._happens()
+
+
+def test_a_leftover_publication_is_dropped_once_its_writers_are_through(cluster: Cluster) -> None:
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    with cluster.connect("a") as writer:
+        writer.execute("CREATE PUBLICATION tb_mdead1 FOR TABLE orders_t2")
+        writer.execute("BEGIN")
+        writer.execute("UPDATE orders_t2 SET n = 7")
+        there: list[object] = []
+
+        def commit() -> None:
+            there.extend(cluster.query("a", PUBLICATIONS))
+            writer.execute("COMMIT")
+
+        done = repair(leadership, cluster.address, examine(directory, cluster.address), Pauses(commit))
+    assert there == [("tb_mdead1",)], "it stood while the writer was at work"
+    assert [finding.text for finding in done] == ["leftover: publication tb_mdead1"]
+    assert cluster.query("a", PUBLICATIONS) == []
+    assert examine(directory, cluster.address) == []
+
+
+def test_writers_who_do_not_end_are_named_and_keep_their_publication(cluster: Cluster) -> None:
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    clock = Pauses(lambda: clock.advance(PATIENCE))
+    with cluster.connect("a") as writer:
+        writer.execute("CREATE PUBLICATION tb_mdead1 FOR TABLE orders_t2")
+        writer.execute("BEGIN")
+        writer.execute("UPDATE orders_t2 SET n = 7")
+        with pytest.raises(Unavailable, match=r"try again later \(leftover: publication tb_mdead1\): node a did not"):
+            repair(leadership, cluster.address, examine(directory, cluster.address), clock)
+        assert cluster.query("a", PUBLICATIONS) == [("tb_mdead1",)]
+        writer.execute("COMMIT")
+
+
+def test_what_only_begins_like_ours_is_left_alone(cluster: Cluster) -> None:
+    directory = cluster.directory()
+    with cluster.connect("a") as connection:
+        connection.execute("CREATE PUBLICATION tb_my_own FOR TABLE orders_t2")
+    assert examine(directory, cluster.address) == []
