@@ -100,6 +100,7 @@ class Session:
             **credentials.client_options(),
         )
         self._learn_negotiated()
+        self._hurry_handshakes(max(lease / 5, 1.0))
         self.client.add_listener(self._on_state)
         try:
             self.client.start(timeout=timeout)
@@ -117,6 +118,19 @@ class Session:
             return result
 
         self.client._connection._connect = connecting
+
+    def _hurry_handshakes(self, limit: float) -> None:
+        """kazoo waits for a server's first answer as long as the session lasts.
+
+        A server that is just starting may accept a connection, fail while it closes it, and leave it open for ever:
+        whoever waits on such a one until the session has expired has lost the session to it.
+        """
+        invoke = self.client._connection._invoke
+
+        def invoking(timeout: float, *arguments: Any, **options: Any) -> Any:
+            return invoke(min(timeout, limit), *arguments, **options)
+
+        self.client._connection._invoke = invoking
 
     @property
     def id(self) -> int | None:

@@ -66,6 +66,19 @@ def test_an_outcome_that_cannot_be_found_out_is_said_to_be_unknown(zookeeper: Zo
         assert len(direct.history(after=view.version)) == 1
 
 
+def test_a_server_that_accepts_and_never_answers_does_not_cost_the_session(zookeeper: ZooKeeperServer) -> None:
+    """ZooKeeper leaves a connection open for ever that it got while it was starting."""
+    cluster = f"silent-{uuid4().hex}"
+    with Proxy(zookeeper.address) as proxy, open_directory(f"zk://{proxy.address}/{cluster}", lease=10.0) as directory:
+        view = fill(directory)
+        leadership = directory.campaign("me")
+        assert leadership is not None
+        proxy.ignore_next()
+        version = directory.commit(transaction([Put(moved(view.tablet(1), "pg-c"))], view.version, leadership.epoch))
+        assert version == view.version + 1
+        assert leadership.held()
+
+
 def test_a_follower_survives_broken_connections(zookeeper: ZooKeeperServer) -> None:
     cluster = f"cut-{uuid4().hex}"
     with open_directory(f"zk://{zookeeper.address}/{cluster}") as direct, Proxy(zookeeper.address) as proxy:

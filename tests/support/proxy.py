@@ -2,7 +2,7 @@
 
 Three faults befall multi requests, at random but from a printed seed: the request is lost, its reply is lost, or the
 request arrives late; each time the client's connection breaks, as it would on a real network. `cut` breaks all
-connections once; `down` refuses new ones until `up`.
+connections once; `down` refuses new ones until `up`; `ignore_next` accepts one and never answers.
 """
 
 import contextlib
@@ -39,6 +39,8 @@ class Proxy:
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._down = False
+        self._ignored = 0
+        self._unanswered: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
 
     @property
@@ -57,6 +59,8 @@ class Proxy:
         self.cut()
         for thread in self._threads:
             thread.join(5)
+        for connection in self._unanswered:
+            connection.close()
 
     def cut(self) -> None:
         """Breaks every connection."""
@@ -74,6 +78,11 @@ class Proxy:
         """Accepts connections again."""
         self._down = False
 
+    def ignore_next(self) -> None:
+        """Breaks every connection; accepts the next one and never answers it, as a starting server may."""
+        self._ignored = 1
+        self.cut()
+
     def _spawn(self, target: object, *arguments: object) -> None:
         thread = threading.Thread(target=target, args=arguments, daemon=True)  # type: ignore[arg-type]
         self._threads.append(thread)
@@ -87,6 +96,10 @@ class Proxy:
                 return
             if self._down:
                 client.close()
+                continue
+            if self._ignored:
+                self._ignored -= 1
+                self._unanswered.append(client)
                 continue
             try:
                 server = socket.create_connection(self._target)
