@@ -1,5 +1,7 @@
 """Runs the API in a thread beside the daemon: a clean start, the real port, a clean stop."""
 
+import asyncio
+import contextlib
 import os
 import socket
 import ssl
@@ -17,6 +19,29 @@ _START_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 3
 
 
+class _PatientServer(uvicorn.Server):
+    """Wakes up once a second, for the date in its answers, where uvicorn looks ten times whether it should end."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ending: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+
+    async def main_loop(self) -> None:
+        """Until it should end. `on_tick(0)` is uvicorn's tick that renews the date."""
+        self._ending = asyncio.get_running_loop(), asyncio.Event()
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending[1].wait(), 1.0)
+
+    def end(self) -> None:
+        """From any thread."""
+        self.should_exit = True
+        if self._ending is not None:
+            loop, event = self._ending
+            with contextlib.suppress(RuntimeError):  # the loop has ended already
+                loop.call_soon_threadsafe(event.set)
+
+
 class ApiServer:
     """Listens from `start` to `stop`. Port 0 takes any free one; `address` and `url` tell which."""
 
@@ -24,7 +49,7 @@ class ApiServer:
         check_http(http)
         self._api = api
         self._http = http
-        self._server: uvicorn.Server | None = None
+        self._server: _PatientServer | None = None
         self._thread: threading.Thread | None = None
         self._bound: tuple[str, int] = split_address(http.listen)
 
@@ -41,7 +66,7 @@ class ApiServer:
         config = self._config()
         listener = self._listen()
         self._bound = listener.getsockname()[:2]
-        self._server = uvicorn.Server(config)
+        self._server = _PatientServer(config)
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [listener]}, name="api", daemon=True
         )
@@ -60,7 +85,7 @@ class ApiServer:
         if self._server is None or self._thread is None:
             return
         self._api.watch.close()  # whoever waits for a change would keep the server waiting
-        self._server.should_exit = True
+        self._server.end()
         self._thread.join(_STOP_SECONDS * 3)
         self._server = self._thread = None
 
