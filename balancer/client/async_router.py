@@ -30,7 +30,7 @@ from balancer.client.entry import (
 )
 from balancer.client.ids import Ids, LocatedIds
 from balancer.client.locate import AnyKey
-from balancer.client.pools import Loan, PoolBook, PoolSettings
+from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async
 from balancer.client.retry import Attempts
 from balancer.client.router import PATIENCE
 from balancer.client.routes import Routes
@@ -55,7 +55,7 @@ class AsyncRouter:
         self.locate = routes.locate
         """`locate(table, key)`: as `Router.locate`."""
         self._pools: PoolBook[NodePool] = PoolBook(
-            routes, lambda node, dsn: AsyncConnectionPool(dsn, **settings.arguments(node))
+            routes, lambda node, dsn: AsyncConnectionPool(dsn, configure=prepare_async, **settings.arguments(node))
         )
         self._sampler = Sampler(routes) if samples else None
         self._ids: dict[str, AsyncIds] = {}

@@ -26,7 +26,7 @@ from balancer.client.entry import (
 )
 from balancer.client.ids import Ids, LocatedIds
 from balancer.client.locate import AnyKey
-from balancer.client.pools import Loan, PoolBook, PoolSettings
+from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare
 from balancer.client.retry import Attempts
 from balancer.client.routes import Routes
 from balancer.client.samples import Sampler
@@ -54,7 +54,7 @@ class Router:
         """`locate(table, key)`: the node, tablet and epoch of a key, from memory. `UserError` for an unknown table or
         an unfit key. Not a method of its own: it is called for every statement of an application."""
         self._pools: PoolBook[NodePool] = PoolBook(
-            routes, lambda node, dsn: ConnectionPool(dsn, **settings.arguments(node))
+            routes, lambda node, dsn: ConnectionPool(dsn, configure=prepare, **settings.arguments(node))
         )
         self._sampler = Sampler(routes) if samples else None
         self._ids: dict[str, Ids] = {}

@@ -293,6 +293,8 @@ def _options(timeouts: Timeouts) -> str:
         "statement_timeout": _milliseconds(timeouts.statement),
         "lock_timeout": _milliseconds(timeouts.lock),
         "idle_in_transaction_session_timeout": _milliseconds(timeouts.idle_in_transaction),
+        # A statement of ours ends soon after we are gone; else it would keep its locks against our successor.
+        "client_connection_check_interval": 1000,
         # Bounds and samples are read as text: one format, whatever the database's own settings are.
         "timezone": "UTC",
         "datestyle": "ISO",

@@ -11,6 +11,7 @@ import pytest
 from balancer.client import Isolation, Router
 from balancer.directory.model import Put, Transaction
 from balancer.errors import OutcomeUnknown, Refused, Unavailable, UserError
+from tests.support.backends import lose_while_busy, wait_until_gone
 from tests.support.shards import Shards, user_of
 
 
@@ -170,6 +171,15 @@ def test_a_connection_lost_in_the_block_is_the_applications_to_see(shards: Shard
         lose()
     insert(router, user, 2)
     assert shards.count(user) == 1
+
+
+def test_locks_go_soon_after_the_application_is_gone(shards: Shards, router: Router) -> None:
+    def vanish() -> None:
+        with router.transaction("orders", user_of(shards, 1)) as connection:
+            wait_until_gone(shards.node("pg-a"), lose_while_busy(connection))
+
+    with pytest.raises(OutcomeUnknown):
+        vanish()
 
 
 def test_run_repeats_a_function_whose_connection_was_lost(shards: Shards, router: Router) -> None:

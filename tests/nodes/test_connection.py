@@ -21,6 +21,7 @@ from balancer.nodes.connection import (
     deadline,
     translated,
 )
+from tests.support.backends import lose_while_busy, wait_until_gone
 from tests.support.servers import Database
 from tests.support.tcp_proxy import StallingProxy
 
@@ -90,6 +91,13 @@ def test_a_deadline_breaks_a_connection_whose_server_hangs(postgres18: PostgresS
             connection.execute("SELECT 1")
         assert connection.broken
     assert not [t for t in threading.enumerate() if isinstance(t, threading.Timer)]
+
+
+def test_a_statement_ends_when_its_sender_is_gone(address: Address, connection: Connection) -> None:
+    """Else it would keep its locks against the next leader."""
+    lost = connect(address, timeouts=Timeouts(statement=60.0))
+    wait_until_gone(connection, lose_while_busy(lost))
+    lost.close()
 
 
 def test_waiting_for_a_lock_ends(address: Address, connection: Connection) -> None:
