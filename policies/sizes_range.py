@@ -2,6 +2,10 @@
 
 A tablet outside the bounds draws in its neighbours, left ones first, until the whole range can be cut into tablets
 inside the bounds. The keys of the cuts are not chosen here: where a size is halved is known on the node.
+
+One thing is not as in YT, where a reshard rewrites nothing and a plan is carried out at once: a tablet that is too
+small draws in others that are too small before those that are well. Here a plan is carried out bit by bit; by YT's
+order the next small tablet would join the result of the last merge, and all its bytes be rewritten, again and again.
 """
 
 from dataclasses import dataclass
@@ -9,7 +13,7 @@ from dataclasses import dataclass
 from policies.figures import bytes_text
 from policies.model import ActionKind
 from policies.sizes_bounds import SizeBounds
-from policies.sizes_scope import Scope, kind_of
+from policies.sizes_scope import IN_FLIGHT, Scope, kind_of
 
 UNLIMITED = 1 << 60
 
@@ -40,6 +44,10 @@ def _plan_row(scope: Scope, bounds: SizeBounds, row: int, shares: dict[int, int]
     grown = _grow(scope, bounds, row, shares)
     rows, count = range(grown.first, grown.last), bounds.count(grown.size)
     kind, why = kind_of(len(rows), count), outlier_text(scope, bounds, row)
+    if grown.waits_for is not None:
+        text = f"tablet {grown.waits_for} beside it, which is too small as well, is being migrated: they may become one"
+        scope.reject(rows, ActionKind.MERGE, IN_FLIGHT, f"{why}, but {text}")
+        return
     if count == len(rows) and (count == 1 or not bounds.good(grown.size)):
         code, text = _stuck(scope, bounds, row, rows)
         scope.reject(rows, kind, code, f"{why}, but {text}")
@@ -84,6 +92,8 @@ class _Growing:
     last: int
     size: int
     purse: int
+    waits_for: int | None = None
+    """A tablet that it would have drawn in, had it not been on its way somewhere."""
 
 
 def _grow(scope: Scope, bounds: SizeBounds, row: int, shares: dict[int, int] | None) -> _Growing:
@@ -91,16 +101,24 @@ def _grow(scope: Scope, bounds: SizeBounds, row: int, shares: dict[int, int] | N
     size = scope.size(row)
     free_of_charge = shares is None or size > bounds.max
     grown = _Growing(row, row + 1, size, UNLIMITED if free_of_charge else _take(shares, row))
-    while not bounds.good(grown.size) and _absorb(scope, grown, grown.first - 1, shares):
-        grown.first -= 1
-    while not bounds.good(grown.size) and _absorb(scope, grown, grown.last, shares):
-        grown.last += 1
+    limits = (bounds.min, UNLIMITED) if size < bounds.min else (UNLIMITED,)
+    for below in limits:
+        while not bounds.good(grown.size) and _absorb(scope, grown, grown.first - 1, shares, below):
+            grown.first -= 1
+        while not bounds.good(grown.size) and _absorb(scope, grown, grown.last, shares, below):
+            grown.last += 1
+        if bounds.good(grown.size) or grown.waits_for is not None:
+            break
     return grown
 
 
-def _absorb(scope: Scope, grown: _Growing, neighbour: int, shares: dict[int, int] | None) -> bool:
-    """Draws one neighbour in, if it is there and one of the two can pay."""
+def _absorb(scope: Scope, grown: _Growing, neighbour: int, shares: dict[int, int] | None, below: int) -> bool:
+    """Draws one neighbour in, if it is there, smaller than that, and one of the two can pay."""
+    if not scope.inside(neighbour) or scope.size(neighbour) >= below:
+        return False
     if not scope.free(neighbour):
+        if below is not UNLIMITED and scope.in_flight(neighbour):
+            grown.waits_for = scope.id(neighbour)
         return False
     grown.purse += _take(shares, neighbour)
     if not grown.purse:

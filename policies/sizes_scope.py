@@ -12,6 +12,9 @@ from policies.model import Action, ActionKind, BundleView, NodeCondition, NodeVi
 from policies.options import BundleOptions, GroupOptions, Placement, TableOptions
 from policies.sizes_bounds import MAX_TABLETS
 
+IN_FLIGHT = "in-flight"
+"""The code of what has to wait for a migration."""
+
 MOST_AT_ONCE = 16
 """Tablets that one migration merges: writers wait for its swap some milliseconds per tablet."""
 
@@ -28,7 +31,7 @@ def blocked_tablets(view: BundleView) -> dict[int, tuple[str, str]]:
     found = dict.fromkeys(view.pinned, ("pinned", "it is pinned: the pin names this very tablet"))
     found |= dict.fromkeys(view.quarantined, ("quarantined", "it is quarantined until an operator has looked at it"))
     for flight in view.in_flight:
-        found |= dict.fromkeys(flight.tablets, ("in-flight", f"migration {flight.migration} has it"))
+        found |= dict.fromkeys(flight.tablets, (IN_FLIGHT, f"migration {flight.migration} has it"))
     return found
 
 
@@ -105,10 +108,17 @@ class Scope:
         group = self.options.balancer.groups.get(name) or GroupOptions()
         return None if group.enable_reshard else ("group-off", f"enable_reshard of group {name}")
 
+    def inside(self, row: int) -> bool:
+        """Whether there is such a row in the table."""
+        return self.table.first <= row < self.table.last
+
     def free(self, row: int) -> bool:
         """Whether a neighbour may be drawn into a range."""
-        inside = self.table.first <= row < self.table.last
-        return inside and row not in self.used and self.obstacle(row) is None
+        return self.inside(row) and row not in self.used and self.obstacle(row) is None
+
+    def in_flight(self, row: int) -> bool:
+        """Whether an unfinished migration has it."""
+        return self.blocked.get(self.id(row), ("", ""))[0] == IN_FLIGHT
 
     def reject(self, rows: range, kind: ActionKind, code: str, reason: str) -> None:
         """Leaves these tablets as they are, and says why. A range that was weighed as a whole is not weighed again."""
@@ -128,7 +138,7 @@ class Scope:
             return
         self.used.update(rows)
         together = self._together(rows) if count == 1 else [rows]
-        if len(together) > 1 or len(set(self.node_indexes(rows))) > 1:
+        if len(together) > 1 or len(self._nodes_of(rows)) > 1:
             self._gather(rows, together, kind, code, why)
         else:
             self._replace(rows, count, code, why, parts)
@@ -157,10 +167,14 @@ class Scope:
     def _gather(self, rows: range, together: list[range], kind: ActionKind, code: str, why: str) -> None:
         """Tablets are merged on one node, so those on others are moved to where most of the bytes are, first.
 
-        Neighbours that lie together become one where they are before that: one has to be moved then instead of many.
+        Neighbours elsewhere that lie together become one before that: then one has to be moved instead of many. So do
+        those that are too many for one migration. All others are rewritten once, when everything is there.
         """
         target = self._gathering_node(rows)
-        merges = [piece for piece in together if len(piece) > 1] if kind is ActionKind.MERGE else []
+        many = len(rows) > MOST_AT_ONCE
+        merges = [piece for piece in together if len(piece) > 1 and (many or self._nodes_of(piece) != {target})]
+        if kind is not ActionKind.MERGE:
+            merges = []
         if target is None and not merges:
             self.reject(rows, kind, "apart", f"{why}, but they are on different nodes and may not be moved together")
             return
@@ -173,6 +187,9 @@ class Scope:
         for row, node in zip(rows, self.node_indexes(rows), strict=True):
             if target is not None and node != target and row not in merged:
                 self._move(row, target, why)
+
+    def _nodes_of(self, rows: range) -> set[int]:
+        return set(self.node_indexes(rows))
 
     def _name(self, node: int | None) -> str:
         return "no node" if node is None else self.view.nodes[node].id

@@ -196,16 +196,32 @@ def test_neighbours_on_different_nodes_are_moved_together_first() -> None:
     assert _shapes(plan_sizes(after(view, actions), _options()).actions) == [(ActionKind.MERGE, (1, 2), 1)]
 
 
-def test_neighbours_that_lie_together_become_one_before_anything_is_moved() -> None:
+def test_neighbours_elsewhere_that_lie_together_become_one_before_they_are_moved() -> None:
     view = bundle({"t": Tablets((4, 3, 2, 1, 5), nodes=(0, 0, 1, 1, 1))})
     actions, rejections = plan_sizes(view, _options())
-    assert _shapes(actions) == [(ActionKind.MERGE, (1, 2), 1), (ActionKind.MERGE, (3, 4, 5), 1)]
-    assert "these 3, 8 B, become one" in actions[1].reason
+    assert _shapes(actions) == [(ActionKind.MERGE, (1, 2), 1)]
+    assert "these 2, 7 B, become one" in actions[0].reason
     assert [(one.kind, one.code) for one in rejections] == [(ActionKind.MERGE, "gathering")]
     view = after(view, actions)
     actions, _ = plan_sizes(view, _options())
     assert [(one.kind, one.source, one.target, one.code) for one in actions] == [(ActionKind.MOVE, "a", "b", "gather")]
-    assert [one.kind for one in plan_sizes(after(view, actions), _options()).actions] == [ActionKind.MERGE]
+    assert [(one.kind, len(one.tablets)) for one in plan_sizes(after(view, actions), _options()).actions] == [
+        (ActionKind.MERGE, 4)
+    ]
+
+
+def test_small_tablets_join_each_other_before_they_join_a_good_one() -> None:
+    """Else each would join what the last one has joined, and rewrite all of it."""
+    assert _shapes(_plan(100, 20, 20, 20, 100)[0]) == [(ActionKind.MERGE, (2, 3, 4), 1)]
+    assert _shapes(_plan(100, 10, 20, 100)[0]) == [(ActionKind.MERGE, (1, 2, 3), 1)]
+
+
+def test_a_small_tablet_waits_for_one_beside_it_that_is_on_its_way() -> None:
+    view = bundle({"t": Tablets((100, 10, 20, 100))}, ("a",), in_flight=(InFlight("m1", (3,), "b", "a"),))
+    actions, rejections = plan_sizes(view, _options())
+    assert not actions
+    assert [(one.tablets, one.code) for one in rejections] == [((2,), "in-flight"), ((3,), "in-flight")]
+    assert "tablet 3 beside it" in rejections[0].reason
 
 
 def test_what_may_not_be_moved_is_merged_where_it_lies_together() -> None:
