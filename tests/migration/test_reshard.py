@@ -122,6 +122,53 @@ def test_what_does_not_cover_the_same_keys_is_refused(ranged: Cluster) -> None:
         begin_split(directory, leadership, 1, [key(300)])
 
 
+class Meddler(Observer):
+    """Changes some of the sources: once when all rows are copied, and once when only the swap is left."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.rounds = 0
+
+    def left(self, migration: Migration, state: State) -> None:
+        if state not in (State.COPYING, State.VERIFYING):
+            return
+        first = 310 + 5 * self.rounds  # each range has twenty keys
+        self.rounds += 1
+        with self._cluster.connect("a") as connection:
+            for statement in (
+                f"UPDATE orders SET note = 'changed' WHERE id = {first}",
+                f"DELETE FROM orders WHERE id = {first + 20}",
+                f"UPDATE orders SET id = {3000 + first} WHERE id = {first + 40}",  # to a range that stays as it is
+                f"UPDATE orders SET id = {first + 20} WHERE id = {first + 60}",  # from one source to another
+            ):
+                connection.execute(statement.encode())
+
+
+def notes_of(cluster: Cluster) -> dict[int, str]:
+    return {int(str(number)): str(note) for number, note in cluster.query("a", "SELECT id, note FROM orders")}
+
+
+def test_many_ranges_of_which_some_change_become_one(ranged: Cluster) -> None:
+    directory = ranged.directory()
+    leadership = ranged.become_leader(directory)
+    keys = [key(number) for number in range(320, 600, 20)]
+    split = ranged.runner(directory, leadership).run(begin_split(directory, leadership, 2, keys).id)
+    assert (split.state, split.error, len(split.targets)) == ("done", "", 15)
+    notes = notes_of(ranged)
+    meddler = Meddler(ranged)
+    begun = begin_merge(directory, leadership, [tablet.id for tablet in split.targets])
+    merged = ranged.runner(directory, leadership, meddler).run(begun.id)
+    assert (merged.state, merged.error) == ("done", "")
+    assert meddler.rounds == 2
+    for first in (310 + 5 * number for number in range(meddler.rounds)):
+        notes[first] = "changed"
+        del notes[first + 20]
+        notes[3000 + first] = notes.pop(first + 40)
+        notes[first + 20] = notes.pop(first + 60)
+    assert notes_of(ranged) == notes
+    assert examine(directory, ranged.address) == []
+
+
 class Between(Observer):
     """Asks the node for the old tablets after the swap, while the directory still has them."""
 
