@@ -155,10 +155,7 @@ class Scope:
         pieces = [range(rows.start, rows.start + 1)]
         for row in rows[1:]:
             last = pieces[-1]
-            if (
-                len(last) < MOST_AT_ONCE
-                and self._nodes[row - self.table.first] == self._nodes[last[0] - self.table.first]
-            ):
+            if len(last) < MOST_AT_ONCE and self.node(row) is self.node(last.start):
                 pieces[-1] = range(last.start, row + 1)
             else:
                 pieces.append(range(row, row + 1))
@@ -172,9 +169,9 @@ class Scope:
         """
         target = self._gathering_node(rows)
         many = len(rows) > MOST_AT_ONCE
-        merges = [piece for piece in together if len(piece) > 1 and (many or self._nodes_of(piece) != {target})]
-        if kind is not ActionKind.MERGE:
-            merges = []
+        merges = [
+            piece for piece in together if 1 < len(piece) < len(rows) and (many or self._nodes_of(piece) != {target})
+        ]
         if target is None and not merges:
             self.reject(rows, kind, "apart", f"{why}, but they are on different nodes and may not be moved together")
             return
