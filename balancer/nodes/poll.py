@@ -65,6 +65,10 @@ class Partitions:
     def __iter__(self) -> Iterator[PartitionStats]:
         return map(PartitionStats._make, self.rows)
 
+    def bytes(self) -> int:
+        """Of all of them together."""
+        return sum(sum(_BYTES(row)) for row in self.rows)
+
     def names(self) -> Iterator[tuple[str, str]]:
         """Schema and name of each; equal to a `Name`."""
         return map(_NAME, self.rows)
@@ -76,6 +80,7 @@ class Partitions:
         return np.array([columns[place] for place in places], np.float64)
 
 
+_BYTES = itemgetter(*map(PartitionStats._fields.index, ("heap_bytes", "toast_bytes", "index_bytes")))
 _NAME = itemgetter(PartitionStats._fields.index("schema"), PartitionStats._fields.index("name"))
 
 
@@ -128,7 +133,7 @@ class NodePoll:
 
 _FACTS = """
 SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), pg_postmaster_start_time(), clock_timestamp(),
-       d.stats_reset, pg_database_size(d.datid),
+       d.stats_reset, {size},
        (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
        current_setting('max_connections')::int
 FROM pg_stat_database d WHERE d.datname = current_database();
@@ -187,12 +192,16 @@ SELECT id, epoch, state, moved_to FROM balancer.tablet;
 """
 
 
-def poll_node(connection: Connection, roots: Sequence[Name]) -> NodePoll:
-    """Measures the node and the partitions of these roots; roots that it does not have are left out."""
+def poll_node(connection: Connection, roots: Sequence[Name], others: int | None = None) -> NodePoll:
+    """Measures the node and the partitions of these roots; roots that it does not have are left out.
+
+    The size of the whole database takes a look at every file, a third of all that a poll costs the server. With
+    `others`, the bytes beside these partitions as an earlier poll found them, it is summed up instead.
+    """
     try:
-        return _poll(connection, roots, with_ownership=True)
+        return _poll(connection, roots, others, with_ownership=True)
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-        return _poll(connection, roots, with_ownership=False)  # our schema is not installed yet
+        return _poll(connection, roots, others, with_ownership=False)  # our schema is not installed yet
 
 
 def statement(roots: Sequence[Name]) -> sql.Composed:
@@ -202,16 +211,22 @@ def statement(roots: Sequence[Name]) -> sql.Composed:
     )
 
 
-def _poll(connection: Connection, roots: Sequence[Name], *, with_ownership: bool) -> NodePoll:
-    request = sql.SQL(_FACTS + _SLOTS) + statement(roots) + sql.SQL(_OWNERSHIP if with_ownership else "")
+def _poll(connection: Connection, roots: Sequence[Name], others: int | None, *, with_ownership: bool) -> NodePoll:
+    size = sql.SQL("pg_database_size(d.datid)") if others is None else sql.Literal(others)
+    request = sql.SQL(_FACTS).format(size=size) + sql.SQL(_SLOTS) + statement(roots)
+    request += sql.SQL(_OWNERSHIP if with_ownership else "")
     # Without parameters the whole request travels as one message and takes one round trip.
     with psycopg.ClientCursor(connection) as cursor:
         results = _results(cursor.execute(request))
         facts, slots, partitions = next(results), next(results), next(results)
         identity, claims = (next(results), next(results)) if with_ownership else ([], [])
+    known = NodeFacts(*facts[0])
+    measured = Partitions(partitions)
+    if others is not None:
+        known = replace(known, database_bytes=others + measured.bytes())
     return NodePoll(
-        replace(NodeFacts(*facts[0]), slots=tuple(map(Slot._make, slots))),
-        Partitions(partitions),
+        replace(known, slots=tuple(map(Slot._make, slots))),
+        measured,
         NodeIdentity(*identity[0]) if identity else None,
         tuple(Claim(tablet, epoch, _STATES[state], moved_to) for tablet, epoch, state, moved_to in claims),
     )

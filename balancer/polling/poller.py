@@ -23,6 +23,9 @@ from balancer.polling.own_work import own_work
 from balancer.polling.rates import COUNTERS, Heir, Rates, Sample, advance, first_rates
 from policies.model import Floats, Ints
 
+WHOLE_EVERY = 60.0
+"""Seconds between measurements of whole databases; what our partitions have in them is measured in every poll."""
+
 
 class Health(StrEnum):
     """What a poll says of a node."""
@@ -77,6 +80,9 @@ class Poller:
         self._rates = first_rates()
         self._polls = 0
         self._seen_epochs: dict[str, int] = {}
+        self._others: dict[str, tuple[float, tuple[Name, ...], int]] = {}
+        """Node → when its database was measured as a whole, for which roots, and the bytes in it that none of their
+        partitions has."""
 
     def poll(self, snapshot: Snapshot, addresses: Mapping[str, Address]) -> ClusterPoll:
         """Asks every node of the snapshot that has an address; returns within the patience."""
@@ -108,7 +114,14 @@ class Poller:
         def ask() -> NodePoll:
             with self._holder.borrow(address, target) as connection, deadline(connection, self._patience):
                 began = self._clock.monotonic()
-                return replace(poll_node(connection, roots), seconds=self._clock.monotonic() - began)
+                measured, of, others = self._others.get(address.node, (0.0, (), 0))
+                if of == roots and began - measured < WHOLE_EVERY:
+                    found = poll_node(connection, roots, others)
+                else:
+                    found = poll_node(connection, roots)
+                    others = found.facts.database_bytes - found.partitions.bytes()
+                    self._others[address.node] = began, roots, others
+                return replace(found, seconds=self._clock.monotonic() - began)
 
         return ask
 

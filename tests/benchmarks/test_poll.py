@@ -74,11 +74,17 @@ def test_poll_of_a_node_with_2000_tablets(
 ) -> None:
     with connect(Address("a", database(postgres18).dsn), timeouts=Timeouts(statement=120)) as connection:
         fill(connection)
-        poll = measured(connection, lambda: poll_node(connection, [ROOT]))
+        whole = measured(connection, lambda: poll_node(connection, [ROOT]))
+        poll = measured(connection, lambda: poll_node(connection, [ROOT], 0))
         views = measured(connection, lambda: connection.execute(VIEWS).fetchall())
         partitions = measured(connection, lambda: connection.execute(statement([ROOT])).fetchall())
         assert len(poll_node(connection, [ROOT]).partitions) == TABLETS
-    rows = [("our poll, whole", *poll), ("bare SELECT of the views", *views), ("our partitions alone", *partitions)]
-    title = f"poll of one node, {TABLETS} tablets, ms: goal server <= 100, whole poll <= 1.2 x the views"
+    rows = [
+        ("our poll", *poll),
+        ("our poll once a minute, with the database's size", *whole),
+        ("bare SELECT of the views", *views),
+        ("our partitions alone", *partitions),
+    ]
+    title = f"poll of one node, {TABLETS} tablets, ms: goal server <= 100, a poll <= 1.2 x the views"
     show_table(title, ["what", "median", "worst", "server"], rows)
     show_table("", ["poll / views, client", "server"], [[poll[0] / views[0], poll[2] / views[2]]])

@@ -67,6 +67,17 @@ def test_partitions_are_measured(tables: Connection, address: Address) -> None:
     assert sizes == (low.bytes,)
 
 
+def test_the_databases_size_is_measured_or_summed_up(tables: Connection, address: Address) -> None:
+    whole = poll_node(tables, ROOTS)
+    assert tables.execute("SELECT pg_database_size(current_database())").fetchone() == (whole.facts.database_bytes,)
+    others = whole.facts.database_bytes - whole.partitions.bytes()
+    with connect(address) as writer:
+        writer.execute("INSERT INTO orders SELECT n, repeat('x', 1000) FROM generate_series(0, 4999) n")
+    summed = poll_node(tables, ROOTS, others)
+    assert summed.facts.database_bytes == others + summed.partitions.bytes()
+    assert summed.facts.database_bytes > whole.facts.database_bytes + 4_000_000
+
+
 def test_a_vacuum_is_seen(tables: Connection, address: Address) -> None:
     with connect(address) as writer:
         writer.execute("INSERT INTO orders VALUES (1), (2)")
