@@ -155,10 +155,13 @@ class AsyncRouter:
         try:
             request = next(steps)
             while True:
+                cancelled = _cancelled()
                 try:
                     answer = await self._perform(request)
                 except BaseException as error:  # noqa: BLE001 - the steps decide what becomes of it
-                    request = steps.throw(error)
+                    # Where a statement fails while psycopg cancels it, psycopg raises its error in place of the
+                    # cancellation: the steps would try again, and the task would live on.
+                    request = steps.throw(asyncio.CancelledError() if _cancelled() > cancelled else error)
                 else:
                     request = steps.send(answer)
         except StopIteration as stop:
@@ -181,10 +184,16 @@ class AsyncRouter:
             case Undo(loan):
                 await loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):
-                await loan.pool.putconn(loan.connection)
+                await asyncio.shield(loan.pool.putconn(loan.connection))  # half given back it would be nobody's
             case AwaitChange(version, timeout):
                 await asyncio.to_thread(self._routes.wait, version, timeout)
         return None
+
+
+def _cancelled() -> int:
+    """How often this task has been told to end."""
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0
 
 
 class AsyncIds:

@@ -167,7 +167,8 @@ def _put_away(loan: Loan) -> Generator[Request, Any, None]:
             yield Undo(loan)
     except psycopg.Error:
         pass  # a broken connection is discarded when it is given back
-    yield GiveBack(loan)
+    finally:  # also when the task is cancelled meanwhile
+        yield GiveBack(loan)
 
 
 def _check_open(status: TransactionStatus) -> None:

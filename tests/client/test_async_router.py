@@ -1,6 +1,7 @@
 """The asyncio router: the same steps, and an event loop that is never held up."""
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine
@@ -105,6 +106,30 @@ def test_a_task_cancelled_while_it_waits_for_a_fence_leaves_nothing(shards: Shar
 
     run(work())
     assert shards.count() == 1
+
+
+def test_a_cancellation_is_never_lost_whenever_it_comes(shards: Shards) -> None:
+    """Also while the server refuses the very statement that is being cancelled."""
+    user = user_of(shards, 1)
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+
+    async def work() -> None:
+        async with await AsyncRouter.connect(shards.url, PoolSettings(size=1), samples=False) as router:
+            await insert(router, user, 1)
+            shards.fence(1)
+            for _ in range(60):
+                task = asyncio.create_task(insert(router, user, 2, patience=60.0))
+                await asyncio.sleep(chance.random() * 0.02)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await asyncio.wait_for(task, 5.0)
+            shards.lift(1)
+            await insert(router, user, 3)
+
+    run(work())
+    assert shards.node("pg-a").execute("SELECT array_agg(n ORDER BY n) FROM orders").fetchone() == ([1, 3],)
 
 
 def test_errors_are_those_of_the_blocking_router(shards: Shards) -> None:
