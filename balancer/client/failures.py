@@ -6,6 +6,7 @@ import psycopg
 
 MOVING = "TB001"
 MOVED = "TB002"
+"""The first word of the detail of a node's refusal, whose SQLSTATE is one that every retry loop knows."""
 
 _LOST = {"57P01", "57P02", "57P03", "57P05"}  # the server ends the session, or is starting up or shutting down
 _AGAIN = {"40001", "40P01"}  # serialization failure, deadlock: PostgreSQL asks for another try
@@ -23,10 +24,10 @@ class Failure(StrEnum):
 
 def classify(error: psycopg.Error) -> Failure:
     """Of an error while a transaction runs: statements are the application's."""
-    state = error.sqlstate
-    if state == MOVING:
+    state, word = error.sqlstate, refusal(error)
+    if word == MOVING:
         return Failure.MOVING
-    if state == MOVED or _no_partition(error):
+    if word == MOVED or _no_partition(error):
         return Failure.MOVED
     if state in _AGAIN:
         return Failure.AGAIN
@@ -41,6 +42,12 @@ def classify_entry(error: psycopg.Error) -> Failure:
     if error.sqlstate == "42P01":  # a partition was dropped between our looking and our locking it
         return Failure.MOVED
     return classify(error)
+
+
+def refusal(error: psycopg.Error) -> str:
+    """`MOVING` or `MOVED` where a node has refused because of a move; empty for every other error."""
+    word = (error.diag.message_detail or "").partition(" ")[0] if error.sqlstate == "40001" else ""
+    return word if word in (MOVING, MOVED) else ""
 
 
 def _no_partition(error: psycopg.Error) -> bool:

@@ -1,9 +1,10 @@
-"""The part of our schema that client transactions call, as a step that `schema.py` installs.
+"""The part of our schema that client transactions call. `schema.py` installs it.
 
 `CALL balancer.hold(tablet, epoch, writing)` is the first thing in a transaction of the client library (and of any
 client that is told to by the coordinator's answer). Silence means: this node owns the tablet with that epoch, and the
-transaction will not learn otherwise until it ends. TB001: the tablet is moving, try again. TB002: it is not here; the
-detail says where it went, if that is known.
+transaction will not learn otherwise until it ends. Refusals have the SQLSTATE 40001 and say in the detail's first word
+why: `TB001`, the tablet is moving, try again; `TB002`, it is not here, and the rest of the detail says where it went,
+if that is known.
 
 The argument
 ============
@@ -49,13 +50,14 @@ catalog is asked in ways that do not go by snapshots: `pg_partition_root` for a 
 for a fence. A fence that is there at all is refused; a moment later it is gone or the tablet is.
 """
 
-STEP = r"""
+STEP = """
     DROP FUNCTION IF EXISTS balancer.hold(bigint, bigint, boolean);
-    DROP FUNCTION IF EXISTS balancer.fenced_now(regclass);
+"""
 
+FUNCTIONS = r"""
     -- A procedure, because CALL needs no plan. With the caller's own rights, and without settings of its own: each of
     -- those would cost as much as all the rest.
-    CREATE PROCEDURE balancer.hold(wanted bigint, known_epoch bigint, writing boolean)
+    CREATE OR REPLACE PROCEDURE balancer.hold(wanted bigint, known_epoch bigint, writing boolean)
     LANGUAGE plpgsql AS $$
     DECLARE
         unchanged boolean;
@@ -74,7 +76,7 @@ STEP = r"""
         PERFORM balancer.hold_slowly(wanted, known_epoch, writing);
     END $$;
 
-    CREATE FUNCTION balancer.hold_slowly(wanted bigint, known_epoch bigint, writing boolean) RETURNS void
+    CREATE OR REPLACE FUNCTION balancer.hold_slowly(wanted bigint, known_epoch bigint, writing boolean) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
     SET lock_timeout = '1s' AS $$
@@ -99,7 +101,7 @@ STEP = r"""
                 leaf := to_regclass(format('%I.%I', mine.schemas[i], mine.partitions[i]));
                 root := pg_partition_root(leaf);
                 IF root IS NULL OR root = leaf THEN
-                    RAISE EXCEPTION 'tablet % is not attached here', wanted USING ERRCODE = 'TB002';
+                    RAISE EXCEPTION 'tablet % is not attached here', wanted USING ERRCODE = '40001', DETAIL = 'TB002';
                 END IF;
                 held := held || leaf;
                 roots := roots || ', ONLY ' || root::text;
@@ -116,33 +118,34 @@ STEP = r"""
         WHERE t.id = wanted;
         IF mine.state = 'incoming' THEN
             RAISE EXCEPTION 'tablet % is arriving here, try again', wanted
-                USING ERRCODE = 'TB001', DETAIL = format('migration=%s', mine.migration);
+                USING ERRCODE = '40001', DETAIL = format('TB001 migration=%s', mine.migration);
         END IF;
         until := split_part(mine.fence, '\000', 3);
         IF mine.state IS NULL OR mine.state = 'moved' OR mine.epoch <> known_epoch OR until = 'moved' THEN
             RAISE EXCEPTION 'tablet % is not here with epoch %', wanted, known_epoch
-                USING ERRCODE = 'TB002', DETAIL = format('node=%s epoch=%s', mine.moved_to, mine.epoch);
+                USING ERRCODE = '40001', DETAIL = format('TB002 node=%s epoch=%s', mine.moved_to, mine.epoch);
         END IF;
         -- Not locked: it has arrived between the two looks.
         IF NOT locked OR until = 'sealed' OR (exclusive AND extract(epoch FROM clock_timestamp()) < until::float8) THEN
-            RAISE EXCEPTION 'tablet % is moving, try again', wanted USING ERRCODE = 'TB001';
+            RAISE EXCEPTION 'tablet % is moving, try again', wanted USING ERRCODE = '40001', DETAIL = 'TB001';
         END IF;
 
         IF one_snapshot THEN
             FOREACH leaf IN ARRAY held LOOP
                 root := pg_partition_root(leaf);
                 IF root IS NULL OR root = leaf THEN
-                    RAISE EXCEPTION 'tablet % has left while the transaction began', wanted USING ERRCODE = 'TB002';
+                    RAISE EXCEPTION 'tablet % has left while the transaction began', wanted
+                        USING ERRCODE = '40001', DETAIL = 'TB002';
                 END IF;
             END LOOP;
             IF writing AND mine.fence IS NULL AND balancer.fenced_now(held[1]) THEN
-                RAISE EXCEPTION 'tablet % is moving, try again', wanted USING ERRCODE = 'TB001';
+                RAISE EXCEPTION 'tablet % is moving, try again', wanted USING ERRCODE = '40001', DETAIL = 'TB001';
             END IF;
         END IF;
     END $$;
 
     -- Whether a fence is there, by the catalog as it is and not as the transaction's snapshot has it.
-    CREATE FUNCTION balancer.fenced_now(leaf regclass) RETURNS boolean
+    CREATE OR REPLACE FUNCTION balancer.fenced_now(leaf regclass) RETURNS boolean
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
     BEGIN
         PERFORM pg_get_object_address('trigger', parse_ident(leaf::text) || '!balancer_fence'::text, '{}');

@@ -1,8 +1,12 @@
-"""The part of our schema that fences and replicated moves are made of, as a step that `schema.py` installs.
+"""The part of our schema that fences and replicated moves are made of. `schema.py` installs it.
 
 `refuse_write` is the body of every fence; its arguments are: migration, leader's epoch, `sealed` | `moved` | the
 deadline in seconds since 1970, the count of breaches when it was raised, tablet, node, epoch. It never looks anything
 up: a lookup would be blind in an old snapshot.
+
+What can be cured by running the transaction again has the SQLSTATE that every retry loop knows, 40001. The first word
+of the detail says which it is: `TB001` (the tablet is moving, try again soon) or `TB002` (it is not here any more; the
+detail names node and epoch).
 """
 
 STEP = """
@@ -16,17 +20,22 @@ STEP = """
         number bigint NOT NULL,
         PRIMARY KEY (migration, number)
     );
+    REVOKE ALL ON balancer.marker FROM PUBLIC;
+"""
 
-    CREATE FUNCTION balancer.refuse_write() RETURNS trigger
+FUNCTIONS = """
+    CREATE OR REPLACE FUNCTION balancer.refuse_write() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     BEGIN
         IF TG_ARGV[2] = 'moved' THEN
             RAISE EXCEPTION 'tablet % is not here any more: it is on node %', TG_ARGV[4], TG_ARGV[5]
-                USING ERRCODE = 'TB002', DETAIL = format('node=%s epoch=%s', TG_ARGV[5], TG_ARGV[6]);
+                USING ERRCODE = '40001', DETAIL = format('TB002 node=%s epoch=%s', TG_ARGV[5], TG_ARGV[6]),
+                      HINT = 'Run the transaction again on the new owner.';
         END IF;
         IF TG_ARGV[2] = 'sealed' OR extract(epoch FROM clock_timestamp()) < TG_ARGV[2]::float8 THEN
             RAISE EXCEPTION 'tablet % is moving, try again', TG_ARGV[4]
-                USING ERRCODE = 'TB001', DETAIL = format('migration=%s', TG_ARGV[0]);
+                USING ERRCODE = '40001', DETAIL = format('TB001 migration=%s', TG_ARGV[0]),
+                      HINT = 'Run the transaction again.';
         END IF;
         PERFORM nextval('balancer.breaches');
         IF TG_OP = 'DELETE' THEN
@@ -35,5 +44,4 @@ STEP = """
         RETURN NEW;
     END $$;
     REVOKE ALL ON FUNCTION balancer.refuse_write() FROM PUBLIC;
-    REVOKE ALL ON balancer.marker FROM PUBLIC;
 """

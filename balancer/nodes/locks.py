@@ -25,9 +25,11 @@ STEP = """
     -- A fence that stands while this is installed: any word sends clients to look at its trigger.
     UPDATE balancer.tablet SET until = '' WHERE state = 'fenced' OR state = 'owned' AND migration IS NOT NULL;
     CREATE INDEX ON balancer.tablet USING gin (partitions);
+"""
 
+FUNCTIONS = """
     -- The tablets that partitions belong to, in the order in which they are locked.
-    CREATE FUNCTION balancer.tablets_of(schemas text[], partitions text[]) RETURNS SETOF bigint
+    CREATE OR REPLACE FUNCTION balancer.tablets_of(schemas text[], partitions text[]) RETURNS SETOF bigint
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         SELECT t.id FROM balancer.tablet t
         WHERE t.partitions && $2 AND EXISTS (

@@ -1,8 +1,8 @@
 """Our schema `balancer` on a node: installed and upgraded here, in one transaction, and nowhere else.
 
 `node` (one row) says which node of which cluster this database is and which leader it has seen; `tablet` says what it
-owns. It is the node's copy, what fences and clients' proofs are made of; the directory is the truth. A new version
-appends a step: steps that have shipped are never edited.
+owns. It is the node's copy, what fences and clients' proofs are made of; the directory is the truth. Tables change by
+steps, which are only ever appended; functions have one text, which replaces what is there with every new version.
 """
 
 from collections.abc import Sequence
@@ -78,9 +78,20 @@ STEPS: tuple[str, ...] = (
     GRANT USAGE ON SCHEMA balancer TO PUBLIC;
     GRANT SELECT ON balancer.node, balancer.tablet TO PUBLIC;
 
+    """,
+    fence_functions.STEP,
+    "SELECT",  # was `hold` as it was first: replaced below
+    # A proof after the reading is none: the tablet may have arrived between the two. `hold` comes first.
+    "DROP FUNCTION IF EXISTS balancer.prove(bigint, bigint)",
+    locks.STEP + client_functions.STEP,
+    "SELECT",  # functions have changed: refusals that another try cures are 40001
+)
+"""What brings a node's tables from version n to n + 1."""
+
+_ENTER = """
     -- The newest leader this node has seen, after raising it to mine. Two transactions of one leader share the row;
     -- raising it waits for the former leader's transactions (row) and commands outside of transactions (advisory).
-    CREATE FUNCTION balancer.enter(mine bigint, expected_node text) RETURNS bigint
+    CREATE OR REPLACE FUNCTION balancer.enter(mine bigint, expected_node text) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
     DECLARE
         seen balancer.node;
@@ -97,14 +108,10 @@ STEPS: tuple[str, ...] = (
         RETURN seen.leader_epoch;
     END $$;
     REVOKE ALL ON FUNCTION balancer.enter(bigint, text) FROM PUBLIC;
-    """,
-    fence_functions.STEP,
-    "SELECT",  # was `hold` as it was first: replaced below
-    # A proof after the reading is none: the tablet may have arrived between the two. `hold` comes first.
-    "DROP FUNCTION IF EXISTS balancer.prove(bigint, bigint)",
-    locks.STEP + client_functions.STEP,
-)
-"""What brings a node from version n to n + 1."""
+"""
+
+FUNCTIONS = _ENTER + fence_functions.FUNCTIONS + locks.FUNCTIONS + client_functions.FUNCTIONS
+"""What the newest version has; a change of these appends a step, if only an empty one."""
 
 
 def install_schema(connection: Connection, cluster: str, node: str) -> int:
@@ -124,6 +131,8 @@ def install_schema(connection: Connection, cluster: str, node: str) -> int:
             cursor.execute("CREATE SCHEMA IF NOT EXISTS balancer")
         for step in STEPS[version:]:
             cursor.execute(step)
+        if version < len(STEPS):
+            cursor.execute(FUNCTIONS)
         if known is None:
             cursor.execute(
                 "INSERT INTO balancer.node (cluster, node, schema_version) VALUES (%s, %s, %s)",

@@ -21,6 +21,7 @@ from balancer.nodes.leader import node_transaction
 from balancer.nodes.names import Name
 from balancer.nodes.partition import drop_partition
 from tests.support.cluster import Cluster
+from tests.support.refusals import refused_with
 from tests.support.spy import Spy
 
 
@@ -39,7 +40,7 @@ def refused(cluster: Cluster, node: str, statement: str) -> str | None:
         try:
             connection.execute(statement)
         except psycopg.Error as error:
-            return error.sqlstate
+            return refused_with(error)
     return None
 
 

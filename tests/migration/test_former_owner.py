@@ -14,6 +14,7 @@ from balancer.migration.begin import begin_move
 from balancer.migration.doctor import examine
 from tests.support.cluster import Cluster
 from tests.support.failing import end_sessions
+from tests.support.refusals import refused_with
 from tests.support.spy import Spy
 
 
@@ -29,7 +30,7 @@ def sqlstate(dsn: str, statement: str) -> str | None:
         try:
             connection.execute(statement)
         except psycopg.Error as error:
-            return error.sqlstate
+            return refused_with(error)
     return None
 
 

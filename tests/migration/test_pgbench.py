@@ -30,7 +30,7 @@ PAY = """
         END IF;
         INSERT INTO pgbench_history (aid, delta, mtime) VALUES (account, amount, now());
         RETURN 1;
-    EXCEPTION WHEN SQLSTATE 'TB001' OR SQLSTATE 'TB002' THEN
+    EXCEPTION WHEN serialization_failure THEN
         RETURN 0;
     END $$
 """

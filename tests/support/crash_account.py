@@ -18,6 +18,7 @@ from policies.hashing import partition_hash
 from policies.keys import KeyType
 from policies.leaves import position
 from tests.support.cluster import Cluster
+from tests.support.refusals import refused_with
 from tests.support.workload import Ledger
 
 REFUSALS = {"TB001", "TB002", "23514"}
@@ -135,5 +136,5 @@ def _insert(connection: psycopg.Connection[tuple[object, ...]], root: str, numbe
     try:
         connection.execute(f"INSERT INTO {root} (id) VALUES ({number})")
     except psycopg.Error as error:
-        return error.sqlstate or repr(error)
+        return refused_with(error) or repr(error)
     return "taken"

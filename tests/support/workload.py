@@ -20,6 +20,7 @@ from policies.hashing import partition_hash
 from policies.keys import KeyType, encode_key
 from policies.leaves import position
 from tests.support.cluster import Cluster
+from tests.support.refusals import refused_with
 
 RETRY_STATES = {"TB001", "TB002", "40001", "40P01", "55P03"}
 BROKEN_PROMISES = {"TB001", "TB002", "23514"}  # after the node has said that it holds the tablet
@@ -200,9 +201,9 @@ class Worker(threading.Thread):
             committing = True
             connection.execute("COMMIT")
         except psycopg.Error as error:
-            if held and error.sqlstate in BROKEN_PROMISES:
+            if held and refused_with(error) in BROKEN_PROMISES:
                 self._surprise(f"row {number} was refused by the node that held its tablet: {error}")
-            if error.sqlstate in RETRY_STATES:
+            if refused_with(error) in RETRY_STATES:
                 self._roll_back(connection)
                 self._pause()
                 raise _Again from error

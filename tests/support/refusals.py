@@ -1,0 +1,9 @@
+"""How a node refused, as one word: ours (TB001, TB002) where a move is the reason, else the SQLSTATE."""
+
+import psycopg
+
+from balancer.client.failures import refusal
+
+
+def refused_with(error: psycopg.Error) -> str | None:
+    return refusal(error) or error.sqlstate
