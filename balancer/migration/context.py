@@ -110,6 +110,12 @@ class Context:
         self.note(bulk_verified=False, rows=0, sequences=(), fingerprints={})
 
     @contextmanager
+    def node(self, node: str) -> Iterator[Cursor]:
+        """A transaction on one of the two nodes under the leader's epoch."""
+        with self._transaction(node, ()) as cursor:
+            yield cursor
+
+    @contextmanager
     def source(self, together: Sequence[Statement] = ()) -> Iterator[Cursor]:
         """A transaction on the source under the leader's epoch; `together` as in `node_transaction`."""
         with self._transaction(self.record.source_node, together) as cursor:
@@ -122,15 +128,21 @@ class Context:
             yield cursor
 
     @contextmanager
-    def source_command(self) -> Iterator[Connection]:
-        """For what cannot be in a transaction."""
-        with self._command(self.record.source_node) as connection:
-            yield connection
+    def long_work(self, connection: Connection, node: str) -> Iterator[Cursor]:
+        """A transaction on a connection of `links.data`, for statements that take long, under the leader's epoch.
+
+        A successor must wait for it, and ends it first (`Links.evict`).
+        """
+        self.leadership.check()
+        with node_transaction(connection, self.leadership.epoch, node) as cursor:
+            yield cursor
 
     @contextmanager
-    def target_command(self) -> Iterator[Connection]:
+    def source_command(self) -> Iterator[Connection]:
         """For what cannot be in a transaction."""
-        with self._command(self.record.target_node) as connection:
+        self.leadership.check()
+        node = self.record.source_node
+        with node_command(self.links.control(node), self.leadership.epoch, node) as connection:
             yield connection
 
     def checkpoint(self) -> None:
@@ -173,12 +185,6 @@ class Context:
         # A step that was acknowledged must survive the node's crash, whatever its own default is.
         with node_transaction(connection, self.leadership.epoch, node, durable=True, together=together) as cursor:
             yield cursor
-
-    @contextmanager
-    def _command(self, node: str) -> Iterator[Connection]:
-        self.leadership.check()
-        with node_command(self.links.control(node), self.leadership.epoch, node) as connection:
-            yield connection
 
 
 def places(table: Table, tablet: Tablet) -> tuple[Place, ...]:

@@ -16,7 +16,7 @@ from balancer.migration.context import partitions_of
 from balancer.migration.links import Addresses, Links
 from balancer.nodes import partition
 from balancer.nodes.connection import Connection, translated
-from balancer.nodes.leader import node_command, node_transaction
+from balancer.nodes.leader import node_transaction
 from balancer.nodes.leftovers import Leftover, LeftoverKind, find_leftovers, remove_leftover
 from balancer.nodes.names import Name
 from balancer.nodes.schema import OwnedTablet, OwnState, forget_tablets, read_tablets, write_tablets
@@ -97,11 +97,9 @@ def _repair_patiently(links: Links, leadership: Leadership, finding: Finding, cl
 
 
 def _repair_one(connection: Connection, leadership: Leadership, finding: Finding) -> None:
-    if finding.leftover is not None:
-        with node_command(connection, leadership.epoch, finding.node):
-            remove_leftover(connection, finding.leftover)
-        return
     with node_transaction(connection, leadership.epoch, finding.node) as cursor:
+        if finding.leftover is not None:
+            remove_leftover(cursor, finding.leftover)
         if finding.stale is not None:
             for name in reversed(finding.stale.partitions):
                 partition.drop_partition(cursor, name)

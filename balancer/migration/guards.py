@@ -13,39 +13,58 @@ from balancer.errors import Refused, Unavailable
 from balancer.migration.context import Context
 from balancer.migration.control import Overrun
 from balancer.migration.machine import Track
-from balancer.nodes import blockers, references, shape
+from balancer.nodes import blockers, fence, references, shape
+from balancer.nodes.blockers import Wanted
 from balancer.nodes.connection import Cursor, translated
+from balancer.nodes.fingerprint import fingerprints
 from balancer.nodes.names import Name
 
 
 def take_fingerprints(ctx: Context) -> None:
-    """Remembers what every table concerned looks like now."""
-    found = {}
-    for node, names in _watched(ctx).items():
+    """Remembers what every table concerned is like, before its definition is read."""
+    ctx.note(fingerprints={})
+    for node in _watched(ctx):
         with translated(node), ctx.links.control(node).cursor() as cursor:
-            for name in names:
-                found[f"{node}:{name}"] = shape.fingerprint(cursor, name)
-    ctx.note(fingerprints=found)
+            take_fingerprints_again(ctx, cursor, node)
+
+
+def take_fingerprints_again(ctx: Context, cursor: Cursor, node: str) -> None:
+    """After a change of our own that stays to the end."""
+    found = fingerprints(cursor, _watched(ctx)[node])
+    fresh = {f"{node}:{name}": digest for name, digest in found.items()}
+    ctx.note(fingerprints={**ctx.detail.fingerprints, **fresh})
 
 
 def check_fingerprints(ctx: Context) -> None:
-    """Raises `Refused` if somebody has changed the definition of a table since the migration began."""
-    for node, names in _watched(ctx).items():
+    """Raises `Refused` if somebody has changed the definition of a table since the migration began.
+
+    Without locks: only to notice early. What counts is `check_definitions`.
+    """
+    for node in _watched(ctx):
         with translated(node), ctx.links.control(node).cursor() as cursor:
-            for name in names:
-                before = ctx.detail.fingerprints.get(f"{node}:{name}")
-                if before is not None and shape.fingerprint(cursor, name) != before:
-                    raise Refused(f"the definition of {name} on node {node} was changed while the migration ran")
+            check_definitions(ctx, cursor, node)
+
+
+def check_definitions(ctx: Context, cursor: Cursor, node: str) -> None:
+    """The same for one node, in a transaction whose locks keep DDL out until it ends."""
+    for name, digest in fingerprints(cursor, _watched(ctx)[node]).items():
+        if digest != ctx.detail.fingerprints.get(f"{node}:{name}"):
+            raise Refused(f"the definition of {name} on node {node} was changed while the migration ran")
 
 
 def _watched(ctx: Context) -> dict[str, list[Name]]:
+    """ATTACH and DETACH of other tablets leave a root's own definition alone."""
     sources = [place.partition for place in ctx.source_places]
-    watched = {ctx.record.source_node: [*sources]}
-    if ctx.record.target_node != ctx.record.source_node:
-        # ATTACH and DETACH of other tablets leave a root's own definition alone.
-        watched[ctx.record.source_node] += ctx.roots
-        watched[ctx.record.target_node] = list(ctx.roots)
-    return watched
+    return {ctx.record.target_node: [*ctx.roots], ctx.record.source_node: [*sources, *ctx.roots]}
+
+
+def standing(ctx: Context) -> None:
+    """Raises `Refused` unless the fence still stands: what was read behind one that does not says nothing."""
+    if ctx.fence is None:
+        return
+    names = [place.partition for place in ctx.source_places]
+    with ctx.source() as cursor:
+        fence.check_standing(cursor, names, ctx.fence, ctx.settings.lock_timeout)
 
 
 def check_roots_agree(ctx: Context) -> None:
@@ -123,36 +142,34 @@ def check_references(ctx: Context, cursor: Cursor, limit: float) -> None:
     ctx.note(attach=seconds)
 
 
-def clear_the_way(ctx: Context, partitions: Sequence[Name]) -> None:
-    """Raises `Overrun` naming the oldest transaction that a fence would wait for; ends it if that is allowed."""
-    source = ctx.links.control(ctx.record.source_node)
-    with translated(ctx.record.source_node):
-        found = blockers.find_blockers(source, partitions)
+def clear_the_way(ctx: Context, node: str, tables: Sequence[Name], wanted: Wanted) -> None:
+    """Raises `Overrun` naming the oldest transaction that a lock would wait for; ends it if that is allowed."""
+    with ctx.node(node) as cursor:
+        found = blockers.find_blockers(cursor, tables, wanted)
         for blocker in found:
             if blocker.what == "autovacuum worker":
-                blockers.cancel(source, blocker)
+                blockers.cancel(cursor, blocker)
             elif ctx.settings.terminate_blockers and blocker.age > ctx.settings.blocker_age:
-                blockers.terminate(source, blocker)
+                blockers.terminate(cursor, blocker)
     lasting = [blocker for blocker in found if blocker.age > ctx.settings.lock_timeout]
     if lasting:
-        raise Overrun(f"waits for {lasting[0]}")
+        raise Overrun(f"waits for {lasting[0]} on node {node}")
 
 
-def name_blockers(ctx: Context, partitions: Sequence[Name]) -> None:
+def name_blockers(ctx: Context, node: str, tables: Sequence[Name], wanted: Wanted) -> None:
     """After a lock was not granted in time: raises `Overrun` naming who holds it, if somebody still does.
 
     A vacuum would give way by itself, but only to who waits for longer than we do: it is cancelled.
     """
     try:
-        source = ctx.links.control(ctx.record.source_node)
-        with translated(ctx.record.source_node):
-            found = blockers.find_blockers(source, partitions)
+        with ctx.node(node) as cursor:
+            found = blockers.find_blockers(cursor, tables, wanted)
             for vacuum in (blocker for blocker in found if blocker.what == "autovacuum worker"):
-                blockers.cancel(source, vacuum)
+                blockers.cancel(cursor, vacuum)
     except Unavailable:
         return  # the server itself is gone: that is said by the error at hand
     if found:
-        raise Overrun(f"waits for {found[0]}")
+        raise Overrun(f"waits for {found[0]} on node {node}")
 
 
 def total_size(cursor: Cursor, partitions: Sequence[Name]) -> int:

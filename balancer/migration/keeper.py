@@ -55,7 +55,8 @@ class FenceKeeper:
             ctx.leadership.check()
             try:
                 with node_transaction(links.control(node), ctx.leadership.epoch, node) as cursor:
-                    renew_fence(cursor, names, ctx.fence, seconds, ctx.settings.lock_timeout)
+                    # Known before the commit, whose answer may be lost: from then on either deadline may stand.
+                    ctx.fence = renew_fence(cursor, names, ctx.fence, seconds, ctx.settings.lock_timeout)
             except (Unavailable, OutcomeUnknown):
                 links.close()
                 if ctx.clock.monotonic() > until:

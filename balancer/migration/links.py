@@ -63,13 +63,16 @@ class Links:
         finally:
             connection.close()
 
-    def evict(self, node: str) -> None:
-        """Ends the sessions that another leader left on a node for this migration: a copy that hangs holds locks."""
+    def evict(self, node: str, leader_epoch: int) -> None:
+        """Ends the sessions that another leader left on a node for this migration: a copy that hangs holds locks.
+
+        Not in a transaction of ours, which would wait for them; so it looks by itself that nobody leads since.
+        """
         with translated(node):
             self.control(node).execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE application_name = %s AND datname = current_database() AND pid <> pg_backend_pid()",
-                (f"tablet-balancer {self._purpose}",),
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity, balancer.node WHERE leader_epoch <= %s"
+                " AND application_name = %s AND datname = current_database() AND pid <> pg_backend_pid()",
+                (leader_epoch, f"tablet-balancer {self._purpose}"),
             )
 
     def close(self) -> None:

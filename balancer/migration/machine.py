@@ -29,41 +29,53 @@ The argument
 Say a tablet moves from S to T. A write is *acknowledged* when its transaction on S or T has committed.
 
  1. *Only the owner is writable before the fence.* T's copy is not attached; a write through T's root finds no
-    partition, a write by the partition's own name meets T's trigger.
+    partition, a write by the partition's own name meets T's guard, a trigger that refuses everybody but the stream.
  2. *The fence is exact.* Its triggers are made under SHARE ROW EXCLUSIVE, which no writer's lock is compatible with:
     every acknowledged write is before the fence's commit in S's WAL, and later writers meet the trigger, whatever
     their snapshot, role or path. The marker row is in the same transaction, so it follows all of them in the stream.
  3. *The drain is complete and durable.* The marker is visible on T only after every change before it was applied. T
-    applies without waiting for its disk, so a synchronous commit on T follows, which makes all before it durable. It
-    is made in `sealing`, beside the seal: neither needs the other, and the commit in the directory follows both.
- 4. *The copy is verified*: the bulk at the slot's snapshot, and each key changed since, against the fenced source.
+    applies without waiting for its disk, so a synchronous commit on T follows (that of ATTACH, in `sealing`), which
+    makes all before it durable.
+ 4. *The copy is verified*: the bulk at the slot's snapshot, and each key changed since, against the fenced source. A
+    difference counts only if the fence still stands: behind one that has ended S has simply gone on.
  5. *An unsealed fence may end by itself*, at its deadline, by S's own clock; the daemon may be dead. It must then
     never be sealed. Sealing takes the same lock as the fence, so no writer is half-way, and it demands: this very
     fence (migration and leader's epoch are in it), deadline not passed, and no write let through on this node since
     the fence was raised. That last count is kept in a sequence, which knows neither rollback nor snapshot, so not even
-    a clock that was set back can hide a write.
+    a clock that was set back can hide a write. Nor can a fence that was switched off and on: its triggers must be those
+    that our own transactions wrote, by their xmin.
  6. *A sealed fence ends only by a leader's act.* A crash of S, a pause of the daemon, an expiry cannot open S again.
- 7. *The commit is one directory transaction*, after the seal and T's flush, conditional on the leader's epoch and on
-    the migration's own version: owner = T, epoch + 1, state `opening`. From 5 and 6, S refuses writes from before the
+ 7. *Definitions are the same to the end.* The fingerprints of S's tables (and of what captures changes) are compared
+    under the locks of fence and seal, which DDL on them has to wait for; those of T's roots under the lock of ATTACH.
+    DDL before is seen; DDL on S after the seal concerns nobody any more; DDL on T after ATTACH reaches the new
+    partition through its root.
+ 8. *T is attached before the commit, closed*: from ATTACH on the guard refuses the stream too. So whatever ATTACH may
+    fail of fails while there is a way back; the way back detaches (`take_back`) before anything is streamed again.
+ 9. *The commit is one directory transaction*, after the seal and ATTACH, conditional on the leader's epoch and on the
+    migration's own version: owner = T, epoch + 1, state `opening`. From 5 and 6, S refuses writes from before the
     commit on.
- 8. *T opens after the commit*: ATTACH and `owned` are one transaction on T, made by a leader who has read `opening` in
-    the directory. So S closed before T opens: never two writable owners.
- 9. *A fence is lifted only if the commit cannot happen any more*: its leader wrote `catching_up`, `restarting` or
+10. *T opens after the commit*: guard away and `owned` are one transaction on T, made by a leader who has read `opening`
+    in the directory. So S closed before T opens: never two writable owners.
+11. *A fence is lifted only if the commit cannot happen any more*: its leader wrote `catching_up`, `restarting` or
     `cancelling` into the journal first. A predecessor that still wants to commit holds an older epoch, and the
     directory refuses it. If it wakes up later still and wants to act on a node, the node itself has seen the newer
-    epoch and refuses too.
-10. *Nothing is dropped that may be needed*: S's rows go only in a transaction that sees them detached and `moved`, T's
-    only while they are `incoming` under this migration; a journal record in `cancelling` can never become `opening`,
-    one in `restarting` only by way of `planned`, with a new copy behind a new fence.
+    epoch and refuses too: whatever changes a node does so in a transaction that has checked the epoch itself.
+12. *Nothing is dropped that may be needed*: S's rows stay attached behind their fence until the grace is over, no
+    reader's snapshot is older than the switch, and T's standbys have replayed it; they go only in a transaction that
+    sees them detached and `moved`. T's go only while they are `incoming` under this migration; a journal record in
+    `cancelling` can never become `opening`, one in `restarting` only by way of `planned`, with a new copy.
 
-From 2 to 4, every acknowledged write of S is on T when T opens; from 5 to 9, nobody writes to S between the fence and
+From 2 to 4, every acknowledged write of S is on T when T opens; from 5 to 11, nobody writes to S between the fence and
 the end of the migration unless the migration has not committed and will not. Each write is there exactly once, since
 T's rows are those of the snapshot plus each change after it once (the slot's consistent point is that very snapshot,
 and T's replication origin advances in the transaction that applies the change).
 
 A reshard has one node and therefore no second owner. Its `swapping` is one transaction on that node: old partitions
 out, new ones in, `balancer.tablet` saying so. Root and keys are the same before and after, so the node is right under
-both maps until the directory follows in `committing`. A successor asks the node whether the swap happened.
+both maps until the directory follows in `committing`. A successor asks the node whether the swap happened. What was
+acknowledged is in the new partitions because the last replay comes after the locks on roots *and* old partitions (who
+writes by a partition's name does not lock its root), and the definitions are compared under them. What a reader by one
+snapshot sees is not cut short, because the last replay is committed, and older snapshots are gone, before the swap.
 """
 
 import itertools

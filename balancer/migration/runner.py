@@ -12,7 +12,7 @@ from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Change, Migration, MigrationKind, Put, Remove, TabletState
 from balancer.errors import BalancerError, Conflict, Fenced, Refused, Unavailable
-from balancer.migration import steps
+from balancer.migration import guards, steps
 from balancer.migration.context import Context
 from balancer.migration.control import CancelRequested, Control, Difference, Overrun
 from balancer.migration.journal import Journal
@@ -113,7 +113,7 @@ class Runner:
         """A predecessor that hangs in the middle of a copy still holds locks on the nodes."""
         for node in sorted({ctx.record.source_node, ctx.record.target_node}):
             try:
-                ctx.links.evict(node)
+                ctx.links.evict(node, self._leadership.epoch)
             except Unavailable:
                 continue  # a node that is out of reach has no sessions of ours worth ending
 
@@ -143,9 +143,10 @@ class Runner:
             except CancelRequested as wish:
                 return self._give_up(ctx, str(wish), failed=False)
             except BalancerError as error:
-                if not isinstance(error, Overrun):
+                found = _behind_a_fence(ctx, error)
+                if not isinstance(found, Overrun):
                     ctx.links.close()
-                decided = self._after_error(ctx, state, error, failures)
+                decided = self._after_error(ctx, state, found, failures)
             if decided is not None:
                 return decided
             self._leadership.check()
@@ -218,6 +219,16 @@ class Runner:
             journal.load(ctx.id)
             self._enter(ctx, journal, self._give_up(ctx, str(error), failed=True))
         self._observer.left(ctx.record, State.COMMITTING)
+
+
+def _behind_a_fence(ctx: Context, error: BalancerError) -> BalancerError:
+    """A difference says something only if the fence still stands: else the source has simply gone on."""
+    if isinstance(error, Difference):
+        try:
+            guards.standing(ctx)
+        except BalancerError as other:
+            return other
+    return error
 
 
 def _last_words(ctx: Context, error: BalancerError, failures: Failures) -> str:

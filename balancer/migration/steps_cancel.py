@@ -7,7 +7,7 @@ first and needs only the source; each later part may fail and be repeated withou
 from balancer.directory.model import MigrationKind
 from balancer.migration.context import Context
 from balancer.migration.machine import Event
-from balancer.migration.steps_switch import let_writers_on
+from balancer.migration.steps_switch import detach_incoming, let_writers_on
 from balancer.nodes import capture, fence, partition, replication, schema
 from balancer.nodes.connection import Cursor
 
@@ -30,12 +30,14 @@ def restarting(ctx: Context) -> Event:
 
 def _take_away(ctx: Context) -> None:
     if ctx.record.operation is MigrationKind.MOVE:
-        with ctx.target_command() as connection:
-            replication.drop_subscription(connection, ctx.id)
+        with ctx.target() as cursor:
+            replication.drop_subscription(cursor, ctx.id)
+        with ctx.target() as cursor:
+            detach_incoming(ctx, cursor)
     _drop_incoming(ctx)
     if ctx.record.operation is MigrationKind.MOVE:
-        with ctx.source_command() as connection:
-            replication.drop_slot(connection, ctx.id)
+        with ctx.source() as cursor:
+            replication.drop_slot(cursor, ctx.id)
     _clean_source(ctx)
 
 
@@ -44,7 +46,7 @@ def _drop_incoming(ctx: Context) -> None:
     with ctx.target() as cursor:
         for name in (name for row in _incoming(ctx, cursor) for name in row.partitions):
             if partition.exists(cursor, name):
-                partition.release_references(cursor, name, ctx.roots, ctx.settings.lock_timeout)
+                partition.release_references(cursor, name, ctx.settings.lock_timeout)
     with ctx.target() as cursor:
         mine = _incoming(ctx, cursor)
         for row in mine:

@@ -1,8 +1,7 @@
 """The first half of a move: preparing both nodes, and copying the rows. Called by the runner, state by state.
 
-Everything made here carries the migration's id and is undone by `steps_cancel`. Long statements run outside of the
-leader's transactions, whose row lock a successor would have to wait for; they touch only the table that is `incoming`
-under this migration, and the leader's epoch is checked right before.
+Everything made here carries the migration's id and is undone by `steps_cancel`. Whatever changes a node does so in a
+transaction that has checked the leader's epoch itself, long statements too: a successor ends them before it begins.
 """
 
 import threading
@@ -18,7 +17,7 @@ from balancer.migration.context import Context, partitions_of
 from balancer.migration.keeper import FenceKeeper
 from balancer.migration.machine import Event
 from balancer.migration.modes import choose_mode
-from balancer.nodes import capture, copy, fence, partition, references, replication, schema, warming
+from balancer.nodes import blockers, capture, copy, fence, partition, references, replication, schema, warming
 from balancer.nodes.checksum import Digest, Rows
 from balancer.nodes.connection import Connection, Cursor, full_conninfo, translated
 from balancer.nodes.objects import bound_constraint
@@ -37,15 +36,15 @@ def planned(ctx: Context) -> Event:
 
 def preparing(ctx: Context) -> Event:
     """Preflight, then the target's empty partitions and, where changes will be streamed, what captures them."""
+    guards.take_fingerprints(ctx)
     shapes = read_shapes(ctx)
     _preflight(ctx, shapes)
-    guards.take_fingerprints(ctx)
     create_incoming(ctx, shapes)
     if ctx.record.mode is MigrationMode.REPLICATE:
         try:
             _start_stream(ctx, shapes)
         except Unavailable:
-            guards.name_blockers(ctx, [shape.name for shape in shapes])
+            guards.name_blockers(ctx, ctx.record.source_node, [shape.name for shape in shapes], blockers.FENCE)
             raise
     return Event.STEP
 
@@ -59,9 +58,12 @@ def _start_stream(ctx: Context, shapes: tuple[Shape, ...]) -> None:
 
 
 def start_captures(ctx: Context, cursor: Cursor, shapes: tuple[Shape, ...]) -> None:
-    """From the transaction's commit on, changes of the sources are logged."""
+    """From the transaction's commit on, changes of the sources are logged. What logs them must not be switched off."""
+    fence.lock_partitions(cursor, [shape.name for shape in shapes], ctx.settings.lock_timeout)
+    guards.check_definitions(ctx, cursor, ctx.record.source_node)
     for index, shape in enumerate(shapes):
         capture.start_capture(cursor, ctx.id, index, shape.name, key=shape.key, lock_timeout=ctx.settings.lock_timeout)
+    guards.take_fingerprints_again(ctx, cursor, ctx.record.source_node)
 
 
 def create_incoming(ctx: Context, shapes: tuple[Shape, ...]) -> None:
@@ -78,11 +80,14 @@ def create_incoming(ctx: Context, shapes: tuple[Shape, ...]) -> None:
             schema.write_tablets(cursor, [incoming])
         for place, shape in zip(ctx.target_places, shapes, strict=True):
             partition.create_partition(cursor, place.root, shape, place.partition)
-        if ctx.record.operation is MigrationKind.MOVE and references.may_prepare(cursor):
-            # This locks the referenced root, which its owner's writers use.
+        if references.may_prepare(cursor):
+            # This locks the referenced tables, which their writers use.
             partition.set_lock_timeout(cursor, ctx.settings.lock_timeout)
+            but = () if ctx.record.operation is MigrationKind.MOVE else ctx.roots
             for place, shape in zip(ctx.target_places, shapes, strict=True):
-                references.prepare_references(cursor, shape, place.partition, ctx.roots)
+                references.prepare_references(cursor, shape, place.partition, but)
+        else:
+            references.refuse_own(shapes)
 
 
 def copying(ctx: Context) -> Event:
@@ -97,9 +102,9 @@ def copying(ctx: Context) -> Event:
             rows = sum(_copy_one(ctx, place, shape, reader, summer) for place, shape in places)
         _complete(ctx, shapes)
         if ctx.record.mode is MigrationMode.REPLICATE:
-            with ctx.target_command() as connection:
+            with ctx.target() as cursor:
                 source = full_conninfo(ctx.links.address(ctx.record.source_node))
-                replication.create_subscription(connection, ctx.id, source)
+                replication.create_subscription(cursor, ctx.id, source)
         ctx.note(bulk_verified=True, rows=rows)
     return Event.STEP
 
@@ -168,29 +173,26 @@ def _copy_one(ctx: Context, place: partition.Place, shape: Shape, reader: Connec
         writer = stack.enter_context(ctx.links.data(node))
         checker = stack.enter_context(ctx.links.data(node))
         source_sum = stack.enter_context(Background(_digest(ctx, summer, rows), "source-checksum"))
-        with ctx.target():
-            pass  # the leader's epoch, right before the long statements
-        with writer.cursor() as cursor:
+        with ctx.long_work(writer, node) as cursor:
             # While it is empty: looking at each row on its way in costs less than reading them all once more.
             partition.add_bound(cursor, place, bound_constraint(ctx.id))
-            if references.may_prepare(cursor):
-                references.without_triggers(writer)
-        copied = copy.copy_rows(reader, writer, read, write, _on_block(ctx))
+            references.without_triggers(cursor)
+            copied = copy.copy_rows(reader, writer, read, write, _on_block(ctx), source_node=ctx.record.source_node)
         ctx.progress.counted(copied.rows)
         checker.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         target_sum = stack.enter_context(Background(_digest(ctx, checker, rows), "target-checksum"))
         ctx.progress.waiting(f"indexes of {shape.name}")
         if ctx.settings.index_workers is not None:
             writer.execute(f"SET max_parallel_maintenance_workers = {int(ctx.settings.index_workers)}")
-        with writer.cursor() as cursor:
-            for index in shape.indexes:
-                ctx.checkpoint()
+        for index in shape.indexes:
+            ctx.checkpoint()
+            with ctx.long_work(writer, node) as cursor:
                 partition.build_index(cursor, shape, index, shape.name)
         ctx.progress.waiting(f"the checksum of {shape.name}")
         sums = source_sum.result(), target_sum.result()
         count = verify.compare_bulk(summer, checker, rows, *sums, pages=ctx.settings.checksum_pages)
         checker.execute("COMMIT")  # what follows needs the table for itself
-        with writer.cursor() as cursor:
+        with ctx.long_work(writer, node) as cursor:
             for index in shape.indexes:
                 partition.finish_index(cursor, shape, index, shape.name)
         return count
@@ -212,26 +214,26 @@ def _on_block(ctx: Context) -> Callable[[int], None]:
 
 
 def _complete(ctx: Context, shapes: tuple[Shape, ...]) -> None:
-    """Foreign keys, triggers, statistics, warmth, and a guard against writes by name."""
+    """Statistics, warmth, and a guard against writes by name. Triggers come with ATTACH: nothing may fire before."""
     node = ctx.record.target_node
-    with ctx.target():
-        pass
-    with ctx.links.data(node) as connection, connection.cursor() as cursor:
-        # Definitions were printed with full names; reading them back must not depend on a path either.
-        cursor.execute("SELECT set_config('search_path', 'pg_catalog', false)")
+    with ctx.links.data(node) as connection:
         for place, shape in zip(ctx.target_places, shapes, strict=True):
             ctx.checkpoint()
-            partition.set_replica_identity(cursor, shape, place.partition)
-            partition.add_foreign_keys(cursor, shape, place.partition, ctx.roots)
-            partition.add_triggers(cursor, shape, place.partition)
-            fence.guard_incoming(
-                cursor, place.partition, fence.Fence(ctx.id, ctx.leadership.epoch, fence.SEALED, 0, ctx.moved.id)
-            )
-            cursor.execute(partition.analyze(place.partition))
+            with ctx.long_work(connection, node) as cursor:
+                partition.set_replica_identity(cursor, shape, place.partition)
+                fence.guard_incoming(cursor, place.partition, guard(ctx))
+                cursor.execute(partition.analyze(place.partition))
             if ctx.detail.warm:
                 ctx.progress.waiting(f"the cache to be filled with {place.partition}")
-                warming.warm(cursor, place.partition)
-        guards.check_references(ctx, cursor, ctx.settings.write_pause_budget)
+                with connection.cursor() as cursor:
+                    warming.warm(cursor, place.partition)
+        with connection.cursor() as cursor:
+            guards.check_references(ctx, cursor, ctx.settings.write_pause_budget)
+
+
+def guard(ctx: Context) -> fence.Fence:
+    """What refuses writes to the target's partitions until they are opened."""
+    return fence.Fence(ctx.id, ctx.leadership.epoch, fence.SEALED, 0, ctx.moved.id)
 
 
 class Throttle:

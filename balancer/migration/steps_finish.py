@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from balancer.errors import Refused
 from balancer.migration.background import Background
 from balancer.migration.context import Context, partitions_of
-from balancer.migration.machine import Event, Track
-from balancer.nodes import capture, fence, partition, replication, schema, sequences
-from balancer.nodes.connection import NO_STATEMENT_TIMEOUT, Statement, lock_timeout, run_together
+from balancer.migration.machine import Event
+from balancer.nodes import capture, fence, partition, replication, schema, sequences, snapshots
+from balancer.nodes.connection import Statement, run_together
 from balancer.nodes.names import Name
 from balancer.nodes.objects import bound_constraint
 
@@ -34,51 +34,72 @@ def opening(ctx: Context) -> Event:
 
 @contextmanager
 def _opened_target(ctx: Context, *, straight: bool) -> Iterator[None]:
-    """One transaction, committed when the block is left: attached, `owned`, its sequences ahead of its rows."""
+    """One transaction, committed when the block is left: guard away, `owned`, its sequences ahead of its rows.
+
+    What was attached before the commit was durable. A node that does not have it any more has lost acknowledged work.
+    """
+    names = partitions_of(ctx.table, ctx.moved)
+    owned = schema.OwnedTablet(ctx.moved.id, ctx.moved.epoch, schema.OwnState.OWNED, names)
+    opening = [
+        *fence.lift_statements(names, ctx.settings.lock_timeout),
+        *sequences.raise_statements(ctx.detail.sequences),
+        *schema.tablet_statements([owned]),
+    ]
     if straight:
-        everything = [place.partition for place in ctx.target_places]
-        with ctx.target(_opening_statements(ctx, everything, streaming=ctx.track is Track.MOVE_REPLICATE)):
+        with ctx.target(opening):
             yield
         return
     with ctx.target() as cursor:
-        attached = partition.attachments(cursor, partitions_of(ctx.table, ctx.moved))
-        missing = [place.partition for place in ctx.target_places if attached.get(place.partition) is None]
-        streaming = replication.subscription_exists(cursor, ctx.id)
-        run_together(cursor, _opening_statements(ctx, missing, streaming=streaming))
+        attached = partition.attachments(cursor, names)
+        missing = [str(name) for name in names if attached.get(name) is None]
+        if missing:
+            raise Refused(
+                f"node {ctx.moved.node} had attached {', '.join(missing)} and has not any more: was it restored from an"
+                f" older copy? The rows are still on node {ctx.record.source_node}, closed: see `balancer tablet lost`"
+            )
+        run_together(cursor, opening)
         yield
 
 
-def _opening_statements(ctx: Context, missing: Sequence[Name], *, streaming: bool) -> list[Statement]:
-    statements: list[Statement] = [
-        lock_timeout(ctx.settings.lock_timeout),
-        # There is no way back: what PostgreSQL insists on (a foreign key between the roots) must not be cut short.
-        NO_STATEMENT_TIMEOUT,
-    ]
-    if streaming:
-        statements.append(replication.disable_statement(ctx.id))
-    for place in ctx.target_places:  # referenced roots before those that refer to them
-        if place.partition in missing:
-            statements += fence.drop_statements(place.partition)
-            statements += partition.attach_statements(place, bound_constraint(ctx.id))
-    statements += sequences.raise_statements(ctx.detail.sequences)
-    names = partitions_of(ctx.table, ctx.moved)
-    owned = schema.OwnedTablet(ctx.moved.id, ctx.moved.epoch, schema.OwnState.OWNED, names)
-    return [*statements, *schema.tablet_statements([owned])]
-
-
 def retiring(ctx: Context) -> Event:
-    """Tells former clients where the tablet went, takes the stream away, then the rows."""
+    """Tells former clients where the tablet went, takes the stream away and, when nobody needs them any more, the rows.
+
+    Until then they stay attached behind their fence: an UPDATE of a former client is refused, and does not find 0 rows.
+    """
     _mark_moved(ctx, straight=False)
     _remove_stream(ctx)
+    _remove_guard(ctx)
+    _wait_for_grace(ctx)
+    _wait_for_snapshots(ctx)
     for place in reversed(ctx.source_places):  # a referenced root's rows go last
         with ctx.source_command() as connection:
             connection.execute("SELECT set_config('lock_timeout', '10s', false)")
             partition.detach(connection, place.root, place.partition)
         with ctx.source() as cursor:
-            partition.release_references(cursor, place.partition, ctx.roots, ctx.settings.lock_timeout)
-    _wait_for_grace(ctx)
+            partition.release_references(cursor, place.partition, ctx.settings.lock_timeout)
     _drop_rows(ctx)
     return Event.STEP
+
+
+def _remove_guard(ctx: Context) -> None:
+    """What ATTACH needed and the opening has only switched off: taking it away waits for readers of the partition."""
+    for place in ctx.target_places:
+        with ctx.target() as cursor:
+            fence.drop_fence(cursor, [place.partition], ctx.settings.lock_timeout)
+            partition.drop_bound(cursor, place.partition, bound_constraint(ctx.id))
+
+
+def _wait_for_snapshots(ctx: Context) -> None:
+    """Readers whose snapshot is older than the switch would miss the rows that leave, without a word."""
+    with ctx.source() as cursor:
+        moment = snapshots.moment_of(cursor)
+    while True:
+        with ctx.source() as cursor:
+            older = snapshots.older_snapshots(cursor, moment)
+        if not older:
+            return
+        ctx.progress.waiting(f"{older[0]} on node {ctx.record.source_node}, which may still read what has moved")
+        ctx.sleep(0.2)
 
 
 def _mark_moved(ctx: Context, *, straight: bool) -> None:
@@ -105,12 +126,11 @@ def _moved_statements(ctx: Context, there: Sequence[Name]) -> list[Statement]:
 
 
 def _remove_stream(ctx: Context) -> None:
-    with ctx.target_command() as connection:
-        replication.drop_subscription(connection, ctx.id)
     with ctx.target() as cursor:
+        replication.drop_subscription(cursor, ctx.id)
         replication.delete_markers(cursor, ctx.id)
-    with ctx.source_command() as connection:
-        replication.drop_slot(connection, ctx.id)
+    with ctx.source() as cursor:
+        replication.drop_slot(cursor, ctx.id)
     with ctx.source() as cursor:
         replication.drop_publication(cursor, ctx.id)
         replication.delete_markers(cursor, ctx.id)

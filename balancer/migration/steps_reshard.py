@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
+from psycopg import sql
+
 from balancer.directory.model import MigrationMode
 from balancer.errors import Refused, Unavailable
 from balancer.migration import guards
@@ -19,9 +21,10 @@ from balancer.migration.machine import Event
 from balancer.migration.steps_copy import Throttle, create_incoming, read_shapes, start_captures
 from balancer.migration.steps_switch import back_off, let_writers_on
 from balancer.migration.verify import compared
-from balancer.nodes import capture, partition, reshard
+from balancer.nodes import blockers, capture, partition, references, reshard, snapshots
 from balancer.nodes.checksum import BUCKETS
 from balancer.nodes.connection import Connection, Cursor, translated
+from balancer.nodes.leader import node_transaction
 from balancer.nodes.names import Name
 from balancer.nodes.objects import bound_constraint
 from balancer.nodes.reshard import Family
@@ -29,15 +32,16 @@ from balancer.nodes.shape import Shape
 from balancer.settings import MigrationSettings
 
 PAGE = 8192
+LOOK_INTERVAL: Final = 0.2
 ROUNDS: Final = 200
 """A round of replay has what changed during the one before: where so many did not become short, more will not."""
 
 
 def preparing(ctx: Context) -> Event:
     """Preflight, then the new partitions, empty and detached, and what captures changes."""
+    guards.take_fingerprints(ctx)
     shapes = read_shapes(ctx)
     _preflight(ctx, shapes)
-    guards.take_fingerprints(ctx)
     create_incoming(ctx, tuple(model_of(ctx, place, shapes) for place in ctx.target_places))
     if ctx.record.mode is MigrationMode.REPLICATE:
         try:
@@ -45,7 +49,7 @@ def preparing(ctx: Context) -> Event:
                 if not capture.started(cursor, ctx.id, 0):  # else the answer to an earlier attempt was lost
                     start_captures(ctx, cursor, shapes)
         except Unavailable:
-            guards.name_blockers(ctx, [shape.name for shape in shapes])
+            guards.name_blockers(ctx, ctx.record.source_node, [shape.name for shape in shapes], blockers.FENCE)
             raise
     return Event.STEP
 
@@ -63,11 +67,27 @@ def copying(ctx: Context) -> Event:
 
 
 def catching_up(ctx: Context) -> Event:
-    """Lets writers on if they were held back; replays until little is left."""
+    """Lets writers on if they were held back; replays until little is left and nobody reads by an older snapshot."""
     let_writers_on(ctx)
     back_off(ctx)
     catch_up(ctx)
+    _outlive_snapshots(ctx)
     return Event.STEP
+
+
+def _outlive_snapshots(ctx: Context) -> None:
+    """Readers whose snapshot is older than the new partitions would find them empty: they are waited for by name."""
+    node = ctx.record.source_node
+    with ctx.source() as cursor:
+        moment = snapshots.moment_of(cursor)
+    while True:
+        with translated(node):
+            older = snapshots.older_snapshots(ctx.links.control(node), moment)
+        if not older:
+            return
+        ctx.progress.waiting(f"{older[0]} on node {node}, which would not see the new partitions' rows")
+        ctx.sleep(LOOK_INTERVAL)
+        catch_up(ctx)
 
 
 def verifying(ctx: Context) -> Event:
@@ -89,7 +109,7 @@ def catch_up(ctx: Context) -> None:
         began = ctx.clock.monotonic()  # from here on as the swap does it, while everybody waits
         replayed = 0
         for family in work:
-            with replay_transaction(ctx) as cursor:
+            with replay_transaction(ctx, ctx.links.control(ctx.record.source_node)) as cursor:
                 replayed += replay_once(cursor, family)
         took = ctx.clock.monotonic() - began
         rounds += 1
@@ -113,13 +133,14 @@ def too_much(replayed: int, took: float, settings: MigrationSettings) -> str:
 
 
 @contextmanager
-def replay_transaction(ctx: Context) -> Iterator[Cursor]:
-    """One snapshot for the whole round, under the leader's epoch."""
-    connection = ctx.links.control(ctx.record.source_node)
-    with translated(ctx.record.source_node):
+def replay_transaction(ctx: Context, connection: Connection) -> Iterator[Cursor]:
+    """One snapshot for the whole round, under the leader's epoch. Nothing fires: the application has written once."""
+    node = ctx.record.source_node
+    with translated(node):
         connection.execute("SET default_transaction_isolation TO 'repeatable read'")
         try:
-            with ctx.source() as cursor:
+            with ctx.long_work(connection, node) as cursor:
+                references.without_triggers(cursor)
                 yield cursor
         finally:
             if not connection.closed:
@@ -129,7 +150,7 @@ def replay_transaction(ctx: Context) -> Iterator[Cursor]:
 def replay_once(cursor: Cursor, family: Family) -> int:
     """Replays what is logged. Raises `Difference` if it does not come out equal."""
     if reshard.truncated(cursor, family):
-        raise Difference("a partition was truncated while it was copied")
+        raise Refused("a partition was truncated while it was copied")
     replayed, different = reshard.replay(cursor, family)
     for source, count in different.items():
         raise Difference(f"{count} rows of {source} differ from their copies after they were replayed")
@@ -181,8 +202,6 @@ def _fill(ctx: Context) -> int:
     node = ctx.record.source_node
     rows = 0
     throttle = Throttle(ctx.clock, ctx.settings.throttle)
-    with ctx.source():
-        pass  # the leader's epoch, right before the long part
     with ctx.links.data(node) as holder, ctx.links.data(node) as writer:
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         row = holder.execute("SELECT pg_export_snapshot()").fetchone()
@@ -192,11 +211,8 @@ def _fill(ctx: Context) -> int:
             for _, source in family.sources:
                 for first, end in chunks(holder, source, ctx.settings.checksum_pages):
                     ctx.checkpoint()
-                    writer.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-                    writer.execute(f"SET TRANSACTION SNAPSHOT '{row[0]}'")
-                    with writer.cursor() as cursor:
+                    with _at_snapshot(ctx, writer, str(row[0])) as cursor:
                         rows += reshard.fill(cursor, family, source, first, end)
-                    writer.execute("COMMIT")
                     size = ctx.settings.checksum_pages * PAGE
                     throttle.spend(size)
                     ctx.progress.done(size)
@@ -204,22 +220,43 @@ def _fill(ctx: Context) -> int:
     return rows
 
 
+@contextmanager
+def _at_snapshot(ctx: Context, writer: Connection, snapshot: str) -> Iterator[Cursor]:
+    """A transaction under the leader's epoch that sees what the snapshot's maker sees.
+
+    The check goes by the newest row of the epoch although the snapshot is older: it locks that row, and PostgreSQL
+    refuses to lock one that was changed since.
+    """
+    ctx.leadership.check()
+    imported = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot))
+    with node_transaction(
+        writer, ctx.leadership.epoch, ctx.record.source_node, first=[_ONE_SNAPSHOT, imported]
+    ) as cursor:
+        references.without_triggers(cursor)
+        yield cursor
+
+
+_ONE_SNAPSHOT = sql.SQL("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+
+
 def _complete(ctx: Context, shapes: tuple[Shape, ...]) -> None:
-    with ctx.links.data(ctx.record.source_node) as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT set_config('search_path', 'pg_catalog', false)")
+    """Indexes, bound and statistics. Triggers come with the swap: nothing of the application's may fire before."""
+    node = ctx.record.source_node
+    with ctx.links.data(node) as connection:
         for place in ctx.target_places:
             shape = model_of(ctx, place, shapes)
             ctx.progress.waiting(f"indexes of {place.partition}")
             for index in shape.indexes:
                 ctx.checkpoint()
-                partition.build_index(cursor, shape, index, place.partition)
-                partition.finish_index(cursor, shape, index, place.partition)
-            partition.set_replica_identity(cursor, shape, place.partition)
-            partition.add_foreign_keys(cursor, shape, place.partition, ctx.roots)
-            partition.add_triggers(cursor, shape, place.partition)
-            partition.add_bound(cursor, place, bound_constraint(ctx.id))
-            cursor.execute(partition.analyze(place.partition))
-        guards.check_references(ctx, cursor, ctx.settings.write_pause_budget * 4)
+                with ctx.long_work(connection, node) as cursor:
+                    partition.build_index(cursor, shape, index, place.partition)
+                    partition.finish_index(cursor, shape, index, place.partition)
+            with ctx.long_work(connection, node) as cursor:
+                partition.set_replica_identity(cursor, shape, place.partition)
+                partition.add_bound(cursor, place, bound_constraint(ctx.id))
+                cursor.execute(partition.analyze(place.partition))
+        with connection.cursor() as cursor:
+            guards.check_references(ctx, cursor, ctx.settings.write_pause_budget * 4)
 
 
 def _compare_all(ctx: Context) -> None:

@@ -1,10 +1,12 @@
-"""The switch of a move: catching up, the fence, the drain, the last comparison, the seal. Called by the runner.
+"""The switch of a move: catching up, fence, drain, the last comparison, seal and ATTACH. Called by the runner.
 
 From `fencing` on writers are held back, and every millisecond counts: connections are open, nothing is journaled, and
 each step looks at the budget (`Context.checkpoint`). The commit itself is the runner's.
 """
 
 from dataclasses import dataclass
+
+from psycopg import sql
 
 from balancer.directory.model import MigrationMode, Tablet
 from balancer.errors import Refused, Unavailable
@@ -14,16 +16,24 @@ from balancer.migration.context import Context, partitions_of
 from balancer.migration.control import Overrun
 from balancer.migration.lag import LagWatch
 from balancer.migration.machine import Event, Track
-from balancer.migration.steps_copy import read_shapes
-from balancer.nodes import capture, fence, replication, schema, sequences
+from balancer.migration.steps_copy import guard, read_shapes
+from balancer.nodes import blockers, capture, fence, partition, references, replication, schema, sequences
 from balancer.nodes.checksum import Rows
-from balancer.nodes.connection import Cursor, last_rows, run_together, translated
+from balancer.nodes.connection import (
+    Cursor,
+    Statement,
+    last_rows,
+    lock_timeout,
+    run_together,
+    statement_timeout,
+    translated,
+)
 from balancer.nodes.names import Name
 from balancer.nodes.shape import Shape
 
 PING_INTERVAL = 0.1
 POLL = 0.001
-FIXED_COST = 0.02  # seconds: fence, seal, commit and open are five commits on three servers
+FIXED_COST = 0.02  # seconds: fence, seal, attach, commit and open are six commits on three servers
 PING_PATIENCE = 30.0
 LOOK_INTERVAL = 0.2
 
@@ -49,6 +59,7 @@ class Forecast:
 def catching_up(ctx: Context) -> Event:
     """Lets writers on if they were held back; then waits until a switch would fit into the budget."""
     let_writers_on(ctx)
+    take_back(ctx)
     back_off(ctx)
     watch = LagWatch(ctx)
     shapes = read_shapes(ctx)
@@ -74,7 +85,9 @@ def fencing(ctx: Context) -> Event:
     names = [place.partition for place in ctx.source_places]
     replicated = ctx.record.mode is MigrationMode.REPLICATE
     ctx.note(fences=ctx.detail.fences + 1)
-    guards.clear_the_way(ctx, names)
+    guards.clear_the_way(ctx, ctx.record.source_node, names, blockers.FENCE)
+    if ctx.record.target_node != ctx.record.source_node:
+        guards.clear_the_way(ctx, ctx.record.target_node, ctx.roots, blockers.ATTACH)
     # Ready before anybody waits for it.
     ctx.links.control(ctx.record.target_node)
     _find_sequences(ctx)
@@ -84,7 +97,7 @@ def fencing(ctx: Context) -> Event:
     try:
         _raise_fence(ctx, names, wanted, seconds)
     except Unavailable:
-        guards.name_blockers(ctx, names)
+        guards.name_blockers(ctx, ctx.record.source_node, names, blockers.FENCE)
         raise
     return Event.STEP
 
@@ -92,6 +105,7 @@ def fencing(ctx: Context) -> Event:
 def _raise_fence(ctx: Context, names: list[Name], wanted: fence.Fence, seconds: float) -> None:
     with ctx.source(fence.lock_statements(names, seconds, ctx.settings.lock_timeout)) as cursor:
         standing = fence.locked_fence(cursor, wanted)
+        guards.check_definitions(ctx, cursor, ctx.record.source_node)
         statements = fence.trigger_statements(names, standing)
         statements += schema.tablet_statements([_fenced(ctx, tablet, standing) for tablet in ctx.sources])
         if ctx.track is Track.MOVE_REPLICATE:
@@ -146,26 +160,95 @@ def verifying(ctx: Context) -> Event:
 def sealing(ctx: Context) -> Event:
     """Makes the fence permanent, if it has let nothing through: from here on only a leader's act ends it.
 
-    Beside it the target is made durable. Neither needs the other; the commit needs both.
+    Beside it the target's partitions are attached, behind their guard, and made durable. Neither needs the other; the
+    commit needs both.
     """
     if ctx.fence is None:
         raise Overrun("the fence was raised by a predecessor")
     ctx.checkpoint()
     names = [place.partition for place in ctx.source_places]
+    shapes = read_shapes(ctx)
     # The thread has the target's connection to itself: this one speaks to the source only.
-    with Background(lambda _: _make_durable(ctx), "make-durable") as flushing:
+    with Background(lambda _: _attach(ctx, shapes), "attach") as attaching:
         with ctx.source(fence.look_statements(names, ctx.settings.lock_timeout)) as cursor:
+            fence.check_looked(cursor, ctx.fence)
+            guards.check_definitions(ctx, cursor, ctx.record.source_node)
             sealed = fence.seal_locked(cursor, names, ctx.fence)
         ctx.fence = sealed
-        flushing.result()
+        attaching.result()
     return Event.STEP
 
 
-def _make_durable(ctx: Context) -> None:
-    """Replication applies without waiting for the disk; this commit waits, and with it all that was applied."""
-    with ctx.target([schema.touch_statement(ctx.moved.id)]) as cursor:
-        if not last_rows(cursor):
-            raise Refused(f"node {ctx.record.target_node} does not know of the incoming tablet {ctx.moved.id}")
+def _attach(ctx: Context, shapes: tuple[Shape, ...]) -> None:
+    """One transaction on the target: the stream ends, the partitions are part of their roots, and refuse every write.
+
+    From its commit on DDL reaches them through the root; until then none gets past the lock. Replication applies
+    without waiting for the disk; this commit waits, and with it all that was applied.
+    """
+    names = [place.partition for place in ctx.target_places]
+    try:
+        with ctx.target(_closing_statements(ctx, names)) as cursor:
+            if not last_rows(cursor):
+                raise Refused(f"node {ctx.record.target_node} does not know of the incoming tablet {ctx.moved.id}")
+            guards.check_definitions(ctx, cursor, ctx.record.target_node)
+            for place, shape in zip(ctx.target_places, shapes, strict=True):  # referenced roots come first
+                partition.add_triggers(cursor, shape, place.partition)
+                partition.attach(cursor, place)
+            for name in names if references.may_prepare(cursor) else ():
+                references.wake_references(cursor, name)
+    except Unavailable:
+        guards.name_blockers(ctx, ctx.record.target_node, ctx.roots, blockers.ATTACH)
+        raise
+
+
+def _closing_statements(ctx: Context, names: list[Name]) -> list[Statement]:
+    """What precedes ATTACH: locks that keep DDL out, the end of the stream, the guard against everybody's writes."""
+    lock = sql.SQL("LOCK TABLE ONLY {} IN SHARE UPDATE EXCLUSIVE MODE")
+    return [
+        lock_timeout(ctx.settings.lock_timeout),
+        # What PostgreSQL insists on (a foreign key that must be checked) may take long, but not for ever.
+        statement_timeout(ctx.settings.write_pause_budget * 4 if ctx.track is Track.MOVE_REPLICATE else 0),
+        *(lock.format(root.identifier) for root in ctx.roots),
+        *([replication.disable_statement(ctx.id)] if ctx.track is Track.MOVE_REPLICATE else []),
+        *fence.trigger_statements(names, guard(ctx)),
+        schema.touch_statement(ctx.moved.id),
+    ]
+
+
+def take_back(ctx: Context) -> None:
+    """The journal says that the switch before cannot commit any more: what was attached on the target is detached."""
+    if ctx.record.target_node == ctx.record.source_node:
+        return
+    with ctx.target() as cursor:
+        if detach_incoming(ctx, cursor):
+            for place, shape in zip(ctx.target_places, read_shapes(ctx), strict=True):
+                partition.drop_triggers(cursor, shape, place.partition)
+                fence.guard_incoming(cursor, place.partition, guard(ctx))
+                if references.may_prepare(cursor):
+                    references.silence_references(cursor, place.partition)
+                else:
+                    partition.release_references(cursor, place.partition, ctx.settings.lock_timeout)
+        replication.enable_subscription(cursor, ctx.id)
+
+
+def detach_incoming(ctx: Context, cursor: Cursor) -> bool:
+    """Detaches what is `incoming` under this very migration, if it is attached; answers whether it was."""
+    row = cursor.execute(
+        "SELECT state, migration FROM balancer.tablet WHERE id = %s FOR UPDATE", (ctx.moved.id,)
+    ).fetchone()
+    if row != (str(schema.OwnState.INCOMING), ctx.id):
+        return False
+    names = [place.partition for place in ctx.target_places]
+    attached = [name for name, pending in partition.attachments(cursor, names).items() if pending is not None]
+    if attached:
+        # Readers of the root may hold it; whoever comes later waits behind this.
+        partition.set_lock_timeout(cursor, ctx.settings.lock_timeout)
+        for root in ctx.roots:
+            cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE").format(root.identifier))
+    for place in reversed(ctx.target_places):
+        if place.partition in attached:
+            partition.detach_locked(cursor, place.root, place.partition)
+    return bool(attached)
 
 
 def _find_sequences(ctx: Context) -> None:

@@ -1,17 +1,34 @@
-"""Who would keep a fence from being taken: sessions and prepared transactions that hold a writer's lock, on a partition
-or (clients that have not written yet) on its tablet. Reading, and ending a session where the operator allows it."""
+"""Who would keep a lock from being taken: sessions and prepared transactions that hold another, on a table or (clients
+that have not read or written yet) on its tablet. Reading, and ending a session where the operator allows it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from balancer.nodes.connection import Connection
-from balancer.nodes.locks import WRITERS
+from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.locks import READERS, WRITERS
 from balancer.nodes.names import Name
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """A lock that we want: the modes it has to wait for, and whether clients with a proof are waited for as well."""
+
+    modes: tuple[str, ...]
+    proofs: tuple[int, ...]
+
+
+_SELF = ("ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
+ATTACH = Wanted(_SELF, ())
+"""SHARE UPDATE EXCLUSIVE on a root: readers and writers go on."""
+FENCE = Wanted((*_SELF, "RowExclusiveLock"), (WRITERS,))
+"""SHARE ROW EXCLUSIVE on partitions: writers are waited for."""
+SWAP = Wanted((*_SELF, "RowExclusiveLock", "RowShareLock", "AccessShareLock"), (WRITERS, READERS))
+"""ACCESS EXCLUSIVE on roots and partitions: everybody is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Blocker:
-    """A transaction in the way of SHARE ROW EXCLUSIVE."""
+    """A transaction in the way."""
 
     pid: int | None  # None: a prepared transaction
     age: float  # seconds since its transaction began
@@ -29,16 +46,15 @@ _HOLDERS = """
     FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE l.locktype = 'relation' AND l.granted AND l.relation = ANY(%s::regclass[])
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-      AND l.mode IN ('RowExclusiveLock', 'ShareUpdateExclusiveLock', 'ShareLock', 'ShareRowExclusiveLock',
-                     'ExclusiveLock', 'AccessExclusiveLock')
-      AND l.pid IS DISTINCT FROM pg_backend_pid()
+      AND l.mode = ANY(%s) AND l.pid IS DISTINCT FROM pg_backend_pid()
 """
 
 _HELD = """
     SELECT l.pid, coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), 0)::float8,
            coalesce(nullif(a.application_name, ''), 'a client')
     FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
-    JOIN balancer.tablet t ON t.id = (l.classid::bigint << 32) + l.objid::bigint - %s
+    JOIN unnest(%s::bigint[]) AS proof ON true
+    JOIN balancer.tablet t ON t.id = (l.classid::bigint << 32) + l.objid::bigint - proof
     WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND l.pid <> pg_backend_pid()
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND EXISTS (SELECT FROM unnest(t.schemas, t.partitions) AS p (schema, name)
@@ -49,26 +65,27 @@ _PREPARED = """
     SELECT extract(epoch FROM clock_timestamp() - p.prepared)::float8, p.gid
     FROM pg_prepared_xacts p JOIN pg_locks l ON l.locktype = 'transactionid' AND l.transactionid = p.transaction
     JOIN pg_locks r ON r.virtualtransaction = l.virtualtransaction AND r.pid IS NULL AND r.locktype = 'relation'
-    WHERE l.pid IS NULL AND r.relation = ANY(%s::regclass[]) AND r.mode <> 'AccessShareLock'
+    WHERE l.pid IS NULL AND r.relation = ANY(%s::regclass[]) AND r.mode = ANY(%s)
 """
 
 
-def find_blockers(connection: Connection, partitions: Sequence[Name]) -> list[Blocker]:
+def find_blockers(connection: Connection | Cursor, tables: Sequence[Name], wanted: Wanted = FENCE) -> list[Blocker]:
     """Oldest first. Prepared transactions are named by their global id."""
-    names = [str(partition) for partition in partitions]
-    holders = [*connection.execute(_HOLDERS, (names,)), *connection.execute(_HELD, (WRITERS, names))]
+    names, modes = [str(table) for table in tables], list(wanted.modes)
+    holders = connection.execute(_HOLDERS, (names, modes)).fetchall()
+    holders += connection.execute(_HELD, (list(wanted.proofs), names)).fetchall()
     found = {(pid, what): Blocker(pid, age, what) for pid, age, what in holders if pid}
-    for age, gid in connection.execute(_PREPARED, (names,)):
+    for age, gid in connection.execute(_PREPARED, (names, modes)).fetchall():
         found[None, gid] = Blocker(None, age, f"'{gid}'")
     return sorted(found.values(), key=lambda blocker: -blocker.age)
 
 
-def terminate(connection: Connection, blocker: Blocker) -> None:
+def terminate(connection: Connection | Cursor, blocker: Blocker) -> None:
     """Ends a session; its transaction is rolled back. A prepared transaction is left to its coordinator."""
     if blocker.pid is not None:
         connection.execute("SELECT pg_terminate_backend(%s)", (blocker.pid,))
 
 
-def cancel(connection: Connection, blocker: Blocker) -> None:
+def cancel(connection: Connection | Cursor, blocker: Blocker) -> None:
     """Cancels what a session does; autovacuum gives way like this anyway, but only after a second."""
     connection.execute("SELECT pg_cancel_backend(%s)", (blocker.pid,))

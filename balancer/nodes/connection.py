@@ -150,7 +150,10 @@ def translate(node: str, error: psycopg.Error) -> BalancerError:
     return Refused(f"node {node} refuses: {text}")
 
 
-NO_STATEMENT_TIMEOUT: Statement = sql.SQL("SET LOCAL statement_timeout TO 0")
+def statement_timeout(seconds: float) -> Statement:
+    """For the rest of the transaction; 0: none."""
+    milliseconds = _milliseconds(seconds) if seconds else 0
+    return sql.SQL("SET LOCAL statement_timeout TO {}").format(sql.Literal(f"{milliseconds}ms"))
 
 
 def lock_timeout(seconds: float) -> Statement:

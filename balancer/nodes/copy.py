@@ -10,14 +10,14 @@ cancel raises from it.
 
 import select
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 import psycopg
 from psycopg import pq, sql
 
 from balancer.errors import Unavailable
-from balancer.nodes.connection import Connection
+from balancer.nodes.connection import Connection, translate, translated
 from balancer.nodes.names import Name
 
 BLOCK = 128 * 1024
@@ -40,17 +40,23 @@ def copy_rows(
     read: sql.Composed,
     write: sql.Composed,
     on_block: Callable[[int], None],
+    *,
+    source_node: str = "",
 ) -> Copied:
     """Pipes `COPY … TO STDOUT` into `COPY … FROM STDIN`. What either side raises is raised here.
+
+    The source's errors are translated with the name of its node, if that is given: the caller has the target's.
 
     After an error there is nothing on the target; the source's connection may be in the middle and is to be closed.
     """
     reading, writing = _Side(source, "source", on_block), _Side(target, "target", on_block)
-    reading.begin(read, pq.ExecStatus.COPY_OUT)
+    with translated(source_node) if source_node else nullcontext():
+        reading.begin(read, pq.ExecStatus.COPY_OUT)
     writing.begin(write, pq.ExecStatus.COPY_IN)
     try:
-        size = _pump(reading, writing, on_block)
-        reading.end()
+        size = _pump(reading, writing, on_block, source_node)
+        with translated(source_node) if source_node else nullcontext():
+            reading.end()
     except BaseException:
         writing.discard()
         raise
@@ -66,21 +72,24 @@ def statements(source: Name, target: Name, columns: Sequence[str], binary: bool)
     return read, sql.SQL("COPY {} ({}) FROM STDIN {}").format(target.identifier, names, form)
 
 
-def _pump(reading: "_Side", writing: "_Side", on_block: Callable[[int], None]) -> int:
+def _pump(reading: "_Side", writing: "_Side", on_block: Callable[[int], None], source_node: str) -> int:
     """Rows joined to blocks: once per row nothing but this loop is paid for. Returns the bytes."""
     take = reading.raw.get_copy_data
     block = bytearray()
     total = 0
     while True:
-        size, row = take(1)
-        if size > 0:
-            block += row
-            if len(block) < BLOCK:
+        try:
+            size, row = take(1)
+            if size > 0:
+                block += row
+                if len(block) < BLOCK:
+                    continue
+            elif size == 0:
+                reading.wait(select.POLLIN)
+                reading.raw.consume_input()
                 continue
-        elif size == 0:
-            reading.wait(select.POLLIN)
-            reading.raw.consume_input()
-            continue
+        except psycopg.Error as error:
+            raise (translate(source_node, error) if source_node else error) from error
         if block:
             writing.put(block)
             total += len(block)

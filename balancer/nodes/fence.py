@@ -10,7 +10,7 @@ waited for before that (`locks`), and each fence is written into `balancer.table
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from psycopg import sql
@@ -22,6 +22,7 @@ from balancer.nodes.locks import tablets_of, writers_statement
 from balancer.nodes.names import Name
 from balancer.nodes.objects import FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER
 
+_NAMES = (FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER)
 SEALED = "sealed"
 MOVED = "moved"
 
@@ -41,6 +42,8 @@ class Fence:
     tablet: int
     node: str = ""  # where the tablet went, if it has moved
     epoch: int = 0
+    raised_by: frozenset[str] = field(default=frozenset(), compare=False)
+    """The transactions that may have written its triggers: one that another wrote was switched off meanwhile."""
 
     @property
     def sealed(self) -> bool:
@@ -69,38 +72,39 @@ def raise_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, second
 
 def lock_statements(partitions: Sequence[Name], seconds: float, lock_timeout: float) -> list[Statement]:
     """The first part of raising: the lock, and what `locked_fence` reads."""
-    found = sql.SQL(
-        "SELECT (extract(epoch FROM clock_timestamp()) + {})::text, last_value + is_called::int FROM balancer.breaches"
+    return [*_lock(partitions, lock_timeout), _deadline(seconds)]
+
+
+def _deadline(seconds: float) -> sql.Composed:
+    return sql.SQL(
+        "SELECT (extract(epoch FROM clock_timestamp()) + {})::text, last_value + is_called::int,"
+        " pg_current_xact_id()::xid::text FROM balancer.breaches"
     ).format(sql.Literal(seconds))
-    return [*_lock(partitions, lock_timeout), found]
 
 
 def locked_fence(cursor: Cursor, fence: Fence) -> Fence:
     """The second part: the fence as it will be. `trigger_statements` are the third."""
-    until, breaches = last_rows(cursor)[0]
-    return replace(fence, until=until, breaches=breaches)
+    until, breaches, transaction = last_rows(cursor)[0]
+    return replace(fence, until=until, breaches=breaches, raised_by=fence.raised_by | {transaction})
 
 
 def renew_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, seconds: float, lock_timeout: float) -> Fence:
     """Moves the deadline of a fence that still stands. Raises `Refused` if it does not."""
     check_standing(cursor, partitions, fence, lock_timeout)
-    cursor.execute("SELECT (extract(epoch FROM clock_timestamp()) + %s)::text", (seconds,))
-    row = cursor.fetchone()
-    assert row is not None
-    renewed = replace(fence, until=row[0])
+    cursor.execute(_deadline(seconds))
+    renewed = replace(locked_fence(cursor, fence), breaches=fence.breaches)
     run_together(cursor, trigger_statements(partitions, renewed))
     return renewed
 
 
 def seal_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, lock_timeout: float) -> Fence:
     """Makes a fence permanent, if it is this very one and still stands. Raises `Refused` if not."""
-    run_together(cursor, look_statements(partitions, lock_timeout))
+    check_standing(cursor, partitions, fence, lock_timeout)
     return seal_locked(cursor, partitions, fence)
 
 
 def seal_locked(cursor: Cursor, partitions: Sequence[Name], fence: Fence) -> Fence:
-    """The same after `look_statements` were sent."""
-    _check_looked(cursor, fence)
+    """The same for a fence that `check_looked` has found standing, in the same transaction."""
     sealed = replace(fence, until=SEALED)
     run_together(cursor, trigger_statements(partitions, sealed))
     return sealed
@@ -120,55 +124,61 @@ def moved_statements(partitions: Sequence[Name], fence: Fence, lock_timeout: flo
 def check_standing(cursor: Cursor, partitions: Sequence[Name], fence: Fence, lock_timeout: float) -> None:
     """Raises `Refused` unless this very fence has let nothing through; holds its lock until the transaction ends."""
     run_together(cursor, look_statements(partitions, lock_timeout))
-    _check_looked(cursor, fence)
+    check_looked(cursor, fence)
 
 
 def look_statements(partitions: Sequence[Name], lock_timeout: float) -> list[Statement]:
     """The lock, and what there is to know of the fences under it."""
     look = sql.SQL(
-        "SELECT name, (SELECT tgargs FROM pg_trigger WHERE tgrelid = to_regclass(name) AND tgname = {}"
-        " AND tgenabled <> 'D'), extract(epoch FROM clock_timestamp())::float8, last_value + is_called::int"
-        " FROM unnest({}::text[]) AS name, balancer.breaches"
-    ).format(sql.Literal(FENCE_TRIGGER), sql.Literal([str(partition) for partition in partitions]))
+        "SELECT name, array_agg(tgargs), bool_and(tgenabled = 'A'), array_agg(t.xmin::text),"
+        " extract(epoch FROM clock_timestamp())::float8, min(last_value + is_called::int)"
+        " FROM balancer.breaches, unnest({}::text[]) AS name"
+        " LEFT JOIN pg_trigger t ON t.tgrelid = to_regclass(name) AND t.tgname IN ({}, {}) GROUP BY name"
+    ).format(
+        sql.Literal([str(partition) for partition in partitions]),
+        sql.Literal(FENCE_TRIGGER),
+        sql.Literal(FENCE_TRUNCATE_TRIGGER),
+    )
     return [*_lock(partitions, lock_timeout), look]
 
 
-def _check_looked(cursor: Cursor, fence: Fence) -> None:
-    for name, arguments, now, breaches in last_rows(cursor):
-        found = None if arguments is None else _parse(arguments)
-        if found is None or replace(found, until="") != replace(fence, until=""):
-            raise Refused(f"the fence of {name} is not the one that this migration raised")
-        if found.until in (SEALED, MOVED):
-            continue
-        if now >= float(found.until) or breaches != fence.breaches:
-            raise Expired(f"the fence of {name} has expired: writes may have come through")
+def check_looked(cursor: Cursor, fence: Fence) -> None:
+    """Raises `Refused` unless what `look_statements` saw is this very fence, and it has let nothing through."""
+    for name, arguments, always, transactions, now, breaches in last_rows(cursor):
+        for words in arguments if len(arguments) == 2 else (None,):
+            found = None if words is None else _parse(words)
+            if found is None or replace(found, until="") != replace(fence, until=""):
+                raise Refused(f"the fence of {name} is not the one that this migration raised")
+            if found.until not in (SEALED, MOVED) and (now >= float(found.until) or breaches != fence.breaches):
+                raise Expired(f"the fence of {name} has expired: writes may have come through")
+        if not always or not fence.raised_by.issuperset(transactions):
+            raise Expired(f"somebody has switched the fence of {name} off: writes may have come through")
+
+
+def lift_statements(partitions: Sequence[Name], lock_timeout: float) -> list[Statement]:
+    """Let writers through; for partitions that surely have a fence. They wait for no reader."""
+    disable = [sql.SQL("DISABLE TRIGGER {}").format(sql.Identifier(name)) for name in _NAMES]
+    return [
+        *_lock(partitions, lock_timeout),
+        _word_for_clients(partitions, None),
+        *(sql.SQL("ALTER TABLE {} ").format(name.identifier) + sql.SQL(", ").join(disable) for name in partitions),
+    ]
 
 
 def lift_fence(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float) -> None:
     """Lets writers through again, waiting for no reader. Partitions that are gone or have no fence are passed over."""
     for partition in partitions:
         if read_fence(cursor, partition) is not None:
-            lock_partitions(cursor, [partition], lock_timeout)
-            run_together(cursor, [_word_for_clients([partition], None)])
-            for trigger in (FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER):
-                cursor.execute(
-                    sql.SQL("ALTER TABLE {} DISABLE TRIGGER {}").format(partition.identifier, sql.Identifier(trigger))
-                )
+            run_together(cursor, lift_statements([partition], lock_timeout))
 
 
 def drop_fence(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float) -> None:
     """Takes the triggers away. Waits for readers, so it comes after `lift_fence` and may be tried again."""
     run_together(cursor, [connection.lock_timeout(lock_timeout)])
     for partition in partitions:
-        for trigger in (FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER):
+        for trigger in _NAMES:
             if has_trigger(cursor, partition, trigger):
                 cursor.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(trigger), partition.identifier))
-
-
-def drop_statements(partition: Name) -> list[Statement]:
-    """`drop_fence` of a partition that nobody uses yet, for those who send more with it."""
-    drop = sql.SQL("DROP TRIGGER IF EXISTS {} ON {}")
-    return [drop.format(sql.Identifier(name), partition.identifier) for name in (FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER)]
 
 
 def read_fence(cursor: Cursor, partition: Name) -> Fence | None:

@@ -44,4 +44,19 @@ FUNCTIONS = """
         RETURN NEW;
     END $$;
     REVOKE ALL ON FUNCTION balancer.refuse_write() FROM PUBLIC;
+
+    -- After a swap, on the roots: who writes by a snapshot older than the new partitions would find no row to change.
+    -- Its arguments are the migration and the transaction of the swap.
+    CREATE OR REPLACE FUNCTION balancer.refuse_old_snapshot() RETURNS trigger
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    BEGIN
+        IF NOT pg_visible_in_snapshot(TG_ARGV[1]::xid8, pg_current_snapshot()) THEN
+            RAISE EXCEPTION 'the partitions of %.% were replaced since this transaction began', TG_TABLE_SCHEMA,
+                TG_TABLE_NAME
+                USING ERRCODE = '40001', DETAIL = format('TB001 migration=%s', TG_ARGV[0]),
+                      HINT = 'Run the transaction again.';
+        END IF;
+        RETURN NULL;
+    END $$;
+    REVOKE ALL ON FUNCTION balancer.refuse_old_snapshot() FROM PUBLIC;
 """

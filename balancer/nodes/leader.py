@@ -24,9 +24,10 @@ def node_transaction(
     node: str = "",
     *,
     durable: bool = False,
+    first: Sequence[Statement] = (),
     together: Sequence[Statement] = (),
 ) -> Iterator[Cursor]:
-    """A transaction under this leader's epoch. With `node`, the database must be that node.
+    """A transaction under this leader's epoch. With `node`, the database must be that node. `first` come before all.
 
     With `durable`, its commit waits for the disk whatever the server's own default is. The statements in `together`
     travel with the check and are rolled back if it fails; `last_rows` has the rows of the last of them.
@@ -40,7 +41,8 @@ def node_transaction(
     committing = False
     try:
         with connection.cursor() as cursor:
-            _begin(cursor, leader_epoch, node, durable, together)
+            start = [sql.SQL("BEGIN"), *first, *([_SYNCHRONOUS] if durable else [])]
+            _begin(cursor, leader_epoch, node, start, together)
             yield cursor
             committing = True
             connection.commit()
@@ -78,9 +80,13 @@ def node_command(connection: Connection, leader_epoch: int, node: str = "") -> I
         raise translate(node or connection.info.dbname, error) from error
 
 
-def _begin(cursor: Cursor, leader_epoch: int, node: str, durable: bool, together: Sequence[Statement]) -> None:
+_SYNCHRONOUS = sql.SQL("SET LOCAL synchronous_commit TO on")
+
+
+def _begin(
+    cursor: Cursor, leader_epoch: int, node: str, start: Sequence[Statement], together: Sequence[Statement]
+) -> None:
     """One message: a writer may be waiting for what follows."""
-    start = [sql.SQL("BEGIN")] + [sql.SQL("SET LOCAL synchronous_commit TO on")] * durable
     enter = sql.SQL("SELECT balancer.enter({}, {})").format(sql.Literal(leader_epoch), sql.Literal(node))
     run_together(cursor, [*start, enter, *together])
     for _ in start:

@@ -11,9 +11,9 @@ from enum import StrEnum
 from psycopg import sql
 
 from balancer.nodes import replication
-from balancer.nodes.connection import Connection
+from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.names import Name
-from balancer.nodes.objects import TRIGGERS, owner_of
+from balancer.nodes.objects import SNAPSHOT_TRIGGER, TRIGGERS, owner_of
 
 
 class LeftoverKind(StrEnum):
@@ -66,7 +66,8 @@ _QUERIES: dict[LeftoverKind, str] = {
 _TRIGGERS = """
     SELECT t.tgname, n.nspname, c.relname, t.tgargs, p.proname
     FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-    JOIN pg_proc p ON p.oid = t.tgfoid WHERE t.tgname = ANY(%s) AND NOT t.tgisinternal
+    JOIN pg_proc p ON p.oid = t.tgfoid
+    WHERE (t.tgname = ANY(%s) OR starts_with(t.tgname, %s)) AND NOT t.tgisinternal
 """
 
 
@@ -75,28 +76,30 @@ def find_leftovers(connection: Connection) -> list[Leftover]:
     return [*_named(connection), *_triggers(connection)]
 
 
-def remove_leftover(connection: Connection, leftover: Leftover) -> None:
-    """Takes one object away, or fails while the application's sessions are in the way. Idempotent."""
+def remove_leftover(cursor: Cursor, leftover: Leftover) -> None:
+    """Takes one object away, or fails while the application's sessions are in the way. Idempotent.
+
+    Inside the caller's `node_transaction`.
+    """
     name = sql.Identifier(leftover.name)
     migration = leftover.migration or ""
     match leftover.kind:
         case LeftoverKind.SUBSCRIPTION:
-            replication.drop_subscription(connection, migration)
+            replication.drop_subscription(cursor, migration)
         case LeftoverKind.SLOT:
-            replication.drop_slot(connection, migration)
+            replication.drop_slot(cursor, migration)
         case LeftoverKind.PUBLICATION:
-            with connection.transaction(), connection.cursor() as cursor:
-                replication.drop_publication(cursor, migration)
+            replication.drop_publication(cursor, migration)
         case LeftoverKind.LOG:
-            connection.execute(sql.SQL("DROP TABLE IF EXISTS balancer.{}").format(name))
+            cursor.execute(sql.SQL("DROP TABLE IF EXISTS balancer.{}").format(name))
         case LeftoverKind.FUNCTION:
-            connection.execute(sql.SQL("DROP FUNCTION IF EXISTS balancer.{}() CASCADE").format(name))
+            cursor.execute(sql.SQL("DROP FUNCTION IF EXISTS balancer.{}() CASCADE").format(name))
         case LeftoverKind.MARKER:
-            connection.execute("DELETE FROM balancer.marker WHERE migration = %s", (migration,))
+            cursor.execute("DELETE FROM balancer.marker WHERE migration = %s", (migration,))
         case LeftoverKind.TRIGGER if leftover.table is not None:
-            connection.execute(sql.SQL("DROP TRIGGER IF EXISTS {} ON {}").format(name, leftover.table.identifier))
+            cursor.execute(sql.SQL("DROP TRIGGER IF EXISTS {} ON {}").format(name, leftover.table.identifier))
         case LeftoverKind.CONSTRAINT if leftover.table is not None:
-            connection.execute(
+            cursor.execute(
                 sql.SQL("ALTER TABLE {} DROP CONSTRAINT IF EXISTS {}").format(leftover.table.identifier, name)
             )
 
@@ -110,7 +113,7 @@ def _named(connection: Connection) -> Iterator[Leftover]:
 
 
 def _triggers(connection: Connection) -> Iterator[Leftover]:
-    for name, schema, table, arguments, function in connection.execute(_TRIGGERS, (list(TRIGGERS),)):
+    for name, schema, table, arguments, function in connection.execute(_TRIGGERS, (list(TRIGGERS), SNAPSHOT_TRIGGER)):
         words = bytes(arguments).decode().split("\0")
         owner = words[0] or owner_of(function)
         yield Leftover(LeftoverKind.TRIGGER, name, owner or None, Name(schema, table))

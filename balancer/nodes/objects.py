@@ -15,6 +15,8 @@ CAPTURE_TRIGGER = "~balancer_capture"
 CAPTURE_TRUNCATE_TRIGGER = "~balancer_capture_truncate"
 TRIGGERS = (FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER, CAPTURE_TRIGGER, CAPTURE_TRUNCATE_TRIGGER)
 
+SNAPSHOT_TRIGGER = "!balancer_snapshot"
+
 PREFIX = "tb_"
 _OWNER = re.compile(r"(?:tb|changes|capture)_(m[0-9a-z]+)(?:_\d+)?")
 
@@ -32,6 +34,11 @@ def log_name(migration: str, index: int) -> sql.Identifier:
 def capture_name(migration: str, index: int) -> sql.Identifier:
     """The trigger function that writes there."""
     return sql.Identifier(SCHEMA, f"capture_{migration}_{index}")
+
+
+def snapshot_trigger(migration: str) -> str:
+    """What refuses writers by a snapshot from before its swap; several may be on a root."""
+    return f"{SNAPSHOT_TRIGGER}_{migration}"
 
 
 def bound_constraint(migration: str) -> str:

@@ -11,7 +11,7 @@ from psycopg import sql
 
 from balancer.errors import Refused
 from balancer.nodes.bounds import KeyColumn, Part, check_expression, for_values
-from balancer.nodes.connection import Connection, Cursor, Statement, run_together
+from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.locks import readers_kept_out
 from balancer.nodes.names import Name
 from balancer.nodes.shape import Constraint, Index, Shape
@@ -125,19 +125,8 @@ def hash_text(text: str) -> int:
     return value
 
 
-def add_foreign_keys(cursor: Cursor, shape: Shape, partition: Name, skip: Sequence[Name]) -> None:
-    """Foreign keys, NOT VALID first, so that ATTACH finds them validated. Those to roots in `skip` come with ATTACH."""
-    alter = sql.SQL("ALTER TABLE {} ").format(partition.identifier)
-    for constraint in shape.constraints:
-        if constraint.kind == "f" and constraint.references not in skip:
-            text = constraint.definition.removesuffix(" NOT VALID")
-            name = sql.Identifier(constraint.name)
-            cursor.execute(alter + _verbatim("ADD CONSTRAINT {} ", text, name) + sql.SQL(" NOT VALID"))
-            cursor.execute(alter + sql.SQL("VALIDATE CONSTRAINT {}").format(name))
-
-
 def add_triggers(cursor: Cursor, shape: Shape, partition: Name) -> None:
-    """The partition's own triggers, before it is attached; the root's come with ATTACH."""
+    """The partition's own triggers, in the transaction that attaches it; the root's come with ATTACH."""
     for name, definition, enabled in shape.triggers:
         text = definition.replace(f" ON {shape.quoted} ", f" ON {partition} ", 1)
         cursor.execute(_verbatim("", text))
@@ -158,19 +147,26 @@ def add_bound(cursor: Cursor, place: Place, constraint: str) -> None:
     )
 
 
-def attach(cursor: Cursor, place: Place, constraint: str) -> None:
-    """Makes the partition part of its root; the CHECK of `add_bound` is not needed afterwards."""
-    run_together(cursor, attach_statements(place, constraint))
-
-
-def attach_statements(place: Place, constraint: str) -> list[Statement]:
-    """What `attach` sends, for those who send more with it."""
-    name = place.partition.identifier
+def attach(cursor: Cursor, place: Place) -> None:
+    """Makes the partition part of its root; the CHECK of `add_bound` is not needed afterwards (`drop_bound`)."""
     clause = for_values(place.columns, place.part)
-    return [
-        sql.SQL("ALTER TABLE {} ATTACH PARTITION {} ").format(place.root.identifier, name) + clause,
-        sql.SQL("ALTER TABLE {} DROP CONSTRAINT IF EXISTS {}").format(name, sql.Identifier(constraint)),
-    ]
+    attach = sql.SQL("ALTER TABLE {} ATTACH PARTITION {} ")
+    cursor.execute(attach.format(place.root.identifier, place.partition.identifier) + clause)
+
+
+def drop_bound(cursor: Cursor, partition: Name, constraint: str) -> None:
+    """Takes away the CHECK of `add_bound`. Idempotent; waits for readers of the partition."""
+    cursor.execute(
+        sql.SQL("ALTER TABLE IF EXISTS {} DROP CONSTRAINT IF EXISTS {}").format(
+            partition.identifier, sql.Identifier(constraint)
+        )
+    )
+
+
+def drop_triggers(cursor: Cursor, shape: Shape, partition: Name) -> None:
+    """The other way of `add_triggers`. Idempotent."""
+    for name, _, _ in shape.triggers:
+        cursor.execute(sql.SQL("DROP TRIGGER IF EXISTS {} ON {}").format(sql.Identifier(name), partition.identifier))
 
 
 def detach_locked(cursor: Cursor, root: Name, partition: Name) -> None:
@@ -198,18 +194,18 @@ def set_lock_timeout(cursor: Cursor, seconds: float) -> None:
     cursor.execute("SELECT set_config('lock_timeout', %s, true)", (f"{max(1, round(seconds * 1000))}ms",))
 
 
-def release_references(cursor: Cursor, partition: Name, roots: Sequence[Name], lock_timeout: float) -> None:
-    """Drops a detached partition's foreign keys to its own table's roots: they would keep those from being detached.
+def release_references(cursor: Cursor, partition: Name, lock_timeout: float) -> None:
+    """Drops a detached partition's foreign keys: its old rows would keep those that they refer to from being deleted.
 
-    It locks the roots against everybody, so it does not wait for them; for the partition, which a vacuum may hold and
-    nobody uses, it does.
+    It locks the referenced tables against everybody, so it does not wait for them; for the partition, which a vacuum
+    may hold and nobody uses, it does.
     """
     names = cursor.execute(
         """
         SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%s) AND contype = 'f' AND conparentid = 0
-        AND confrelid = ANY(%s::regclass[]) AND NOT (SELECT relispartition FROM pg_class WHERE oid = conrelid)
+        AND NOT (SELECT relispartition FROM pg_class WHERE oid = conrelid)
         """,
-        (str(partition), [str(root) for root in roots]),
+        (str(partition),),
     ).fetchall()
     if names:
         cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE").format(partition.identifier))

@@ -1,14 +1,15 @@
-"""Foreign keys between colocated roots: how a partition gets them without a scan in the writers' pause.
+"""Foreign keys of a new partition: how it gets them without a scan in the writers' pause, and without being in the way.
 
 ATTACH checks a foreign key of the root against every row of the new partition, unless the partition has an equal one
 that is validated; it then only merges the two (tried on 15 and 18: 1,100 ms and 6 ms for 200,000 rows). It cannot be
-validated beforehand, because the rows it refers to are in another partition that is not attached yet. But a table that
-is empty satisfies every foreign key: so it is given to the new partition before the rows come, and these come with
+validated beforehand, because the rows it refers to may be in another partition that is not attached yet. But a table
+that is empty satisfies every foreign key: so it is given to the new partition before the rows come, and these come with
 triggers off, as replication applies them too. What was copied is compared with the source, where the key holds.
 
-Until the partition is attached, such a key would make the owner's deletes look into a table that is being filled; its
-triggers on the referenced side are therefore disabled, and ATTACH replaces them. All of this is a superuser's right.
-Called by the steps of a move; everything is inside the caller's transaction.
+Until the partition is attached, such a key would make deletes from the referenced table look into a copy that is
+behind, and fail for a reference that is gone already; its triggers on the referenced side are therefore disabled, and
+ATTACH replaces them. All of this is a superuser's right. Another role leaves foreign keys to ATTACH, which checks them.
+Called by the steps of a migration; everything is inside the caller's transaction.
 """
 
 from collections.abc import Sequence
@@ -16,21 +17,21 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
+from balancer.errors import Refused
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.names import Name
 from balancer.nodes.partition import Place
-from balancer.nodes.shape import Shape
+from balancer.nodes.shape import Constraint, Shape
 
 _TRIGGERS = """
     WITH RECURSIVE mine AS (
         SELECT oid FROM pg_constraint WHERE conrelid = %(partition)s::regclass AND contype = 'f' AND conparentid = 0
-            AND confrelid = ANY(%(roots)s::regclass[])
         UNION SELECT k.oid FROM pg_constraint k JOIN mine ON k.conparentid = mine.oid
     )
     SELECT n.nspname, c.relname, t.tgname
     FROM pg_trigger t JOIN mine ON t.tgconstraint = mine.oid
     JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE t.tgrelid <> %(partition)s::regclass AND t.tgenabled <> 'D'
+    WHERE t.tgrelid <> %(partition)s::regclass AND (t.tgenabled = 'D') = %(disabled)s
 """
 
 _REFERENCES = """
@@ -42,15 +43,14 @@ _REFERENCES = """
     CROSS JOIN LATERAL unnest(k.conkey, k.confkey) WITH ORDINALITY AS u (mine, theirs, place)
     JOIN pg_attribute fa ON fa.attrelid = k.conrelid AND fa.attnum = u.mine
     JOIN pg_attribute ra ON ra.attrelid = k.confrelid AND ra.attnum = u.theirs
-    WHERE k.contype = 'f' AND k.conparentid = 0
-      AND k.conrelid = ANY(%(roots)s::regclass[]) AND k.confrelid = ANY(%(roots)s::regclass[])
+    WHERE k.contype = 'f' AND k.conparentid = 0 AND k.conrelid = ANY(%(roots)s::regclass[])
     GROUP BY k.oid, 1, 2, 3, 4 ORDER BY k.oid
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A foreign key from one root to another, column by column."""
+    """A foreign key of a root, column by column."""
 
     root: Name
     columns: tuple[str, ...]
@@ -59,7 +59,7 @@ class Reference:
 
 
 def read_references(cursor: Connection | Cursor, roots: Sequence[Name]) -> tuple[Reference, ...]:
-    """The foreign keys among these roots."""
+    """The foreign keys of these roots."""
     rows = cursor.execute(_REFERENCES, {"roots": [str(root) for root in roots]}).fetchall()
     return tuple(
         Reference(Name(schema, table), tuple(mine), Name(other_schema, other), tuple(theirs))
@@ -73,29 +73,63 @@ def may_prepare(cursor: Cursor) -> bool:
     return bool(row and row[0])
 
 
-def prepare_references(cursor: Cursor, shape: Shape, partition: Name, roots: Sequence[Name]) -> None:
-    """Gives a new, empty, detached partition the foreign keys that it will have among the roots."""
-    mine = [item for item in shape.constraints if item.kind == "f" and item.references in roots]
-    for constraint in mine:
+def prepare_references(cursor: Cursor, shape: Shape, partition: Name, but: Sequence[Name] = ()) -> None:
+    """Gives a new, empty, detached partition its foreign keys, without effect on the tables that they refer to.
+
+    Those to `but` are left to ATTACH: rows of these tables could not be detached while others refer to them.
+    """
+    for constraint in (one for one in _foreign_keys(shape) if one.references not in but):
         text = constraint.definition.replace("{", "{{").replace("}", "}}")
         cursor.execute(
             sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} " + text).format(
                 partition.identifier, sql.Identifier(constraint.name)
             )
         )
-    if mine:
-        where = {"partition": str(partition), "roots": [str(root) for root in roots]}
-        for schema, table, trigger in cursor.execute(_TRIGGERS, where).fetchall():
-            cursor.execute(
-                sql.SQL("ALTER TABLE ONLY {} DISABLE TRIGGER {}").format(
-                    sql.Identifier(schema, table), sql.Identifier(trigger)
-                )
+    silence_references(cursor, partition)
+
+
+def silence_references(cursor: Cursor, partition: Name) -> None:
+    """Deletes from the tables that a detached partition refers to do not look into it."""
+    _switch(cursor, partition, "DISABLE")
+
+
+def wake_references(cursor: Cursor, partition: Name) -> None:
+    """After ATTACH, which has replaced the root's: those that only the partition has are enforced again."""
+    _switch(cursor, partition, "ENABLE")
+
+
+def _switch(cursor: Cursor, partition: Name, word: str) -> None:
+    where = {"partition": str(partition), "disabled": word == "ENABLE"}
+    for schema, table, trigger in cursor.execute(_TRIGGERS, where).fetchall():
+        cursor.execute(
+            sql.SQL("ALTER TABLE ONLY {} " + word + " TRIGGER {}").format(
+                sql.Identifier(schema, table), sql.Identifier(trigger)
             )
+        )
 
 
-def without_triggers(connection: Connection) -> None:
-    """Rows that this session writes are taken as they are: they were checked where they come from."""
-    connection.execute("SET session_replication_role TO replica")
+def _foreign_keys(shape: Shape) -> list[Constraint]:
+    return [constraint for constraint in shape.constraints if constraint.kind == "f"]
+
+
+def refuse_own(shapes: Sequence[Shape]) -> None:
+    """For a role that cannot prepare: a foreign key that the root lacks would not come with ATTACH."""
+    for shape in shapes:
+        for constraint in _foreign_keys(shape):
+            if constraint.own:
+                raise Refused(
+                    f"foreign key {constraint.name} is on {shape.name} alone and not on its root: only a superuser's"
+                    " role can carry it"
+                )
+
+
+def without_triggers(cursor: Cursor) -> None:
+    """Rows that this transaction writes are taken as they are, where the role may say so.
+
+    They were checked where they come from; and what is not attached yet has no triggers to miss.
+    """
+    if may_prepare(cursor):
+        cursor.execute("SET LOCAL session_replication_role TO replica")
 
 
 def unchecked(cursor: Cursor, reference: Reference, places: Sequence[Place]) -> bool:
@@ -114,7 +148,7 @@ def unchecked(cursor: Cursor, reference: Reference, places: Sequence[Place]) -> 
 def count_orphans(cursor: Cursor, reference: Reference, places: Sequence[Place]) -> int:
     """Rows of the new partitions without the row they refer to: the question that ATTACH asks, and as long."""
     mine = _rows(reference.root, reference.columns, places)
-    theirs = _rows(reference.referenced, reference.referenced_columns, places)
+    theirs = _rows(reference.referenced, reference.referenced_columns, places) or _all_rows(reference)
     pairs = zip(reference.columns, reference.referenced_columns, strict=True)
     same = sql.SQL(" AND ").join(
         sql.SQL("f.{} = r.{}").format(sql.Identifier(one), sql.Identifier(other)) for one, other in pairs
@@ -126,7 +160,16 @@ def count_orphans(cursor: Cursor, reference: Reference, places: Sequence[Place])
     return int(row[0]) if row else 0
 
 
-def _rows(root: Name, columns: Sequence[str], places: Sequence[Place]) -> sql.Composed:
+def _all_rows(reference: Reference) -> sql.Composable:
+    """Of a table that is no root of this migration."""
+    wanted = sql.SQL(", ").join(map(sql.Identifier, reference.referenced_columns))
+    return sql.SQL("SELECT {} FROM {}").format(wanted, reference.referenced.identifier)
+
+
+def _rows(root: Name, columns: Sequence[str], places: Sequence[Place]) -> sql.Composed | None:
+    """Of the new partitions of a root; None if it has none."""
+    if all(place.root != root for place in places):
+        return None
     wanted = sql.SQL(", ").join(map(sql.Identifier, columns))
     return sql.SQL(" UNION ALL ").join(
         sql.SQL("SELECT {} FROM ONLY {}").format(wanted, place.partition.identifier)

@@ -82,7 +82,7 @@ def create_slot(replication: Connection, migration: str) -> Slot:
     return Slot(str(row[2]), str(row[1]))
 
 
-def drop_slot(connection: Connection, migration: str) -> None:
+def drop_slot(connection: Cursor, migration: str) -> None:
     """Ends whoever still reads from it and drops it. Idempotent; `Unavailable` while a reader has not let go."""
     name = stream_name(migration)
     row = connection.execute("SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", (name,)).fetchone()
@@ -99,11 +99,11 @@ def drop_slot(connection: Connection, migration: str) -> None:
     )
 
 
-def create_subscription(connection: Connection, migration: str, source: str) -> None:
+def create_subscription(cursor: Cursor, migration: str, source: str) -> None:
     """Starts applying what the slot has kept; the rows themselves have been copied."""
     name = stream_name(migration)
     source = make_conninfo(source, application_name=name)
-    connection.execute(
+    cursor.execute(
         sql.SQL(
             "CREATE SUBSCRIPTION {} CONNECTION {} PUBLICATION {} WITH"
             " (copy_data = false, create_slot = false, enabled = true, slot_name = {}, streaming = off)"
@@ -113,12 +113,13 @@ def create_subscription(connection: Connection, migration: str, source: str) -> 
 
 def subscription_exists(connection: Connection | Cursor, migration: str) -> bool:
     """Whether this database has the migration's subscription."""
-    row = connection.execute(
-        "SELECT 1 FROM pg_subscription WHERE subname = %s"
-        " AND subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())",
-        (stream_name(migration),),
-    ).fetchone()
-    return row is not None
+    return connection.execute(_SUBSCRIPTION, (stream_name(migration),)).fetchone() is not None
+
+
+_SUBSCRIPTION = (
+    "SELECT subenabled FROM pg_subscription WHERE subname = %s"
+    " AND subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
 
 
 def disable_statement(migration: str) -> Statement:
@@ -126,7 +127,15 @@ def disable_statement(migration: str) -> Statement:
     return sql.SQL("ALTER SUBSCRIPTION {} DISABLE").format(sql.Identifier(stream_name(migration)))
 
 
-def drop_subscription(connection: Connection, migration: str) -> None:
+def enable_subscription(cursor: Cursor, migration: str) -> None:
+    """Goes on applying from where it was. Idempotent; nothing where there is no subscription."""
+    row = cursor.execute(_SUBSCRIPTION, (stream_name(migration),)).fetchone()
+    if row == (False,):
+        name = sql.Identifier(stream_name(migration))
+        cursor.execute(sql.SQL("ALTER SUBSCRIPTION {} ENABLE").format(name))
+
+
+def drop_subscription(connection: Cursor, migration: str) -> None:
     """Drops it without speaking to the source, which may be down; the slot is dropped there. Idempotent."""
     if not subscription_exists(connection, migration):
         return

@@ -12,10 +12,11 @@ from psycopg import sql
 from balancer.nodes.bounds import check_expression
 from balancer.nodes.capture import SEQ
 from balancer.nodes.checksum import Compared, Digest, pages, summed
-from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.connection import Connection, Cursor, run_together
+from balancer.nodes.fence import has_trigger
 from balancer.nodes.locks import keep_all_out
 from balancer.nodes.names import Name
-from balancer.nodes.objects import log_name
+from balancer.nodes.objects import log_name, snapshot_trigger
 from balancer.nodes.partition import Place
 
 
@@ -130,15 +131,46 @@ def digest_chunk(
     return {bucket: (count, int(total)) for bucket, count, total in rows}
 
 
-def lock_roots(cursor: Cursor, roots: Sequence[Name], partitions: Sequence[Name], lock_timeout: float) -> None:
-    """Keeps everybody out of the roots until the transaction ends. Before any leaf: the other order deadlocks.
+def keep_writers_out(cursor: Cursor, roots: Sequence[Name], partitions: Sequence[Name], lock_timeout: float) -> None:
+    """Until the transaction ends. Roots before partitions: the other order deadlocks with who writes through the root.
 
     Clients that hold the tablets of these partitions, and have perhaps locked nothing else so far, come before that.
     """
     cursor.execute("SELECT set_config('lock_timeout', %s, true)", (f"{max(1, round(lock_timeout * 1000))}ms",))
     keep_all_out(cursor, partitions)
-    for root in roots:
-        cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE").format(root.identifier))
+    _lock(cursor, [*roots, *partitions], "SHARE ROW EXCLUSIVE")
+
+
+def keep_everybody_out(cursor: Cursor, roots: Sequence[Name], partitions: Sequence[Name]) -> None:
+    """Readers too, after `keep_writers_out`."""
+    _lock(cursor, [*roots, *partitions], "ACCESS EXCLUSIVE")
+
+
+def _lock(cursor: Cursor, tables: Sequence[Name], mode: str) -> None:
+    lock = sql.SQL("LOCK TABLE ONLY {} IN " + mode + " MODE")
+    run_together(cursor, [lock.format(table.identifier) for table in tables])
+
+
+def refuse_old_snapshots(cursor: Cursor, root: Name, migration: str, transaction: str) -> None:
+    """From the commit on, writers whose snapshot does not have that transaction are refused, through the root."""
+    trigger = sql.Identifier(snapshot_trigger(migration))
+    run_together(
+        cursor,
+        [
+            sql.SQL(
+                "CREATE TRIGGER {} BEFORE INSERT OR UPDATE OR DELETE ON {} FOR EACH STATEMENT"
+                " EXECUTE FUNCTION balancer.refuse_old_snapshot({}, {})"
+            ).format(trigger, root.identifier, sql.Literal(migration), sql.Literal(transaction)),
+            sql.SQL("ALTER TABLE {} ENABLE ALWAYS TRIGGER {}").format(root.identifier, trigger),
+        ],
+    )
+
+
+def admit_old_snapshots(cursor: Cursor, root: Name, migration: str) -> None:
+    """When none is left. Idempotent; it locks the root only if it has to."""
+    trigger = snapshot_trigger(migration)
+    if has_trigger(cursor, root, trigger):
+        cursor.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(trigger), root.identifier))
 
 
 def _put_back(cursor: Cursor, family: Family, number: int, source: Name) -> None:

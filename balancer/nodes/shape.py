@@ -1,4 +1,4 @@
-"""What a partition is and carries, read from the catalog: enough to make its twin elsewhere, and to see DDL.
+"""What a partition is and carries, read from the catalog: enough to make its twin elsewhere.
 
 Migrations read it from the partition they move or reshard; `partition.py` makes the twin. What cannot be carried is
 in `refusals`, by name. Reading only.
@@ -128,6 +128,7 @@ _CONSTRAINTS = """
            n.nspname, r.relname
     FROM pg_constraint k LEFT JOIN pg_class r ON r.oid = k.confrelid LEFT JOIN pg_namespace n ON n.oid = r.relnamespace
     WHERE k.conrelid = %s AND k.contype IN ('c', 'f', 'x') AND k.conname !~ '^tb_m[0-9a-z]+_bound$'
+      AND r.relispartition IS NOT TRUE
     ORDER BY k.contype, k.conname
 """
 
@@ -205,38 +206,6 @@ def _refusals(
     if tablespace:
         found.append(f"{partition} is in a tablespace of its own")
     return tuple(found)
-
-
-def fingerprint(cursor: Cursor, name: Name) -> str:
-    """A digest of a table's columns, constraints, indexes and triggers, ours left out: DDL changes it."""
-    cursor.execute(_FINGERPRINT, {"name": str(name)})
-    row = cursor.fetchone()
-    return str(row[0]) if row else ""
-
-
-_FINGERPRINT = """
-    WITH t AS (SELECT to_regclass(%(name)s)::oid AS oid),
-    facts AS (
-        SELECT format('column %%s %%s %%s %%s %%s', a.attnum, a.attname, format_type(a.atttypid, a.atttypmod),
-                      a.attnotnull, pg_get_expr(d.adbin, d.adrelid)) AS fact
-        FROM t JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
-        LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-        UNION ALL
-        SELECT format('constraint %%s %%s', conname, pg_get_constraintdef(k.oid)) FROM t
-        JOIN pg_constraint k ON k.conrelid = t.oid JOIN pg_class c ON c.oid = t.oid
-        -- A root has one more per partition of every root it references: those come and go with tablets.
-        WHERE conname !~ '^tb_m[0-9a-z]+_bound$' AND (k.conparentid = 0 OR c.relispartition)
-        UNION ALL
-        SELECT format('index %%s', pg_get_indexdef(i.indexrelid)) FROM t JOIN pg_index i ON i.indrelid = t.oid
-        WHERE i.indisvalid
-        UNION ALL
-        SELECT format('trigger %%s', pg_get_triggerdef(g.oid)) FROM t JOIN pg_trigger g ON g.tgrelid = t.oid
-        WHERE NOT tgisinternal AND tgname !~ '^[!~]balancer_'
-        UNION ALL
-        SELECT format('table %%s %%s', c.relfilenode, c.relreplident) FROM t JOIN pg_class c ON c.oid = t.oid
-    )
-    SELECT md5(string_agg(fact, E'\\n' ORDER BY fact)) FROM facts
-"""
 
 
 def root_signature(cursor: Cursor, root: Name) -> dict[str, str]:

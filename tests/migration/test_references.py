@@ -139,7 +139,7 @@ def test_the_pause_does_not_grow_with_the_rows(either: Cluster) -> None:
                 " WHERE satisfies_hash_partition('items'::regclass, 2, 1, i) LIMIT 1"
             )
 
-    done = move(either, work={"entered:opening": put_an_orphan})
+    done = move(either, work={"entered:sealing": put_an_orphan})
     print(f"a pause of {(read_detail(done).pause or 0) * 1000:.1f} ms with {ROWS // 2} rows in each of the roots")
     assert (done.state, done.error, read_detail(done).attach) == ("done", "", 0)
     assert either.query("b", "SELECT count(*) FROM items") == [(ROWS + 1,)]

@@ -192,8 +192,10 @@ def test_a_tablet_s_row_has_the_word_of_its_fence(node: Connection) -> None:
         return fence.until if fence else None
 
     fence = fenced(node)
-    assert agree(lambda cursor: renew_fence(cursor, [LEAF], fence, 60.0, 1.0)) not in (None, fence.until)
-    assert agree(lambda cursor: seal_fence(cursor, [LEAF], fence, 1.0)) == SEALED
+    renewed: list[Fence] = []
+    renew = agree(lambda cursor: renewed.append(renew_fence(cursor, [LEAF], fence, 60.0, 1.0)))
+    assert renew not in (None, fence.until)
+    assert agree(lambda cursor: seal_fence(cursor, [LEAF], renewed[0], 1.0)) == SEALED
     assert agree(lambda cursor: lift_fence(cursor, [LEAF], 1.0)) is None
     assert agree(lambda cursor: raise_fence(cursor, [LEAF], WANTED, 30.0, 1.0)) is not None
     assert agree(lambda cursor: mark_moved(cursor, [LEAF], Fence("m1", 1, "", 0, 1, "pg-b", 7), 1.0)) == MOVED

@@ -1,0 +1,49 @@
+"""Fingerprints of tables: what tells that somebody has changed a definition, even if it was changed back.
+
+Migrations take them before they read a definition, and compare them under the locks of the fence, the seal, ATTACH and
+the swap. A fingerprint goes by the `xmin` of the catalog's rows, the transaction that wrote each: `DISABLE TRIGGER` and
+`ENABLE TRIGGER` leave the definition as it was and two new rows behind. Of `pg_class` only those columns count that DDL
+changes: ATTACH of another tablet, VACUUM and ANALYZE write to the others. Reading only.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from psycopg import sql
+
+from balancer.nodes.connection import Cursor
+from balancer.nodes.names import Name
+
+# Our own fence comes and goes (its own xmin is looked at when it is sealed); what captures changes must stay.
+# Foreign keys: a root has one more per partition of every root it references, which come and go with tablets; so does
+# a partition. Their own rows are those that refer to no partition.
+_FACTS = """
+    SELECT n.name, md5(string_agg(f.fact, E'\\n' ORDER BY f.fact))
+    FROM unnest({}::text[]) AS n (name)
+    CROSS JOIN LATERAL (SELECT to_regclass(n.name)::oid AS oid) AS t
+    CROSS JOIN LATERAL (
+        SELECT format('table %s %s %s %s %s %s %s %s %s', c.oid, c.relfilenode, c.relreplident, c.relowner, c.relacl,
+                      c.relrowsecurity, c.relforcerowsecurity, c.reloptions, c.reltablespace) AS fact
+        FROM pg_class c WHERE c.oid = t.oid
+        UNION ALL SELECT format('column %s %s', a.attnum, a.xmin) FROM pg_attribute a
+        WHERE a.attrelid = t.oid AND a.attnum > 0
+        UNION ALL SELECT format('default %s %s', d.adnum, d.xmin) FROM pg_attrdef d WHERE d.adrelid = t.oid
+        UNION ALL SELECT format('constraint %s %s', k.oid, k.xmin) FROM pg_constraint k
+        WHERE k.conrelid = t.oid AND k.conname !~ '^tb_m[0-9a-z]+_bound$'
+          AND (k.contype <> 'f' OR NOT EXISTS (
+              SELECT FROM pg_class r WHERE r.oid = k.confrelid AND r.relispartition))
+        UNION ALL SELECT format('index %s %s', i.indexrelid, i.xmin) FROM pg_index i
+        WHERE i.indrelid = t.oid AND i.indisvalid
+        UNION ALL SELECT format('trigger %s %s', g.oid, g.xmin) FROM pg_trigger g
+        WHERE g.tgrelid = t.oid AND NOT g.tgisinternal AND g.tgname !~ '^!balancer_'
+        UNION ALL SELECT format('policy %s %s', p.oid, p.xmin) FROM pg_policy p WHERE p.polrelid = t.oid
+        UNION ALL SELECT format('rule %s %s', r.oid, r.xmin) FROM pg_rewrite r WHERE r.ev_class = t.oid
+    ) AS f GROUP BY n.name
+"""
+
+
+def fingerprints(cursor: Cursor, names: Sequence[Name]) -> Mapping[Name, str]:
+    """The fingerprint of each table, all in one question; of one that is not there, an empty text."""
+    asked = {str(name): name for name in names}
+    cursor.execute(sql.SQL(_FACTS).format(sql.Literal(list(asked))))
+    found = {asked[name]: str(digest) for name, digest in cursor}
+    return {name: found.get(name, "") for name in names}
