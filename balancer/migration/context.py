@@ -5,26 +5,48 @@ with `note`, and call `checkpoint` wherever they may be stopped. Only the runner
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 from balancer.clock import Clock
 from balancer.directory.contract import Leadership
 from balancer.directory.model import Migration, MigrationMode, RangeBounds, Table, Tablet
+from balancer.errors import BalancerError
 from balancer.migration.control import CancelRequested, Control, Overrun
 from balancer.migration.links import Links
 from balancer.migration.machine import State, Track, track_of, traits
 from balancer.migration.progress import ProgressMeter
 from balancer.migration.record import Detail, read_detail
 from balancer.nodes.bounds import KeyColumn, KeyRange
-from balancer.nodes.connection import Connection, Cursor, Statement
+from balancer.nodes.connection import Connection, Cursor, Statement, translated
 from balancer.nodes.fence import Fence
 from balancer.nodes.leader import node_command, node_transaction
 from balancer.nodes.names import Name, parse_name, partition_name
 from balancer.nodes.partition import Place
 from balancer.nodes.shape import Shape
 from balancer.settings import MigrationSettings
+
+
+class OpenTransaction:
+    """A transaction on a node that outlives a step."""
+
+    def __init__(self, transaction: AbstractContextManager[Cursor]) -> None:
+        self._transaction = transaction
+        self.cursor = transaction.__enter__()
+
+    def check(self, node: str) -> None:
+        """Raises `Unavailable` if it is lost, and with it its locks."""
+        with translated(node):
+            self.cursor.execute("SELECT 1")
+
+    def commit(self) -> None:
+        self._transaction.__exit__(None, None, None)
+
+    def roll_back(self) -> None:
+        undone = Overrun("it was not needed")
+        with suppress(BalancerError):
+            self._transaction.__exit__(type(undone), undone, None)
 
 
 class Context:
@@ -57,6 +79,7 @@ class Context:
         self.track: Track = track_of(record.operation, record.mode)
         self.fence: Fence | None = None
         self.fenced_at: float | None = None  # monotonic; None: writers are not held back
+        self.closed: OpenTransaction | None = None  # on the source, from the seal to the word where the tablet went
         self.shapes: tuple[Shape, ...] | None = None  # of the source's partitions, once read
         self.different = False  # the copy was not what the source is
         self.prepared: Any = None  # what one step hands to the next: `draining` to `verifying`, that to `swapping`
@@ -159,6 +182,12 @@ class Context:
             self.leadership.check()
             if self.control.cancelled:
                 raise CancelRequested(self.control.reason)
+
+    def reopen(self) -> None:
+        """Lets go of what keeps everybody away from the sealed fence. Idempotent."""
+        closed, self.closed = self.closed, None
+        if closed is not None:
+            closed.roll_back()
 
     def check_budget(self) -> None:
         """Raises `Overrun` once writers have been held back for longer than promised."""

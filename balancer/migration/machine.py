@@ -45,6 +45,8 @@ Say a tablet moves from S to T. A write is *acknowledged* when its transaction o
     a clock that was set back can hide a write. Nor can a fence that was switched off and on: its triggers must be those
     that our own transactions wrote, by their xmin.
  6. *A sealed fence ends only by a leader's act.* A crash of S, a pause of the daemon, an expiry cannot open S again.
+    Nor can its owner switch it off before the commit: a transaction of ours holds the partitions' lock from the seal to
+    the word where the tablet went, and the commit is not sent if that transaction is lost.
  7. *Definitions are the same to the end.* The fingerprints of S's tables (and of what captures changes) are compared
     under the locks of fence and seal, which DDL on them has to wait for; those of T's roots under the lock of ATTACH.
     DDL before is seen; DDL on S after the seal concerns nobody any more; DDL on T after ATTACH reaches the new
@@ -213,6 +215,11 @@ def _table(track: Track) -> dict[tuple[State, Event], State]:
     # A refused commit (the tablet's record was changed by somebody) cannot be repeated: the fence must be lifted.
     if _S.SEALING in states:
         table[_S.COMMITTING, Event.CANCEL] = _S.CANCELLING
+        # One that was not sent, because the fence was left alone for a moment, is as good as none.
+        if _S.CATCHING_UP in states:
+            table[_S.COMMITTING, Event.RETREAT] = _S.CATCHING_UP
+        else:
+            table[_S.COMMITTING, Event.RESTART] = _S.RESTARTING
     table[_S.CANCELLING, Event.CLEANED] = _S.CANCELLED
     table[_S.CANCELLING, Event.BROKEN] = _S.FAILED
     return table

@@ -17,7 +17,7 @@ from balancer.migration.context import Context
 from balancer.migration.control import CancelRequested, Control, Difference, Overrun
 from balancer.migration.journal import Journal
 from balancer.migration.links import Addresses, Links
-from balancer.migration.machine import Event, State, Track, after, is_final, track_of, traits
+from balancer.migration.machine import TRANSITIONS, Event, State, Track, after, is_final, track_of, traits
 from balancer.migration.observer import Observer
 from balancer.migration.progress import ProgressMeter
 from balancer.migration.recovery import take_over
@@ -209,6 +209,13 @@ class Runner:
             changes = (Put(ctx.moved),)
         else:
             changes = (*(Remove(tablet.kind, tablet.key) for tablet in ctx.sources), *map(Put, ctx.record.targets))
+        if ctx.closed is not None:
+            try:
+                ctx.closed.check(ctx.record.source_node)
+            except Unavailable as error:
+                # Whoever waited for its lock may have switched the fence off; nothing was committed.
+                self._step_back(ctx, journal, error)
+                return
         ctx.note(switched=self._clock.now().timestamp())
         try:
             self._enter(ctx, journal, Event.STEP, changes)
@@ -219,6 +226,12 @@ class Runner:
             journal.load(ctx.id)
             self._enter(ctx, journal, self._give_up(ctx, str(error), failed=True))
         self._observer.left(ctx.record, State.COMMITTING)
+
+    def _step_back(self, ctx: Context, journal: Journal, error: BalancerError) -> None:
+        """Away from a switch that was not committed."""
+        again = (State.COMMITTING, Event.RETREAT) in TRANSITIONS[ctx.track]
+        ctx.note(retreat=str(error), retries=ctx.detail.retries + 1, restarts=ctx.detail.restarts + (not again))
+        self._enter(ctx, journal, Event.RETREAT if again else Event.RESTART)
 
 
 def _behind_a_fence(ctx: Context, error: BalancerError) -> BalancerError:

@@ -6,12 +6,12 @@ The owner has changed, so there is no way back from here and none is needed: eve
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from balancer.errors import Refused
+from balancer.errors import BalancerError, Refused
 from balancer.migration.background import Background
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.machine import Event
 from balancer.nodes import capture, fence, partition, replication, schema, sequences, snapshots
-from balancer.nodes.connection import Statement, run_together
+from balancer.nodes.connection import Statement, run_together, translated
 from balancer.nodes.names import Name
 from balancer.nodes.objects import bound_constraint
 
@@ -20,7 +20,7 @@ def opening(ctx: Context) -> Event:
     """The new owner is opened and the former one told; no proven read there may miss a write here."""
     # Straight from the switch nothing has been done yet, and nobody asks what has: writers wait. Only once: the next
     # attempt, and a successor, look first.
-    straight, ctx.fence = ctx.fence is not None, None
+    straight, ctx.fence = ctx.closed is not None, None
     # The thread has the source's connection to itself: this one speaks to the target only.
     with Background(lambda _: _mark_moved(ctx, straight=straight), "mark-moved") as marking:
         with _opened_target(ctx, straight=straight):
@@ -105,8 +105,15 @@ def _wait_for_snapshots(ctx: Context) -> None:
 def _mark_moved(ctx: Context, *, straight: bool) -> None:
     names = partitions_of(ctx.table, ctx.sources[0])
     if straight:
-        with ctx.source(_moved_statements(ctx, names)):
-            pass
+        assert ctx.closed is not None, "the switch ends with it"
+        closed, ctx.closed = ctx.closed, None
+        try:
+            with translated(ctx.record.source_node):
+                run_together(closed.cursor, _moved_statements(ctx, names))
+        except BalancerError:
+            closed.roll_back()
+            raise
+        closed.commit()
         return
     with ctx.source() as cursor:
         # One whose detach was begun was marked before that, and cannot be altered until the detach is finished.

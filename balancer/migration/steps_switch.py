@@ -12,7 +12,7 @@ from balancer.directory.model import MigrationMode, Tablet
 from balancer.errors import Refused, Unavailable
 from balancer.migration import guards, retries, verify
 from balancer.migration.background import Background
-from balancer.migration.context import Context, partitions_of
+from balancer.migration.context import Context, OpenTransaction, partitions_of
 from balancer.migration.control import Overrun
 from balancer.migration.lag import LagWatch
 from balancer.migration.machine import Event, Track
@@ -171,10 +171,13 @@ def sealing(ctx: Context) -> Event:
     # The thread has the target's connection to itself: this one speaks to the source only.
     with Background(lambda _: _attach(ctx, shapes), "attach") as attaching:
         with ctx.source(fence.look_statements(names, ctx.settings.lock_timeout)) as cursor:
-            fence.check_looked(cursor, ctx.fence)
+            mine = fence.check_looked(cursor, ctx.fence)
             guards.check_definitions(ctx, cursor, ctx.record.source_node)
-            sealed = fence.seal_locked(cursor, names, ctx.fence)
+            sealed = fence.seal_locked(cursor, names, ctx.fence, mine)
         ctx.fence = sealed
+        # Until the tablet's new owner is known, nobody gets so near to the fence that he could switch it off.
+        ctx.closed = OpenTransaction(ctx.source(fence.look_statements(names, ctx.settings.lock_timeout)))
+        fence.check_looked(ctx.closed.cursor, sealed)
         attaching.result()
     return Event.STEP
 
@@ -269,6 +272,7 @@ def let_writers_on(ctx: Context, *, capturing: bool = True) -> None:
 
     Not `capturing`: nothing will be switched at all, and what writers change is not remembered any more.
     """
+    ctx.reopen()
     with ctx.source() as cursor:
         for tablet in ctx.sources:
             names = partitions_of(ctx.table, tablet)

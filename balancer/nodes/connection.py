@@ -128,6 +128,7 @@ _MEANINGS: tuple[tuple[tuple[type[psycopg.Error], ...], type[BalancerError], str
     ((_E.QueryCanceled, _E.LockNotAvailable), Unavailable, "did not answer within the time allowed"),
     ((_E.ObjectNotInPrerequisiteState, _E.ObjectInUse), Unavailable, "cannot do that at this moment"),
     ((_E.DeadlockDetected, _E.SerializationFailure), Unavailable, "undid a transaction that met another"),
+    ((_E.IdleInTransactionSessionTimeout,), Unavailable, "has ended a session that stood still"),
     ((_E.ReadOnlySqlTransaction,), Unavailable, "is read-only now, perhaps a standby"),
     ((_E.DiskFull,), Refused, "has no space left"),
     ((_E.InsufficientPrivilege,), Refused, "refuses for want of a privilege"),

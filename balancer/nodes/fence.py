@@ -99,13 +99,13 @@ def renew_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, second
 
 def seal_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, lock_timeout: float) -> Fence:
     """Makes a fence permanent, if it is this very one and still stands. Raises `Refused` if not."""
-    check_standing(cursor, partitions, fence, lock_timeout)
-    return seal_locked(cursor, partitions, fence)
+    transaction = check_standing(cursor, partitions, fence, lock_timeout)
+    return seal_locked(cursor, partitions, fence, transaction)
 
 
-def seal_locked(cursor: Cursor, partitions: Sequence[Name], fence: Fence) -> Fence:
-    """The same for a fence that `check_looked` has found standing, in the same transaction."""
-    sealed = replace(fence, until=SEALED)
+def seal_locked(cursor: Cursor, partitions: Sequence[Name], fence: Fence, transaction: str) -> Fence:
+    """The same for a fence that `check_looked` has found standing, in the same transaction, which it named."""
+    sealed = replace(fence, until=SEALED, raised_by=frozenset({transaction}))
     run_together(cursor, trigger_statements(partitions, sealed))
     return sealed
 
@@ -121,17 +121,18 @@ def moved_statements(partitions: Sequence[Name], fence: Fence, lock_timeout: flo
     return [*_lock(partitions, lock_timeout), *moved]
 
 
-def check_standing(cursor: Cursor, partitions: Sequence[Name], fence: Fence, lock_timeout: float) -> None:
+def check_standing(cursor: Cursor, partitions: Sequence[Name], fence: Fence, lock_timeout: float) -> str:
     """Raises `Refused` unless this very fence has let nothing through; holds its lock until the transaction ends."""
     run_together(cursor, look_statements(partitions, lock_timeout))
-    check_looked(cursor, fence)
+    return check_looked(cursor, fence)
 
 
 def look_statements(partitions: Sequence[Name], lock_timeout: float) -> list[Statement]:
     """The lock, and what there is to know of the fences under it."""
     look = sql.SQL(
         "SELECT name, array_agg(tgargs), bool_and(tgenabled = 'A'), array_agg(t.xmin::text),"
-        " extract(epoch FROM clock_timestamp())::float8, min(last_value + is_called::int)"
+        " extract(epoch FROM clock_timestamp())::float8, min(last_value + is_called::int),"
+        " pg_current_xact_id()::xid::text"
         " FROM balancer.breaches, unnest({}::text[]) AS name"
         " LEFT JOIN pg_trigger t ON t.tgrelid = to_regclass(name) AND t.tgname IN ({}, {}) GROUP BY name"
     ).format(
@@ -142,9 +143,13 @@ def look_statements(partitions: Sequence[Name], lock_timeout: float) -> list[Sta
     return [*_lock(partitions, lock_timeout), look]
 
 
-def check_looked(cursor: Cursor, fence: Fence) -> None:
-    """Raises `Refused` unless what `look_statements` saw is this very fence, and it has let nothing through."""
-    for name, arguments, always, transactions, now, breaches in last_rows(cursor):
+def check_looked(cursor: Cursor, fence: Fence) -> str:
+    """Raises `Refused` unless what `look_statements` saw is this very fence, and it has let nothing through.
+
+    Returns the transaction that looked.
+    """
+    mine = ""
+    for name, arguments, always, transactions, now, breaches, mine in last_rows(cursor):  # noqa: B007 - the same in all
         for words in arguments if len(arguments) == 2 else (None,):
             found = None if words is None else _parse(words)
             if found is None or replace(found, until="") != replace(fence, until=""):
@@ -153,6 +158,7 @@ def check_looked(cursor: Cursor, fence: Fence) -> None:
                 raise Expired(f"the fence of {name} has expired: writes may have come through")
         if not always or not fence.raised_by.issuperset(transactions):
             raise Expired(f"somebody has switched the fence of {name} off: writes may have come through")
+    return mine
 
 
 def lift_statements(partitions: Sequence[Name], lock_timeout: float) -> list[Statement]:

@@ -11,8 +11,8 @@ from tests.support.crash_matrix import Victims, run_cell
 CELLS = {
     "step 3: what was drained survives the target's crash": ("entered:committing", "target"),
     "step 6: a sealed fence survives the source's crash": ("entered:committing", "source"),
-    "step 7: a leader that slept over its successor cannot commit": ("entered:committing", "paused daemon"),
-    "step 8: a successor opens what was committed": ("left:committing", "daemon"),
+    "step 9: a leader that slept over its successor cannot commit": ("entered:committing", "paused daemon"),
+    "step 10: a successor opens what was committed": ("left:committing", "daemon"),
 }
 
 
