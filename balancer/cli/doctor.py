@@ -31,7 +31,7 @@ def doctor(
     with open_configured(settings.daemon) as directory:
         findings = examine(directory, addresses, node)
         if fix and findings:
-            for repaired in _fix(directory, addresses, findings):
+            for repaired in _fix(directory, addresses, node):
                 if output is Output.TEXT:
                     say(f"repaired on {repaired.node}: {repaired.text}")
             findings = examine(directory, addresses, node)
@@ -44,13 +44,14 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _fix(directory: Directory, addresses: Addresses, findings: list[Finding]) -> list[Finding]:
+def _fix(directory: Directory, addresses: Addresses, nodes: list[str] | None) -> list[Finding]:
+    """Looks again once it leads: nothing else begins from then on."""
     leadership = directory.campaign(f"doctor of {operator()}", LEAD_PATIENCE)
     if leadership is None:
         raise Refused(
             f"{directory.leader() or 'another instance'} leads, and what looks left over may be at work: stop it first"
         )
     try:
-        return repair(leadership, addresses, findings)
+        return repair(leadership, addresses, examine(directory, addresses, nodes))
     finally:
         leadership.resign()

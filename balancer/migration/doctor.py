@@ -11,11 +11,11 @@ from typing import Final
 from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import Unavailable
+from balancer.errors import Refused, Unavailable
 from balancer.migration.context import partitions_of
 from balancer.migration.links import Addresses, Links
 from balancer.nodes import partition
-from balancer.nodes.connection import Connection, translated
+from balancer.nodes.connection import Connection, Cursor, translated
 from balancer.nodes.leader import node_transaction
 from balancer.nodes.leftovers import Leftover, LeftoverKind, find_leftovers, remove_leftover
 from balancer.nodes.names import Name
@@ -66,6 +66,8 @@ def repair(
 ) -> list[Finding]:
     """Repairs what can be; returns what was. Only for a leader, while no migration of these nodes is running.
 
+    The findings must have been made since it leads: what was seen before may belong to a migration that began since.
+
     Raises `Unavailable` where a node, or the application's sessions there, are in the way for too long.
     """
     clock = clock or SystemClock()
@@ -101,12 +103,22 @@ def _repair_one(connection: Connection, leadership: Leadership, finding: Finding
         if finding.leftover is not None:
             remove_leftover(cursor, finding.leftover)
         if finding.stale is not None:
+            _check_unchanged(cursor, finding.stale)
             for name in reversed(finding.stale.partitions):
+                if finding.stale.state is OwnState.INCOMING:
+                    partition.detach_wherever(cursor, name)
                 partition.drop_partition(cursor, name)
             if finding.stale.state is OwnState.INCOMING:
                 forget_tablets(cursor, [finding.stale.id])
         if finding.row is not None:
             write_tablets(cursor, [finding.row])
+
+
+def _check_unchanged(cursor: Cursor, row: OwnedTablet) -> None:
+    """Raises `Refused` if the node says something else by now."""
+    cursor.execute("SELECT FROM balancer.tablet WHERE id = %s FOR UPDATE", (row.id,))
+    if row not in read_tablets(cursor):
+        raise Refused(f"what was found of tablet {row.id} has changed since: look again")
 
 
 def _examine_node(snapshot: Snapshot, node: str, connection: Connection) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from balancer.errors import BalancerError, Refused
 from balancer.migration.background import Background
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.machine import Event
-from balancer.nodes import capture, fence, partition, replication, schema, sequences, snapshots
+from balancer.nodes import capture, fence, partition, replication, schema, sequences, snapshots, standbys
 from balancer.nodes.connection import Statement, run_together, translated
 from balancer.nodes.names import Name
 from balancer.nodes.objects import bound_constraint
@@ -70,6 +70,7 @@ def retiring(ctx: Context) -> Event:
     _remove_stream(ctx)
     _remove_guard(ctx)
     _wait_for_grace(ctx)
+    _wait_for_standbys(ctx)
     _wait_for_snapshots(ctx)
     for place in reversed(ctx.source_places):  # a referenced root's rows go last
         with ctx.source_command() as connection:
@@ -87,6 +88,20 @@ def _remove_guard(ctx: Context) -> None:
         with ctx.target() as cursor:
             fence.drop_fence(cursor, [place.partition], ctx.settings.lock_timeout)
             partition.drop_bound(cursor, place.partition, bound_constraint(ctx.id))
+
+
+def _wait_for_standbys(ctx: Context) -> None:
+    """A failover to a standby that has not replayed the switch would leave the tablet nowhere, were the rows gone."""
+    with ctx.target() as cursor:
+        wanted = standbys.position(cursor)
+    node = ctx.record.target_node
+    while True:
+        with translated(node):
+            behind = standbys.not_replayed(ctx.links.control(node), wanted)
+        if not behind:
+            return
+        ctx.progress.waiting(f"{behind[0]} on node {node}: until then the former owner keeps its rows")
+        ctx.sleep(0.2)
 
 
 def _wait_for_snapshots(ctx: Context) -> None:

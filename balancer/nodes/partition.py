@@ -174,6 +174,17 @@ def detach_locked(cursor: Cursor, root: Name, partition: Name) -> None:
     cursor.execute(sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(root.identifier, partition.identifier))
 
 
+def detach_wherever(cursor: Cursor, partition: Name) -> None:
+    """Detaches a partition that nobody may write to from the root it is in. Idempotent."""
+    row = cursor.execute(
+        "SELECT n.nspname, c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent"
+        " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE i.inhrelid = to_regclass(%s)",
+        (str(partition),),
+    ).fetchone()
+    if row is not None:
+        detach_locked(cursor, Name(*row), partition)
+
+
 def detach(connection: Connection, root: Name, partition: Name) -> None:
     """Detaches outside of a transaction; finishes what was interrupted. Idempotent.
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from balancer.clock import ManualClock
-from balancer.errors import Unavailable
+from balancer.errors import Refused, Unavailable
 from balancer.migration.doctor import PATIENCE, examine, repair
 from tests.support.cluster import Cluster
 
@@ -64,3 +64,33 @@ def test_what_only_begins_like_ours_is_left_alone(cluster: Cluster) -> None:
     with cluster.connect("a") as connection:
         connection.execute("CREATE PUBLICATION tb_my_own FOR TABLE orders_t2")
     assert examine(directory, cluster.address) == []
+
+
+def test_what_has_changed_since_it_was_found_is_left_alone(cluster: Cluster) -> None:
+    """A tablet that was on its way to nowhere arrives between the look and the repair."""
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    with cluster.connect("b") as connection:
+        connection.execute("CREATE TABLE orders_t2 (LIKE orders)")
+        connection.execute(
+            "INSERT INTO balancer.tablet VALUES (2, 2, 'incoming', '{public}', '{orders_t2}', 'mdead1', NULL, NULL)"
+        )
+        found = examine(directory, cluster.address)
+        connection.execute("UPDATE balancer.tablet SET state = 'owned', migration = NULL")
+        with pytest.raises(Refused, match="has changed since"):
+            repair(leadership, cluster.address, found)
+        assert connection.execute("SELECT to_regclass('orders_t2') IS NOT NULL").fetchone() == (True,)
+
+
+def test_what_was_attached_and_is_on_its_way_to_nowhere_goes(cluster: Cluster) -> None:
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    with cluster.connect("b") as connection:
+        connection.execute("CREATE TABLE orders_t2 PARTITION OF orders FOR VALUES WITH (MODULUS 4, REMAINDER 1)")
+        connection.execute(
+            "INSERT INTO balancer.tablet VALUES (2, 2, 'incoming', '{public}', '{orders_t2}', 'mdead1', NULL, NULL)"
+        )
+    done = repair(leadership, cluster.address, examine(directory, cluster.address))
+    assert [finding.text for finding in done] == ["tablet 2 is incoming, but no migration brings it"]
+    assert examine(directory, cluster.address) == []
+    assert cluster.query("b", "SELECT to_regclass('orders_t2')") == [(None,)]

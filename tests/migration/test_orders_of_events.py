@@ -35,8 +35,9 @@ from tests.support.cluster import (
 )
 from tests.support.refusals import refused_with
 from tests.support.running import until
-from tests.support.servers import Database
+from tests.support.servers import Database, new_database, postgres
 from tests.support.spy import Spy
+from tests.support.standby import standby
 
 Factory = Callable[[PostgresServer], Database]
 Work = Mapping[str, Callable[[], object]]
@@ -500,3 +501,31 @@ def test_an_attach_that_fails_leaves_the_owner_as_it_was(cluster: Cluster) -> No
     with cluster.connect("a") as connection:
         assert connection.execute("UPDATE orders SET n = 1").rowcount == 1000
     assert findings(cluster) == []
+
+
+def test_the_former_owner_keeps_its_rows_until_the_new_one_s_standbys_have_replayed_the_switch(
+    tmp_path: Path, postgres15: PostgresServer, server_folder: Path, database: Factory
+) -> None:
+    with (
+        postgres(server_folder / "primary", 18) as primary,
+        standby(primary, server_folder / "standby", 18, "mirror") as mirror,
+        new_database(primary) as there,
+    ):
+        tablets = hash_tablets(2, ["a"])
+        cluster = build(tmp_path, {"a": database(postgres15).dsn, "b": there.dsn}, hash_table(), tablets)
+        insert_rows(cluster, tablets, range(100))
+        ended: list[Migration] = []
+
+        def pause() -> None:
+            with psycopg.connect(mirror.dsn(), autocommit=True) as connection:
+                connection.execute("SELECT pg_wal_replay_pause()")
+
+        with beside(lambda: ended.append(start(cluster, {"entered:fencing": pause}))):
+            watching = cluster.directory()
+            until(lambda: "standby 'mirror'" in _waits(watching), "the standby is named")
+            assert len(cluster.rows()["a"]) == 100, "attached, and closed"
+            with psycopg.connect(mirror.dsn(), autocommit=True) as connection:
+                connection.execute("SELECT pg_wal_replay_resume()")
+        assert ended[0].state == "done"
+        assert len(cluster.rows()["a"]) < 100
+        cluster.close()
