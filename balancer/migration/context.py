@@ -79,7 +79,7 @@ class Context:
         self.track: Track = track_of(record.operation, record.mode)
         self.fence: Fence | None = None
         self.fenced_at: float | None = None  # monotonic; None: writers are not held back
-        self.closed: OpenTransaction | None = None  # on the source, from the seal to the word where the tablet went
+        self.closed: OpenTransaction | None = None  # on the source, from the fence to the word where the tablet went
         self.shapes: tuple[Shape, ...] | None = None  # of the source's partitions, once read
         self.different = False  # the copy was not what the source is
         self.prepared: Any = None  # what one step hands to the next: `draining` to `verifying`, that to `swapping`

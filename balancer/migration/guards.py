@@ -63,6 +63,7 @@ def standing(ctx: Context) -> None:
     if ctx.fence is None:
         return
     names = [place.partition for place in ctx.source_places]
+    ctx.reopen()
     with ctx.source() as cursor:
         fence.check_standing(cursor, names, ctx.fence, ctx.settings.lock_timeout)
 

@@ -96,6 +96,8 @@ def fencing(ctx: Context) -> Event:
     ctx.fenced_at = ctx.clock.monotonic()
     try:
         _raise_fence(ctx, names, wanted, seconds)
+        if ctx.track is Track.MOVE_REPLICATE:
+            close_source(ctx)  # a copy behind the fence takes long, and the fence must be renewed meanwhile
     except Unavailable:
         guards.name_blockers(ctx, ctx.record.source_node, names, blockers.FENCE)
         raise
@@ -170,16 +172,32 @@ def sealing(ctx: Context) -> Event:
     shapes = read_shapes(ctx)
     # The thread has the target's connection to itself: this one speaks to the source only.
     with Background(lambda _: _attach(ctx, shapes), "attach") as attaching:
-        with ctx.source(fence.look_statements(names, ctx.settings.lock_timeout)) as cursor:
-            mine = fence.check_looked(cursor, ctx.fence)
-            guards.check_definitions(ctx, cursor, ctx.record.source_node)
-            sealed = fence.seal_locked(cursor, names, ctx.fence, mine)
-        ctx.fence = sealed
-        # Until the tablet's new owner is known, nobody gets so near to the fence that he could switch it off.
-        ctx.closed = OpenTransaction(ctx.source(fence.look_statements(names, ctx.settings.lock_timeout)))
-        fence.check_looked(ctx.closed.cursor, sealed)
+        closed = ctx.closed or close_source(ctx)
+        with translated(ctx.record.source_node):
+            mine = fence.check_standing(closed.cursor, names, ctx.fence, ctx.settings.lock_timeout)
+            guards.check_definitions(ctx, closed.cursor, ctx.record.source_node)
+            ctx.fence = fence.seal_locked(closed.cursor, names, ctx.fence, mine)
+        ctx.closed = None
+        closed.commit()
+        close_source(ctx)
         attaching.result()
     return Event.STEP
+
+
+def close_source(ctx: Context) -> OpenTransaction:
+    """Holds the source's partitions until the tablet's new owner is known; only the seal's own commit lets go shortly.
+
+    Writers wait for the lock instead of being refused at once, so that those who try again in a loop need few tries.
+    And nobody gets so near to the fence that he could switch it off. Should this process hang, the server ends it.
+    """
+    assert ctx.fence is not None
+    names = [place.partition for place in ctx.source_places]
+    limit = sql.SQL("SET LOCAL idle_in_transaction_session_timeout TO {}").format(
+        sql.Literal(f"{round(ctx.settings.fence_deadline * 1000)}ms")
+    )
+    ctx.closed = OpenTransaction(ctx.source([limit, *fence.look_statements(names, ctx.settings.lock_timeout)]))
+    fence.check_looked(ctx.closed.cursor, ctx.fence)
+    return ctx.closed
 
 
 def _attach(ctx: Context, shapes: tuple[Shape, ...]) -> None:

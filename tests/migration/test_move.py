@@ -13,7 +13,6 @@ from balancer.migration.begin import begin_move
 from balancer.migration.doctor import examine
 from balancer.migration.record import read_detail
 from tests.support.cluster import Cluster
-from tests.support.refusals import refused_with
 from tests.support.spy import Spy
 
 
@@ -109,9 +108,9 @@ def test_a_pause_over_budget_lets_writers_on_and_tries_again(cluster: Cluster) -
     leadership = cluster.become_leader(directory)
 
     def slow() -> None:
-        with cluster.connect("a") as connection, pytest.raises(psycopg.Error) as raised:
+        with cluster.connect("a") as connection, pytest.raises(psycopg.errors.LockNotAvailable):
+            connection.execute("SET lock_timeout TO '50ms'")
             connection.execute("UPDATE orders SET n = n + 1")
-        assert refused_with(raised.value) == "TB001"
         time.sleep(0.3)
 
     spy = Spy({"entered:draining": slow})
