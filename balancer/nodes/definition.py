@@ -11,7 +11,7 @@ from psycopg import sql
 
 from balancer.errors import Refused
 from balancer.nodes.catalog import Root, find_root
-from balancer.nodes.connection import Cursor
+from balancer.nodes.connection import Cursor, run_single
 from balancer.nodes.names import Name
 
 _COLUMNS = """
@@ -85,10 +85,10 @@ def make_roots(cursor: Cursor, definitions: Sequence[Definition]) -> None:
     missing = [definition for definition in definitions if find_root(cursor, definition.root) is None]
     for definition in missing:
         for statement in definition.statements:
-            cursor.execute(statement)
+            run_single(cursor, statement)
     for definition in missing:
         for statement in definition.foreign_keys:
-            cursor.execute(statement)
+            run_single(cursor, statement)
 
 
 def _columns(cursor: Cursor, root: Root) -> sql.Composable:

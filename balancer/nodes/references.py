@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.connection import Connection, Cursor, printed, run_single
 from balancer.nodes.names import Name
 from balancer.nodes.partition import Place
 from balancer.nodes.shape import Shape
@@ -77,12 +77,9 @@ def prepare_references(cursor: Cursor, shape: Shape, partition: Name, roots: Seq
     """Gives a new, empty, detached partition the foreign keys that it will have among the roots."""
     mine = [item for item in shape.constraints if item.kind == "f" and item.references in roots]
     for constraint in mine:
-        text = constraint.definition.replace("{", "{{").replace("}", "}}")
-        cursor.execute(
-            sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} " + text).format(
-                partition.identifier, sql.Identifier(constraint.name)
-            )
-        )
+        add = sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} {}")
+        name, text = sql.Identifier(constraint.name), printed(constraint.definition)
+        run_single(cursor, add.format(partition.identifier, name, text))
     if mine:
         where = {"partition": str(partition), "roots": [str(root) for root in roots]}
         for schema, table, trigger in cursor.execute(_TRIGGERS, where).fetchall():
