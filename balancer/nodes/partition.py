@@ -47,9 +47,9 @@ def create_partition(cursor: Cursor, root: Name, shape: Shape, partition: Name) 
                 sql.SQL("COMMENT ON COLUMN {}.{} IS {}").format(name, sql.Identifier(column.name), column.comment)
             )
     if shape.options:
-        cursor.execute(alter + _options(shape.options))
+        cursor.execute(alter + option_clause(shape.options))
     if shape.toast_options:
-        cursor.execute(alter + _options(shape.toast_options, "toast"))
+        cursor.execute(alter + option_clause(shape.toast_options, "toast"))
     for check in shape.constraints:
         if check.kind == "c" and check.own:
             _add_constraint(cursor, name, check)
@@ -280,7 +280,7 @@ def _column_clauses(name: str, shape: Shape) -> list[sql.Composed]:
     if column.statistics != -1:
         clauses.append(alter + sql.SQL("SET STATISTICS {}").format(column.statistics))
     if column.options:
-        clauses.append(alter + _options(column.options))
+        clauses.append(alter + option_clause(column.options))
     if not column.generated:
         if column.default is None:
             clauses.append(alter + sql.SQL("DROP DEFAULT"))
@@ -291,7 +291,7 @@ def _column_clauses(name: str, shape: Shape) -> list[sql.Composed]:
     return clauses
 
 
-def _options(texts: Sequence[str], *prefix: str) -> sql.Composed:
+def option_clause(texts: Sequence[str], *prefix: str) -> sql.Composed:
     """`fillfactor=70` and others as a clause."""
     pairs = (text.partition("=") for text in texts)
     settings = [sql.SQL("{} = {}").format(sql.Identifier(*prefix, name), value) for name, _, value in pairs]

@@ -12,6 +12,7 @@ from psycopg import sql
 from balancer.errors import Refused
 from balancer.nodes.connection import Cursor
 from balancer.nodes.names import Name
+from balancer.nodes.printing import INDEX_TAIL, TRIGGER_EVENTS, TRIGGER_TAIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,41 +127,6 @@ _COLUMNS = """
     LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
     WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
-
-# A name may contain anything, also what a definition looks like. So nothing is searched for in a definition: it begins
-# with parts of the catalog, put together as PostgreSQL puts them together, or it is not understood.
-INDEX_TAIL = sql.SQL("""
-    (SELECT CASE WHEN starts_with(text, head) THEN substr(text, length(head) + 1) END
-     FROM pg_class xc JOIN pg_class xt ON xt.oid = i.indrelid
-     CROSS JOIN LATERAL (SELECT pg_get_indexdef(i.indexrelid) AS text,
-         format('CREATE %%sINDEX %%I ON %%s%%I.%%I ', CASE WHEN i.indisunique THEN 'UNIQUE ' END, xc.relname,
-                CASE WHEN xc.relkind = 'I' THEN 'ONLY ' END, xt.relnamespace::regnamespace::name, xt.relname) AS head)
-         AS printed
-     WHERE xc.oid = i.indexrelid)
-""")
-"""Of `pg_index i`: what its definition says after the table's name."""
-
-TRIGGER_EVENTS = sql.SQL("""
-    concat(
-        CASE WHEN g.tgtype & 2 <> 0 THEN 'BEFORE' WHEN g.tgtype & 64 <> 0 THEN 'INSTEAD OF' ELSE 'AFTER' END, ' ',
-        concat_ws(' OR ', CASE WHEN g.tgtype & 4 <> 0 THEN 'INSERT' END, CASE WHEN g.tgtype & 8 <> 0 THEN 'DELETE' END,
-            CASE WHEN g.tgtype & 16 <> 0 THEN 'UPDATE' || coalesce((
-                SELECT ' OF ' || string_agg(quote_ident(xa.attname), ', ' ORDER BY xo.place)
-                FROM unnest(g.tgattr::int2[]) WITH ORDINALITY AS xo (attnum, place)
-                JOIN pg_attribute xa ON xa.attrelid = g.tgrelid AND xa.attnum = xo.attnum), '') END,
-            CASE WHEN g.tgtype & 32 <> 0 THEN 'TRUNCATE' END))
-""")
-"""Of `pg_trigger g`: `BEFORE INSERT OR UPDATE OF "a"`, as its definition has it."""
-
-TRIGGER_TAIL = sql.SQL("""
-    (SELECT CASE WHEN starts_with(text, head) THEN substr(text, length(head) + 1) END
-     FROM pg_class xt
-     CROSS JOIN LATERAL (SELECT pg_get_triggerdef(g.oid) AS text,
-         format('CREATE %%sTRIGGER %%I %%s ON %%I.%%I ', CASE WHEN g.tgconstraint <> 0 THEN 'CONSTRAINT ' END, g.tgname,
-                {}, xt.relnamespace::regnamespace::name, xt.relname) AS head) AS printed
-     WHERE xt.oid = g.tgrelid)
-""").format(TRIGGER_EVENTS)
-"""Of `pg_trigger g`: what its definition says after the table's name."""
 
 _INDEXES = sql.SQL("""
     SELECT c.relname, i.indisunique, {}, k.contype::text,
@@ -285,28 +251,3 @@ _FINGERPRINT = """
     )
     SELECT md5(string_agg(fact, E'\\n' ORDER BY fact)) FROM facts
 """
-
-
-def root_signature(cursor: Cursor, root: Name) -> dict[str, str]:
-    """What two nodes' copies of a root must agree on, fact by fact: columns, CHECKs, indexes without their names."""
-    cursor.execute(_SIGNATURE, {"name": str(root)})
-    return {str(key): str(value) for key, value in cursor}
-
-
-_SIGNATURE = sql.SQL("""
-    WITH t AS (SELECT to_regclass(%(name)s)::oid AS oid)
-    SELECT format('column %%s', a.attname),
-           format('%%s%%s%%s', format_type(a.atttypid, a.atttypmod), CASE WHEN a.attnotnull THEN ' not null' END,
-                  CASE WHEN a.attgenerated <> '' THEN ' generated ' || pg_get_expr(d.adbin, d.adrelid) END)
-    FROM t JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
-    LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-    UNION ALL
-    SELECT format('constraint %%s', conname), pg_get_constraintdef(k.oid)
-    FROM t JOIN pg_constraint k ON k.conrelid = t.oid AND k.contype = 'c'
-    UNION ALL
-    SELECT format('index %%s%%s', CASE WHEN i.indisunique THEN 'unique ' END,
-                  coalesce({}, pg_get_indexdef(i.indexrelid))), 'present'
-    FROM t JOIN pg_index i ON i.indrelid = t.oid
-    UNION ALL
-    SELECT 'partition key', pg_get_partkeydef(t.oid) FROM t
-""").format(INDEX_TAIL)
