@@ -311,6 +311,9 @@ def _options(timeouts: Timeouts) -> str:
         # Bounds and samples are read as text: one format, whatever the database's own settings are.
         "timezone": "UTC",
         "datestyle": "ISO",
+        "intervalstyle": "postgres",
+        "bytea_output": "hex",
+        "extra_float_digits": 1,  # a float that is read as text is the same float afterwards
         "standard_conforming_strings": "on",
     }
     return " ".join(f"-c {name}={value}" for name, value in settings.items())
