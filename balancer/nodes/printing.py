@@ -9,10 +9,10 @@ from psycopg import sql
 # with parts of the catalog, put together as PostgreSQL puts them together, or it is not understood.
 INDEX_TAIL = sql.SQL("""
     (SELECT CASE WHEN starts_with(text, head) THEN substr(text, length(head) + 1) END
-     FROM pg_class xc JOIN pg_class xt ON xt.oid = i.indrelid
+     FROM pg_class xc JOIN pg_class xt ON xt.oid = i.indrelid JOIN pg_namespace xn ON xn.oid = xt.relnamespace
      CROSS JOIN LATERAL (SELECT pg_get_indexdef(i.indexrelid) AS text,
          format('CREATE %%sINDEX %%I ON %%s%%I.%%I ', CASE WHEN i.indisunique THEN 'UNIQUE ' END, xc.relname,
-                CASE WHEN xc.relkind = 'I' THEN 'ONLY ' END, xt.relnamespace::regnamespace::name, xt.relname) AS head)
+                CASE WHEN xc.relkind = 'I' THEN 'ONLY ' END, xn.nspname, xt.relname) AS head)
          AS printed
      WHERE xc.oid = i.indexrelid)
 """)
@@ -32,10 +32,10 @@ TRIGGER_EVENTS = sql.SQL("""
 
 TRIGGER_TAIL = sql.SQL("""
     (SELECT CASE WHEN starts_with(text, head) THEN substr(text, length(head) + 1) END
-     FROM pg_class xt
+     FROM pg_class xt JOIN pg_namespace xn ON xn.oid = xt.relnamespace
      CROSS JOIN LATERAL (SELECT pg_get_triggerdef(g.oid) AS text,
          format('CREATE %%sTRIGGER %%I %%s ON %%I.%%I ', CASE WHEN g.tgconstraint <> 0 THEN 'CONSTRAINT ' END, g.tgname,
-                {}, xt.relnamespace::regnamespace::name, xt.relname) AS head) AS printed
+                {}, xn.nspname, xt.relname) AS head) AS printed
      WHERE xt.oid = g.tgrelid)
 """).format(TRIGGER_EVENTS)
 """Of `pg_trigger g`: what its definition says after the table's name."""

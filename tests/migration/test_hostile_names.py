@@ -90,6 +90,7 @@ def move_or_split(cluster: Cluster, what: str) -> Migration:
     )
     done = cluster.runner(directory, leadership).run(begun.id)
     assert examine(directory, cluster.address) == []
+    leadership.resign()
     return done
 
 
@@ -139,6 +140,24 @@ def test_the_name_of_a_root_is_not_run_where_a_trigger_repeats_the_leaf(
     assert (done.state, done.error) == ("done", "")
     found = cluster.query("a", "SELECT tgrelid::regclass::text FROM pg_trigger WHERE tgname LIKE 'x ON%'")
     assert sorted(found) == sorted((f'"{name}_t{target.id}"',) for target in done.targets)
+    cluster.close()
+
+
+def test_a_schema_may_need_quotes(tmp_path: Path, dsns: dict[str, str]) -> None:
+    root = '"The ""Shop"" {} %s"."Orders"'
+    for dsn in dsns.values():
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute('CREATE SCHEMA "The ""Shop"" {} %s"')
+            connection.execute(f"CREATE TABLE {root} {PLAIN} PARTITION BY HASH (id)".encode())
+    cluster = build(tmp_path, dsns, hash_table((root,)), hash_tablets(2, ["a"]), columns=None)
+    leaf = root.replace("Orders", "Orders_t2")
+    with cluster.connect("a") as connection:
+        connection.execute(f"CREATE INDEX ON {leaf} (n)".encode())
+        pass_on = "EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+        connection.execute(f"CREATE TRIGGER t BEFORE UPDATE ON {leaf} FOR EACH ROW {pass_on}".encode())
+    for what in ("replicate", "split"):
+        done = move_or_split(cluster, what)
+        assert (done.state, done.error) == ("done", "")
     cluster.close()
 
 

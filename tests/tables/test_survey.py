@@ -87,7 +87,10 @@ RANGED = "CREATE TABLE orders (id int) PARTITION BY RANGE (id);"
     [
         ("CREATE TABLE orders (id int)", "public.orders is not a partitioned table"),
         ("CREATE TABLE orders (id int) PARTITION BY LIST (id)", "public.orders is partitioned by LIST"),
-        (RANGED + "CREATE TABLE rest PARTITION OF orders DEFAULT", "public.orders has the DEFAULT partition rest"),
+        (
+            RANGED + "CREATE TABLE rest PARTITION OF orders DEFAULT",
+            "public.orders has the DEFAULT partition public.rest",
+        ),
         (
             RANGED + "CREATE TABLE sub PARTITION OF orders FOR VALUES FROM (1) TO (2) PARTITION BY HASH (id)",
             "partition public.sub has partitions of its own",
