@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.names import Name
-from balancer.nodes.root_findings import leaf_findings, root_findings
+from balancer.nodes.root_findings import column_warnings, leaf_findings, root_findings
 
 OLDEST, NEWEST = 15, 18
 SUBSCRIPTIONS_WITHOUT_SUPERUSER = 16
@@ -197,7 +197,7 @@ def _table(cursor: Cursor, table: TableNeeds, all_roots: Set[Name]) -> Iterator[
     there = [root for root in table.roots if _visible(cursor, root)]
     for text in root_findings(cursor, there, table.key, all_roots - {*table.roots}):
         yield Finding(Level.ERROR, str(there[0]), text)
-    for text in leaf_findings(cursor, there):
+    for text in (*leaf_findings(cursor, there), *column_warnings(cursor, there)):
         yield Finding(Level.WARNING, str(there[0]), text)
 
 

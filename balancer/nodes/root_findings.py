@@ -8,6 +8,7 @@ from balancer.nodes.connection import Cursor
 from balancer.nodes.names import Name
 from balancer.nodes.outside_keys import outside_keys
 from balancer.nodes.root_facts import Facts, differences
+from balancer.nodes.sequences import find_sequences
 
 _LEAVES = """
     SELECT n.nspname, c.relname, array_remove(ARRAY[
@@ -44,6 +45,30 @@ def leaf_findings(cursor: Cursor, roots: Sequence[Name]) -> Iterator[str]:
         for schema, name, reasons in cursor.execute(_LEAVES, (str(root),)).fetchall():
             for reason in reasons:
                 yield f"partition {Name(schema, name)} {reason}: it cannot be moved"
+
+
+def column_warnings(cursor: Cursor, roots: Sequence[Name]) -> Iterator[str]:
+    """Columns whose values mean less on another node than they seem to."""
+    found = cursor.execute(_CACHED, (list(find_sequences(cursor, roots)),)).fetchall()
+    for sequence, cache in found:
+        yield (
+            f"sequence {sequence} has CACHE {cache}: after a move, sessions of the new owner may hand out numbers from"
+            f" their cache that the former owner gave out, too: ALTER SEQUENCE {sequence} CACHE 1"
+        )
+    for root in roots:
+        for column, kind in cursor.execute(_OIDS, (str(root),)).fetchall():
+            yield f'column "{column}" of {root} is of type {kind}: large objects do not move with their rows'
+
+
+_CACHED = """
+    SELECT seqrelid::regclass::text, seqcache FROM pg_sequence
+    WHERE seqrelid = ANY(%s::regclass[]) AND seqcache > 1 ORDER BY 1
+"""
+_OIDS = """
+    SELECT a.attname, format_type(a.atttypid, NULL) FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped
+      AND 'pg_catalog.oid'::regtype IN (t.oid, t.typbasetype) ORDER BY a.attnum
+"""
 
 
 def compare_roots(facts: Mapping[str, Mapping[Name, Facts]]) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from psycopg import sql
 
 from balancer.errors import Refused
-from balancer.nodes import client_functions, fence_functions, locks
+from balancer.nodes import client_functions, fence_functions, locks, proof
 from balancer.nodes.connection import Connection, Cursor, Statement, run_together
 from balancer.nodes.names import Name
 
@@ -103,6 +103,7 @@ STEPS: tuple[str, ...] = (
     # A proof after the reading is none: the tablet may have arrived between the two. `hold` comes first.
     "DROP FUNCTION IF EXISTS balancer.prove(bigint, bigint)",
     locks.STEP + client_functions.STEP,
+    proof.STEP,
 )
 """What brings a node from version n to n + 1."""
 

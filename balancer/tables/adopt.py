@@ -35,6 +35,7 @@ from balancer.nodes.connection import Connection, translated
 from balancer.nodes.definition import Definition, make_roots, read_definition
 from balancer.nodes.leader import node_transaction
 from balancer.nodes.names import Name, parse_name
+from balancer.nodes.proof import set_proof
 from balancer.nodes.schema import OwnedTablet, OwnState, add_tablets, install_schema
 from balancer.settings import BundleSettings
 from balancer.tables.coverage import check_coverage, in_key_order
@@ -56,6 +57,7 @@ class TableRequest:
     author: str
     others: frozenset[Name] = frozenset()
     """The roots of every other table: no foreign key may point to them."""
+    require_proof: bool = False
 
 
 def request_of(bundle: BundleSettings, name: str, author: str) -> TableRequest:
@@ -63,7 +65,7 @@ def request_of(bundle: BundleSettings, name: str, author: str) -> TableRequest:
     shape = bundle.tables[name]
     roots = tuple(parse_name(root) for root in shape.roots)
     others = frozenset(parse_name(root) for table in bundle.tables.values() for root in table.roots) - {*roots}
-    return TableRequest(bundle.name, name, roots, shape.layout, shape.key, author, others)
+    return TableRequest(bundle.name, name, roots, shape.layout, shape.key, author, others, shape.require_proof)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ def adopt(
     spread_roots(found, nodes, directory.snapshot().epoch)
     table, tablets = _record(request, found, directory, records)
     tell_nodes(directory.snapshot().epoch, table, tablets, nodes)
+    require_proofs(request, nodes, directory.snapshot().epoch)
     return Adopted(table, tuple(tablets), found)
 
 
@@ -151,6 +154,13 @@ def tell_nodes(leader_epoch: int, table: Table, tablets: Sequence[Tablet], nodes
         with node_transaction(connection, leader_epoch, node) as cursor:
             # What is there may be newer than our snapshot: a migration may have moved a tablet meanwhile.
             add_tablets(cursor, [owned_row(tablet, roots) for tablet in mine])
+
+
+def require_proofs(request: TableRequest, nodes: Mapping[str, Connection], leader_epoch: int) -> None:
+    """Closes the roots on every node to unproven writes, or opens them, as the file says. Safe to repeat."""
+    for node, connection in nodes.items():
+        with node_transaction(connection, leader_epoch, node) as cursor:
+            set_proof(cursor, request.roots, wanted=request.require_proof)
 
 
 def owned_row(tablet: Tablet, roots: Sequence[Name]) -> OwnedTablet:

@@ -28,6 +28,7 @@ from balancer.tables.adopt import (
     missing_parents,
     next_ids,
     owned_row,
+    require_proofs,
     reserved,
     spread_roots,
     table_record,
@@ -86,6 +87,7 @@ def create(
     try:
         for batch in _made(snapshot.epoch, nodes, names, list(zip(made, parts, strict=True))):
             done += batch
+        require_proofs(request, nodes, snapshot.epoch)
         _commit(request, directory, records, table, made)
     except OutcomeUnknown:
         raise  # it may be a table by now: nothing may be taken away

@@ -13,6 +13,7 @@ from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.names import Name
 from balancer.nodes.outside_keys import check_outside_keys
 from balancer.nodes.root_facts import Facts, differences, read_facts
+from balancer.nodes.root_findings import column_warnings
 from balancer.tables.coverage import FoundTablet
 
 
@@ -82,8 +83,9 @@ def _read_node(cursor: Cursor, table: str, node: str, names: Sequence[Name], oth
     except Refused as error:
         raise Refused(f"table {table} on node {node}: {error}") from error
     unlogged = [str(partition.name) for group in partitions for partition in group if partition.unlogged]
-    notes = (f"node {node}: {', '.join(unlogged)} is unlogged: it cannot be moved",) if unlogged else ()
-    return _Holding(node, roots, tablets, notes, {root.name: read_facts(cursor, root.name) for root in roots})
+    notes = [f"node {node}: {', '.join(unlogged)} is unlogged: it cannot be moved"] if unlogged else []
+    notes += [f"node {node}: {text}" for text in column_warnings(cursor, names)]
+    return _Holding(node, roots, tablets, tuple(notes), {root.name: read_facts(cursor, root.name) for root in roots})
 
 
 def read_roots(cursor: Cursor, names: Sequence[Name]) -> tuple[Root, ...]:
