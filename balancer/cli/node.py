@@ -12,7 +12,9 @@ from balancer.errors import Unavailable
 from balancer.nodes.connection import Target, connect, translated
 from balancer.nodes.grants import grant_script
 from balancer.nodes.names import Name, parse_name
-from balancer.nodes.preflight import Finding, Level, Needs, preflight
+from balancer.nodes.preflight import Finding, Level, Needs, TableNeeds, preflight
+from balancer.nodes.root_facts import Facts, facts_on
+from balancer.nodes.root_findings import compare_roots
 from balancer.polling.addresses import address_of, addresses_of, cluster_name
 from balancer.polling.poller import NodeReport, Poller
 from balancer.settings import BundleSettings, NodeSettings, Settings, load_settings
@@ -65,10 +67,14 @@ def check(
     """What each node lacks, and the statement that mends it; exits 1 if a node cannot be used."""
     rows: list[dict[str, Any]] = []
     for found in _bundles(load_settings(config), bundle):
-        needs = Needs(_roots(found), 2 * found.options.budgets.moves_per_node)
+        tables = tuple(TableNeeds(tuple(map(parse_name, one.roots)), one.key) for one in found.tables.values())
+        needs = Needs(tables, 2 * found.options.budgets.moves_per_node)
+        facts: dict[str, dict[Name, Facts]] = {}
         for settings in found.nodes.values():
             if node in (None, settings.id):
-                rows += [_finding(settings.id, finding) for finding in _preflight(settings, needs)]
+                rows += [_finding(settings.id, finding) for finding in _preflight(settings, needs, facts)]
+        for where, text in compare_roots(facts):
+            rows.append(_finding(where, Finding(Level.ERROR, "roots", text)))
     show_rows(rows, ("node", "level", "subject", "text", "remedy"), output, empty="every node has what it needs")
     if any(row["level"] == Level.ERROR for row in rows):
         raise typer.Exit(1)
@@ -92,10 +98,13 @@ def _roots(bundle: BundleSettings) -> tuple[Name, ...]:
     return tuple(parse_name(root) for table in bundle.tables.values() for root in table.roots)
 
 
-def _preflight(node: NodeSettings, needs: Needs) -> list[Finding]:
+def _preflight(node: NodeSettings, needs: Needs, facts: dict[str, dict[Name, Facts]]) -> list[Finding]:
     try:
         with connect(address_of(node), purpose="check", target=Target.ANY) as connection, translated(node.id):
-            return preflight(connection, needs)
+            found = preflight(connection, needs)
+            if all(finding.level is not Level.ERROR for finding in found):  # a role that may not look is told so first
+                facts[node.id] = facts_on(connection, needs.roots)
+            return found
     except Unavailable as error:
         return [Finding(Level.ERROR, "connection", str(error))]
 

@@ -17,8 +17,11 @@ from balancer.directory.model import Table, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.nodes.connection import Connection, Target, Timeouts, connect, translated
+from balancer.nodes.names import Name, parse_name
 from balancer.nodes.ownership import Kind
 from balancer.nodes.partition import count_rows
+from balancer.nodes.root_facts import Facts, facts_on
+from balancer.nodes.root_findings import compare_roots
 from balancer.polling.addresses import addresses_of, cluster_name
 from balancer.polling.index import partition_names
 from balancer.polling.poller import ClusterPoll, Health, NodeReport, Poller
@@ -27,7 +30,15 @@ from balancer.settings import Settings, load_settings
 COLUMNS = ("tablet", "part", "node", "epoch", "rows", "finding")
 COUNT_TIMEOUT = 600.0
 
-_WHOLE_NODE = frozenset({Kind.NOT_INSTALLED, Kind.WRONG_DATABASE, Kind.LEADER_WENT_BACK, Kind.DIRECTORY_BEHIND})
+_WHOLE_NODE = frozenset(
+    {
+        Kind.NOT_INSTALLED,
+        Kind.WRONG_DATABASE,
+        Kind.LEADER_WENT_BACK,
+        Kind.DIRECTORY_BEHIND,
+        Kind.DEFAULT_PARTITION,
+    }
+)
 
 
 def verify(
@@ -47,7 +58,7 @@ def verify(
     poll = _polled(settings, snapshot, table.bundle)
     counts = _counted(settings, table, tablets) if count else {}
     rows = [_row(snapshot, table, tablet, poll, counts) for tablet in tablets]
-    trouble = list(_node_trouble(snapshot, table.bundle, poll))
+    trouble = [*_node_trouble(snapshot, table.bundle, poll), *_root_trouble(settings, table, poll)]
     wrong = len(trouble) + sum(1 for row in rows if row["finding"] and not row["busy"])
     if output is Output.JSON:
         show_json({"table": table.name, "tablets": rows, "nodes": trouble, "wrong": wrong})
@@ -119,6 +130,19 @@ def _node_trouble(snapshot: Snapshot, bundle: str, poll: ClusterPoll) -> Iterato
             for found in report.disagreements:
                 if found.tablet is None and found.kind in _WHOLE_NODE:
                     yield {"node": node, "finding": found.text}
+
+
+def _root_trouble(settings: Settings, table: Table, poll: ClusterPoll) -> Iterator[dict[str, str]]:
+    """Where the nodes' copies of the roots differ: a tablet that moves would behave otherwise."""
+    roots = [parse_name(root) for root in table.roots]
+    facts: dict[str, dict[Name, Facts]] = {}
+    for node, address in sorted(addresses_of([settings.bundle(table.bundle)]).items()):
+        report = poll.nodes.get(node)
+        if report is not None and report.poll is not None:
+            with connect(address, purpose="verify", target=Target.ANY) as connection, translated(node):
+                facts[node] = facts_on(connection, roots)
+    for node, text in compare_roots(facts):
+        yield {"node": node, "finding": text}
 
 
 def _estimate(report: NodeReport | None, table: Table, tablet: Tablet) -> int | None:

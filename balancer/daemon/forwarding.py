@@ -7,18 +7,21 @@ that has seen a newer one refuses, and the next look knows it too.
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 
 import structlog
 
-from balancer.directory.model import Migration
+from balancer.directory.model import Migration, MigrationKind
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.migration.context import places
 from balancer.migration.machine import State
 from balancer.migration.observer import Observer, Progress
 from balancer.nodes.connection import Address, Cursor, connect
-from balancer.nodes.forwarding import Forward, remove_forwarding, set_forwards, set_servers
+from balancer.nodes.forwarding import Forward, check_available, remove_forwarding, set_forwards, set_servers
 from balancer.nodes.leader import node_transaction
+from balancer.nodes.proven_views import Proven, make_views, prune
+from balancer.nodes.schema import upgrade_schema
 
 log = structlog.get_logger()
 
@@ -26,7 +29,7 @@ log = structlog.get_logger()
 def forwards_of(snapshot: Snapshot, bundle: str) -> list[Forward]:
     """Every partition of the bundle's tables, with its owner."""
     return [
-        Forward(place, tablet.node)
+        Forward(tablet.id, place, tablet.node)
         for table in snapshot.tables.values()
         if table.bundle == bundle
         for tablet in snapshot.tablets(table.id)
@@ -35,16 +38,35 @@ def forwards_of(snapshot: Snapshot, bundle: str) -> list[Forward]:
 
 
 def forward_bundle(snapshot: Snapshot, bundle: str, addresses: Callable[[str], Address]) -> int:
-    """Brings every node to what the directory says; returns how many partitions were changed in all."""
+    """Brings every node to what the directory says; returns how many partitions were changed in all.
+
+    First what the owners show, then what leads there, and when nobody is led to the former owners any more, their
+    tombstones go.
+    """
     nodes = _nodes(snapshot, bundle)
     known = {node: addresses(node) for node in nodes}
     forwards = forwards_of(snapshot, bundle)
+    for node in nodes:
+        _on_node(snapshot, known[node], partial(_show, [one for one in forwards if one.node == node]))
 
-    def bring(cursor: Cursor) -> int:
+    def lead(cursor: Cursor) -> int:
         set_servers(cursor, known)
         return set_forwards(cursor, forwards)
 
-    return sum(_on_node(snapshot, known[node], bring) for node in nodes)
+    changed = sum(_on_node(snapshot, known[node], lead) for node in nodes)
+    for node in nodes if changed else ():
+        _on_node(snapshot, known[node], partial(_tidy, [one for one in forwards if one.node == node]))
+    return changed
+
+
+def _show(mine: Sequence[Forward], cursor: Cursor) -> int:
+    check_available(cursor)
+    make_views(cursor, [Proven(one.tablet, one.place.partition) for one in mine])
+    return 0
+
+
+def _tidy(mine: Sequence[Forward], cursor: Cursor) -> int:
+    return prune(cursor, [one.place.partition for one in mine])
 
 
 def stop_forwarding(snapshot: Snapshot, bundle: str, addresses: Callable[[str], Address]) -> None:
@@ -88,7 +110,8 @@ class ForwardingWatch(Observer):
     def left(self, migration: Migration, state: State) -> None:
         # First whoever lets writers on; only then what takes longer.
         self._other.left(migration, state)
-        if state is State.OPENING:
+        swapped = state is State.COMMITTING and migration.operation is not MigrationKind.MOVE
+        if state is State.OPENING or swapped:
             self.follow(migration.bundle)
 
     def progressed(self, migration: Migration, progress: Progress) -> None:
@@ -108,4 +131,5 @@ def _on_node(snapshot: Snapshot, address: Address, act: Callable[[Cursor], int])
         closing(connect(address, purpose="forwarding")) as connection,
         node_transaction(connection, snapshot.epoch, address.node) as cursor,
     ):
+        upgrade_schema(cursor)
         return act(cursor)

@@ -12,6 +12,7 @@ import structlog
 
 from balancer.clock import Clock
 from balancer.daemon.enrol import enrol
+from balancer.daemon.proofs import ProofKeeper
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import (
     Change,
@@ -52,10 +53,11 @@ class Housekeeping:
         self._leadership = leadership
         self._settings = settings
         self._clock = clock
+        self._proofs = ProofKeeper(leadership.epoch, clock)
 
     def run(self) -> None:
         """Everything once."""
-        for part in (self.enrol, self.forget, self.forget_notes):
+        for part in (self.enrol, self.forget, self.forget_notes, self.keep_proofs):
             try:
                 part()
             except BalancerError as error:
@@ -82,6 +84,10 @@ class Housekeeping:
             record = migrations.get(name)
             if record is None or record.finished:
                 self._directory.unpublish(PROGRESS, name)
+
+    def keep_proofs(self) -> None:
+        """Roots refuse unproven writes where the configuration wants it, on nodes that joined later, too."""
+        self._proofs.keep(self._directory.snapshot(), self._settings())
 
 
 def _needed(snapshot: Snapshot, record: Migration) -> bool:

@@ -10,6 +10,7 @@ from typing import Final
 
 from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory, Leadership
+from balancer.directory.model import Table
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused, Unavailable
 from balancer.migration.context import partitions_of
@@ -18,7 +19,9 @@ from balancer.nodes import partition
 from balancer.nodes.connection import Connection, Cursor, translated
 from balancer.nodes.leader import node_transaction
 from balancer.nodes.leftovers import Leftover, LeftoverKind, find_leftovers, remove_leftover
-from balancer.nodes.names import Name
+from balancer.nodes.names import Name, parse_name
+from balancer.nodes.root_facts import Facts, facts_on
+from balancer.nodes.root_findings import compare_roots, leaf_findings, root_findings
 from balancer.nodes.schema import OwnedTablet, OwnState, forget_tablets, read_tablets, write_tablets
 
 _ORDER = list(LeftoverKind)
@@ -49,16 +52,19 @@ def examine(directory: Directory, addresses: Addresses, nodes: Sequence[str] | N
     snapshot = directory.snapshot()
     links = Links(addresses, "doctor")
     found: list[Finding] = []
+    facts: dict[str, dict[Name, Facts]] = {}
     try:
         for node in nodes if nodes is not None else sorted(snapshot.nodes):
             try:
                 with translated(node):
                     found += _examine_node(snapshot, node, links.control(node))
+                    roots = [root for _, mine in _roots_of(snapshot, node) for root in mine]
+                    facts[node] = facts_on(links.control(node), roots)
             except Unavailable as error:
                 found.append(Finding(node, f"cannot be examined: {error}"))
     finally:
         links.close()
-    return found
+    return [*found, *(Finding(node, text) for node, text in compare_roots(facts))]
 
 
 def repair(
@@ -139,6 +145,25 @@ def _examine_node(snapshot: Snapshot, node: str, connection: Connection) -> Iter
                 yield from _ownership_findings(
                     node, connection, rows.get(tablet.id), tablet=tablet.id, epoch=tablet.epoch, names=names
                 )
+
+    yield from _root_findings(snapshot, node, connection)
+
+
+def _root_findings(snapshot: Snapshot, node: str, connection: Connection) -> Iterator[Finding]:
+    """What a move from or to this node would refuse."""
+    with connection.cursor() as cursor:
+        for table, roots in _roots_of(snapshot, node):
+            key = [column.name for column in table.columns]
+            for text in (*root_findings(cursor, roots, key), *leaf_findings(cursor, roots)):
+                yield Finding(node, text)
+
+
+def _roots_of(snapshot: Snapshot, node: str) -> Iterator[tuple[Table, list[Name]]]:
+    """The tables that the node's bundle has, with their roots."""
+    bundle = snapshot.nodes[node].bundle if node in snapshot.nodes else None
+    for table in snapshot.tables.values():
+        if table.bundle == bundle:
+            yield table, [parse_name(root) for root in table.roots]
 
 
 def _row_findings(snapshot: Snapshot, node: str, connection: Connection, row: OwnedTablet) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from balancer.errors import Refused, Unavailable
 from balancer.migration.context import Context
 from balancer.migration.control import Overrun
 from balancer.migration.machine import Track
-from balancer.nodes import blockers, fence, references, shape
+from balancer.nodes import blockers, catalog, fence, outside_keys, references, root_facts
 from balancer.nodes.blockers import Wanted
 from balancer.nodes.connection import Cursor, translated
 from balancer.nodes.fingerprint import fingerprints
@@ -74,13 +74,22 @@ def check_roots_agree(ctx: Context) -> None:
         sides = []
         for node in (ctx.record.source_node, ctx.record.target_node):
             with translated(node), ctx.links.control(node).cursor() as cursor:
-                sides.append(shape.root_signature(cursor, root))
-        for fact in sorted({*sides[0], *sides[1]}):
-            if sides[0].get(fact) != sides[1].get(fact):
-                raise Refused(
-                    f"{root} differs between the nodes: {fact} is {sides[0].get(fact, 'absent')} on"
-                    f" {ctx.record.source_node} and {sides[1].get(fact, 'absent')} on {ctx.record.target_node}"
-                )
+                sides.append(root_facts.read_facts(cursor, root))
+        for text in root_facts.differences(sides[0], sides[1], ctx.record.source_node, ctx.record.target_node):
+            raise Refused(f"{root} differs between the nodes: {text}")
+
+
+def check_roots(ctx: Context) -> None:
+    """Raises `Refused` if a root, on either node, has come to be what no tablet can leave or enter."""
+    key = [column.name for column in ctx.table.columns]
+    for node in dict.fromkeys((ctx.record.source_node, ctx.record.target_node)):
+        try:
+            with translated(node), ctx.links.control(node).cursor() as cursor:
+                for root in ctx.roots:
+                    catalog.read_root(cursor, root)
+                outside_keys.check_outside_keys(cursor, ctx.roots, key)
+        except Refused as error:
+            raise Refused(f"on node {node}: {error}") from error
 
 
 def check_capacity(ctx: Context) -> None:

@@ -22,6 +22,7 @@ from balancer.migration.observer import Observer
 from balancer.migration.progress import ProgressMeter
 from balancer.migration.recovery import take_over
 from balancer.migration.retries import FORWARD, WORK, Answer, Failures, answer, is_passing
+from balancer.nodes.schema import upgrade_schema
 from balancer.settings import MigrationSettings
 
 
@@ -57,7 +58,7 @@ class Runner:
         links = Links(self._addresses, migration)
         try:
             ctx = self._context(migration, journal, links, control)
-            self._evict(ctx)
+            self._take_nodes(ctx)
             while not is_final(ctx.state):
                 self._advance(ctx, journal)
             ctx.progress.forget()
@@ -109,13 +110,16 @@ class Runner:
         progress.enter(record, ctx.state)
         return ctx
 
-    def _evict(self, ctx: Context) -> None:
-        """A predecessor that hangs in the middle of a copy still holds locks on the nodes."""
+    def _take_nodes(self, ctx: Context) -> None:
+        """A predecessor that hangs in the middle of a copy still holds locks on the nodes; an older one left an older
+        schema there."""
         for node in sorted({ctx.record.source_node, ctx.record.target_node}):
             try:
                 ctx.links.evict(node, self._leadership.epoch)
+                with ctx.node(node) as cursor:
+                    upgrade_schema(cursor)
             except Unavailable:
-                continue  # a node that is out of reach has no sessions of ours worth ending
+                continue  # a node that is out of reach has no sessions of ours worth ending; the steps say so
 
     def _advance(self, ctx: Context, journal: Journal) -> None:
         state = ctx.state

@@ -122,6 +122,7 @@ def _preflight(ctx: Context, shapes: tuple[Shape, ...]) -> None:
     refusals = [refusal for shape in shapes for refusal in shape.refusals]
     if refusals:
         raise Refused("this tablet cannot be carried: " + "; ".join(refusals))
+    guards.check_roots(ctx)
     guards.check_roots_agree(ctx)
     node = ctx.record.source_node
     with translated(node), ctx.links.control(node).cursor() as cursor:

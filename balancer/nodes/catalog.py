@@ -45,7 +45,8 @@ class Partition:
 
 _ROOT = """
 SELECT c.oid::bigint, c.relkind::text, c.relispartition, p.partstrat::text, pg_get_userbyid(c.relowner),
-       nullif(p.partdefid, 0)::regclass::text
+       (SELECT format('%%I.%%I', dn.nspname, d.relname)
+        FROM pg_class d JOIN pg_namespace dn ON dn.oid = d.relnamespace WHERE d.oid = p.partdefid)
 FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN pg_partitioned_table p ON p.partrelid = c.oid

@@ -89,11 +89,12 @@ def differing_keys(one: Connection, other: Connection, rows: Rows, buckets: Sequ
     key = sql.SQL("ROW({})::text").format(_columns(rows.key)) if rows.key else sql.SQL("NULL::text")
     statement = sql.SQL(
         "SELECT coalesce(key, hash::text), hash FROM"
-        " (SELECT {} AS key, {} AS hash FROM ONLY {} AS t OFFSET 0) AS hashed WHERE (hash & {})::int = ANY(%s)"
-    ).format(key, row_hash(rows.columns), rows.partition.identifier, sql.Literal(BUCKETS - 1))
-    wanted = (list(buckets),)
-    mine = set(one.execute(statement, wanted).fetchall())
-    theirs = set(other.execute(statement, wanted).fetchall())
+        " (SELECT {} AS key, {} AS hash FROM ONLY {} AS t OFFSET 0) AS hashed WHERE (hash & {})::int = ANY({})"
+    ).format(
+        key, row_hash(rows.columns), rows.partition.identifier, sql.Literal(BUCKETS - 1), sql.Literal(list(buckets))
+    )
+    mine = set(one.execute(statement).fetchall())
+    theirs = set(other.execute(statement).fetchall())
     return sorted({str(key) for key, _ in mine ^ theirs})[:limit]
 
 
@@ -138,12 +139,14 @@ def hashes_of(cursor: Cursor, rows: Rows, keys: Sequence[Key]) -> dict[Key, int 
         first=sql.Identifier(rows.key[0]),
         hash=row_hash(rows.columns),
         casts=sql.SQL(", ").join(casts),
-        arrays=sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(names)),
+        arrays=sql.SQL(", ").join(
+            [sql.SQL("{}::text[]").format(sql.Literal(list(values))) for values in zip(*keys, strict=True)]
+        ),
         table=rows.partition.identifier,
         join=join,
     )
-    arrays = [list(values) for values in zip(*keys, strict=True)]
-    return {tuple(values): hashed for *values, hashed in cursor.execute(statement, arrays)}
+    # Values are part of the statement: next to parameters, a percent sign in a column's name would be one, too.
+    return {tuple(values): hashed for *values, hashed in cursor.execute(statement)}
 
 
 def _size(connection: Connection, partition: Name) -> tuple[int, int]:

@@ -60,20 +60,24 @@ FUNCTIONS = r"""
     CREATE OR REPLACE PROCEDURE balancer.hold(wanted bigint, known_epoch bigint, writing boolean)
     LANGUAGE plpgsql AS $$
     DECLARE
+        exclusive boolean := writing OR current_setting('transaction_isolation') LIKE 'read%';
         unchanged boolean;
     BEGIN
-        IF pg_try_advisory_xact_lock_shared(wanted + CASE
-                WHEN writing OR current_setting('transaction_isolation') LIKE 'read%' THEN 8385983981140574208
-                ELSE 8386124718628929536 END) THEN
+        IF pg_try_advisory_xact_lock_shared(
+                wanted + CASE WHEN exclusive THEN 8385983981140574208 ELSE 8386124718628929536 END) THEN
             -- After the lock, and in READ COMMITTED by a snapshot of its own.
             SELECT t.state = 'owned' AND t.epoch = known_epoch AND t.until IS NULL AND t.xmax = 0
                 AND NOT pg_is_in_recovery()
             INTO unchanged FROM balancer.tablet t WHERE t.id = wanted;
-            IF unchanged THEN
-                RETURN;
-            END IF;
         END IF;
-        PERFORM balancer.hold_slowly(wanted, known_epoch, writing);
+        IF unchanged IS NOT TRUE THEN
+            PERFORM balancer.hold_slowly(wanted, known_epoch, writing);
+        END IF;
+        -- The mark for `require_proof`, only where a write may follow: without `writing`, a transaction with one
+        -- snapshot does not keep the owner from changing.
+        IF exclusive THEN
+            PERFORM set_config('balancer.held', 'yes', true);
+        END IF;
     END $$;
 
     CREATE OR REPLACE FUNCTION balancer.hold_slowly(wanted bigint, known_epoch bigint, writing boolean) RETURNS void

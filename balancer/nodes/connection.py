@@ -168,6 +168,19 @@ def run_together(cursor: Cursor, statements: Sequence[Statement]) -> None:
         cursor.execute(sql.SQL("; ").join(statements))
 
 
+def run_single(cursor: Cursor, statement: Statement) -> None:
+    """One statement that contains text which a catalog printed: PostgreSQL refuses the message if there are two in it.
+
+    A binary result makes the driver speak the extended protocol, which knows no list of statements.
+    """
+    cursor.execute(sql.Composed([statement]), binary=True)
+
+
+def printed(text: str) -> Statement:
+    """Text as PostgreSQL printed it, for a statement that `run_single` sends."""
+    return sql.SQL(text)
+
+
 def last_rows(cursor: Cursor) -> list[TupleRow]:
     """The rows of the last of several statements that were sent together."""
     while cursor.nextset():
@@ -302,6 +315,9 @@ def _options(timeouts: Timeouts) -> str:
         # Bounds and samples are read as text: one format, whatever the database's own settings are.
         "timezone": "UTC",
         "datestyle": "ISO",
+        "intervalstyle": "postgres",
+        "bytea_output": "hex",
+        "extra_float_digits": 1,  # a float that is read as text is the same float afterwards
         "standard_conforming_strings": "on",
     }
     return " ".join(f"-c {name}={value}" for name, value in settings.items())

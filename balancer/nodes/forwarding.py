@@ -2,11 +2,11 @@
 
 A root with a primary key or a unique index cannot have foreign partitions, so the application's own roots are left
 alone: `balancer_all.orders` stands beside `public.orders`, without indexes, and each of its partitions is a table of
-postgres_fdw that leads to the partition itself on its owner. A query over it is an ordinary query over the cluster.
+postgres_fdw that leads to the partition's view on its owner (`proven_views`). A query over it is an ordinary query over
+the cluster. Between a switch and the next `set_forwards` it is refused with the code for "try again".
 
-What it is not: a transaction that writes through it to several nodes is not atomic (postgres_fdw commits node by node),
-and a read between a switch and the next `set_forwards` may still see the former owner's rows. Writes never go astray:
-the former owner's fence refuses them. Called inside a `node_transaction`.
+What it is not: a transaction that writes through it to several nodes is not atomic (postgres_fdw commits node by node).
+Called inside a `node_transaction`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +20,7 @@ from balancer.nodes.bounds import for_values
 from balancer.nodes.connection import Address, Cursor, full_conninfo
 from balancer.nodes.names import Name
 from balancer.nodes.partition import Place
+from balancer.nodes.proven_views import remove_views, view_of
 
 SCHEMA = "balancer_all"
 _SERVER_OPTIONS = ("host", "port", "dbname", "sslmode", "sslrootcert")
@@ -28,8 +29,9 @@ _PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A partition and the node that owns it."""
+    """A partition of a tablet, and the node that owns it."""
 
+    tablet: int
     place: Place
     node: str
 
@@ -39,11 +41,16 @@ def forwarded_name(name: Name) -> Name:
     return Name(SCHEMA, name.name if name.schema == "public" else f"{name.schema}.{name.name}")
 
 
-def set_servers(cursor: Cursor, addresses: Mapping[str, Address]) -> None:
-    """How this node reaches the others, with the balancer's own login; only the owner may use or see it."""
+def check_available(cursor: Cursor) -> None:
+    """Raises `Refused` where the server cannot forward."""
     cursor.execute("SELECT 1 FROM pg_available_extensions WHERE name = 'postgres_fdw'")
     if cursor.fetchone() is None:
         raise Refused("postgres_fdw is not installed on this server: it is in PostgreSQL's contrib package")
+
+
+def set_servers(cursor: Cursor, addresses: Mapping[str, Address]) -> None:
+    """How this node reaches the others, with the balancer's own login; only the owner may use or see it."""
+    check_available(cursor)
     cursor.execute("CREATE EXTENSION IF NOT EXISTS postgres_fdw")
     cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(SCHEMA)))
     cursor.execute(sql.SQL("GRANT USAGE ON SCHEMA {} TO PUBLIC").format(sql.Identifier(SCHEMA)))
@@ -54,11 +61,14 @@ def set_servers(cursor: Cursor, addresses: Mapping[str, Address]) -> None:
 
 
 def set_forwards(cursor: Cursor, forwards: Sequence[Forward]) -> int:
-    """Makes our roots lead where these say, and nowhere else; returns how many partitions were changed."""
+    """Makes our roots lead where these say, and nowhere else; returns how many partitions were changed.
+
+    The views they lead to must be there: see `make_views`.
+    """
     _set_roots(cursor, forwards)
     wanted = {forwarded_name(one.place.partition).name: one for one in forwards}
     present = _present(cursor)
-    astray = [name for name, server in present.items() if name not in wanted or server != _server(wanted[name].node)]
+    astray = [name for name, leads in present.items() if name not in wanted or leads != _leads(wanted[name])]
     missing = [name for name in wanted if name in astray or name not in present]
     for name in astray:
         cursor.execute(sql.SQL("DROP FOREIGN TABLE {}").format(sql.Identifier(SCHEMA, name)))
@@ -70,6 +80,7 @@ def set_forwards(cursor: Cursor, forwards: Sequence[Forward]) -> int:
 def remove_forwarding(cursor: Cursor) -> None:
     """Takes everything away again; the extension stays, it may be somebody else's too."""
     cursor.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(SCHEMA)))
+    remove_views(cursor)
     cursor.execute("SELECT srvname FROM pg_foreign_server WHERE srvname LIKE %s", (_server("%"),))
     for (name,) in cursor.fetchall():
         cursor.execute(sql.SQL("DROP SERVER {} CASCADE").format(sql.Identifier(name)))
@@ -130,25 +141,31 @@ def _copy_rights(cursor: Cursor, root: Name) -> None:
         cursor.execute(grant.format(forwarded_name(root).identifier, grantee))
 
 
-def _present(cursor: Cursor) -> dict[str, str]:
+def _leads(forward: Forward) -> tuple[str, tuple[str, ...]]:
+    view = view_of(forward.place.partition)
+    return _server(forward.node), (f"schema_name={view.schema}", f"table_name={view.name}")
+
+
+def _present(cursor: Cursor) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Each of our partitions, and where it leads."""
     cursor.execute(
-        "SELECT c.relname, s.srvname FROM pg_foreign_table f JOIN pg_class c ON c.oid = f.ftrelid"
+        "SELECT c.relname, s.srvname, f.ftoptions FROM pg_foreign_table f JOIN pg_class c ON c.oid = f.ftrelid"
         " JOIN pg_foreign_server s ON s.oid = f.ftserver WHERE c.relnamespace = to_regnamespace(%s)",
         (SCHEMA,),
     )
-    return dict(cursor.fetchall())
+    return {name: (server, tuple(options)) for name, server, options in cursor.fetchall()}
 
 
 def _create(cursor: Cursor, name: str, forward: Forward) -> None:
     """A tablet's bounds never change under its id, so a partition that leads to the right node is right."""
-    place = forward.place
+    place, view = forward.place, view_of(forward.place.partition)
     cursor.execute(
         sql.SQL("CREATE FOREIGN TABLE {} PARTITION OF {} {} SERVER {} OPTIONS (schema_name {}, table_name {})").format(
             sql.Identifier(SCHEMA, name),
             forwarded_name(place.root).identifier,
             for_values(place.columns, place.part),
             sql.Identifier(_server(forward.node)),
-            sql.Literal(place.partition.schema),
-            sql.Literal(place.partition.name),
+            sql.Literal(view.schema),
+            sql.Literal(view.name),
         )
     )

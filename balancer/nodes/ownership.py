@@ -27,6 +27,7 @@ class Kind(StrEnum):
     NOT_OWNED = "not-owned"
     FORMER_OWNER = "former-owner"
     DETACHED = "detached"
+    DEFAULT_PARTITION = "default-partition"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,9 @@ def disagreements(poll: NodePoll, world: World) -> list[Disagreement]:
     wrong = list(_identity(poll, world))
     if any(found.kind is Kind.WRONG_DATABASE for found in wrong):
         return wrong
+    for root, name in poll.defaults:
+        text = f"{root} has the DEFAULT partition {name}, which takes rows of other nodes' tablets: detach it"
+        wrong.append(Disagreement(Kind.DEFAULT_PARTITION, text))
     claims = {claim.tablet: claim for claim in poll.claims}
     attached = set(poll.partitions.names())
     for number, expected in mine.items():

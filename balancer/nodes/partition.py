@@ -11,10 +11,11 @@ from psycopg import sql
 
 from balancer.errors import Refused
 from balancer.nodes.bounds import KeyColumn, Part, check_expression, for_values
-from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.connection import Connection, Cursor, Statement, printed, run_single
 from balancer.nodes.locks import readers_kept_out
 from balancer.nodes.names import Name
-from balancer.nodes.shape import Constraint, Index, Shape
+from balancer.nodes.proven_views import bury
+from balancer.nodes.shape import Constraint, Index, Shape, Trigger
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +42,15 @@ def create_partition(cursor: Cursor, root: Name, shape: Shape, partition: Name) 
     alter = sql.SQL("ALTER TABLE {} ").format(name)
     for column in shape.columns:
         for clause in _column_clauses(column.name, shape):
-            cursor.execute(alter + clause)
+            run_single(cursor, alter + clause)
         if column.comment is not None:
             cursor.execute(
                 sql.SQL("COMMENT ON COLUMN {}.{} IS {}").format(name, sql.Identifier(column.name), column.comment)
             )
     if shape.options:
-        cursor.execute(alter + sql.SQL("SET (" + ", ".join(map(_option, shape.options)) + ")"))
+        cursor.execute(alter + option_clause(shape.options))
     if shape.toast_options:
-        cursor.execute(alter + sql.SQL("SET (" + ", ".join("toast." + _option(o) for o in shape.toast_options) + ")"))
+        cursor.execute(alter + option_clause(shape.toast_options, "toast"))
     for check in shape.constraints:
         if check.kind == "c" and check.own:
             _add_constraint(cursor, name, check)
@@ -82,13 +83,11 @@ def count_rows(cursor: Cursor, partition: Name) -> int:
 def build_index(cursor: Cursor, shape: Shape, index: Index, partition: Name) -> None:
     """One index of the shape on its twin; readers may go on meanwhile."""
     name = index_name(index.name, shape.name, partition)
-    head = f" ON {shape.quoted} "
-    unique, _, tail = index.definition.partition(head)
-    if not tail:
+    if index.tail is None:
         raise Refused(f"the index {index.name} of {shape.name} has a definition that is not understood")
-    word = "UNIQUE INDEX" if unique.startswith("CREATE UNIQUE INDEX") else "INDEX"
+    word = "UNIQUE INDEX" if index.unique else "INDEX"
     create = sql.SQL("CREATE " + word + " {} ON {} ").format(sql.Identifier(name), partition.identifier)
-    cursor.execute(create + sql.SQL(tail.replace("{", "{{").replace("}", "}}")).format())
+    run_single(cursor, create + printed(index.tail))
 
 
 def finish_index(cursor: Cursor, shape: Shape, index: Index, partition: Name) -> None:
@@ -114,7 +113,8 @@ def index_name(index: str, old: Name, new: Name) -> str:
     if old == new:
         return index
     name = index.replace(old.name, new.name) if old.name in index else f"{new.name}_{index}"
-    return name if len(name.encode()) <= 63 else f"{new.name[:40]}_{hash_text(index):x}"[:63]
+    cut = new.name.encode()[:40].decode(errors="ignore")
+    return name if len(name.encode()) <= 63 else f"{cut}_{hash_text(name):x}"
 
 
 def hash_text(text: str) -> int:
@@ -127,14 +127,23 @@ def hash_text(text: str) -> int:
 
 def add_triggers(cursor: Cursor, shape: Shape, partition: Name) -> None:
     """The partition's own triggers, in the transaction that attaches it; the root's come with ATTACH."""
-    for name, definition, enabled in shape.triggers:
-        text = definition.replace(f" ON {shape.quoted} ", f" ON {partition} ", 1)
-        cursor.execute(_verbatim("", text))
-        word = {"D": "DISABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}.get(enabled)
-        if word:
-            cursor.execute(
-                sql.SQL("ALTER TABLE {} " + word + " TRIGGER {}").format(partition.identifier, sql.Identifier(name))
-            )
+    for trigger in shape.triggers:
+        for statement in trigger_statements(trigger, partition):
+            run_single(cursor, statement)
+
+
+def trigger_statements(trigger: Trigger, table: Name) -> list[Statement]:
+    """What makes the trigger on this table, enabled as it was."""
+    if trigger.tail is None:
+        raise Refused(f"the trigger {trigger.name}, wanted on {table}, has a definition that is not understood")
+    name = sql.Identifier(trigger.name)
+    word = "CONSTRAINT TRIGGER" if trigger.constraint else "TRIGGER"
+    create = sql.SQL("CREATE " + word + " {} {} ON {} ").format(name, printed(trigger.events), table.identifier)
+    made: list[Statement] = [create + printed(trigger.tail)]
+    state = {"D": "DISABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}.get(trigger.enabled)
+    if state:
+        made.append(sql.SQL("ALTER TABLE {} " + state + " TRIGGER {}").format(table.identifier, name))
+    return made
 
 
 def add_bound(cursor: Cursor, place: Place, constraint: str) -> None:
@@ -165,8 +174,9 @@ def drop_bound(cursor: Cursor, partition: Name, constraint: str) -> None:
 
 def drop_triggers(cursor: Cursor, shape: Shape, partition: Name) -> None:
     """The other way of `add_triggers`. Idempotent."""
-    for name, _, _ in shape.triggers:
-        cursor.execute(sql.SQL("DROP TRIGGER IF EXISTS {} ON {}").format(sql.Identifier(name), partition.identifier))
+    for trigger in shape.triggers:
+        drop = sql.SQL("DROP TRIGGER IF EXISTS {} ON {}")
+        cursor.execute(drop.format(sql.Identifier(trigger.name), partition.identifier))
 
 
 def detach_locked(cursor: Cursor, root: Name, partition: Name) -> None:
@@ -250,6 +260,7 @@ def drop_partition(cursor: Cursor, partition: Name) -> None:
     """Drops a partition that is detached; one that is gone is fine. Raises `Refused` for an attached one."""
     if detach_pending(cursor, partition) is not None:
         raise Refused(f"{partition} is still attached and is not dropped")
+    bury(cursor, partition)
     cursor.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(partition.identifier))
 
 
@@ -278,31 +289,28 @@ def _column_clauses(name: str, shape: Shape) -> list[sql.Composed]:
     if column.statistics != -1:
         clauses.append(alter + sql.SQL("SET STATISTICS {}").format(column.statistics))
     if column.options:
-        clauses.append(alter + sql.SQL("SET (" + ", ".join(map(_option, column.options)) + ")"))
+        clauses.append(alter + option_clause(column.options))
     if not column.generated:
         if column.default is None:
             clauses.append(alter + sql.SQL("DROP DEFAULT"))
         else:
-            clauses.append(alter + _verbatim("SET DEFAULT ", column.default))
+            clauses.append(alter + sql.SQL("SET DEFAULT ") + printed(column.default))
         if column.not_null:
             clauses.append(alter + sql.SQL("SET NOT NULL"))
     return clauses
 
 
-def _option(text: str) -> str:
-    """`fillfactor=70` as a clause; braces would be placeholders."""
-    name, _, value = text.partition("=")
-    return f"{name} = '{value}'".replace("{", "{{").replace("}", "}}")
-
-
-def _verbatim(before: str, text: str, *names: sql.Composable) -> sql.Composed:
-    """Text that PostgreSQL itself printed, after a clause of ours."""
-    return sql.SQL(before).format(*names) + sql.SQL(text.replace("{", "{{").replace("}", "}}")).format()
+def option_clause(texts: Sequence[str], *prefix: str) -> sql.Composed:
+    """`fillfactor=70` and others as a clause."""
+    pairs = (text.partition("=") for text in texts)
+    settings = [sql.SQL("{} = {}").format(sql.Identifier(*prefix, name), value) for name, _, value in pairs]
+    return sql.SQL("SET ({})").format(sql.SQL(", ").join(settings))
 
 
 def _add_constraint(cursor: Cursor, table: sql.Identifier, constraint: Constraint) -> None:
     alter = sql.SQL("ALTER TABLE {} ").format(table)
-    cursor.execute(alter + _verbatim("ADD CONSTRAINT {} ", constraint.definition, sql.Identifier(constraint.name)))
+    add = sql.SQL("ADD CONSTRAINT {} ").format(sql.Identifier(constraint.name))
+    run_single(cursor, alter + add + printed(constraint.definition))
 
 
 def _grant(cursor: Cursor, table: sql.Identifier, shape: Shape) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, LiteralString, NamedTuple
 
 import numpy as np
 import psycopg
@@ -129,6 +129,8 @@ class NodePoll:
     claims: tuple[Claim, ...]
     seconds: float = 0.0
     """How long the answer took."""
+    defaults: tuple[tuple[Name, Name], ...] = ()
+    """Roots that have a DEFAULT partition, with its name."""
 
 
 _FACTS = """
@@ -186,6 +188,15 @@ CROSS JOIN LATERAL (
 ) x;
 """
 
+_DEFAULTS = """
+SELECT rn.nspname, rc.relname, dn.nspname, d.relname
+FROM unnest({schemas}::text[], {names}::text[]) AS r (schema, name)
+JOIN pg_namespace rn ON rn.nspname = r.schema
+JOIN pg_class rc ON rc.relnamespace = rn.oid AND rc.relname = r.name
+JOIN pg_partitioned_table p ON p.partrelid = rc.oid
+JOIN pg_class d ON d.oid = p.partdefid JOIN pg_namespace dn ON dn.oid = d.relnamespace;
+"""
+
 _OWNERSHIP = """
 SELECT cluster, node, leader_epoch, schema_version FROM balancer.node;
 SELECT id, epoch, state, moved_to FROM balancer.tablet;
@@ -206,19 +217,23 @@ def poll_node(connection: Connection, roots: Sequence[Name], others: int | None 
 
 def statement(roots: Sequence[Name]) -> sql.Composed:
     """The part of the request that measures partitions."""
-    return sql.SQL(_PARTITIONS).format(
+    return _of_roots(_PARTITIONS, roots)
+
+
+def _of_roots(question: LiteralString, roots: Sequence[Name]) -> sql.Composed:
+    return sql.SQL(question).format(
         schemas=sql.Literal([root.schema for root in roots]), names=sql.Literal([root.name for root in roots])
     )
 
 
 def _poll(connection: Connection, roots: Sequence[Name], others: int | None, *, with_ownership: bool) -> NodePoll:
     size = sql.SQL("pg_database_size(d.datid)") if others is None else sql.Literal(others)
-    request = sql.SQL(_FACTS).format(size=size) + sql.SQL(_SLOTS) + statement(roots)
+    request = sql.SQL(_FACTS).format(size=size) + sql.SQL(_SLOTS) + statement(roots) + _of_roots(_DEFAULTS, roots)
     request += sql.SQL(_OWNERSHIP if with_ownership else "")
     # Without parameters the whole request travels as one message and takes one round trip.
     with psycopg.ClientCursor(connection) as cursor:
         results = _results(cursor.execute(request))
-        facts, slots, partitions = next(results), next(results), next(results)
+        facts, slots, partitions, defaults = next(results), next(results), next(results), next(results)
         identity, claims = (next(results), next(results)) if with_ownership else ([], [])
     known = NodeFacts(*facts[0])
     measured = Partitions(partitions)
@@ -229,6 +244,7 @@ def _poll(connection: Connection, roots: Sequence[Name], others: int | None, *, 
         measured,
         NodeIdentity(*identity[0]) if identity else None,
         tuple(Claim(tablet, epoch, _STATES[state], moved_to) for tablet, epoch, state, moved_to in claims),
+        defaults=tuple((Name(*row[:2]), Name(*row[2:])) for row in defaults),
     )
 
 

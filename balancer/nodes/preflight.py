@@ -3,12 +3,13 @@
 Each finding is a sentence with the statement that mends it and what follows if nobody does. Only reads.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.names import Name
+from balancer.nodes.root_findings import column_warnings, leaf_findings, root_findings
 
 OLDEST, NEWEST = 15, 18
 SUBSCRIPTIONS_WITHOUT_SUPERUSER = 16
@@ -34,12 +35,24 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class TableNeeds:
+    """A table of the bundle: its roots and key, as the file has them."""
+
+    roots: tuple[Name, ...]
+    key: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Needs:
     """What this bundle wants of a node."""
 
-    roots: tuple[Name, ...] = ()
+    tables: tuple["TableNeeds", ...] = ()
     moves: int = 2
     """Moves that may touch a node at once, as source and as target."""
+
+    @property
+    def roots(self) -> tuple[Name, ...]:
+        return tuple(root for table in self.tables for root in table.roots)
 
 
 def preflight(connection: Connection, needs: Needs) -> list[Finding]:
@@ -48,6 +61,8 @@ def preflight(connection: Connection, needs: Needs) -> list[Finding]:
         facts = _read_facts(cursor)
         found = [finding for check in _CHECKS for finding in check(facts, needs)]
         found += _roots(cursor, facts, needs.roots)
+        for table in needs.tables:
+            found += _table(cursor, table, frozenset(needs.roots))
     return sorted(found, key=lambda finding: list(Level).index(finding.level))
 
 
@@ -175,6 +190,26 @@ def _privileges(facts: _Facts, needs: Needs) -> Iterator[Finding]:
 
 
 _CHECKS: tuple[Callable[[_Facts, Needs], Iterator[Finding]], ...] = (_server, _settings, _privileges)
+
+
+def _table(cursor: Cursor, table: TableNeeds, all_roots: Set[Name]) -> Iterator[Finding]:
+    """What a move would refuse; roots that are not there yet are made when the table is adopted."""
+    there = [root for root in table.roots if _visible(cursor, root)]
+    for text in root_findings(cursor, there, table.key, all_roots - {*table.roots}):
+        yield Finding(Level.ERROR, str(there[0]), text)
+    for text in (*leaf_findings(cursor, there), *column_warnings(cursor, there)):
+        yield Finding(Level.WARNING, str(there[0]), text)
+
+
+def _visible(cursor: Cursor, root: Name) -> bool:
+    row = cursor.execute(_VISIBLE, root).fetchone()
+    return row is not None
+
+
+_VISIBLE = """
+SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = %s AND has_schema_privilege(n.oid, 'USAGE')
+"""
 
 _ROOTS = """
 SELECT pg_get_userbyid(c.relowner), pg_has_role(c.relowner, 'USAGE'),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from balancer.errors import Refused
-from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.connection import Connection, Cursor, printed, run_single
 from balancer.nodes.names import Name
 from balancer.nodes.partition import Place
 from balancer.nodes.shape import Constraint, Shape
@@ -79,12 +79,9 @@ def prepare_references(cursor: Cursor, shape: Shape, partition: Name, but: Seque
     Those to `but` are left to ATTACH: rows of these tables could not be detached while others refer to them.
     """
     for constraint in (one for one in _foreign_keys(shape) if one.references not in but):
-        text = constraint.definition.replace("{", "{{").replace("}", "}}")
-        cursor.execute(
-            sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} " + text).format(
-                partition.identifier, sql.Identifier(constraint.name)
-            )
-        )
+        add = sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} {}")
+        name, text = sql.Identifier(constraint.name), printed(constraint.definition)
+        run_single(cursor, add.format(partition.identifier, name, text))
     silence_references(cursor, partition)
 
 

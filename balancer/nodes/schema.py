@@ -13,7 +13,7 @@ from enum import StrEnum
 from psycopg import sql
 
 from balancer.errors import Refused
-from balancer.nodes import client_functions, fence_functions, locks
+from balancer.nodes import client_functions, fence_functions, locks, proof, proven_views
 from balancer.nodes.connection import Connection, Cursor, Statement, run_together
 from balancer.nodes.names import Name
 
@@ -111,6 +111,7 @@ _ENTER = """
 """
 
 FUNCTIONS = _ENTER + fence_functions.FUNCTIONS + locks.FUNCTIONS + client_functions.FUNCTIONS
+FUNCTIONS += proof.FUNCTIONS + proven_views.FUNCTIONS
 """What the newest version has; a change of these appends a step, if only an empty one."""
 
 
@@ -124,23 +125,31 @@ def install_schema(connection: Connection, cluster: str, node: str) -> int:
             raise Refused(
                 f"this database is node {known.node} of cluster {known.cluster}; it cannot be node {node} of {cluster}"
             )
-        version = known.schema_version if known else 0
-        if version > len(STEPS):
-            raise Refused(f"node {node} has version {version} of our schema; this program knows {len(STEPS)}")
         if known is None:
             cursor.execute("CREATE SCHEMA IF NOT EXISTS balancer")
-        for step in STEPS[version:]:
-            cursor.execute(step)
-        if version < len(STEPS):
-            cursor.execute(FUNCTIONS)
-        if known is None:
+            for step in (*STEPS, FUNCTIONS):
+                cursor.execute(step)
             cursor.execute(
                 "INSERT INTO balancer.node (cluster, node, schema_version) VALUES (%s, %s, %s)",
                 (cluster, node, len(STEPS)),
             )
-        elif version < len(STEPS):
-            cursor.execute("UPDATE balancer.node SET schema_version = %s", (len(STEPS),))
+        else:
+            upgrade_schema(cursor)
     return len(STEPS)
+
+
+def upgrade_schema(cursor: Cursor) -> None:
+    """Brings our schema up to this program's version, if it is there and older; inside the caller's transaction."""
+    known = read_identity(cursor)
+    if known is None or known.schema_version == len(STEPS):
+        return
+    if known.schema_version > len(STEPS):
+        raise Refused(
+            f"node {known.node} has version {known.schema_version} of our schema; this program knows {len(STEPS)}"
+        )
+    for step in (*STEPS[known.schema_version :], FUNCTIONS):
+        cursor.execute(step)
+    cursor.execute("UPDATE balancer.node SET schema_version = %s", (len(STEPS),))
 
 
 def read_identity(cursor: Cursor) -> NodeIdentity | None:

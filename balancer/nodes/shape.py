@@ -7,9 +7,12 @@ in `refusals`, by name. Reading only.
 from dataclasses import dataclass
 from typing import Any
 
+from psycopg import sql
+
 from balancer.errors import Refused
 from balancer.nodes.connection import Cursor
 from balancer.nodes.names import Name
+from balancer.nodes.printing import INDEX_TAIL, TRIGGER_EVENTS, TRIGGER_TAIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +40,26 @@ class Index:
     """An index; `constraint` is `p` or `u` where it carries a primary key or a unique constraint."""
 
     name: str
-    definition: str
+    unique: bool
+    tail: str | None
+    """What its definition says after the name of its table; None: it begins otherwise than PostgreSQL prints it."""
     constraint: str | None
     deferrable: str
     comment: str | None
     identity: bool  # REPLICA IDENTITY USING INDEX
     clustered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """A trigger; its definition in two parts, between which the table's name stands."""
+
+    name: str
+    constraint: bool
+    events: str
+    """`BEFORE INSERT OR UPDATE OF "a"`."""
+    tail: str | None
+    enabled: str  # O, D, R, A as in pg_trigger
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +78,11 @@ class Shape:
     """A partition as the catalog describes it."""
 
     name: Name
-    quoted: str  # the name as PostgreSQL itself prints it in definitions
     owner: str
     columns: tuple[Column, ...]
     indexes: tuple[Index, ...]
     constraints: tuple[Constraint, ...]
-    triggers: tuple[tuple[str, str, str], ...]  # name, definition, enabled; the root's own are not among them
+    triggers: tuple[Trigger, ...]  # the root's own are not among them
     options: tuple[str, ...]
     toast_options: tuple[str, ...]
     grants: tuple[tuple[str, str, bool], ...]  # role, privilege, grantable
@@ -87,8 +103,7 @@ class Shape:
 
 
 _TABLE = """
-    SELECT c.oid, format('%%s.%%I', c.relnamespace::regnamespace, c.relname),
-           pg_get_userbyid(c.relowner), c.relreplident, c.relpersistence, c.relkind,
+    SELECT c.oid, pg_get_userbyid(c.relowner), c.relreplident, c.relpersistence, c.relkind,
            coalesce(c.reloptions, '{}'), coalesce(t.reloptions, '{}'), obj_description(c.oid, 'pg_class'),
            c.relrowsecurity OR EXISTS (SELECT FROM pg_policy WHERE polrelid = c.oid),
            EXISTS (SELECT FROM pg_rewrite WHERE ev_class = c.oid), c.reltablespace <> 0
@@ -113,15 +128,15 @@ _COLUMNS = """
     WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 
-_INDEXES = """
-    SELECT c.relname, pg_get_indexdef(i.indexrelid), k.contype::text,
+_INDEXES = sql.SQL("""
+    SELECT c.relname, i.indisunique, {}, k.contype::text,
            CASE WHEN k.condeferred THEN ' DEFERRABLE INITIALLY DEFERRED'
                 WHEN k.condeferrable THEN ' DEFERRABLE' ELSE '' END,
            obj_description(c.oid, 'pg_class'), i.indisreplident, i.indisclustered
     FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
     LEFT JOIN pg_constraint k ON k.conindid = i.indexrelid AND k.conrelid = i.indrelid AND k.contype IN ('p', 'u', 'x')
     WHERE i.indrelid = %s AND i.indisvalid AND coalesce(k.contype, ' ') <> 'x' ORDER BY c.relname
-"""
+""").format(INDEX_TAIL)
 
 _CONSTRAINTS = """
     SELECT k.conname, k.contype::text, pg_get_constraintdef(k.oid), k.conislocal AND k.conparentid = 0,
@@ -132,10 +147,10 @@ _CONSTRAINTS = """
     ORDER BY k.contype, k.conname
 """
 
-_TRIGGERS = """
-    SELECT tgname, pg_get_triggerdef(oid), tgenabled::text FROM pg_trigger
-    WHERE tgrelid = %s AND NOT tgisinternal AND tgparentid = 0 AND tgname !~ '^[!~]balancer_' ORDER BY tgname
-"""
+_TRIGGERS = sql.SQL("""
+    SELECT g.tgname, g.tgconstraint <> 0, {}, {}, g.tgenabled::text FROM pg_trigger g
+    WHERE g.tgrelid = %s AND NOT g.tgisinternal AND g.tgparentid = 0 AND g.tgname !~ '^[!~]balancer_' ORDER BY g.tgname
+""").format(TRIGGER_EVENTS, TRIGGER_TAIL)
 
 _GRANTS = """
     SELECT CASE a.grantee WHEN 0 THEN 'public' ELSE pg_get_userbyid(a.grantee) END, a.privilege_type, a.is_grantable
@@ -159,7 +174,7 @@ def read_shape(cursor: Cursor, partition: Name) -> Shape:
     table = cursor.fetchone()
     if table is None:
         raise Refused(f"there is no table {partition}")
-    oid, quoted, owner, identity, persistence, relkind, options, toast, comment, policies, rules, tablespace = table
+    oid, owner, identity, persistence, relkind, options, toast, comment, policies, rules, tablespace = table
     refusals = _refusals(partition, persistence, relkind, policies=policies, rules=rules, tablespace=tablespace)
     columns = tuple(_column(*row) for row in cursor.execute(_COLUMNS, (oid,)))
     indexes = tuple(Index(*row) for row in cursor.execute(_INDEXES, (oid,)))
@@ -169,12 +184,11 @@ def read_shape(cursor: Cursor, partition: Name) -> Shape:
     )
     return Shape(
         name=partition,
-        quoted=quoted,
         owner=owner,
         columns=columns,
         indexes=indexes,
         constraints=constraints,
-        triggers=tuple(cursor.execute(_TRIGGERS, (oid,)).fetchall()),
+        triggers=tuple(Trigger(*row) for row in cursor.execute(_TRIGGERS, (oid,))),
         options=tuple(options),
         toast_options=tuple(toast),
         grants=tuple(cursor.execute(_GRANTS, (oid,)).fetchall()),
@@ -206,27 +220,3 @@ def _refusals(
     if tablespace:
         found.append(f"{partition} is in a tablespace of its own")
     return tuple(found)
-
-
-def root_signature(cursor: Cursor, root: Name) -> dict[str, str]:
-    """What two nodes' copies of a root must agree on, fact by fact: columns, CHECKs, indexes without their names."""
-    cursor.execute(_SIGNATURE, {"name": str(root)})
-    return {str(key): str(value) for key, value in cursor}
-
-
-_SIGNATURE = """
-    WITH t AS (SELECT to_regclass(%(name)s)::oid AS oid)
-    SELECT format('column %%s', a.attname),
-           format('%%s%%s%%s', format_type(a.atttypid, a.atttypmod), CASE WHEN a.attnotnull THEN ' not null' END,
-                  CASE WHEN a.attgenerated <> '' THEN ' generated ' || pg_get_expr(d.adbin, d.adrelid) END)
-    FROM t JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
-    LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-    UNION ALL
-    SELECT format('constraint %%s', conname), pg_get_constraintdef(k.oid)
-    FROM t JOIN pg_constraint k ON k.conrelid = t.oid AND k.contype = 'c'
-    UNION ALL
-    SELECT format('index %%s', regexp_replace(pg_get_indexdef(i.indexrelid), ' INDEX .*? ON ', ' INDEX ON ')), 'present'
-    FROM t JOIN pg_index i ON i.indrelid = t.oid
-    UNION ALL
-    SELECT 'partition key', pg_get_partkeydef(t.oid) FROM t
-"""

@@ -13,8 +13,7 @@ from balancer.nodes.connection import Cursor
 from balancer.nodes.names import Name
 
 _INDEXES = """
-    SELECT array_agg(quote_ident(a.attname) || CASE WHEN o.option & 1 = 1 THEN ' DESC' ELSE ' ASC' END
-                     || CASE WHEN o.option & 2 = 2 THEN ' NULLS FIRST' ELSE ' NULLS LAST' END ORDER BY o.place)
+    SELECT array_agg(a.attname::text ORDER BY o.place), array_agg(o.option::int ORDER BY o.place)
     FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am m ON m.oid = c.relam AND m.amname = 'btree'
     CROSS JOIN LATERAL unnest(i.indkey::int2[], i.indoption::int2[]) WITH ORDINALITY AS o (attnum, option, place)
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = o.attnum
@@ -68,18 +67,24 @@ def _aside(cursor: Cursor, partition: Name) -> Iterator[Name]:
 
 
 def _walk_indexes(cursor: Cursor, partition: Name) -> None:
-    orders = [row[0] for row in cursor.execute(_INDEXES, (str(partition),))]
+    orders = cursor.execute(_INDEXES, (str(partition),)).fetchall()
     before = {name: _setting(cursor, name) for name in _ONE_WAY}
     try:
         for name in _ONE_WAY:
             _set(cursor, name, "off")
-        for order in orders:
-            columns = sql.SQL(", ".join(order).replace("{", "{{").replace("}", "}}")).format()
+        for names, options in orders:
+            columns = sql.SQL(", ").join(map(_order, names, options))
             statement = sql.SQL("SELECT count(*) FROM (SELECT FROM ONLY {} ORDER BY {} OFFSET 0) AS walked")
             cursor.execute(statement.format(partition.identifier, columns))
     finally:
         for name, value in before.items():
             _set(cursor, name, value)
+
+
+def _order(name: str, option: int) -> sql.Composable:
+    """A column as an index has it: bit 0 of `indoption` is DESC, bit 1 NULLS FIRST."""
+    direction = sql.SQL(" DESC" if option & 1 else " ASC")
+    return sql.Identifier(name) + direction + sql.SQL(" NULLS FIRST" if option & 2 else " NULLS LAST")
 
 
 def _setting(cursor: Cursor, name: str) -> str:

@@ -208,6 +208,9 @@ class _TableShape(Section):
     """How many tablets `table create` makes; a power of two for a hash table."""
     splits: list[Any] = []
     """For `table create` of a range table: the keys at which it is cut."""
+    require_proof: bool = False
+    """Whether the roots refuse writes of transactions that have not called `balancer.hold`. Off: an application that
+    was there before the balancer does not call it."""
 
     @model_validator(mode="after")
     def _vbuckets_are_a_power_of_two(self) -> Self:

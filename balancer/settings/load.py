@@ -57,6 +57,7 @@ class TableSettings:
     key: tuple[str, ...]
     tablets: int
     splits: tuple[Any, ...]
+    require_proof: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +249,7 @@ def _table(name: str, section: Any) -> TableSettings:
         key=tuple(section.key),
         tablets=section.tablets,
         splits=tuple(section.splits),
+        require_proof=section.require_proof,
     )
 
 

@@ -6,6 +6,7 @@ in the directory as found is only told to the nodes once more.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from balancer.directory.contract import Directory
@@ -30,10 +31,11 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
 from balancer.nodes.bounds import Part
 from balancer.nodes.catalog import Root
-from balancer.nodes.connection import Connection
-from balancer.nodes.definition import make_roots, read_definition
+from balancer.nodes.connection import Connection, translated
+from balancer.nodes.definition import Definition, make_roots, read_definition
 from balancer.nodes.leader import node_transaction
 from balancer.nodes.names import Name, parse_name
+from balancer.nodes.proof import set_proof
 from balancer.nodes.schema import OwnedTablet, OwnState, add_tablets, install_schema
 from balancer.settings import BundleSettings
 from balancer.tables.coverage import check_coverage, in_key_order
@@ -53,13 +55,17 @@ class TableRequest:
     layout: str
     key: tuple[str, ...]
     author: str
+    others: frozenset[Name] = frozenset()
+    """The roots of every other table: no foreign key may point to them."""
+    require_proof: bool = False
 
 
 def request_of(bundle: BundleSettings, name: str, author: str) -> TableRequest:
     """A table as its bundle's file describes it, where it is wanted so."""
     shape = bundle.tables[name]
     roots = tuple(parse_name(root) for root in shape.roots)
-    return TableRequest(bundle.name, name, roots, shape.layout, shape.key, author)
+    others = frozenset(parse_name(root) for table in bundle.tables.values() for root in table.roots) - {*roots}
+    return TableRequest(bundle.name, name, roots, shape.layout, shape.key, author, others, shape.require_proof)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +79,32 @@ class Adopted:
 
 def inspect(request: TableRequest, nodes: Mapping[str, Connection]) -> Found:
     """What an adoption would take over; refuses what it would refuse. Changes nothing."""
-    found = survey(request.name, request.roots, nodes)
+    found = survey(request.name, request.roots, nodes, request.others)
     check_request(request, found.roots[0])
     check_coverage(request.name, found.roots[0].columns, found.tablets)
+    _try_roots(found, nodes)
     return found
+
+
+def _try_roots(found: Found, nodes: Mapping[str, Connection]) -> None:
+    """Makes the missing roots and undoes it: what they need beyond themselves only PostgreSQL can tell."""
+    definitions = _definitions(found, nodes)
+    for node in found.without:
+        with (
+            _said_of(found.table, node),
+            nodes[node].transaction(force_rollback=True),
+            nodes[node].cursor() as cursor,
+        ):
+            make_roots(cursor, definitions)
+
+
+@contextmanager
+def _said_of(table: str, node: str) -> Iterator[None]:
+    try:
+        with translated(node):
+            yield
+    except Refused as error:
+        raise Refused(f"table {table} cannot be made on node {node}: {error}") from error
 
 
 def check_request(request: TableRequest, root: Root) -> None:
@@ -99,18 +127,23 @@ def adopt(
     spread_roots(found, nodes, directory.snapshot().epoch)
     table, tablets = _record(request, found, directory, records)
     tell_nodes(directory.snapshot().epoch, table, tablets, nodes)
+    require_proofs(request, nodes, directory.snapshot().epoch)
     return Adopted(table, tuple(tablets), found)
 
 
 def spread_roots(found: Found, nodes: Mapping[str, Connection], leader_epoch: int) -> None:
     """Makes the roots, without partitions, on the nodes that lack them."""
-    if not found.without:
-        return
-    with nodes[found.home].cursor() as cursor:
-        definitions = [read_definition(cursor, root) for root in found.roots]
+    definitions = _definitions(found, nodes)
     for node in found.without:
-        with node_transaction(nodes[node], leader_epoch, node) as cursor:
+        with _said_of(found.table, node), node_transaction(nodes[node], leader_epoch, node) as cursor:
             make_roots(cursor, definitions)
+
+
+def _definitions(found: Found, nodes: Mapping[str, Connection]) -> list[Definition]:
+    if not found.without:
+        return []
+    with nodes[found.home].cursor() as cursor:
+        return [read_definition(cursor, root) for root in found.roots]
 
 
 def tell_nodes(leader_epoch: int, table: Table, tablets: Sequence[Tablet], nodes: Mapping[str, Connection]) -> None:
@@ -121,6 +154,13 @@ def tell_nodes(leader_epoch: int, table: Table, tablets: Sequence[Tablet], nodes
         with node_transaction(connection, leader_epoch, node) as cursor:
             # What is there may be newer than our snapshot: a migration may have moved a tablet meanwhile.
             add_tablets(cursor, [owned_row(tablet, roots) for tablet in mine])
+
+
+def require_proofs(request: TableRequest, nodes: Mapping[str, Connection], leader_epoch: int) -> None:
+    """Closes the roots on every node to unproven writes, or opens them, as the file says. Safe to repeat."""
+    for node, connection in nodes.items():
+        with node_transaction(connection, leader_epoch, node) as cursor:
+            set_proof(cursor, request.roots, wanted=request.require_proof)
 
 
 def owned_row(tablet: Tablet, roots: Sequence[Name]) -> OwnedTablet:

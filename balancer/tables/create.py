@@ -20,6 +20,7 @@ from balancer.nodes.connection import Connection
 from balancer.nodes.creation import create_partition, drop_empty, run_definition
 from balancer.nodes.leader import node_transaction
 from balancer.nodes.names import Name, partition_name
+from balancer.nodes.outside_keys import check_outside_keys
 from balancer.nodes.schema import add_tablets, forget_tablets, install_schema
 from balancer.tables.adopt import (
     TableRequest,
@@ -27,6 +28,7 @@ from balancer.tables.adopt import (
     missing_parents,
     next_ids,
     owned_row,
+    require_proofs,
     reserved,
     spread_roots,
     table_record,
@@ -85,6 +87,7 @@ def create(
     try:
         for batch in _made(snapshot.epoch, nodes, names, list(zip(made, parts, strict=True))):
             done += batch
+        require_proofs(request, nodes, snapshot.epoch)
         _commit(request, directory, records, table, made)
     except OutcomeUnknown:
         raise  # it may be a table by now: nothing may be taken away
@@ -117,11 +120,12 @@ def _define(
                 raise Refused(f"table {request.name}: the definition does not make {names}")
             check_request(request, roots[0])
             check(roots[0])
+            check_outside_keys(cursor, request.roots, request.key, request.others)
 
 
 def _spread(request: TableRequest, nodes: Mapping[str, Connection], leader_epoch: int) -> Found:
     """Roots on every node, wherever they are now."""
-    found = survey(request.name, request.roots, nodes)
+    found = survey(request.name, request.roots, nodes, request.others)
     check_request(request, found.roots[0])
     for tablet in found.tablets:
         raise Refused(f"table {request.name} has the partition {tablet} already; take it over with `table adopt`")

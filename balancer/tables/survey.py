@@ -3,7 +3,7 @@
 Only reads. Every refusal names the node and the object that is in the way.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,6 +11,9 @@ from balancer.errors import Refused
 from balancer.nodes.catalog import Partition, Root, find_root, read_partitions
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.names import Name
+from balancer.nodes.outside_keys import check_outside_keys
+from balancer.nodes.root_facts import Facts, differences, read_facts
+from balancer.nodes.root_findings import column_warnings
 from balancer.tables.coverage import FoundTablet
 
 
@@ -34,16 +37,19 @@ class _Holding:
     roots: tuple[Root, ...]
     tablets: tuple[FoundTablet, ...]
     notes: tuple[str, ...]
+    facts: Mapping[Name, Facts]
 
 
-def survey(table: str, roots: Sequence[Name], nodes: Mapping[str, Connection]) -> Found:
-    """Reads the table on every node. Raises `Refused` for what cannot be balanced."""
+def survey(
+    table: str, roots: Sequence[Name], nodes: Mapping[str, Connection], others: Set[Name] = frozenset()
+) -> Found:
+    """Reads the table on every node. Raises `Refused` for what cannot be balanced. `others`: roots of other tables."""
     holdings = []
     without = []
     for node, connection in nodes.items():
         with connection.transaction(), connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            holding = _read_node(cursor, table, node, roots)
+            holding = _read_node(cursor, table, node, roots, others)
         if holding is None:
             without.append(node)
         else:
@@ -66,18 +72,20 @@ def survey(table: str, roots: Sequence[Name], nodes: Mapping[str, Connection]) -
     )
 
 
-def _read_node(cursor: Cursor, table: str, node: str, names: Sequence[Name]) -> _Holding | None:
+def _read_node(cursor: Cursor, table: str, node: str, names: Sequence[Name], others: Set[Name]) -> _Holding | None:
     try:
         roots = read_roots(cursor, names)
         if not roots:
             return None
         partitions = [read_partitions(cursor, root) for root in roots]
         tablets = tuple(_join(node, roots, partitions))
+        check_outside_keys(cursor, names, [column.name for column in roots[0].columns], others)
     except Refused as error:
         raise Refused(f"table {table} on node {node}: {error}") from error
     unlogged = [str(partition.name) for group in partitions for partition in group if partition.unlogged]
-    notes = (f"node {node}: {', '.join(unlogged)} is unlogged: it cannot be moved",) if unlogged else ()
-    return _Holding(node, roots, tablets, notes)
+    notes = [f"node {node}: {', '.join(unlogged)} is unlogged: it cannot be moved"] if unlogged else []
+    notes += [f"node {node}: {text}" for text in column_warnings(cursor, names)]
+    return _Holding(node, roots, tablets, tuple(notes), {root.name: read_facts(cursor, root.name) for root in roots})
 
 
 def read_roots(cursor: Cursor, names: Sequence[Name]) -> tuple[Root, ...]:
@@ -118,6 +126,9 @@ def _check_alike(table: str, first: _Holding, other: _Holding) -> None:
             raise Refused(
                 f"table {table}: {mine.name} is {_show(mine)} on node {first.node}, but {_show(theirs)} on {other.node}"
             )
+        found = differences(first.facts[mine.name], other.facts[mine.name], f"node {first.node}", other.node)
+        if found:
+            raise Refused(f"table {table}: {mine.name} differs between the nodes: {'; '.join(found)}")
 
 
 def _key(root: Root) -> tuple[object, ...]:

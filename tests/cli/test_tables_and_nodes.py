@@ -129,3 +129,43 @@ def test_a_node_that_is_down_is_shown_and_the_rest_too(config: Path, databases: 
     checked = balancer("node", "check", "--config", config)
     assert checked.code == 1
     assert balancer("table", "adopt", "shop", "orders", "--config", config).code == 3
+
+
+@pytest.mark.parametrize(
+    ("statement", "finding"),
+    [
+        ("ALTER TABLE orders ADD extra int", "public.orders differs between the nodes: column extra is integer on b"),
+        ("ALTER TABLE orders ENABLE ROW LEVEL SECURITY", "row level security is enabled on b and off on a"),
+        ("CREATE TABLE audit (o int REFERENCES orders)", "foreign key audit_o_fkey of public.audit points to"),
+    ],
+)
+def test_what_a_move_would_refuse_is_found_before(
+    config: Path, databases: list[Database], statement: str, finding: str
+) -> None:
+    partitioned(databases[0], (2, 0), (2, 1))
+    assert balancer("table", "adopt", "shop", "orders", "--config", config).code == 0
+    commands = [("node", "check"), ("doctor",)] + [("verify", "orders")] * ("audit" not in statement)
+    for command in commands:
+        assert balancer(*command, "--config", config).code == 0
+    with databases[1].connect() as connection:
+        connection.execute(statement.encode())
+    for command in commands:
+        found = balancer(*command, "--config", config)
+        assert found.code == 1, command
+        assert finding in found.out
+
+
+def test_a_default_partition_is_found_by_everybody(config: Path, databases: list[Database]) -> None:
+    bundle = config.parent / "bundles" / "shop.toml"
+    bundle.write_text(bundle.read_text().replace('"hash"', '"range"'))
+    with databases[0].connect() as connection:
+        connection.execute("CREATE TABLE orders (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+        connection.execute("CREATE TABLE p PARTITION OF orders FOR VALUES FROM (MINVALUE) TO (MAXVALUE)")
+    assert balancer("table", "adopt", "shop", "orders", "--config", config).code == 0
+    with databases[1].connect() as connection:
+        connection.execute("CREATE TABLE rest PARTITION OF orders DEFAULT")
+    for command in (("node", "check"), ("doctor",), ("verify", "orders")):
+        found = balancer(*command, "--config", config)
+        assert (found.code, "the DEFAULT partition public.rest" in found.out) == (1, True), command
+    listed = json.loads(balancer("node", "list", "--config", config, "--output", "json").out)
+    assert [row["health"] for row in listed] == ["good", "quarantined"]

@@ -1,7 +1,9 @@
 """Every node answers for every key, before and after a move. PostgreSQL 15: the embedded ones have no postgres_fdw."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -13,6 +15,7 @@ from balancer.nodes.connection import Address
 from tests.support.commands import balancer_here as balancer
 from tests.support.refusals import refused_with
 from tests.support.shards import Shards, databases, new_shards, user_of
+from tests.support.spy import Spy
 
 USERS = 40
 
@@ -76,6 +79,130 @@ def test_a_move_is_followed_and_a_write_before_that_is_refused_not_lost(shards: 
     shards.node("pg-a").execute("INSERT INTO balancer_all.orders VALUES (%s, 2)", (user,))
     assert everything(shards, "pg-a") == everything(shards, "pg-b") == [user, user]
     assert shards.count(user) == 2
+
+
+STATEMENTS = (
+    "SELECT * FROM balancer_all.orders WHERE user_id = {user}",
+    "UPDATE balancer_all.orders SET note = 'late' WHERE user_id = {user}",
+    "UPDATE balancer_all.orders SET note = 'late' WHERE user_id = {user} AND random() < 2",
+    "DELETE FROM balancer_all.orders WHERE user_id = {user}",
+    "INSERT INTO balancer_all.orders VALUES ({user}, 9)",
+)
+
+
+@pytest.mark.parametrize("moment", ["left:committing", "left:opening", "left:retiring"])
+def test_who_has_not_heard_of_a_move_is_told_to_try_again_and_reads_nothing_old(shards: Shards, moment: str) -> None:
+    """Before the forwarding has followed: the former owner still has its rows, or has not any more."""
+    forward(shards)
+    user = user_of(shards, 1)
+    shards.node("pg-b").execute("INSERT INTO balancer_all.orders VALUES (%s, 1)", (user,))
+    answers: list[tuple[str | None, str | None]] = []
+
+    def ask() -> None:
+        with psycopg.connect(shards.dsns["pg-b"], autocommit=True) as client:
+            client.execute("SET lock_timeout TO '100ms'")
+            for statement in STATEMENTS:
+                try:
+                    client.execute(statement.format(user=user).encode())
+                except psycopg.Error as error:
+                    answers.append((error.sqlstate, refused_with(error)))
+                else:
+                    answers.append((None, None))
+
+    with shards.leading(Spy({moment: ask})) as move:
+        assert move(1, "pg-b").state == "done"
+    assert [state for state, _ in answers] == ["40001"] * len(STATEMENTS)
+    assert shards.count(user) == 1
+    forward(shards)
+    assert everything(shards, "pg-a") == [user]
+    assert shards.node("pg-a").execute("SELECT count(*) FROM pg_class WHERE relname = 'orders_t1'").fetchone() == (
+        1,
+    ), "the tombstone of the former owner is gone; the foreign table is there"
+
+
+def test_a_split_is_followed_and_the_old_partition_is_not_read(shards: Shards) -> None:
+    forward(shards)
+    user = user_of(shards, 1)
+    shards.node("pg-b").execute("INSERT INTO balancer_all.orders VALUES (%s, 1)", (user,))
+    answers: list[str | None] = []
+
+    def ask() -> None:
+        with psycopg.connect(shards.dsns["pg-b"], autocommit=True) as client:
+            try:
+                client.execute("SELECT * FROM balancer_all.orders WHERE user_id = %s", (user,))
+            except psycopg.Error as error:
+                answers.append(refused_with(error))
+
+    with shards.leading(Spy({"left:swapping": ask, "left:retiring": ask})) as leader:
+        assert leader.split(1).state == "done"
+    assert answers == ["TB002", "TB002"]
+    forward(shards)
+    assert everything(shards, "pg-a") == everything(shards, "pg-b") == [user]
+
+
+class Counting:
+    """A row that one client counts up and others read, all through the forwarding."""
+
+    def __init__(self, shards: Shards, user: int) -> None:
+        self._shards = shards
+        self._user = user
+        self.stop = threading.Event()
+        self.odd: list[str] = []
+        self.written = 0
+        self.reads = 0
+
+    def write(self) -> None:
+        with psycopg.connect(self._shards.dsns["pg-a"], autocommit=True) as client:
+            while not self.stop.is_set():
+                change = f"UPDATE balancer_all.orders SET n = {self.written + 1} WHERE user_id = {self._user}"
+                done = self._ask(client, change)
+                if done is not None and done.rowcount != 1:
+                    self.odd.append("no row was changed")
+                self.written += done is not None
+
+    def read(self, node: str) -> None:
+        with psycopg.connect(self._shards.dsns[node], autocommit=True) as client:
+            while not self.stop.is_set():
+                least = self.written
+                done = self._ask(client, f"SELECT n FROM balancer_all.orders WHERE user_id = {self._user}")
+                if done is not None:
+                    self.reads += 1
+                    row = done.fetchone()
+                    if row is None or int(str(row[0])) < least:
+                        self.odd.append(f"read {row} after {least} was acknowledged")
+
+    def _ask(self, client: psycopg.Connection[Any], statement: str) -> psycopg.Cursor[Any] | None:
+        try:
+            return client.execute(statement.encode())
+        except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected):
+            return None
+        except psycopg.Error as error:
+            self.odd.append(repr(error))
+            return None
+
+
+def test_reads_through_it_are_never_too_old_while_a_tablet_moves_around(shards: Shards) -> None:
+    forward(shards)
+    user = user_of(shards, 1)
+    shards.node("pg-a").execute("INSERT INTO balancer_all.orders VALUES (%s, 0)", (user,))
+    row = Counting(shards, user)
+    threads = [threading.Thread(target=row.write)]
+    threads += [threading.Thread(target=row.read, args=(node,)) for node in shards.dsns]
+    for thread in threads:
+        thread.start()
+    watch = ForwardingWatch(lambda _: True, shards.directory.snapshot, address(shards).__getitem__)
+    try:
+        with shards.leading(watch) as move:
+            for number in range(4):
+                assert move(1, "pg-a" if number % 2 else "pg-b").state == "done"
+    finally:
+        row.stop.set()
+        for thread in threads:
+            thread.join()
+    print(f"{row.written} writes, {row.reads} reads")
+    assert row.odd == []
+    assert row.written > 20
+    assert row.reads > 20
 
 
 def test_a_migration_keeps_it_right(shards: Shards) -> None:

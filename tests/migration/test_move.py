@@ -108,9 +108,10 @@ def test_a_pause_over_budget_lets_writers_on_and_tries_again(cluster: Cluster) -
     leadership = cluster.become_leader(directory)
 
     def slow() -> None:
-        with cluster.connect("a") as connection, pytest.raises(psycopg.errors.LockNotAvailable):
+        with cluster.connect("a") as connection:
             connection.execute("SET lock_timeout TO '50ms'")
-            connection.execute("UPDATE orders SET n = n + 1")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                connection.execute("UPDATE orders SET n = n + 1")
         time.sleep(0.3)
 
     spy = Spy({"entered:draining": slow})

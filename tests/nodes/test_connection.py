@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 from psycopg import sql
 
@@ -19,6 +20,8 @@ from balancer.nodes.connection import (
     Timeouts,
     connect,
     deadline,
+    printed,
+    run_single,
     translated,
 )
 from tests.support.backends import lose_while_busy, wait_until_gone
@@ -165,3 +168,12 @@ def test_a_read_only_server_is_not_taken_where_a_primary_is_wanted(
         translated("a"),
     ):
         connection.execute("CREATE TABLE t ()")
+
+
+def test_text_of_a_catalog_cannot_bring_a_second_statement(connection: Connection) -> None:
+    with connection.cursor() as cursor:
+        run_single(cursor, sql.SQL("CREATE TABLE one (note text DEFAULT {})").format(printed("'%s {} ;'::text")))
+        with pytest.raises(psycopg.errors.SyntaxError, match="multiple commands"):
+            run_single(cursor, sql.SQL("CREATE TABLE two (n int {})").format(printed("); CREATE TABLE three (n int")))
+        row = cursor.execute("SELECT to_regclass('one'), to_regclass('two'), to_regclass('three')").fetchone()
+        assert row == ("one", None, None)

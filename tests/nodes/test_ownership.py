@@ -1,5 +1,6 @@
 """A node whose word contradicts the directory is found out, point by point."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -62,3 +63,11 @@ def test_tablets_in_a_migration_may_differ_for_a_while() -> None:
 
 def test_a_new_node_without_tablets_needs_no_schema() -> None:
     assert kinds(NodePoll(FACTS, Partitions(()), None, ()), World("shop", "c", 9, 0, {}, {1: Expected("a", 5)})) == []
+
+
+def test_a_default_partition_is_a_reason_not_to_trust_a_node() -> None:
+    found = replace(poll(OWNED), defaults=((Name("public", "orders"), Name("public", "rest")),))
+    assert kinds(found, world()) == [Kind.DEFAULT_PARTITION]
+    assert disagreements(found, world())[0].text == (
+        "public.orders has the DEFAULT partition public.rest, which takes rows of other nodes' tablets: detach it"
+    )

@@ -125,3 +125,10 @@ def test_a_locked_partition_does_not_hold_up_the_poll(tables: Connection, addres
     with connect(address, timeouts=Timeouts(lock=0.5)) as other, tables.transaction():
         tables.execute("LOCK TABLE low IN ACCESS EXCLUSIVE MODE")
         assert by_name(poll_node(other, ROOTS))["low"].heap_bytes == 8192
+
+
+def test_a_default_partition_is_seen(tables: Connection) -> None:
+    assert poll_node(tables, ROOTS).defaults == ()
+    tables.execute('CREATE TABLE "the {} rest" PARTITION OF "Items" DEFAULT')
+    install_schema(tables, "shop", "a")
+    assert poll_node(tables, ROOTS).defaults == ((Name("public", "Items"), Name("public", "the {} rest")),)

@@ -14,12 +14,12 @@ from balancer.nodes.grants import grant_script
 from balancer.nodes.leader import node_transaction
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.poll import poll_node
-from balancer.nodes.preflight import Finding, Level, Needs, preflight
+from balancer.nodes.preflight import Finding, Level, Needs, TableNeeds, preflight
 from balancer.nodes.schema import install_schema
 from tests.support.servers import Database
 
 ROOTS = (Name("public", "orders"), Name("shop", "Items"))
-NEEDS = Needs(ROOTS)
+NEEDS = Needs((TableNeeds(ROOTS, ("id",)),))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from balancer.errors import Refused
 from balancer.nodes.bounds import KeyRange
 from balancer.nodes.connection import Connection
 from balancer.nodes.names import Name, parse_name
+from balancer.nodes.preflight import Level, Needs, TableNeeds, preflight
 from balancer.tables.coverage import check_coverage
 from balancer.tables.survey import Found, survey
 from policies.keys import HIGHEST, KeyType, encode_key
@@ -87,7 +88,10 @@ RANGED = "CREATE TABLE orders (id int) PARTITION BY RANGE (id);"
     [
         ("CREATE TABLE orders (id int)", "public.orders is not a partitioned table"),
         ("CREATE TABLE orders (id int) PARTITION BY LIST (id)", "public.orders is partitioned by LIST"),
-        (RANGED + "CREATE TABLE rest PARTITION OF orders DEFAULT", "public.orders has the DEFAULT partition rest"),
+        (
+            RANGED + "CREATE TABLE rest PARTITION OF orders DEFAULT",
+            "public.orders has the DEFAULT partition public.rest",
+        ),
         (
             RANGED + "CREATE TABLE sub PARTITION OF orders FOR VALUES FROM (1) TO (2) PARTITION BY HASH (id)",
             "partition public.sub has partitions of its own",
@@ -206,3 +210,26 @@ def test_a_half_detached_partition_is_named_with_the_remedy(nodes: Nodes) -> Non
     on(nodes, "a", "UPDATE pg_inherits SET inhdetachpending = true WHERE inhrelid = 'p'::regclass")
     with pytest.raises(Refused, match=r"ALTER TABLE public.orders DETACH PARTITION public.p FINALIZE"):
         look(nodes)
+
+
+def test_columns_that_mean_less_on_another_node_are_noted(nodes: dict[str, Connection]) -> None:
+    nodes["a"].execute(
+        """
+        CREATE SEQUENCE "fast %s" CACHE 20;
+        CREATE SEQUENCE slow;
+        CREATE DOMAIN lo AS oid;
+        CREATE TABLE orders (
+            id int, a bigint DEFAULT nextval('"fast %s"'), b bigint DEFAULT nextval('slow'), picture lo, other oid
+        ) PARTITION BY HASH (id);
+        CREATE TABLE o PARTITION OF orders FOR VALUES WITH (MODULUS 1, REMAINDER 0);
+        """
+    )
+    notes = survey("orders", [Name("public", "orders")], nodes).notes
+    assert [note.split(":")[1].strip() for note in notes] == [
+        'sequence "fast %s" has CACHE 20',
+        'column "picture" of public.orders is of type lo',
+        'column "other" of public.orders is of type oid',
+    ]
+    found = preflight(nodes["a"], Needs((TableNeeds((Name("public", "orders"),), ("id",)),)))
+    texts = [finding.text for finding in found if finding.level is Level.WARNING]
+    assert [f"node a: {text}" for text in texts if "CACHE" in text or "large objects" in text] == list(notes)
