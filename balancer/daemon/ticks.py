@@ -112,7 +112,12 @@ class Ticks:
         with self._lock:
             if bundle.name not in self._bundles:
                 daemon = settings.daemon
-                poller = Poller(cluster_name(daemon.directory), self._clock, daemon.poll_timeout)
+                poller = Poller(
+                    cluster_name(daemon.directory),
+                    self._clock,
+                    daemon.poll_timeout,
+                    newest_epoch=lambda: self._around.directory().snapshot().epoch,
+                )
                 tick = BundleTick(poller, Samples(self._around.directory()), self._sampler, self._clock)
                 self._bundles[bundle.name] = _Bundle(tick, poller)
             return self._bundles[bundle.name]

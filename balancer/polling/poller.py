@@ -69,9 +69,20 @@ class ClusterPoll:
 class Poller:
     """Keeps connections, rates and the open questions between polls."""
 
-    def __init__(self, cluster: str, clock: Clock, patience: float = 5.0, workers: int = 32) -> None:
+    def __init__(
+        self,
+        cluster: str,
+        clock: Clock,
+        patience: float = 5.0,
+        workers: int = 32,
+        *,
+        newest_epoch: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`newest_epoch` reads the newest leader's epoch from the directory: asked when a node knows a newer one than
+        the snapshot, which may be from before an election that changed nothing else."""
         self._cluster = cluster
         self._clock = clock
+        self._newest_epoch = newest_epoch
         self._patience = patience
         timeouts = Timeouts(connect=patience, statement=patience, lock=min(1.0, patience), network=patience)
         self._holder = ConnectionHolder("poll", timeouts)
@@ -141,7 +152,7 @@ class Poller:
         world = World(
             cluster=self._cluster,
             node=node,
-            leader_epoch=snapshot.epoch,
+            leader_epoch=self._leader_epoch(snapshot, answer),
             seen_epoch=seen,
             mine=index.by_node.get(node, {}),
             tablets=index.tablets,
@@ -151,6 +162,11 @@ class Poller:
         if answer.identity is not None:
             self._seen_epochs[node] = max(seen, answer.identity.leader_epoch)
         return NodeReport(node, Health.QUARANTINED if found else Health.GOOD, answer, disagreements=tuple(found))
+
+    def _leader_epoch(self, snapshot: Snapshot, answer: NodePoll) -> int:
+        known = answer.identity
+        newer = known is not None and known.leader_epoch > snapshot.epoch
+        return max(snapshot.epoch, self._newest_epoch()) if newer else snapshot.epoch
 
 
 def _heirs(snapshot: Snapshot) -> dict[int, Heir]:

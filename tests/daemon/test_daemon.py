@@ -63,6 +63,9 @@ class Instance:
         found = self.state(bundle)
         return found.sentence if found else ""
 
+    def leads(self) -> bool:
+        return self.daemon.leading is not None
+
     def owners(self) -> dict[str, int]:
         return owners(self.daemon.follower().snapshot)
 
