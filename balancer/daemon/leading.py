@@ -21,6 +21,7 @@ from balancer.directory.model import (
     Migration,
     NodeState,
     Put,
+    TabletState,
     Transaction,
 )
 from balancer.directory.snapshot import Snapshot
@@ -29,6 +30,7 @@ from balancer.migration.begin import Also, nothing_else
 from balancer.planner import orders, plans
 from balancer.planner.command_context import Outcome
 from balancer.planner.commands import carry_out, refused
+from balancer.planner.memory import failures_of
 from balancer.planner.report import Reporter
 from balancer.settings import BundleSettings, Settings
 from policies.model import Action, BundleView, NodeChange, PlanResult
@@ -86,6 +88,25 @@ class Leading:
             (Put(replace(node, state=state, reason=reason)),), snapshot, f"{state} node {node.id}: {change.reason}"
         )
         log.info("node changed", node=node.id, state=state, reason=change.reason)
+
+    def quarantine(self, tablets: Sequence[int], failures: int) -> None:
+        """Leaves tablets alone whose migrations failed so often in a row, until an operator releases them.
+
+        The tablet's state in the directory is the one truth of that: failures only lead to it.
+        """
+        if not tablets:
+            return
+        snapshot = self._directory.snapshot()
+        found = [snapshot.find_tablet(number) for number in tablets]
+        owned = [one for one in found if one is not None and one.state is TabletState.OWNED]
+        changes = tuple(
+            Put(replace(tablet, state=TabletState.QUARANTINED))
+            for tablet in owned
+            if snapshot.migration_of(tablet.id) is None
+            and len(failures_of(snapshot.migrations.values(), tablet.id)) >= failures
+        )
+        if changes:
+            self._record(changes, snapshot, f"{len(changes)} tablets quarantined: their migrations keep failing")
 
     def propose(self, plan: PlanResult, view: BundleView, bundle: BundleSettings, *, asked: bool = False) -> str:
         """Records a plan that is new or was asked for; returns the id of the one that stands, empty: there is none."""

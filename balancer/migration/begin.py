@@ -103,7 +103,10 @@ def check_free(snapshot: Snapshot, tablets: tuple[Tablet, ...], force: bool) -> 
         if other is not None:
             raise Refused(f"tablet {tablet.id} is part of migration {other.id}, which is {other.state}")
         if tablet.state is TabletState.QUARANTINED and not force:
-            raise Refused(f"tablet {tablet.id} is quarantined: look at its last migration, then use force")
+            raise Refused(
+                f"tablet {tablet.id} is quarantined: look at its last migrations with `balancer moves --all`,"
+                f" then `balancer release {tablet.id}`"
+            )
 
 
 def new_id() -> str:

@@ -29,6 +29,7 @@ from balancer.errors import BalancerError, Refused
 from balancer.planner import orders
 from balancer.planner.command_acts import merge, move, split
 from balancer.planner.command_context import Context, Outcome
+from balancer.planner.memory import FORGIVEN, failures_of
 from balancer.settings import Mode
 
 
@@ -147,10 +148,19 @@ def _cancel(context: Context) -> Outcome:
 
 
 def _release(context: Context) -> Outcome:
+    """Also of one that only waits after a failure: what failed before does not count any more, or it would be
+    quarantined again at the next tick."""
     tablet = context.tablet()
-    if tablet.state is not TabletState.QUARANTINED:
+    failed = failures_of(context.snapshot.migrations.values(), tablet.id)
+    if tablet.state is not TabletState.QUARANTINED and not failed:
         return Outcome(f"tablet {tablet.id} is not quarantined")
-    return Outcome(f"tablet {tablet.id} may be migrated again", (Put(replace(tablet, state=TabletState.OWNED)),))
+    forgiven = [Put(replace(record, detail={**record.detail, FORGIVEN: True})) for record in failed]
+    count = f"; {len(failed)} failure{'s are' if len(failed) > 1 else ' is'} forgiven" if failed else ""
+    return Outcome(
+        f"tablet {tablet.id} may be migrated again{count}",
+        (Put(replace(tablet, state=TabletState.OWNED)), *forgiven),
+        replan=context.snapshot.tables[tablet.table].bundle,
+    )
 
 
 def _plan(context: Context) -> Outcome:
