@@ -27,7 +27,7 @@ from balancer.settings import Settings, load_settings
 COLUMNS = ("tablet", "part", "node", "epoch", "rows", "finding")
 COUNT_TIMEOUT = 600.0
 
-_WHOLE_NODE = frozenset({Kind.NOT_INSTALLED, Kind.WRONG_DATABASE, Kind.LEADER_WENT_BACK, Kind.DIRECTORY_BEHIND})
+_WHOLE_NODE = frozenset({Kind.NOT_INSTALLED, Kind.WRONG_DATABASE, Kind.REWOUND, Kind.DIRECTORY_BEHIND})
 
 
 def verify(

@@ -11,6 +11,7 @@ import structlog
 
 from balancer.clock import Clock
 from balancer.daemon.beginner import Beginner
+from balancer.daemon.node_guard import NodeGuard
 from balancer.daemon.pool import MigrationPool
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import (
@@ -27,11 +28,13 @@ from balancer.directory.model import (
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Unavailable
 from balancer.migration.begin import Also, nothing_else
+from balancer.nodes.connection import Address
 from balancer.planner import orders, plans
 from balancer.planner.command_context import Outcome
 from balancer.planner.commands import carry_out, refused
 from balancer.planner.memory import failures_of
 from balancer.planner.report import Reporter
+from balancer.polling.poller import ClusterPoll
 from balancer.settings import BundleSettings, Settings
 from policies.model import Action, BundleView, NodeChange, PlanResult
 
@@ -50,6 +53,7 @@ class Leading:
         *,
         pool: MigrationPool,
         beginner: Beginner,
+        addresses: Callable[[str], Address],
         settings: Callable[[], Settings],
         replan: Callable[[str], None],
         reporter: Reporter,
@@ -63,6 +67,7 @@ class Leading:
         self._replan = replan
         self._reporter = reporter
         self._clock = clock
+        self._guard = NodeGuard(directory, leadership, addresses, lambda one: pool.steer("cancel", one), clock)
         self._lock = threading.Lock()  # commands come from the watcher and, at election, from the loop
 
     def start(self, action: Action, bundle: BundleSettings, also: Also = nothing_else) -> Migration:
@@ -88,6 +93,10 @@ class Leading:
             (Put(replace(node, state=state, reason=reason)),), snapshot, f"{state} node {node.id}: {change.reason}"
         )
         log.info("node changed", node=node.id, state=state, reason=change.reason)
+
+    def guard(self, poll: ClusterPoll, snapshot: Snapshot) -> None:
+        """Keeps nodes that have gone back in time from doing harm; in every mode."""
+        self._guard.look(poll, snapshot)
 
     def quarantine(self, tablets: Sequence[int], failures: int) -> None:
         """Leaves tablets alone whose migrations failed so often in a row, until an operator releases them.

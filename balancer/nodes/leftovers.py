@@ -13,7 +13,7 @@ from psycopg import sql
 from balancer.nodes import replication
 from balancer.nodes.connection import Connection
 from balancer.nodes.names import Name
-from balancer.nodes.objects import TRIGGERS, owner_of
+from balancer.nodes.objects import CLOSED, TRIGGERS, owner_of
 
 
 class LeftoverKind(StrEnum):
@@ -113,4 +113,6 @@ def _triggers(connection: Connection) -> Iterator[Leftover]:
     for name, schema, table, arguments, function in connection.execute(_TRIGGERS, (list(TRIGGERS),)):
         words = bytes(arguments).decode().split("\0")
         owner = words[0] or owner_of(function)
+        if owner == CLOSED:
+            continue  # it keeps writers from a node that has gone back in time
         yield Leftover(LeftoverKind.TRIGGER, name, owner or None, Name(schema, table))

@@ -13,7 +13,7 @@ from enum import StrEnum
 from psycopg import sql
 
 from balancer.errors import Refused
-from balancer.nodes import client_functions, fence_functions, locks
+from balancer.nodes import client_functions, fence_functions, locks, rewind_functions
 from balancer.nodes.connection import Connection, Cursor, Statement, run_together
 from balancer.nodes.names import Name
 
@@ -37,6 +37,8 @@ class NodeIdentity:
     node: str
     leader_epoch: int
     schema_version: int
+    mark: int = 0
+    """When the leader last told it the time, in seconds since 1970; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ STEPS: tuple[str, ...] = (
     # A proof after the reading is none: the tablet may have arrived between the two. `hold` comes first.
     "DROP FUNCTION IF EXISTS balancer.prove(bigint, bigint)",
     locks.STEP + client_functions.STEP,
+    rewind_functions.STEP,
 )
 """What brings a node from version n to n + 1."""
 

@@ -163,6 +163,24 @@ def _release(context: Context) -> Outcome:
     )
 
 
+def _rejoin(context: Context) -> Outcome:
+    """Accepts a node that has gone back in time as it is. What was closed is opened after the next poll."""
+    node = context.node()
+    if not node.rewound:
+        return Outcome(f"node {node.id} has not gone back in time: there is nothing to accept")
+    if not context.arguments.get("accept_loss"):
+        raise Refused(
+            f"node {node.id} has gone back in time: {node.rewound}; say --accept-loss to go on without what is missing"
+        )
+    accepted = replace(node, rewound="", generation=node.generation + 1)
+    count = tablets_on(context.snapshot, node.id)
+    return Outcome(
+        f"node {node.id} is accepted as it is: its {count} tablets are opened after the next poll",
+        (Put(accepted),),
+        replan=node.bundle,
+    )
+
+
 def _plan(context: Context) -> Outcome:
     bundle = _bundle(context)
     return Outcome(f"bundle {bundle} is being planned anew; `balancer plan {bundle}` shows it", replan=bundle)
@@ -226,6 +244,7 @@ VERBS: Mapping[str, Callable[[Context], Outcome]] = {
     "pause": _pause,
     "pin": _pin,
     "plan": _plan,
+    "rejoin": _rejoin,
     "release": _release,
     "resume": _resume,
     "split": split,

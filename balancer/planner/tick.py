@@ -45,6 +45,9 @@ class Starter(Protocol):
     def change_node(self, change: NodeChange) -> None:
         """Closes a node to new data, or opens it again."""
 
+    def guard(self, poll: ClusterPoll, snapshot: Snapshot) -> None:
+        """Keeps nodes that have gone back in time from doing harm; in every mode."""
+
     def quarantine(self, tablets: Sequence[int], failures: int) -> None:
         """Leaves tablets alone whose migrations failed so often in a row, until an operator releases them."""
 
@@ -141,6 +144,8 @@ class BundleTick:
         began = self._clock.monotonic()
         now = self._clock.now()
         poll = self._poller.poll(occasion.snapshot, occasion.addresses)
+        if occasion.starter is not None:
+            occasion.starter.guard(poll, occasion.snapshot)
         openings = look(occasion.settings, occasion.bundle, now, self._last)
         self._note_window(openings, now)
         view = self._view(occasion, poll, openings, now)
