@@ -28,9 +28,11 @@ from balancer.directory.model import (
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Unavailable
 from balancer.migration.begin import Also, nothing_else
+from balancer.migration.links import Links
+from balancer.migration.revive import check_lost, make_ready
 from balancer.nodes.connection import Address
 from balancer.planner import orders, plans
-from balancer.planner.command_context import Outcome
+from balancer.planner.command_context import Outcome, Revival
 from balancer.planner.commands import carry_out, refused
 from balancer.planner.memory import failures_of
 from balancer.planner.report import Reporter
@@ -67,7 +69,8 @@ class Leading:
         self._replan = replan
         self._reporter = reporter
         self._clock = clock
-        self._guard = NodeGuard(directory, leadership, addresses, lambda one: pool.steer("cancel", one), clock)
+        self._addresses = addresses
+        self._guard = NodeGuard(directory, leadership, addresses, pool, clock)
         self._lock = threading.Lock()  # commands come from the watcher and, at election, from the loop
 
     def start(self, action: Action, bundle: BundleSettings, also: Also = nothing_else) -> Migration:
@@ -188,6 +191,8 @@ class Leading:
                 self.pool.steer(verb, migration)
             if outcome.actions:
                 return self._start(command, outcome, snapshot)
+            if outcome.revive is not None:
+                self._revive(outcome.revive, snapshot)
             self._commit((*outcome.changes, Put(command)), snapshot, f"{command.verb}: {command.result}", command)
         except (Conflict, Fenced, OutcomeUnknown, Unavailable):
             raise  # not the command's fault: it still waits
@@ -195,6 +200,20 @@ class Leading:
             command = refused(command, str(error))
             self._commit((Put(command),), snapshot, f"{command.verb}: {command.result}", command)
         return command
+
+    def _revive(self, revival: Revival, snapshot: Snapshot) -> None:
+        """Makes the tablet ready on its new node, closed; what dies before the commit is repeated by a successor."""
+        for migration in self.pool.running():
+            record = snapshot.migrations.get(migration)
+            if record is not None and revival.tablet.id in record.sources:
+                raise Unavailable(f"migration {migration} is still being ended")  # the command waits for that
+        links = Links(self._addresses, "revive")
+        try:
+            table = snapshot.tables[revival.tablet.table]
+            check_lost(links, snapshot, revival.tablet)
+            make_ready(links, self.leadership.epoch, table, revival.revived, empty=revival.empty)
+        finally:
+            links.close()
 
     def _start(self, command: Command, outcome: Outcome, snapshot: Snapshot) -> Command:
         action = outcome.actions[0]

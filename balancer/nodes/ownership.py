@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from balancer.nodes.names import Name
+from balancer.nodes.objects import CLOSED
 from balancer.nodes.poll import Claim, NodePoll
 from balancer.nodes.schema import OwnState
 
@@ -119,7 +120,8 @@ def stale_claims(poll: NodePoll, world: World) -> list[tuple[Claim, Expected]]:
     stale: list[tuple[Claim, Expected]] = []
     for claim in poll.claims:
         known = world.tablets.get(claim.tablet)
-        if known is not None and claim.epoch < known.epoch:
+        # What the guard has closed already is no news.
+        if known is not None and claim.epoch < known.epoch and claim.migration != CLOSED:
             fenced = claim.state is OwnState.FENCED and claim.tablet not in world.busy
             if claim.state is OwnState.OWNED or fenced:
                 stale.append((claim, known))

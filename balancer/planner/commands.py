@@ -28,7 +28,7 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Refused
 from balancer.planner import orders
 from balancer.planner.command_acts import merge, move, split
-from balancer.planner.command_context import Context, Outcome
+from balancer.planner.command_context import Context, Outcome, Revival
 from balancer.planner.memory import FORGIVEN, failures_of
 from balancer.settings import Mode
 
@@ -86,7 +86,7 @@ def _drain(context: Context) -> Outcome:
 
 def _undrain(context: Context) -> Outcome:
     node = context.node()
-    if node.state not in (NodeState.DRAINING, NodeState.CLOSED):
+    if node.state not in (NodeState.DRAINING, NodeState.CLOSED, NodeState.LOST):
         return Outcome(f"node {node.id} is {node.state} already")
     return Outcome(
         f"node {node.id} is active again", (Put(replace(node, state=NodeState.ACTIVE, reason="")),), replan=node.bundle
@@ -181,6 +181,44 @@ def _rejoin(context: Context) -> Outcome:
     )
 
 
+def _lost(context: Context) -> Outcome:
+    """A node that will not come back. Its tablets stay its own in the directory until each has a new owner."""
+    node = context.node()
+    if node.state is NodeState.LOST:
+        return Outcome(f"node {node.id} is lost already")
+    count = tablets_on(context.snapshot, node.id)
+    if not context.arguments.get("accept_loss"):
+        raise Refused(f"node {node.id} owns {count} tablets; say --accept-loss to go on without the node")
+    return Outcome(
+        f"node {node.id} is lost, and {count} tablets with it: `balancer tablet lost TABLET` gives each a new owner;"
+        " migrations that need the node are ended",
+        (Put(replace(node, state=NodeState.LOST, reason=f"lost, says {context.author}")),),
+        replan=node.bundle,
+    )
+
+
+def _tablet_lost(context: Context) -> Outcome:
+    """A tablet that is nowhere gets a new owner: an empty one, or one that still has an older copy."""
+    tablet, node = context.tablet(), context.node()
+    running = context.snapshot.migration_of(tablet.id)
+    if running is not None:
+        raise Refused(f"tablet {tablet.id} is part of migration {running.id}, which is {running.state}: end it first")
+    if node.state is NodeState.LOST:
+        raise Refused(f"node {node.id} is lost itself")
+    if node.bundle != context.snapshot.tables[tablet.table].bundle:
+        raise Refused(f"node {node.id} belongs to another bundle, {node.bundle}")
+    if not context.arguments.get("accept_loss"):
+        raise Refused(f"say --accept-loss to go on without the rows that tablet {tablet.id} had on node {tablet.node}")
+    revival = Revival(tablet, node.id, bool(context.arguments.get("empty")))
+    how = "without rows" if revival.empty else "with the copy that it has"
+    return Outcome(
+        f"tablet {tablet.id} is on node {node.id} now, {how}; it is opened after the next poll",
+        (Put(revival.revived),),
+        replan=node.bundle,
+        revive=revival,
+    )
+
+
 def _plan(context: Context) -> Outcome:
     bundle = _bundle(context)
     return Outcome(f"bundle {bundle} is being planned anew; `balancer plan {bundle}` shows it", replan=bundle)
@@ -239,6 +277,7 @@ VERBS: Mapping[str, Callable[[Context], Outcome]] = {
     "double": partial(_order, what=orders.DOUBLE),
     "drain": _drain,
     "halve": partial(_order, what=orders.HALVE),
+    "lost": _lost,
     "merge": merge,
     "move": move,
     "pause": _pause,
@@ -248,6 +287,7 @@ VERBS: Mapping[str, Callable[[Context], Outcome]] = {
     "release": _release,
     "resume": _resume,
     "split": split,
+    "tablet-lost": _tablet_lost,
     "undrain": _undrain,
     "unpin": _unpin,
 }

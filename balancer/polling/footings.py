@@ -46,7 +46,9 @@ class FootingBook:
             why = went_back(before, now, poll.forks)
             if why:
                 return why
-            now = replace(now, mark=max(now.mark, before.mark))
+            if now.timeline > before.timeline and poll.forks is None:
+                # The history could not be read, perhaps only now: where the log was on its old timeline still counts.
+                now = replace(now, timeline=before.timeline, position=before.position)
         with self._lock:
             self._known[node.id] = node.generation, now
         return ""

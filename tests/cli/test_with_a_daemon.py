@@ -159,13 +159,13 @@ def test_verify_finds_a_node_that_contradicts_the_directory(running: Running) ->
     tablet = of_table(running, "events")[0]
     with running.databases[tablet["node"]].connect() as connection:
         epoch = "UPDATE balancer.tablet SET epoch = epoch + %s WHERE id = %s"
-        connection.execute(epoch, (-1, tablet["tablet"]))
+        connection.execute(epoch, (1, tablet["tablet"]))
         try:
             bad = running.balancer("verify", str(tablet["tablet"]))
         finally:
-            connection.execute(epoch, (1, tablet["tablet"]))
+            connection.execute(epoch, (-1, tablet["tablet"]))
     assert bad.code == 1
-    assert "an old copy" in bad.out
+    assert f"and only {tablet['epoch']} in the directory" in bad.out
     claim = "INSERT INTO balancer.tablet (id, epoch, state, schemas, partitions) VALUES (%s, 9, 'owned', '{}', '{}')"
     with running.databases[other(tablet["node"])].connect() as connection:
         connection.execute(claim, (tablet["tablet"],))

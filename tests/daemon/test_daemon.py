@@ -63,6 +63,9 @@ class Instance:
         found = self.state(bundle)
         return found.sentence if found else ""
 
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.daemon.instruments.registry.get_sample_value(name, labels)
+
     def leads(self) -> bool:
         return self.daemon.leading is not None
 

@@ -14,6 +14,8 @@ from balancer.embedded.postgres import PostgresServer
 from balancer.nodes.standbys import not_replayed, position
 from balancer.planner.state import Word
 from tests.daemon.test_daemon import Instance
+from tests.support.commands import Result
+from tests.support.commands import balancer_here as balancer
 from tests.support.fleet import Fleet, until
 from tests.support.servers import postgres
 from tests.support.standby import copy_folder, make_standby, restore_folder, wait_until
@@ -79,6 +81,22 @@ class Story:
         """A row of this tablet."""
         return int(self.execute(node, f"SELECT min(id) FROM orders_t{tablet}")[0][0])
 
+    def balancer(self, *arguments: str) -> Result:
+        """A command, as an operator gives it."""
+        return balancer(*arguments, "--config", self.fleet.config)
+
+    def move_to_b(self) -> None:
+        """Tablet 1, with its rows dropped on a, unless the grace is long."""
+        assert self.instance is not None
+        self.instance.give("move", tablet="1", node="b")
+        until(lambda: self.state("b", 1) == ("owned", 2, None, None), 60, "the opening")
+        until(lambda: self.state("a", 1) == ("moved", 2, "b", None), 60, "the end of the switch")
+
+    def unfinished(self) -> list[str]:
+        assert self.instance is not None
+        records = self.instance.daemon.directory().snapshot().migrations.values()
+        return [record.id for record in records if not record.finished]
+
     def rewound(self) -> dict[str, str]:
         with self.fleet.directory() as directory:
             return {node.id: node.rewound for node in directory.snapshot().nodes.values() if node.rewound}
@@ -111,9 +129,8 @@ def test_a_source_that_went_back_is_not_a_second_owner(story: Story) -> None:
     lost = story.id_in("a", 1)
     backup = story.back_up("a")
     until(lambda: instance.word() is not Word.BLOCKED, 30, "the return of a")
-    instance.give("move", tablet="1", node="b")
-    until(lambda: story.state("a", 1) == ("moved", 2, "b", None), 60, "the move")
-    until(lambda: all(one.finished for one in instance.daemon.follower().snapshot.migrations.values()), 60, "its end")
+    story.move_to_b()
+    until(lambda: not story.unfinished(), 60, "its end")
     story.stop()
     story.take_back("a", backup)
     assert story.state("a", 1) == ("owned", 1, None, None), "two owners"
@@ -152,23 +169,37 @@ def test_an_owner_that_went_back_although_nothing_moved_is_closed_until_the_loss
     story.execute("a", "CREATE TABLE filler AS SELECT n, repeat('x', 500) FROM generate_series(1, 20000) n")
     instance.ticks(3)
     assert story.refusal("a", "UPDATE orders SET n = 2").sqlstate == "TB004", "it stays so, however far its log comes"
-    assert "say --accept-loss" in instance.give("rejoin", node="a")
-    assert "4 tablets are opened" in instance.give("rejoin", node="a", accept_loss=True)
+    dry = story.balancer("node", "rejoin", "a", "--dry-run")
+    assert dry.code == 0, dry.err
+    assert "node a has gone back in time: its log ends" in dry.out
+    assert "in any of its 4 tablets" in dry.out
+    assert "opened again: 4 tablets that are closed now" in dry.out
+    assert story.rewound(), "a dry run changes nothing"
+    refused = story.balancer("node", "rejoin", "a")
+    assert (refused.code, "say --accept-loss" in refused.err) == (4, True)
+    assert f"{story.rewound()['a']}" in story.balancer("status").out
+    assert "by a person: balancer node rejoin a --dry-run" in story.balancer("doctor").out
+    assert instance.metric("balancer_node_rewound", bundle="shop", node="a") == 1
+    accepted = story.balancer("node", "rejoin", "a", "--accept-loss")
+    assert accepted.code == 0, accepted.err
+    assert "its 4 tablets are opened after the next poll" in accepted.out
     until(lambda: all(story.state("a", one) == ("owned", 1, None, None) for one in range(1, 5)), 30, "the opening")
     story.execute("a", "UPDATE orders SET n = 2")
     story.execute("a", "CALL balancer.hold(2, 1, true)")
     instance.ticks(3)
     assert story.rewound() == {}
     assert instance.word() is Word.BALANCED, instance.sentence()
+    assert instance.metric("balancer_node_rewound", bundle="shop", node="a") == 0
+    assert story.balancer("doctor").out == "nothing is wrong\n"
+    assert story.balancer("node", "rejoin", "a", "--accept-loss").code == 4
 
 
 def test_a_target_that_went_back_after_the_rows_were_dropped_is_named(story: Story) -> None:
     instance = story.start()
     backup = story.back_up("b")
     until(lambda: instance.word() is not Word.BLOCKED, 30, "the return of b")
-    instance.give("move", tablet="1", node="b")
-    until(lambda: story.state("a", 1) == ("moved", 2, "b", None), 60, "the move")
-    until(lambda: all(one.finished for one in instance.daemon.follower().snapshot.migrations.values()), 60, "its end")
+    story.move_to_b()
+    until(lambda: not story.unfinished(), 60, "its end")
     instance.ticks(2)
     story.stop()
     story.take_back("b", backup)
@@ -180,6 +211,76 @@ def test_a_target_that_went_back_after_the_rows_were_dropped_is_named(story: Sto
     assert state is not None
     found = next(node for node in state.nodes if node.id == "b").disagreements
     assert any("tablet 1 should be here, and the node knows nothing of it" in one for one in found), found
+    first = story.balancer("node", "rejoin", "b", "--accept-loss")
+    assert first.err == "1 tablets are not there at all (1): `balancer tablet lost 1` comes first\n"
+    seen = story.balancer("tablet", "lost", "1")
+    assert seen.out == ("tablet 1 belongs to node b with epoch 2\nnode a: moved, epoch 2, no rows\n"), seen.err
+    no_copy = story.balancer("tablet", "lost", "1", "--take-from", "a", "--accept-loss")
+    assert (no_copy.code, "node a has no copy of tablet 1" in no_copy.err) == (4, True)
+    assert story.balancer("tablet", "lost", "1", "--recreate-empty-on", "a").code == 4, "the loss must be accepted"
+    made = story.balancer("tablet", "lost", "1", "--recreate-empty-on", "a", "--accept-loss")
+    assert made.code == 0, made.err
+    assert "given up: all its rows" in made.out
+    until(lambda: story.state("a", 1) == ("owned", 3, None, None), 30, "the opening")
+    story.execute(
+        "a",
+        "INSERT INTO orders_t1 SELECT n FROM generate_series(1, 400) n"
+        " WHERE satisfies_hash_partition('orders'::regclass, 4, 0, n::bigint)",
+    )
+    assert story.balancer("node", "rejoin", "b", "--accept-loss").code == 0
+    instance.ticks(4)
+    assert instance.word() is Word.BALANCED, instance.sentence()
+    assert story.balancer("tablet", "lost", "1", "--recreate-empty-on", "b", "--accept-loss").code == 4, (
+        "it is not lost"
+    )
+    assert story.balancer("doctor").out == "nothing is wrong\n"
+
+
+def test_what_the_former_owner_still_has_is_kept_and_can_be_taken(story: Story) -> None:
+    story.fleet.write("observe", migration=SWIFT.replace('"0s"', '"6s"'))
+    instance = story.start()
+    backup = story.back_up("b")
+    until(lambda: instance.word() is not Word.BLOCKED, 30, "the return of b")
+    rows = story.execute("a", "SELECT count(*) FROM orders_t1")[0][0]
+    story.move_to_b()
+    assert story.unfinished(), "its grace is not over"
+    story.take_back("b", backup)
+    until(story.rewound, 30, "the discovery")
+    until(lambda: not story.unfinished(), 30, "the end of the move, or the rows would be dropped")
+    assert story.execute("a", "SELECT count(*) FROM orders_t1") == [(rows,)]
+    assert f"node a: moved, epoch 2, {rows} rows" in story.balancer("tablet", "lost", "1", "--dry-run").out
+    taken = story.balancer("tablet", "lost", "1", "--take-from", "a", "--accept-loss")
+    assert taken.code == 0, taken.err
+    until(lambda: story.state("a", 1) == ("owned", 3, None, None), 30, "the opening")
+    assert story.execute("a", "SELECT count(*) FROM orders") == [(400,)]
+    story.execute("a", "UPDATE orders SET n = 5")
+    story.execute("a", "CALL balancer.hold(1, 3, true)")
+    assert story.balancer("node", "rejoin", "b", "--accept-loss").code == 0
+    instance.ticks(4)
+    assert instance.word() is Word.BALANCED, instance.sentence()
+
+
+def test_a_node_that_is_gone_for_good_is_given_up(story: Story) -> None:
+    instance = story.start()
+    story.move_to_b()
+    until(lambda: not story.unfinished(), 60, "its end")
+    story.servers["b"].kill()
+    until(lambda: instance.word() is Word.BLOCKED, 30, "the death of b")
+    early = story.balancer("tablet", "lost", "1", "--recreate-empty-on", "a", "--accept-loss")
+    assert (early.code, "see `balancer node lost`" in early.err) == (4, True)
+    dry = story.balancer("node", "lost", "b", "--dry-run")
+    assert "given up: 1 tablets on node b" in dry.out, dry.err
+    assert story.balancer("node", "lost", "b").code == 4
+    assert story.balancer("node", "lost", "b", "--accept-loss").code == 0
+    assert story.balancer("tablet", "lost", "1", "--recreate-empty-on", "b", "--accept-loss").code == 4
+    made = story.balancer("tablet", "lost", "1", "--recreate-empty-on", "a", "--accept-loss")
+    assert made.code == 0, made.err
+    until(lambda: story.state("a", 1) == ("owned", 3, None, None), 30, "the opening")
+    instance.ticks(3)
+    assert instance.word() is Word.BALANCED, instance.sentence()
+    story.servers["b"].start()
+    until(story.rewound, 30, "the return of b, with an old claim")
+    until(lambda: story.state("b", 1) == ("moved", 3, "a", None), 30, "the fence")
 
 
 def test_a_crash_and_a_restart_lose_nothing(story: Story) -> None:
