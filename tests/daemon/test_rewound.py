@@ -33,11 +33,14 @@ class Story:
     servers: dict[str, PostgresServer]
     instance: Instance | None = None
 
-    def start(self) -> Instance:
-        self.instance = Instance(self.fleet.write_daemon(tick="300ms"))
+    def start(self, tick: str = "300ms") -> Instance:
+        self.instance = Instance(self.fleet.write_daemon(tick=tick))
         self.instance.start()
         until(self.instance.leads, 60, "an election")
-        self.instance.ticks(3)
+        for _ in range(3):
+            before = self.instance.state()
+            self.instance.daemon.run_soon("shop")
+            until(lambda before=before: self.instance and self.instance.state() is not before, 30, "a tick")  # type: ignore[misc]
         return self.instance
 
     def stop(self) -> None:
@@ -258,6 +261,21 @@ def test_what_the_former_owner_still_has_is_kept_and_can_be_taken(story: Story) 
     assert story.balancer("node", "rejoin", "b", "--accept-loss").code == 0
     instance.ticks(4)
     assert instance.word() is Word.BALANCED, instance.sentence()
+
+
+def test_a_target_that_went_back_by_less_than_the_time_between_two_polls_is_found(story: Story) -> None:
+    story.start()
+    story.stop()
+    backup = story.back_up("b")
+    story.start(tick="1h")
+    story.move_to_b()  # no poll sees b after this
+    until(lambda: not story.unfinished(), 60, "its end")
+    story.stop()
+    story.take_back("b", backup)
+    story.execute("b", "CREATE TABLE filler AS SELECT n, repeat('x', 500) FROM generate_series(1, 20000) n")
+    story.start()
+    until(story.rewound, 30, "the discovery")
+    assert story.rewound() == {"b": "it has forgotten tablet 1, which it had with epoch 2"}
 
 
 def test_a_node_that_is_gone_for_good_is_given_up(story: Story) -> None:
