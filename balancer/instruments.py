@@ -126,14 +126,20 @@ class Instruments:
         )
         self.node_state = self._gauge(
             "node_state",
-            "1 for the node's state: active, draining, closed, down.",
+            "1 for the node's state: active, draining, closed, down, lost.",
             ("bundle", "node", "state"),
-            "nodes × 4 states",
+            "nodes × 5 states",
         )
         self.node_reachable = self._gauge("node_reachable", "1 if the last poll reached the node.", node, per_node)
         self.node_disagreements = self._gauge(
             "node_disagreements",
             "Tablets about which the node's ownership table contradicts the directory.",
+            node,
+            per_node,
+        )
+        self.node_rewound = self._gauge(
+            "node_rewound",
+            "1 if the node has gone back in time: writes that it acknowledged are missing.",
             node,
             per_node,
         )

@@ -59,6 +59,7 @@ class NodeShape(Shape):
     error: str
     version: str
     disagreements: int
+    rewound: str = Field(description="why it is known to have gone back in time, and what to do; empty: it is not")
     tablets: int
     loads: dict[str, float]
     capacity: dict[str, float] = Field(description="bytes of disk and of memory, where known")

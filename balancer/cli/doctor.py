@@ -35,13 +35,16 @@ def doctor(
                 if output is Output.TEXT:
                     say(f"repaired on {repaired.node}: {repaired.text}")
             findings = examine(directory, addresses, node)
-    rows = [
-        {"node": found.node, "finding": found.text, "repair": "with --fix" if found.repairable else "by a person"}
-        for found in findings
-    ]
+    rows = [{"node": found.node, "finding": found.text, "repair": _repair(found)} for found in findings]
     show_rows(rows, COLUMNS, output, empty="nothing is wrong")
     if findings:
         raise typer.Exit(1)
+
+
+def _repair(found: Finding) -> str:
+    if found.repairable:
+        return "with --fix"
+    return f"by a person: {found.command}" if found.command else "by a person"
 
 
 def _fix(directory: Directory, addresses: Addresses, nodes: list[str] | None) -> list[Finding]:

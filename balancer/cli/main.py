@@ -40,6 +40,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "move": "balancer.cli.wishes:move",
     "split": "balancer.cli.wishes:split",
     "merge": "balancer.cli.wishes:merge",
+    "tablet": "balancer.cli.lost:app",
     "doctor": "balancer.cli.doctor:doctor",
     "apply": "balancer.cli.operate:apply",
     "drain": "balancer.cli.operate:drain",

@@ -1,9 +1,10 @@
-"""`balancer node list|check|grant-script`."""
+"""`balancer node list|check|grant-script|rejoin|lost`."""
 
 from typing import Annotated, Any
 
 import typer
 
+from balancer.cli.lost import AcceptOption, DryRunOption, Loss, give_loss, lost_of_lost_node, lost_of_rewound_node
 from balancer.cli.output import Output, OutputOption, say, show_rows
 from balancer.cli.places import ConfigOption, open_configured
 from balancer.clock import SystemClock
@@ -88,6 +89,33 @@ def print_grant_script(
 ) -> None:
     """SQL that gives a role what the balancer needs, for a superuser to run on each node."""
     say(grant_script(role, _roots(load_settings(config).bundle(bundle))))
+
+
+@app.command()
+def rejoin(
+    node: Annotated[str, typer.Argument(help="the node that has gone back in time")],
+    accept_loss: AcceptOption = False,
+    dry_run: DryRunOption = False,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Accepts a node that has gone back in time as it is now, and opens its tablets again.
+
+    What it acknowledged and has forgotten is gone for good. If the newer server still exists, bring it back instead.
+    """
+    give_loss("rejoin", {"node": node}, Loss(config, accept_loss, dry_run, output), lost_of_rewound_node)
+
+
+@app.command()
+def lost(
+    node: Annotated[str, typer.Argument(help="the node that is gone for good")],
+    accept_loss: AcceptOption = False,
+    dry_run: DryRunOption = False,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Gives a node up: its migrations are ended, and each of its tablets waits for `balancer tablet lost`."""
+    give_loss("lost", {"node": node}, Loss(config, accept_loss, dry_run, output), lost_of_lost_node)
 
 
 def _bundles(settings: Settings, name: str | None) -> list[BundleSettings]:

@@ -34,7 +34,7 @@ _WHOLE_NODE = frozenset(
     {
         Kind.NOT_INSTALLED,
         Kind.WRONG_DATABASE,
-        Kind.LEADER_WENT_BACK,
+        Kind.REWOUND,
         Kind.DIRECTORY_BEHIND,
         Kind.DEFAULT_PARTITION,
     }

@@ -262,6 +262,7 @@ class Daemon:
             leadership,
             pool=pool,
             beginner=Beginner(directory, leadership, self._sampler.split_keys, self._clock),
+            addresses=self.address,
             settings=self.settings,
             replan=self._replan,
             reporter=self._reporter,

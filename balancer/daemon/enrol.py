@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from balancer.directory.contract import Directory, Leadership
-from balancer.directory.model import Bundle, Change, Kind, Put, Remove, Transaction
+from balancer.directory.model import Bundle, Change, Kind, Node, Put, Remove, Transaction
 from balancer.directory.newest import commit_on_newest
 from balancer.directory.snapshot import Snapshot
 from balancer.planner.commands import tablets_on
@@ -38,7 +38,7 @@ def changes_of(snapshot: Snapshot, settings: Settings) -> Iterator[Change]:
             yield Put(Bundle(bundle.name))
         for record in records_of(bundle):
             known = snapshot.nodes.get(record.id)
-            wanted = record if known is None else replace(record, state=known.state, reason=known.reason)
+            wanted = record if known is None else _with_record(record, known)
             if wanted != known:
                 yield Put(wanted)
     configured = {node for bundle in settings.bundles.values() for node in bundle.nodes}
@@ -48,3 +48,10 @@ def changes_of(snapshot: Snapshot, settings: Settings) -> Iterator[Change]:
         gone = node.id not in configured | busy and node.bundle in settings.bundles
         if gone and not tablets_on(snapshot, node.id):
             yield Remove(Kind.NODE, node.id)
+
+
+def _with_record(configured: Node, known: Node) -> Node:
+    """What the file says, with what operators and the leader have recorded since."""
+    return replace(
+        configured, state=known.state, reason=known.reason, rewound=known.rewound, generation=known.generation
+    )

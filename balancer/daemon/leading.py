@@ -11,6 +11,7 @@ import structlog
 
 from balancer.clock import Clock
 from balancer.daemon.beginner import Beginner
+from balancer.daemon.node_guard import NodeGuard
 from balancer.daemon.pool import MigrationPool
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import (
@@ -21,15 +22,21 @@ from balancer.directory.model import (
     Migration,
     NodeState,
     Put,
+    TabletState,
     Transaction,
 )
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Unavailable
 from balancer.migration.begin import Also, nothing_else
+from balancer.migration.links import Links
+from balancer.migration.revive import check_lost, make_ready
+from balancer.nodes.connection import Address
 from balancer.planner import orders, plans
-from balancer.planner.command_context import Outcome
+from balancer.planner.command_context import Outcome, Revival
 from balancer.planner.commands import carry_out, refused
+from balancer.planner.memory import failures_of
 from balancer.planner.report import Reporter
+from balancer.polling.poller import ClusterPoll
 from balancer.settings import BundleSettings, Settings
 from policies.model import Action, BundleView, NodeChange, PlanResult
 
@@ -48,6 +55,7 @@ class Leading:
         *,
         pool: MigrationPool,
         beginner: Beginner,
+        addresses: Callable[[str], Address],
         settings: Callable[[], Settings],
         replan: Callable[[str], None],
         reporter: Reporter,
@@ -61,6 +69,8 @@ class Leading:
         self._replan = replan
         self._reporter = reporter
         self._clock = clock
+        self._addresses = addresses
+        self._guard = NodeGuard(directory, leadership, addresses, pool, clock)
         self._lock = threading.Lock()  # commands come from the watcher and, at election, from the loop
 
     def start(self, action: Action, bundle: BundleSettings, also: Also = nothing_else) -> Migration:
@@ -86,6 +96,29 @@ class Leading:
             (Put(replace(node, state=state, reason=reason)),), snapshot, f"{state} node {node.id}: {change.reason}"
         )
         log.info("node changed", node=node.id, state=state, reason=change.reason)
+
+    def guard(self, poll: ClusterPoll, snapshot: Snapshot) -> None:
+        """Keeps nodes that have gone back in time from doing harm; in every mode."""
+        self._guard.look(poll, snapshot)
+
+    def quarantine(self, tablets: Sequence[int], failures: int) -> None:
+        """Leaves tablets alone whose migrations failed so often in a row, until an operator releases them.
+
+        The tablet's state in the directory is the one truth of that: failures only lead to it.
+        """
+        if not tablets:
+            return
+        snapshot = self._directory.snapshot()
+        found = [snapshot.find_tablet(number) for number in tablets]
+        owned = [one for one in found if one is not None and one.state is TabletState.OWNED]
+        changes = tuple(
+            Put(replace(tablet, state=TabletState.QUARANTINED))
+            for tablet in owned
+            if snapshot.migration_of(tablet.id) is None
+            and len(failures_of(snapshot.migrations.values(), tablet.id)) >= failures
+        )
+        if changes:
+            self._record(changes, snapshot, f"{len(changes)} tablets quarantined: their migrations keep failing")
 
     def propose(self, plan: PlanResult, view: BundleView, bundle: BundleSettings, *, asked: bool = False) -> str:
         """Records a plan that is new or was asked for; returns the id of the one that stands, empty: there is none."""
@@ -158,6 +191,8 @@ class Leading:
                 self.pool.steer(verb, migration)
             if outcome.actions:
                 return self._start(command, outcome, snapshot)
+            if outcome.revive is not None:
+                self._revive(outcome.revive, snapshot)
             self._commit((*outcome.changes, Put(command)), snapshot, f"{command.verb}: {command.result}", command)
         except (Conflict, Fenced, OutcomeUnknown, Unavailable):
             raise  # not the command's fault: it still waits
@@ -165,6 +200,20 @@ class Leading:
             command = refused(command, str(error))
             self._commit((Put(command),), snapshot, f"{command.verb}: {command.result}", command)
         return command
+
+    def _revive(self, revival: Revival, snapshot: Snapshot) -> None:
+        """Makes the tablet ready on its new node, closed; what dies before the commit is repeated by a successor."""
+        for migration in self.pool.running():
+            record = snapshot.migrations.get(migration)
+            if record is not None and revival.tablet.id in record.sources:
+                raise Unavailable(f"migration {migration} is still being ended")  # the command waits for that
+        links = Links(self._addresses, "revive")
+        try:
+            table = snapshot.tables[revival.tablet.table]
+            check_lost(links, snapshot, revival.tablet)
+            make_ready(links, self.leadership.epoch, table, revival.revived, empty=revival.empty)
+        finally:
+            links.close()
 
     def _start(self, command: Command, outcome: Outcome, snapshot: Snapshot) -> Command:
         action = outcome.actions[0]

@@ -97,6 +97,14 @@ class MigrationPool:
             else:
                 self._paused.discard(migration)
 
+    def end(self, migration: str) -> bool:
+        """Ends a migration without cleaning up; False: a step of it is still under way, ask again."""
+        with self._lock:
+            runner = self._runners.get(migration)
+        if runner is not None:
+            runner.end(migration)
+        return migration not in self.running()
+
     def _obey(self, word: str, migration: str) -> None:
         try:
             self.steer(word, migration)

@@ -21,6 +21,7 @@ from balancer.planner.state import BundleState
 from balancer.planner.summary import STATUS_TOPIC, summary
 from balancer.planner.tick import BundleTick, Occasion, failed_tick
 from balancer.polling.addresses import addresses_of, cluster_name
+from balancer.polling.footings import FootingBook
 from balancer.polling.poller import Poller
 from balancer.settings import BundleSettings, Mode, Settings
 
@@ -49,6 +50,7 @@ class _Bundle:
 
     tick: BundleTick
     poller: Poller
+    book: FootingBook
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -86,11 +88,16 @@ class Ticks:
         bundle = settings.bundles.get(name)
         if bundle is None:
             return  # it was taken out of the configuration a moment ago
-        kept = self._bundle(settings, bundle)
+        snapshot = self._around.follower().snapshot
+        try:
+            kept = self._bundle(settings, bundle)
+        except BalancerError as error:
+            self._keep(snapshot, failed_tick(bundle, str(error), self._clock.now()))
+            return
         with structlog.contextvars.bound_contextvars(bundle=name), kept.lock:
             if self._bundles.get(name) is kept:
                 snapshot = self._around.follower().snapshot
-                self._keep(snapshot, self._state(kept.tick, settings, bundle, snapshot))
+                self._keep(snapshot, self._state(kept.tick, settings, bundle, snapshot), kept.book)
 
     def forget(self, bundles: Mapping[str, BundleSettings]) -> None:
         """Ends the ticks of bundles that are no longer configured."""
@@ -112,9 +119,16 @@ class Ticks:
         with self._lock:
             if bundle.name not in self._bundles:
                 daemon = settings.daemon
-                poller = Poller(cluster_name(daemon.directory), self._clock, daemon.poll_timeout)
+                book = FootingBook.load(self._around.directory(), bundle.name)
+                poller = Poller(
+                    cluster_name(daemon.directory),
+                    self._clock,
+                    daemon.poll_timeout,
+                    newest_epoch=lambda: self._around.directory().snapshot().epoch,
+                    book=book,
+                )
                 tick = BundleTick(poller, Samples(self._around.directory()), self._sampler, self._clock)
-                self._bundles[bundle.name] = _Bundle(tick, poller)
+                self._bundles[bundle.name] = _Bundle(tick, poller, book)
             return self._bundles[bundle.name]
 
     def _state(self, tick: BundleTick, settings: Settings, bundle: BundleSettings, snapshot: Snapshot) -> BundleState:
@@ -157,7 +171,7 @@ class Ticks:
             self._asked.discard(bundle)
             return asked
 
-    def _keep(self, snapshot: Snapshot, state: BundleState) -> None:
+    def _keep(self, snapshot: Snapshot, state: BundleState, book: FootingBook | None = None) -> None:
         with self._lock:
             before = self._states.get(state.bundle)
             self._states[state.bundle] = state
@@ -169,5 +183,7 @@ class Ticks:
         if self._around.leading is not None:
             try:
                 self._around.directory().publish(STATUS_TOPIC, state.bundle, summary(state))
+                if book is not None:
+                    book.publish(self._around.directory(), state.bundle)
             except BalancerError as error:
                 log.warning("the status could not be published", error=str(error))

@@ -240,6 +240,8 @@ _READERS: dict[tuple[Kind | None, str], Any] = {
     (None, "dsn"): _text,
     (None, "zone"): _text,
     (None, "reason"): _text,
+    (None, "rewound"): _text,
+    (None, "generation"): _whole,
     (None, "author"): _text,
     (None, "verb"): _text,
     (None, "error"): _text,

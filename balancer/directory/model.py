@@ -44,6 +44,7 @@ class NodeState(StrEnum):
     DRAINING = "draining"
     CLOSED = "closed"  # keeps what it has, gets nothing new
     DOWN = "down"
+    LOST = "lost"  # gone for good, by an operator's word: nobody waits for it, its tablets wait for an operator
 
 
 CLOSED_BY_DAEMON = "closed by the daemon: "
@@ -108,6 +109,10 @@ class Node:
     zone: str = ""
     weight: float = 1.0
     reason: str = ""  # why it is in a state other than active
+    rewound: str = ""
+    """Why it is known to have gone back in time; empty: it is not. Stays until an operator accepts it."""
+    generation: int = 0
+    """Grows each time an operator accepts the node as it is: what it said before does not count any more."""
 
     @property
     def key(self) -> str:

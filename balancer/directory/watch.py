@@ -106,7 +106,8 @@ class PollingFollower:
         except BalancerError:  # out of reach or being imported: the age tells, and the next look tries again
             return False
         with self._changed:
-            self._snapshot = max(self._snapshot, snapshot, key=lambda one: one.version)
+            # An election changes the epoch alone: the version is that of the last commit.
+            self._snapshot = max(self._snapshot, snapshot, key=lambda one: (one.version, one.epoch))
             if fresh:
                 self._confirmed = asked
             self._changed.notify_all()

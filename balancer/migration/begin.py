@@ -102,8 +102,15 @@ def check_free(snapshot: Snapshot, tablets: tuple[Tablet, ...], force: bool) -> 
         other = snapshot.migration_of(tablet.id)
         if other is not None:
             raise Refused(f"tablet {tablet.id} is part of migration {other.id}, which is {other.state}")
+        owner = snapshot.nodes.get(tablet.node)
+        if owner is not None and (owner.rewound or owner.state is NodeState.LOST):
+            why = f"has gone back in time: {owner.rewound}" if owner.rewound else "is lost"
+            raise Refused(f"tablet {tablet.id} cannot be migrated: its node {owner.id} {why}")
         if tablet.state is TabletState.QUARANTINED and not force:
-            raise Refused(f"tablet {tablet.id} is quarantined: look at its last migration, then use force")
+            raise Refused(
+                f"tablet {tablet.id} is quarantined: look at its last migrations with `balancer moves --all`,"
+                f" then `balancer release {tablet.id}`"
+            )
 
 
 def new_id() -> str:
@@ -112,5 +119,7 @@ def new_id() -> str:
 
 
 def _check_receives(node: Node, force: bool) -> None:
+    if node.rewound:
+        raise Refused(f"node {node.id} has gone back in time: {node.rewound}; see `balancer node rejoin {node.id}`")
     if node.state is not NodeState.ACTIVE and not force:
         raise Refused(f"node {node.id} is {node.state} and gets no tablets: {node.reason or 'no reason given'}")

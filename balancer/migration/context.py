@@ -156,21 +156,26 @@ class Context:
 
         A successor must wait for it, and ends it first (`Links.evict`).
         """
-        self.leadership.check()
+        self.check()
         with node_transaction(connection, self.leadership.epoch, node) as cursor:
             yield cursor
 
     @contextmanager
     def source_command(self) -> Iterator[Connection]:
         """For what cannot be in a transaction."""
-        self.leadership.check()
+        self.check()
         node = self.record.source_node
         with node_command(self.links.control(node), self.leadership.epoch, node) as connection:
             yield connection
 
+    def check(self) -> None:
+        """Raises `Fenced` if nothing may be done any more: another leads, or the migration was ended."""
+        self.leadership.check()
+        self.control.check()
+
     def checkpoint(self) -> None:
         """A place to stop at: raises `Fenced`, `CancelRequested` or `Overrun`; waits here while paused."""
-        self.leadership.check()
+        self.check()
         facts = traits(self.track, self.state)
         if self.control.cancelled and facts.cancellable:
             raise CancelRequested(self.control.reason)
@@ -179,7 +184,7 @@ class Context:
         while self.control.paused and not facts.writers_held and facts.cancellable:
             self.progress.waiting(self.control.waiting_for)
             self.control.wait(0.2)
-            self.leadership.check()
+            self.check()
             if self.control.cancelled:
                 raise CancelRequested(self.control.reason)
 
@@ -209,7 +214,7 @@ class Context:
 
     @contextmanager
     def _transaction(self, node: str, together: Sequence[Statement]) -> Iterator[Cursor]:
-        self.leadership.check()
+        self.check()
         connection = self.links.control(node)
         # A step that was acknowledged must survive the node's crash, whatever its own default is.
         with node_transaction(connection, self.leadership.epoch, node, durable=True, together=together) as cursor:

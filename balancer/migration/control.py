@@ -2,7 +2,7 @@
 
 import threading
 
-from balancer.errors import BalancerError
+from balancer.errors import BalancerError, Fenced
 
 
 class CancelRequested(BalancerError):
@@ -17,11 +17,16 @@ class Difference(BalancerError):
     """The copy is not what the source is: says where."""
 
 
+class Ended(Fenced):
+    """The migration was ended from outside: nothing of it may be done any more, by this thread or another."""
+
+
 class Control:
     """One per running migration."""
 
     def __init__(self) -> None:
         self._cancel = threading.Event()
+        self._end = threading.Event()
         self._go = threading.Event()
         self._go.set()
         self.reason = ""
@@ -33,6 +38,16 @@ class Control:
         self.reason = reason
         self._cancel.set()
         self._go.set()
+
+    def end(self) -> None:
+        """Keeps the migration from every further step, also where it is too late to cancel it."""
+        self._end.set()
+        self._go.set()
+
+    def check(self) -> None:
+        """Raises `Ended` once it was ended."""
+        if self._end.is_set():
+            raise Ended("the migration was ended: a node that it needs is lost or has gone back in time")
 
     def pause(self, waiting_for: str = "an operator to resume it") -> None:
         """Takes effect at the next checkpoint at which writers are not held back."""

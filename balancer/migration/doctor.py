@@ -20,6 +20,8 @@ from balancer.nodes.connection import Connection, Cursor, translated
 from balancer.nodes.leader import node_transaction
 from balancer.nodes.leftovers import Leftover, LeftoverKind, find_leftovers, remove_leftover
 from balancer.nodes.names import Name, parse_name
+from balancer.nodes.objects import CLOSED
+from balancer.nodes.ownership import rewound_words
 from balancer.nodes.root_facts import Facts, facts_on
 from balancer.nodes.root_findings import compare_roots, leaf_findings, root_findings
 from balancer.nodes.schema import OwnedTablet, OwnState, forget_tablets, read_tablets, write_tablets
@@ -41,6 +43,7 @@ class Finding:
     leftover: Leftover | None = None
     stale: OwnedTablet | None = None  # a row whose tablet is not coming, or has gone
     row: OwnedTablet | None = None  # the row as it should be
+    command: str = ""  # what a person may do about it
 
     @property
     def repairable(self) -> bool:
@@ -128,6 +131,8 @@ def _check_unchanged(cursor: Cursor, row: OwnedTablet) -> None:
 
 
 def _examine_node(snapshot: Snapshot, node: str, connection: Connection) -> Iterator[Finding]:
+    if (record := snapshot.nodes.get(node)) is not None and record.rewound:
+        yield Finding(node, rewound_words(node, record.rewound), command=f"balancer node rejoin {node} --dry-run")
     running = {record.id for record in snapshot.migrations.values() if not record.finished}
     for leftover in find_leftovers(connection):
         # A fence of a former owner stays with its rows, until they are dropped with it.
@@ -179,7 +184,8 @@ def _row_findings(snapshot: Snapshot, node: str, connection: Connection, row: Ow
                 yield Finding(node, f"tablet {row.id} has moved, but its rows are still here", stale=row)
     elif tablet is None or tablet.node != node:
         owner = f"node {tablet.node}" if tablet else "nobody"
-        yield Finding(node, f"says it owns tablet {row.id}, but the directory says that {owner} does")
+        text = f"says it owns tablet {row.id}, but the directory says that {owner} does"
+        yield Finding(node, text, command="balancer run: the leader closes it at its next poll")
 
 
 def _ownership_findings(
@@ -190,7 +196,10 @@ def _ownership_findings(
     attached = [partition.detach_pending(connection, name) is False for name in names]
     if not all(attached):
         missing = ", ".join(str(name) for name, there in zip(names, attached, strict=True) if not there)
-        yield Finding(node, f"owns tablet {tablet}, but {missing} is not attached")
+        text = f"owns tablet {tablet}, but {missing} is not attached"
+        yield Finding(node, text, command=f"balancer tablet lost {tablet} --dry-run")
+    elif row is not None and row.migration == CLOSED:
+        return  # of a node that has gone back in time: told once for all of them
     elif row is None or (row.state, row.epoch) != (OwnState.OWNED, epoch):
         said = f"{row.state} with epoch {row.epoch}" if row else "nothing"
         yield Finding(node, f"owns tablet {tablet} with epoch {epoch}, but says {said}", row=right)

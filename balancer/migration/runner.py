@@ -78,6 +78,10 @@ class Runner:
             raise Refused(f"migration {migration} is {record.state}: it is too late to cancel it")
         self._control(migration).cancel(reason)
 
+    def end(self, migration: str) -> None:
+        """Keeps a migration from every further step; what it has left is not cleaned up."""
+        self._control(migration).end()
+
     def pause(self, migration: str, waiting_for: str = "an operator to resume it") -> None:
         """Holds a migration at its next checkpoint at which writers are not held back."""
         self._control(migration).pause(waiting_for)

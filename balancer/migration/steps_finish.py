@@ -92,9 +92,12 @@ def _remove_guard(ctx: Context) -> None:
 
 def _wait_for_standbys(ctx: Context) -> None:
     """A failover to a standby that has not replayed the switch would leave the tablet nowhere, were the rows gone."""
+    node = ctx.record.target_node
     with ctx.target() as cursor:
         wanted = standbys.position(cursor)
-    node = ctx.record.target_node
+        row = cursor.execute("SELECT state, epoch FROM balancer.tablet WHERE id = %s", (ctx.moved.id,)).fetchone()
+    if row is None or row[0] not in ("owned", "fenced") or row[1] != ctx.moved.epoch:
+        raise Refused(f"node {node} has opened tablet {ctx.moved.id} and does not say so any more: was it taken back?")
     while True:
         with translated(node):
             behind = standbys.not_replayed(ctx.links.control(node), wanted)
@@ -131,6 +134,9 @@ def _mark_moved(ctx: Context, *, straight: bool) -> None:
         closed.commit()
         return
     with ctx.source() as cursor:
+        row = cursor.execute("SELECT epoch FROM balancer.tablet WHERE id = %s FOR UPDATE", (ctx.moved.id,)).fetchone()
+        if row is not None and row[0] > ctx.moved.epoch:
+            raise Refused(f"node {ctx.record.source_node} has tablet {ctx.moved.id} again, with epoch {row[0]}")
         # One whose detach was begun was marked before that, and cannot be altered until the detach is finished.
         there = [name for name, pending in partition.attachments(cursor, names).items() if not pending]
         run_together(cursor, _moved_statements(ctx, there))

@@ -129,6 +129,11 @@ def draining(ctx: Context) -> Event:
     ctx.prepared = _read_rest(ctx)
     _read_sequences(ctx)
     _await_marker(ctx, ctx.detail.marker, ctx.settings.write_pause_budget * 2)
+    node = ctx.record.target_node
+    with translated(node):
+        # What was compared is not compared again: a target that has lost some of it has lost its marker too.
+        if replication.missing_markers(ctx.links.control(node), ctx.id):
+            raise Refused(f"node {node} has lost changes that it had applied: was it taken back in time?")
     return Event.STEP
 
 

@@ -120,6 +120,10 @@ FUNCTIONS = r"""
         FROM balancer.tablet t LEFT JOIN pg_trigger f
             ON f.tgrelid = held[1] AND f.tgname = '!balancer_fence' AND f.tgenabled <> 'D'
         WHERE t.id = wanted;
+        IF mine.migration = 'rewound' THEN
+            RAISE EXCEPTION 'tablet % is closed: its node has gone back in time', wanted
+                USING ERRCODE = 'TB004', HINT = 'An operator decides: balancer node rejoin';
+        END IF;
         IF mine.state = 'incoming' THEN
             RAISE EXCEPTION 'tablet % is arriving here, try again', wanted
                 USING ERRCODE = '40001', DETAIL = format('TB001 migration=%s', mine.migration);

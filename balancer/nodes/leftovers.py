@@ -13,7 +13,7 @@ from psycopg import sql
 from balancer.nodes import replication
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.names import Name
-from balancer.nodes.objects import SNAPSHOT_TRIGGER, TRIGGERS, owner_of
+from balancer.nodes.objects import CLOSED, SNAPSHOT_TRIGGER, TRIGGERS, owner_of
 
 
 class LeftoverKind(StrEnum):
@@ -116,4 +116,6 @@ def _triggers(connection: Connection) -> Iterator[Leftover]:
     for name, schema, table, arguments, function in connection.execute(_TRIGGERS, (list(TRIGGERS), SNAPSHOT_TRIGGER)):
         words = bytes(arguments).decode().split("\0")
         owner = words[0] or owner_of(function)
+        if owner == CLOSED:
+            continue  # it keeps writers from a node that has gone back in time
         yield Leftover(LeftoverKind.TRIGGER, name, owner or None, Name(schema, table))

@@ -16,6 +16,8 @@ CAPTURE_TRUNCATE_TRIGGER = "~balancer_capture_truncate"
 TRIGGERS = (FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER, CAPTURE_TRIGGER, CAPTURE_TRUNCATE_TRIGGER)
 
 SNAPSHOT_TRIGGER = "!balancer_snapshot"
+CLOSED = "rewound"
+"""In the place of a migration's id: what stands on a node that has gone back in time."""
 
 PREFIX = "tb_"
 _OWNER = re.compile(r"(?:tb|changes|capture)_(m[0-9a-z]+)(?:_\d+)?")

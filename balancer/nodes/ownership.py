@@ -4,11 +4,12 @@ A node restored from a backup believes in an older world: epochs that are lower,
 It is not trusted until an operator has looked: nothing is planned with it, and its claims are shown beside the truth.
 """
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
 from balancer.nodes.names import Name
+from balancer.nodes.objects import CLOSED
 from balancer.nodes.poll import Claim, NodePoll
 from balancer.nodes.schema import OwnState
 
@@ -20,7 +21,7 @@ class Kind(StrEnum):
 
     NOT_INSTALLED = "not-installed"
     WRONG_DATABASE = "wrong-database"
-    LEADER_WENT_BACK = "leader-went-back"
+    REWOUND = "rewound"
     DIRECTORY_BEHIND = "directory-behind"
     MISSING = "missing"
     OLD_EPOCH = "old-epoch"
@@ -56,14 +57,14 @@ class World:
     node: str
     leader_epoch: int
     """The newest leader's epoch."""
-    seen_epoch: int
-    """The greatest leader's epoch this node was ever known to have recorded; 0: not known."""
     mine: Mapping[int, Expected]
     """The node's own tablets."""
     tablets: Mapping[int, Expected]
     """Those of every node: a claim on another's tablet is looked up here."""
     busy: Set[int] = frozenset()
     """Tablets in unfinished migrations: the two sides may differ for a while."""
+    rewound: str = ""
+    """Why the node is known to have gone back in time; empty: it is not."""
 
 
 def disagreements(poll: NodePoll, world: World) -> list[Disagreement]:
@@ -96,12 +97,49 @@ def _identity(poll: NodePoll, world: World) -> Iterator[Disagreement]:
     cluster, node, epoch = poll.identity.cluster, poll.identity.node, poll.identity.leader_epoch
     if (cluster, node) != (world.cluster, world.node):
         yield Disagreement(Kind.WRONG_DATABASE, f"this database is node {node} of cluster {cluster}")
-    elif epoch < world.seen_epoch:
-        text = f"it had seen leader {world.seen_epoch} and now knows only {epoch}: restored from a backup"
-        yield Disagreement(Kind.LEADER_WENT_BACK, text)
-    elif epoch > world.leader_epoch:
+        return
+    if world.rewound:
+        yield Disagreement(Kind.REWOUND, rewound_words(world.node, world.rewound))
+    if epoch > world.leader_epoch:
         text = f"it has seen leader {epoch}, the directory only {world.leader_epoch}: the directory is an old copy"
         yield Disagreement(Kind.DIRECTORY_BEHIND, text)
+
+
+def rewound_words(node: str, why: str) -> str:
+    """What an operator reads, with what to do next."""
+    return (
+        f"it has gone back in time: {why}; its tablets are closed to writes: bring the newer server back, or see what"
+        f" `balancer node rejoin {node} --dry-run` would give up"
+    )
+
+
+def stale_claims(poll: NodePoll, world: World) -> list[tuple[Claim, Expected]]:
+    """Claims that the directory has outdated, with what it says instead: the node has gone back in time.
+
+    An owner is fenced before the directory changes, and stays so. So a node says `owned` with an epoch below the
+    directory's only if it has gone back. That is true of tablets in migrations too, and however old the snapshot is:
+    epochs only grow. Of fences it is true outside of migrations. A tablet that the snapshot does not have proves
+    nothing: it may have been made since.
+    """
+    stale: list[tuple[Claim, Expected]] = []
+    for claim in poll.claims:
+        known = world.tablets.get(claim.tablet)
+        # What the guard has closed already is no news.
+        if known is not None and claim.epoch < known.epoch and claim.migration != CLOSED:
+            fenced = claim.state is OwnState.FENCED and claim.tablet not in world.busy
+            if claim.state is OwnState.OWNED or fenced:
+                stale.append((claim, known))
+    return stale
+
+
+def claims_words(stale: Sequence[tuple[Claim, Expected]]) -> str:
+    """What stale claims say of their node."""
+    claim, known = stale[0]
+    more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
+    return (
+        f"it claims tablet {claim.tablet}{more} with epoch {claim.epoch}, and the directory gave epoch {known.epoch} to"
+        f" node {known.node}"
+    )
 
 
 def _agrees(expected: Expected, claim: Claim | None, attached: set[tuple[str, str]]) -> bool:

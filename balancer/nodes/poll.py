@@ -16,6 +16,7 @@ import psycopg
 from psycopg import sql
 
 from balancer.nodes.connection import Connection
+from balancer.nodes.footing import Footing, Forks, parse_history
 from balancer.nodes.names import Name
 from balancer.nodes.schema import NodeIdentity, OwnState
 from policies.model import Floats
@@ -107,6 +108,10 @@ class NodeFacts:
     connections: int
     max_connections: int
     slots: tuple[Slot, ...] = ()
+    system: str = ""
+    timeline: int = 0
+    position: int = 0
+    """The flushed end of its log, in bytes; 0 on a standby, as is the timeline."""
 
 
 class Claim(NamedTuple):
@@ -116,6 +121,7 @@ class Claim(NamedTuple):
     epoch: int
     state: OwnState
     moved_to: str | None
+    migration: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +137,25 @@ class NodePoll:
     """How long the answer took."""
     defaults: tuple[tuple[Name, Name], ...] = ()
     """Roots that have a DEFAULT partition, with its name."""
+    forks: Forks | None = None
+    """Where its timeline left the ones before; read only where the timeline is a new one."""
+
+    @property
+    def footing(self) -> Footing:
+        facts, known = self.facts, self.identity
+        seen = (known.leader_epoch, known.mark) if known else (0, 0)
+        return Footing(facts.system, facts.timeline, facts.position, *seen)
 
 
 _FACTS = """
 SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), pg_postmaster_start_time(), clock_timestamp(),
        d.stats_reset, {size},
        (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
-       current_setting('max_connections')::int
+       current_setting('max_connections')::int,
+       (SELECT system_identifier::text FROM pg_control_system()),
+       CASE WHEN pg_is_in_recovery() THEN 0
+            ELSE ('x' || left(pg_walfile_name(pg_current_wal_flush_lsn()), 8))::bit(32)::int END,
+       CASE WHEN pg_is_in_recovery() THEN 0 ELSE (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint END
 FROM pg_stat_database d WHERE d.datname = current_database();
 """
 
@@ -198,8 +216,9 @@ JOIN pg_class d ON d.oid = p.partdefid JOIN pg_namespace dn ON dn.oid = d.relnam
 """
 
 _OWNERSHIP = """
-SELECT cluster, node, leader_epoch, schema_version FROM balancer.node;
-SELECT id, epoch, state, moved_to FROM balancer.tablet;
+SELECT cluster, node, leader_epoch, schema_version,
+       coalesce((SELECT max(number) FROM balancer.marker WHERE migration = 'the mark'), 0) FROM balancer.node;
+SELECT id, epoch, state, moved_to, migration FROM balancer.tablet;
 """
 
 
@@ -213,6 +232,14 @@ def poll_node(connection: Connection, roots: Sequence[Name], others: int | None 
         return _poll(connection, roots, others, with_ownership=True)
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         return _poll(connection, roots, others, with_ownership=False)  # our schema is not installed yet
+
+
+def read_forks(replication: Connection, timeline: int) -> dict[int, int]:
+    """Where this timeline left the ones before it; over a connection for replication."""
+    row = replication.execute(f"TIMELINE_HISTORY {timeline:d}".encode()).fetchone()
+    assert row is not None
+    content = row[1]
+    return parse_history(content if isinstance(content, str) else bytes(content).decode(errors="replace"))
 
 
 def statement(roots: Sequence[Name]) -> sql.Composed:
@@ -235,7 +262,8 @@ def _poll(connection: Connection, roots: Sequence[Name], others: int | None, *, 
         results = _results(cursor.execute(request))
         facts, slots, partitions, defaults = next(results), next(results), next(results), next(results)
         identity, claims = (next(results), next(results)) if with_ownership else ([], [])
-    known = NodeFacts(*facts[0])
+    *measures, system, timeline, end = facts[0]
+    known = replace(NodeFacts(*measures), system=system, timeline=timeline, position=end)
     measured = Partitions(partitions)
     if others is not None:
         known = replace(known, database_bytes=others + measured.bytes())
@@ -243,7 +271,7 @@ def _poll(connection: Connection, roots: Sequence[Name], others: int | None, *, 
         replace(known, slots=tuple(map(Slot._make, slots))),
         measured,
         NodeIdentity(*identity[0]) if identity else None,
-        tuple(Claim(tablet, epoch, _STATES[state], moved_to) for tablet, epoch, state, moved_to in claims),
+        tuple(Claim(tablet, epoch, _STATES[state], *rest) for tablet, epoch, state, *rest in claims),
         defaults=tuple((Name(*row[:2]), Name(*row[2:])) for row in defaults),
     )
 

@@ -27,7 +27,7 @@ FUNCTIONS = """
         THEN
             RAISE EXCEPTION '%.% takes writes only from transactions that have called balancer.hold',
                 pg_catalog.quote_ident(TG_TABLE_SCHEMA), pg_catalog.quote_ident(TG_TABLE_NAME)
-                USING ERRCODE = 'TB004',
+                USING ERRCODE = 'TB005',
                       HINT = 'First in the transaction: CALL balancer.hold(tablet, epoch, true); the library does.';
         END IF;
         RETURN NULL;

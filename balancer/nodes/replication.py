@@ -161,6 +161,14 @@ def newest_marker(connection: Connection | Cursor, migration: str) -> int:
     return int(row[0]) if row else 0
 
 
+def missing_markers(connection: Connection | Cursor, migration: str) -> int:
+    """How many of the markers up to the newest are not here: none, unless this server was taken back in time."""
+    row = connection.execute(
+        "SELECT coalesce(max(number), 0) - count(*) FROM balancer.marker WHERE migration = %s", (migration,)
+    ).fetchone()
+    return int(row[0]) if row else 0
+
+
 def delete_markers(cursor: Cursor, migration: str) -> None:
     """Idempotent."""
     cursor.execute("DELETE FROM balancer.marker WHERE migration = %s", (migration,))

@@ -13,7 +13,7 @@ from enum import StrEnum
 from psycopg import sql
 
 from balancer.errors import Refused
-from balancer.nodes import client_functions, fence_functions, locks, proof, proven_views
+from balancer.nodes import client_functions, fence_functions, locks, proof, proven_views, rewind_functions
 from balancer.nodes.connection import Connection, Cursor, Statement, run_together
 from balancer.nodes.names import Name
 
@@ -37,6 +37,8 @@ class NodeIdentity:
     node: str
     leader_epoch: int
     schema_version: int
+    mark: int = 0
+    """When the leader last told it the time, in seconds since 1970; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ _ENTER = """
 """
 
 FUNCTIONS = _ENTER + fence_functions.FUNCTIONS + locks.FUNCTIONS + client_functions.FUNCTIONS
-FUNCTIONS += proof.FUNCTIONS + proven_views.FUNCTIONS
+FUNCTIONS += proof.FUNCTIONS + proven_views.FUNCTIONS + rewind_functions.FUNCTIONS
 """What the newest version has; a change of these appends a step, if only an empty one."""
 
 

@@ -1,15 +1,31 @@
 """What the verbs of operators' commands look at, and what they come to. See `commands`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from balancer.directory.model import Change, Node, Tablet
+from balancer.directory.model import Change, Node, Tablet, TabletState
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
 from balancer.settings import Mode, WantedMode
 from policies.model import Action
+
+
+@dataclass(frozen=True, slots=True)
+class Revival:
+    """A tablet that is nowhere and gets a new owner, by an operator's word."""
+
+    tablet: Tablet
+    """As it is in the directory, with its former owner."""
+    node: str
+    empty: bool
+    """Made without rows; else the node opens the copy that it still has."""
+
+    @property
+    def revived(self) -> Tablet:
+        """As it will be."""
+        return replace(self.tablet, node=self.node, epoch=self.tablet.epoch + 1, state=TabletState.OWNED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +38,7 @@ class Outcome:
     steer: tuple[tuple[str, str], ...] = ()  # (cancel | pause | resume, migration id)
     replan: str = ""  # a bundle whose plan should be made anew at once
     mode: WantedMode | None = None  # of the actions; None: the bundle's
+    revive: Revival | None = None  # a tablet that is made ready on its new node before the changes are committed
 
 
 @dataclass(frozen=True, slots=True)

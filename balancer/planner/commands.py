@@ -28,7 +28,8 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Refused
 from balancer.planner import orders
 from balancer.planner.command_acts import merge, move, split
-from balancer.planner.command_context import Context, Outcome
+from balancer.planner.command_context import Context, Outcome, Revival
+from balancer.planner.memory import FORGIVEN, failures_of
 from balancer.settings import Mode
 
 
@@ -85,7 +86,7 @@ def _drain(context: Context) -> Outcome:
 
 def _undrain(context: Context) -> Outcome:
     node = context.node()
-    if node.state not in (NodeState.DRAINING, NodeState.CLOSED):
+    if node.state not in (NodeState.DRAINING, NodeState.CLOSED, NodeState.LOST):
         return Outcome(f"node {node.id} is {node.state} already")
     return Outcome(
         f"node {node.id} is active again", (Put(replace(node, state=NodeState.ACTIVE, reason="")),), replan=node.bundle
@@ -147,10 +148,75 @@ def _cancel(context: Context) -> Outcome:
 
 
 def _release(context: Context) -> Outcome:
+    """Also of one that only waits after a failure: what failed before does not count any more, or it would be
+    quarantined again at the next tick."""
     tablet = context.tablet()
-    if tablet.state is not TabletState.QUARANTINED:
+    failed = failures_of(context.snapshot.migrations.values(), tablet.id)
+    if tablet.state is not TabletState.QUARANTINED and not failed:
         return Outcome(f"tablet {tablet.id} is not quarantined")
-    return Outcome(f"tablet {tablet.id} may be migrated again", (Put(replace(tablet, state=TabletState.OWNED)),))
+    forgiven = [Put(replace(record, detail={**record.detail, FORGIVEN: True})) for record in failed]
+    count = f"; {len(failed)} failure{'s are' if len(failed) > 1 else ' is'} forgiven" if failed else ""
+    return Outcome(
+        f"tablet {tablet.id} may be migrated again{count}",
+        (Put(replace(tablet, state=TabletState.OWNED)), *forgiven),
+        replan=context.snapshot.tables[tablet.table].bundle,
+    )
+
+
+def _rejoin(context: Context) -> Outcome:
+    """Accepts a node that has gone back in time as it is. What was closed is opened after the next poll."""
+    node = context.node()
+    if not node.rewound:
+        return Outcome(f"node {node.id} has not gone back in time: there is nothing to accept")
+    if not context.arguments.get("accept_loss"):
+        raise Refused(
+            f"node {node.id} has gone back in time: {node.rewound}; say --accept-loss to go on without what is missing"
+        )
+    accepted = replace(node, rewound="", generation=node.generation + 1)
+    count = tablets_on(context.snapshot, node.id)
+    return Outcome(
+        f"node {node.id} is accepted as it is: its {count} tablets are opened after the next poll",
+        (Put(accepted),),
+        replan=node.bundle,
+    )
+
+
+def _lost(context: Context) -> Outcome:
+    """A node that will not come back. Its tablets stay its own in the directory until each has a new owner."""
+    node = context.node()
+    if node.state is NodeState.LOST:
+        return Outcome(f"node {node.id} is lost already")
+    count = tablets_on(context.snapshot, node.id)
+    if not context.arguments.get("accept_loss"):
+        raise Refused(f"node {node.id} owns {count} tablets; say --accept-loss to go on without the node")
+    return Outcome(
+        f"node {node.id} is lost, and {count} tablets with it: `balancer tablet lost TABLET` gives each a new owner;"
+        " migrations that need the node are ended",
+        (Put(replace(node, state=NodeState.LOST, reason=f"lost, says {context.author}")),),
+        replan=node.bundle,
+    )
+
+
+def _tablet_lost(context: Context) -> Outcome:
+    """A tablet that is nowhere gets a new owner: an empty one, or one that still has an older copy."""
+    tablet, node = context.tablet(), context.node()
+    running = context.snapshot.migration_of(tablet.id)
+    if running is not None:
+        raise Refused(f"tablet {tablet.id} is part of migration {running.id}, which is {running.state}: end it first")
+    if node.state is NodeState.LOST:
+        raise Refused(f"node {node.id} is lost itself")
+    if node.bundle != context.snapshot.tables[tablet.table].bundle:
+        raise Refused(f"node {node.id} belongs to another bundle, {node.bundle}")
+    if not context.arguments.get("accept_loss"):
+        raise Refused(f"say --accept-loss to go on without the rows that tablet {tablet.id} had on node {tablet.node}")
+    revival = Revival(tablet, node.id, bool(context.arguments.get("empty")))
+    how = "without rows" if revival.empty else "with the copy that it has"
+    return Outcome(
+        f"tablet {tablet.id} is on node {node.id} now, {how}; it is opened after the next poll",
+        (Put(revival.revived),),
+        replan=node.bundle,
+        revive=revival,
+    )
 
 
 def _plan(context: Context) -> Outcome:
@@ -211,14 +277,17 @@ VERBS: Mapping[str, Callable[[Context], Outcome]] = {
     "double": partial(_order, what=orders.DOUBLE),
     "drain": _drain,
     "halve": partial(_order, what=orders.HALVE),
+    "lost": _lost,
     "merge": merge,
     "move": move,
     "pause": _pause,
     "pin": _pin,
     "plan": _plan,
+    "rejoin": _rejoin,
     "release": _release,
     "resume": _resume,
     "split": split,
+    "tablet-lost": _tablet_lost,
     "undrain": _undrain,
     "unpin": _unpin,
 }

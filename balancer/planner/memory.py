@@ -17,6 +17,8 @@ from policies.model import BundleView, Floats, Ints, TabletHistory
 MINUTES = 5
 FAILED = "failed"
 DONE = "done"
+FORGIVEN = "forgiven"
+"""In the detail of a failed migration: an operator has released its tablets, and it does not count any more."""
 HEAT = "heat-"  # how the codes of actions for heat begin
 
 
@@ -87,13 +89,24 @@ def by_id(view: BundleView) -> tuple[Ints, Floats]:
     return view.tablets.ids[order], (view.tablets.read_rate + view.tablets.write_rate)[order]
 
 
+def failures_of(migrations: Iterable[Migration], tablet: int) -> list[Migration]:
+    """The migrations of a tablet that failed in a row, up to now; what `past` counts."""
+    failed: list[Migration] = []
+    for migration in sorted(migrations, key=lambda migration: migration.updated):
+        if migration.state == DONE and any(target.id == tablet for target in migration.targets):
+            failed = []
+        elif migration.state == FAILED and tablet in migration.sources and not migration.detail.get(FORGIVEN):
+            failed.append(migration)
+    return failed
+
+
 def past(migrations: Iterable[Migration]) -> dict[int, TabletHistory]:
     """What finished migrations say of tablets: when they last were migrated, how often that failed in a row."""
     found: dict[int, TabletHistory] = {}
     for migration in sorted(migrations, key=lambda migration: migration.updated):
         if not migration.finished:
             continue
-        if migration.state == FAILED:
+        if migration.state == FAILED and not migration.detail.get(FORGIVEN):
             for tablet in migration.sources:
                 before = found.get(tablet, TabletHistory())
                 found[tablet] = replace(before, failures=before.failures + 1, last_failed=migration.updated)

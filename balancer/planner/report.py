@@ -106,6 +106,7 @@ class Reporter:
         self._set(i.node_state, bundle, states)
         self._set(i.node_reachable, bundle, {(bundle, node.id): node.reachable for node in nodes})
         self._set(i.node_disagreements, bundle, {(bundle, node.id): len(node.disagreements) for node in nodes})
+        self._set(i.node_rewound, bundle, {(bundle, node.id): bool(node.rewound) for node in nodes})
         reached = [node for node in nodes if node.reachable]
         self._set(i.node_database, bundle, {(bundle, node.id): node.database_bytes for node in reached})
         self._set(i.node_connections, bundle, {(bundle, node.id): node.connections for node in reached})

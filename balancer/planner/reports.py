@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 from balancer.directory.model import Migration, MigrationKind, Node
 from balancer.directory.snapshot import Snapshot
+from balancer.nodes.ownership import rewound_words
 from balancer.planner.state import NodeReport
 from balancer.polling.poller import ClusterPoll, Health
 from balancer.settings.units import format_size
@@ -31,6 +32,7 @@ def node_report(poll: ClusterPoll, record: Node) -> NodeReport:
         error="" if silent is None else silent.reason,
         version=_version(facts.version) if facts else "",
         is_standby=polled.health is Health.STANDBY,
+        rewound=rewound_words(record.id, polled.rewound) if polled.rewound else "",
         disagreements=tuple(found.text for found in polled.disagreements),
         poll_seconds=polled.poll.seconds if polled.poll else 0.0,
         database_bytes=float(facts.database_bytes) if facts else 0.0,

@@ -38,13 +38,14 @@ class NodeReport:
     """One node as the last poll saw it."""
 
     id: str
-    state: str  # active, draining, closed, down
+    state: str  # active, draining, closed, down, lost
     reason: str
     reachable: bool
     unreachable_since: datetime | None = None
     error: str = ""
     version: str = ""
     is_standby: bool = False
+    rewound: str = ""  # why it is known to have gone back in time, and what to do; empty: it is not
     disagreements: tuple[str, ...] = ()  # where its ownership table contradicts the directory
     poll_seconds: float = 0.0
     database_bytes: float = 0.0

@@ -54,6 +54,7 @@ def _node(node: NodeReport, view: BundleView | None) -> dict[str, Any]:
         "error": node.error,
         "unreachable_since": _time(node.unreachable_since),
         "version": node.version,
+        "rewound": node.rewound,
         "disagreements": list(node.disagreements[:5]),
         "connections": node.connections,
         "retained_wal_bytes": node.retained_wal_bytes,

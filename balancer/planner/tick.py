@@ -45,6 +45,12 @@ class Starter(Protocol):
     def change_node(self, change: NodeChange) -> None:
         """Closes a node to new data, or opens it again."""
 
+    def guard(self, poll: ClusterPoll, snapshot: Snapshot) -> None:
+        """Keeps nodes that have gone back in time from doing harm; in every mode."""
+
+    def quarantine(self, tablets: Sequence[int], failures: int) -> None:
+        """Leaves tablets alone whose migrations failed so often in a row, until an operator releases them."""
+
     def propose(self, plan: PlanResult, view: BundleView, bundle: BundleSettings, *, asked: bool = False) -> str:
         """Records a plan that is new or was asked for; returns the id of the one that stands, empty: there is none."""
 
@@ -138,6 +144,8 @@ class BundleTick:
         began = self._clock.monotonic()
         now = self._clock.now()
         poll = self._poller.poll(occasion.snapshot, occasion.addresses)
+        if occasion.starter is not None:
+            occasion.starter.guard(poll, occasion.snapshot)
         openings = look(occasion.settings, occasion.bundle, now, self._last)
         self._note_window(openings, now)
         view = self._view(occasion, poll, openings, now)
@@ -235,12 +243,20 @@ def _carry_out(moment: _Moment) -> tuple[str, _Acts]:
     occasion, starter = moment.occasion, moment.occasion.starter
     if starter is None:
         return occasion.plan, _Acts()
+    limit = occasion.bundle.options.budgets.quarantine_after
+    starter.quarantine(_failing(moment.view, limit), limit)
     plan_id = starter.propose(moment.plan, moment.view, occasion.bundle, asked=occasion.asked)
     acts = _act(moment, starter)
     if plan_id and acts.handled:
         starter.settle(plan_id, acts.handled, acts.failures)
     starter.settle_orders(occasion.bundle.name, moment.dues, moment.view)
     return plan_id, acts
+
+
+def _failing(view: BundleView, limit: int) -> list[int]:
+    """Tablets whose migrations have failed so often in a row, and that are not quarantined yet."""
+    failing = {tablet for tablet, history in view.history.items() if history.failures >= limit}
+    return sorted(failing - view.quarantined)
 
 
 def _act(moment: _Moment, starter: Starter) -> _Acts:

@@ -1,7 +1,7 @@
 """One word and one sentence for a bundle. Pure: everything that may stand in the way is given.
 
-The order of the questions is the order of importance to an operator: what runs, what is broken, what is in the way,
-what is waited for. "Balanced" is only said when none of them applies.
+The order of the questions is the order of importance to an operator: lost writes, what runs, what is broken, what is in
+the way, what is waited for. "Balanced" is only said when none of them applies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,13 +41,25 @@ def verdict(situation: Situation) -> tuple[Word, str]:
     """The word, and the sentence that says what, how long still, until when or by what."""
     # Moves that help only after others stay pending where those others do not come: by themselves they are none.
     wanted = len(situation.plan.actions) and len(situation.plan.actions) + situation.plan.pending_moves
+    broken = [node for node in situation.nodes if _is_broken(node)]
+    broken.sort(key=lambda node: not node.rewound)
+    if broken and broken[0].rewound:  # before all that runs: acknowledged writes are missing
+        return Word.BLOCKED, _broken(broken[0], len(broken))
     if situation.running:
         return Word.WORKING, _working(situation)
     if situation.held:
         return Word.WAITING, _held(situation)
-    broken = [node for node in situation.nodes if not node.reachable or node.is_standby or node.disagreements]
     if broken:
         return Word.BLOCKED, _broken(broken[0], len(broken))
+    return _healthy(situation, wanted)
+
+
+def _is_broken(node: NodeReport) -> bool:
+    """A node that an operator has given up is not waited for."""
+    return node.state != "lost" and bool(not node.reachable or node.is_standby or node.disagreements)
+
+
+def _healthy(situation: Situation, wanted: int) -> tuple[Word, str]:
     if situation.orders or not wanted:
         return _ordered(situation) if situation.orders else _idle(situation)
     blocked = _steering(situation) or situation.refused

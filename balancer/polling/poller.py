@@ -5,23 +5,30 @@ is a standby or contradicts the directory is a value in the result; what was las
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
+import structlog
 
 from balancer.clock import Clock
-from balancer.directory.model import MigrationKind
+from balancer.directory.model import MigrationKind, Node
 from balancer.directory.snapshot import Snapshot
-from balancer.nodes.connection import Address, ConnectionHolder, Target, Timeouts, deadline
+from balancer.errors import BalancerError
+from balancer.nodes.connection import Address, ConnectionHolder, Target, Timeouts, connect, deadline, translated
+from balancer.nodes.footing import Forks
 from balancer.nodes.names import Name
-from balancer.nodes.ownership import Disagreement, World, disagreements
-from balancer.nodes.poll import NodePoll, poll_node
+from balancer.nodes.ownership import Disagreement, Expected, World, claims_words, disagreements, stale_claims
+from balancer.nodes.poll import Claim, NodePoll, poll_node, read_forks
 from balancer.polling.fanout import FanOut, Unreachable
+from balancer.polling.footings import FootingBook
 from balancer.polling.index import TabletIndex, build_index
 from balancer.polling.own_work import own_work
 from balancer.polling.rates import COUNTERS, Heir, Rates, Sample, advance, first_rates
 from policies.model import Floats, Ints
+
+log = structlog.get_logger()
 
 WHOLE_EVERY = 60.0
 """Seconds between measurements of whole databases; what our partitions have in them is measured in every poll."""
@@ -45,6 +52,10 @@ class NodeReport:
     poll: NodePoll | None = None
     unreachable: Unreachable | None = None
     disagreements: tuple[Disagreement, ...] = ()
+    rewound: str = ""
+    """Why it has gone back in time; empty: it has not."""
+    stale: tuple[tuple[Claim, Expected], ...] = ()
+    """What it claims and the directory has outdated."""
 
     @property
     def reason(self) -> str:
@@ -69,9 +80,22 @@ class ClusterPoll:
 class Poller:
     """Keeps connections, rates and the open questions between polls."""
 
-    def __init__(self, cluster: str, clock: Clock, patience: float = 5.0, workers: int = 32) -> None:
+    def __init__(
+        self,
+        cluster: str,
+        clock: Clock,
+        patience: float = 5.0,
+        workers: int = 32,
+        *,
+        newest_epoch: Callable[[], int] = lambda: 0,
+        book: FootingBook | None = None,
+    ) -> None:
+        """`newest_epoch` reads the newest leader's epoch from the directory: asked when a node knows a newer one than
+        the snapshot, which may be from before an election that changed nothing else."""
         self._cluster = cluster
         self._clock = clock
+        self._newest_epoch = newest_epoch
+        self._book = book or FootingBook()
         self._patience = patience
         timeouts = Timeouts(connect=patience, statement=patience, lock=min(1.0, patience), network=patience)
         self._holder = ConnectionHolder("poll", timeouts)
@@ -79,7 +103,6 @@ class Poller:
         self._index = build_index(Snapshot(version=-1))
         self._rates = first_rates()
         self._polls = 0
-        self._seen_epochs: dict[str, int] = {}
         self._others: dict[str, tuple[float, tuple[Name, ...], int]] = {}
         """Node → when its database was measured as a whole, for which roots, and the bytes in it that none of their
         partitions has."""
@@ -90,7 +113,7 @@ class Poller:
             self._index = build_index(snapshot)
         index = self._index
         questions = {
-            node.id: self._question(addresses[node.id], index.roots.get(node.bundle, ()))
+            node.id: self._question(node, addresses[node.id], index.roots.get(node.bundle, ()))
             for node in snapshot.nodes.values()
             if node.id in addresses
         }
@@ -107,7 +130,7 @@ class Poller:
         self._fan_out.close()
         self._holder.close()
 
-    def _question(self, address: Address, roots: tuple[Name, ...]) -> Callable[[], NodePoll]:
+    def _question(self, node: Node, address: Address, roots: tuple[Name, ...]) -> Callable[[], NodePoll]:
         # With one host a standby is let in, so that it can be called by its name instead of "unreachable".
         target = Target.PRIMARY if address.has_several_hosts() else Target.ANY
 
@@ -121,9 +144,28 @@ class Poller:
                     found = poll_node(connection, roots)
                     others = found.facts.database_bytes - found.partitions.bytes()
                     self._others[address.node] = began, roots, others
-                return replace(found, seconds=self._clock.monotonic() - began)
+                seconds = self._clock.monotonic() - began
+            return replace(found, seconds=seconds, forks=self._forks(node, address, found))
 
         return ask
+
+    def _forks(self, node: Node, address: Address, found: NodePoll) -> Forks | None:
+        """The history of a timeline that is new: read over a connection for replication, as any role may that moves
+        tablets. Where it may not, positions and the mark must do."""
+        before, facts = self._book.of(node), found.facts
+        if before is None or facts.timeline <= before.timeline:
+            return None
+        timeouts = Timeouts(connect=self._patience, statement=self._patience, network=self._patience)
+        try:
+            with (
+                translated(node.id),
+                closing(connect(address, purpose="poll", timeouts=timeouts, replication=True)) as link,
+                deadline(link, self._patience),
+            ):
+                return read_forks(link, facts.timeline)
+        except BalancerError as error:
+            log.warning("the history of a new timeline cannot be read", node=node.id, error=str(error))
+            return None
 
     def _report(
         self,
@@ -137,20 +179,30 @@ class Poller:
         if answer.facts.in_recovery:
             self._holder.forget(node)  # after a failover another host of the DSN may be the primary
             return NodeReport(node, Health.STANDBY, answer)
-        seen = self._seen_epochs.get(node, 0)
+        record = snapshot.nodes[node]
+        mine, ours = index.by_node.get(node, {}), answer.identity is not None and answer.identity.node == node
+        why = record.rewound or (self._book.look(record, answer) if ours else "")
         world = World(
             cluster=self._cluster,
             node=node,
-            leader_epoch=snapshot.epoch,
-            seen_epoch=seen,
-            mine=index.by_node.get(node, {}),
+            leader_epoch=self._leader_epoch(snapshot, answer),
+            mine=mine,
             tablets=index.tablets,
             busy=snapshot.busy.keys(),
+            rewound=why,
         )
+        stale = stale_claims(answer, world) if ours else []
+        if stale and not why:
+            why = claims_words(stale)
+            world = replace(world, rewound=why)
         found = disagreements(answer, world)
-        if answer.identity is not None:
-            self._seen_epochs[node] = max(seen, answer.identity.leader_epoch)
-        return NodeReport(node, Health.QUARANTINED if found else Health.GOOD, answer, disagreements=tuple(found))
+        health = Health.QUARANTINED if found else Health.GOOD
+        return NodeReport(node, health, answer, None, tuple(found), why, tuple(stale))
+
+    def _leader_epoch(self, snapshot: Snapshot, answer: NodePoll) -> int:
+        known = answer.identity
+        newer = known is not None and known.leader_epoch > snapshot.epoch
+        return max(snapshot.epoch, self._newest_epoch()) if newer else snapshot.epoch
 
 
 def _heirs(snapshot: Snapshot) -> dict[int, Heir]:

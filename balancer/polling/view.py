@@ -31,6 +31,7 @@ _CONDITIONS = {
     NodeState.DRAINING: NodeCondition.DRAINING,
     NodeState.CLOSED: NodeCondition.CLOSED,
     NodeState.DOWN: NodeCondition.DOWN,
+    NodeState.LOST: NodeCondition.DOWN,
 }
 RATE_WINDOW = 1  # ten minutes: long enough not to chase bursts, short enough to see a change within the hour
 

@@ -159,13 +159,13 @@ def test_verify_finds_a_node_that_contradicts_the_directory(running: Running) ->
     tablet = of_table(running, "events")[0]
     with running.databases[tablet["node"]].connect() as connection:
         epoch = "UPDATE balancer.tablet SET epoch = epoch + %s WHERE id = %s"
-        connection.execute(epoch, (-1, tablet["tablet"]))
+        connection.execute(epoch, (1, tablet["tablet"]))
         try:
             bad = running.balancer("verify", str(tablet["tablet"]))
         finally:
-            connection.execute(epoch, (1, tablet["tablet"]))
+            connection.execute(epoch, (-1, tablet["tablet"]))
     assert bad.code == 1
-    assert "an old copy" in bad.out
+    assert f"and only {tablet['epoch']} in the directory" in bad.out
     claim = "INSERT INTO balancer.tablet (id, epoch, state, schemas, partitions) VALUES (%s, 9, 'owned', '{}', '{}')"
     with running.databases[other(tablet["node"])].connect() as connection:
         connection.execute(claim, (tablet["tablet"],))
@@ -199,3 +199,38 @@ def test_waiting_for_a_migration_that_fails_ends_with_1(running: Running) -> Non
     assert "is failed: " in failed.err
     assert of_table(running, "events")[0]["node"] == tablet["node"]
     assert running.rows("events") == list(range(1, ROWS + 1))
+
+
+def test_a_tablet_whose_migrations_keep_failing_is_quarantined_until_it_is_released(running: Running) -> None:
+    tablet = of_table(running, "events")[1]
+    number, target = str(tablet["tablet"]), other(tablet["node"])
+
+    def state() -> str:
+        return str(next(row for row in of_table(running, "events") if row["tablet"] == tablet["tablet"])["state"])
+
+    def ticked() -> None:
+        before = documents(running, "status")[0]["at"]
+        until(lambda: documents(running, "status")[0]["at"] > before, "a tick")
+
+    with running.databases[target].connect() as connection:
+        connection.execute(f"CREATE TABLE events_t{number} (in_the_way int)")
+        try:
+            for _ in range(3):
+                assert running.balancer("move", number, target, "--wait").code == 1
+        finally:
+            connection.execute(f"DROP TABLE events_t{number}")
+    until(lambda: state() == "quarantined", "the tablet is quarantined")
+    refused = running.balancer("move", number, target)
+    assert refused.code == 4
+    assert refused.err == (
+        f"tablet {number} is quarantined: look at its last migrations with `balancer moves --all`,"
+        f" then `balancer release {number}`\n"
+    )
+    released = running.balancer("release", number)
+    assert (released.code, released.out) == (0, f"tablet {number} may be migrated again; 3 failures are forgiven\n")
+    ticked()
+    ticked()
+    assert state() == "owned"
+    assert running.balancer("release", number).out == f"tablet {number} is not quarantined\n"
+    moved = running.balancer("move", number, target, "--wait")
+    assert moved.code == 0, moved.err

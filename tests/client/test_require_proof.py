@@ -43,7 +43,7 @@ def client(closed: Shards) -> Iterator[Client]:
 def refused(client: Client, statement: str) -> psycopg.Error:
     with pytest.raises(psycopg.Error) as caught:
         client.execute(statement.encode())
-    assert caught.value.sqlstate == "TB004", caught.value
+    assert caught.value.sqlstate == "TB005", caught.value
     return caught.value
 
 
@@ -66,7 +66,7 @@ def test_an_unproven_write_is_refused_and_told_what_to_do(closed: Shards, client
         assert "CALL balancer.hold" in (error.diag.message_hint or "")
     with pytest.raises(psycopg.Error) as caught, client.cursor().copy("COPY orders FROM STDIN") as copy:
         copy.write_row((user_of(closed, 1), 1, ""))
-    assert caught.value.sqlstate == "TB004"
+    assert caught.value.sqlstate == "TB005"
     assert client.execute("SELECT count(*) FROM orders").fetchone() == (0,)
 
 

@@ -9,6 +9,7 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import Counter, Put
 from balancer.errors import TooLarge, UserError
 from tests.support.directories import Opener, fill, frame, moved, transaction
+from tests.support.fleet import until
 
 
 def test_a_follower_begins_with_the_newest_snapshot(directory: Directory, opener: Opener) -> None:
@@ -26,6 +27,19 @@ def test_a_follower_sees_commits_of_others(directory: Directory, opener: Opener)
         view = follower.wait(version - 1, timeout=10)
         assert view.version >= version
         assert view.tablet(tablet).node == "pg-c"
+
+
+def test_a_follower_learns_of_an_election_after_which_nothing_is_committed(
+    directory: Directory, opener: Opener
+) -> None:
+    fill(directory)
+    follower = opener().follow()
+    for number in range(2):
+        with opener() as candidate:
+            won = candidate.campaign(f"leader {number}", timeout=20)
+            assert won is not None
+            until(lambda epoch=won.epoch: follower.snapshot.epoch == epoch, 10, "the news of an election")  # type: ignore[misc]
+            won.resign()
 
 
 def test_waiting_ends_at_the_timeout_with_the_newest_known(directory: Directory) -> None:

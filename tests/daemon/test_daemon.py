@@ -63,6 +63,12 @@ class Instance:
         found = self.state(bundle)
         return found.sentence if found else ""
 
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.daemon.instruments.registry.get_sample_value(name, labels)
+
+    def leads(self) -> bool:
+        return self.daemon.leading is not None
+
     def owners(self) -> dict[str, int]:
         return owners(self.daemon.follower().snapshot)
 

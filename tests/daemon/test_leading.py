@@ -65,6 +65,7 @@ def leading(
         leadership,
         pool=pool,
         beginner=Beginner(directory, leadership, lambda *_: [], clock),
+        addresses=nowhere,
         reporter=Reporter(instruments),
         settings=lambda: settings,
         replan=replanned.append,

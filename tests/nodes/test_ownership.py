@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from balancer.nodes.names import Name
-from balancer.nodes.ownership import Expected, Kind, World, disagreements
+from balancer.nodes.ownership import Expected, Kind, World, disagreements, stale_claims
 from balancer.nodes.poll import Claim, NodeFacts, NodePoll, Partitions, PartitionStats
 from balancer.nodes.schema import NodeIdentity, OwnState
 
@@ -17,9 +17,9 @@ P1 = Name("public", "p1")
 HELD = PartitionStats(0, *P1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, None)
 
 
-def world(epoch: int = 5, busy: frozenset[int] = frozenset(), seen: int = 0) -> World:
+def world(epoch: int = 5, busy: frozenset[int] = frozenset(), rewound: str = "") -> World:
     mine = {1: Expected("a", epoch, (P1,))}
-    return World("shop", "a", 9, seen, mine, mine | {2: Expected("b", 7)}, busy)
+    return World("shop", "a", 9, mine, mine | {2: Expected("b", 7)}, busy, rewound)
 
 
 def poll(*claims: Claim, leader: int = 8, attached: bool = True, node: str = "a") -> NodePoll:
@@ -47,7 +47,7 @@ def test_a_node_that_agrees_is_trusted() -> None:
         (poll(OWNED, attached=False), world(), Kind.DETACHED),
         (poll(OWNED, Claim(2, 6, OwnState.OWNED, None)), world(), Kind.FORMER_OWNER),
         (poll(OWNED, Claim(99, 1, OwnState.FENCED, None)), world(), Kind.FORMER_OWNER),
-        (poll(OWNED, leader=3), world(seen=8), Kind.LEADER_WENT_BACK),
+        (poll(OWNED), world(rewound="an old backup"), Kind.REWOUND),
         (poll(OWNED, leader=10), world(), Kind.DIRECTORY_BEHIND),
         (poll(OWNED, node="z"), world(), Kind.WRONG_DATABASE),
         (NodePoll(FACTS, Partitions(()), None, ()), world(), Kind.NOT_INSTALLED),
@@ -62,7 +62,7 @@ def test_tablets_in_a_migration_may_differ_for_a_while() -> None:
 
 
 def test_a_new_node_without_tablets_needs_no_schema() -> None:
-    assert kinds(NodePoll(FACTS, Partitions(()), None, ()), World("shop", "c", 9, 0, {}, {1: Expected("a", 5)})) == []
+    assert kinds(NodePoll(FACTS, Partitions(()), None, ()), World("shop", "c", 9, {}, {1: Expected("a", 5)})) == []
 
 
 def test_a_default_partition_is_a_reason_not_to_trust_a_node() -> None:
@@ -71,3 +71,24 @@ def test_a_default_partition_is_a_reason_not_to_trust_a_node() -> None:
     assert disagreements(found, world())[0].text == (
         "public.orders has the DEFAULT partition public.rest, which takes rows of other nodes' tablets: detach it"
     )
+
+
+@pytest.mark.parametrize(
+    ("claim", "busy", "stale"),
+    [
+        (Claim(2, 6, OwnState.OWNED, None), frozenset(), True),
+        (Claim(2, 6, OwnState.OWNED, None), frozenset({2}), True),  # a source is fenced before the directory changes
+        (Claim(2, 6, OwnState.FENCED, None), frozenset(), True),
+        (Claim(2, 6, OwnState.FENCED, None), frozenset({2}), False),  # a source that is being retired
+        (Claim(2, 6, OwnState.MOVED, "b"), frozenset(), False),
+        (Claim(2, 7, OwnState.OWNED, None), frozenset(), False),  # the directory may be the old one
+        (Claim(2, 8, OwnState.INCOMING, None), frozenset({2}), False),
+        (Claim(99, 1, OwnState.OWNED, None), frozenset(), False),  # made since the snapshot, perhaps
+    ],
+)
+def test_a_claim_is_stale_only_where_that_is_certain(claim: Claim, busy: frozenset[int], stale: bool) -> None:
+    assert [found for found, _ in stale_claims(poll(OWNED, claim), world(busy=busy))] == [claim] * stale
+
+
+def test_an_owner_with_an_old_epoch_is_stale_on_its_own_node() -> None:
+    assert stale_claims(poll(OWNED), world(epoch=6)) == [(OWNED, Expected("a", 6, (P1,)))]

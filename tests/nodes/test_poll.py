@@ -7,7 +7,7 @@ import pytest
 
 from balancer.nodes.connection import Address, Connection, Timeouts, connect
 from balancer.nodes.names import Name
-from balancer.nodes.poll import NodePoll, PartitionStats, poll_node
+from balancer.nodes.poll import Claim, NodePoll, PartitionStats, poll_node
 from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
 
 ROOTS = [Name("public", "orders"), Name("public", "Items"), Name("public", "not there")]
@@ -116,7 +116,7 @@ def test_claims_are_read_once_our_schema_is_there(tables: Connection) -> None:
     poll = poll_node(tables, ROOTS)
     assert poll.identity is not None
     assert poll.identity.node == "a"
-    assert set(poll.claims) == {(1, 2, OwnState.OWNED, None), (2, 3, OwnState.MOVED, "b")}
+    assert set(poll.claims) == {Claim(1, 2, OwnState.OWNED, None), Claim(2, 3, OwnState.MOVED, "b")}
 
 
 def test_a_locked_partition_does_not_hold_up_the_poll(tables: Connection, address: Address) -> None:

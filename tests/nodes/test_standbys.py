@@ -68,8 +68,7 @@ def test_a_paused_standby_is_named_with_its_lag(primary: Connection, second: Con
     at = _now(primary)
     (found,) = not_replayed(primary, at)
     assert (found.name, found.address) == ("east's second", "127.0.0.1")
-    assert found.lag_bytes is not None
-    assert found.lag_bytes > 50_000
+    assert (found.lag_bytes or 0) > 50_000
     assert str(found) == f'standby "east\'s second" at 127.0.0.1 is behind by {found.lag_bytes} bytes of WAL'
     assert not not_replayed(primary, before)
     second.execute("SELECT pg_wal_replay_resume()")

@@ -54,10 +54,11 @@ class Fleet:
         """The bundle's file; sections by name as TOML, kept for later calls."""
         self.bundle |= sections
         named = [f'[nodes.{node}]\ndsn = "{self.dsns[node]}"\n' for node in (nodes or self.dsns)]
-        others = [f"[{name}]\n{text}\n" for name, text in self.bundle.items()]
+        above = self.bundle.get("", "")
+        others = [f"[{name}]\n{text}\n" for name, text in self.bundle.items() if name]
         table = f'[tables.orders]\nroots = ["public.orders"]\nlayout = "hash"\nkey = ["id"]\ntablets = {self.tablets}\n'
         (self.folder / "bundles").mkdir(exist_ok=True)
-        text = f'mode = "{mode}"\n' + "\n".join([*others, *named, table])
+        text = "\n".join([f'mode = "{mode}"', above, *others, *named, table])
         fresh = self.folder / "bundles" / "shop.toml.new"
         fresh.write_text(text)
         fresh.rename(self.folder / "bundles" / "shop.toml")

@@ -61,6 +61,7 @@ function nodeCard(node, most, means) {
     node.reason,
     node.error,
     node.unreachable_since ? `silent since ${clock(node.unreachable_since)}` : "",
+    node.rewound,
     node.disagreements ? `${node.disagreements} disagreements with the directory` : "",
     node.retained_wal_bytes > 1e9 ? `slots keep ${bytes(node.retained_wal_bytes)} of WAL` : "",
   ].filter(Boolean);

@@ -101,6 +101,7 @@ def _node(
         error=mask(report.error),
         version=report.version,
         disagreements=len(report.disagreements),
+        rewound=mask(report.rewound),
         tablets=int(loads.get("tablets", 0)),
         loads=loads,
         capacity=capacity,

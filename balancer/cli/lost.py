@@ -1,0 +1,180 @@
+"""Commands that give something up: `balancer tablet lost`, and what `node rejoin` and `node lost` share with it.
+
+Each says first what is given up, in numbers, and does nothing without `--accept-loss`. The leader carries it out.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from balancer.cli.operate import submit
+from balancer.cli.output import Output, OutputOption, say, show_json
+from balancer.cli.places import ConfigOption
+from balancer.directory.configured import open_configured
+from balancer.directory.contract import Directory
+from balancer.directory.model import NodeState, Tablet
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import Refused, Unavailable, UserError
+from balancer.migration.links import Links
+from balancer.migration.revive import copies_of
+from balancer.nodes.connection import translated
+from balancer.nodes.objects import CLOSED
+from balancer.nodes.schema import OwnState, read_tablets
+from balancer.planner.command_context import Context
+from balancer.planner.commands import tablets_on
+from balancer.planner.summary import STATUS_TOPIC
+from balancer.polling.addresses import address_in
+from balancer.settings import load_settings
+from balancer.settings.units import format_size
+
+app = typer.Typer(help="Give tablets up that are nowhere.", no_args_is_help=True)
+
+AcceptOption = Annotated[bool, typer.Option("--accept-loss", help="do it: what is named as given up is gone")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only say what would be given up")]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """How such a command was given."""
+
+    config: Path | None
+    accepted: bool
+    dry_run: bool
+    output: Output
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What there is to look at."""
+
+    directory: Directory
+    snapshot: Snapshot
+    links: Links
+    dry_run: bool
+
+
+Losses = Callable[[Scene, dict[str, Any]], Iterator[str]]
+"""What would be given up, as sentences; raises `Refused` where there is nothing to give up."""
+
+
+@app.callback()
+def tablets() -> None:
+    """Keeps `lost` a word of its own: there will be others."""
+
+
+@app.command("lost")
+def tablet_lost(
+    tablet: Annotated[str, typer.Argument(help="the tablet's id")],
+    recreate: Annotated[str | None, typer.Option("--recreate-empty-on", help="make it on this node, empty")] = None,
+    take: Annotated[str | None, typer.Option("--take-from", help="open the copy that this node still has")] = None,
+    accept_loss: AcceptOption = False,
+    dry_run: DryRunOption = False,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Gives a tablet that is nowhere a new owner: a node that still has a copy of it, or an empty one.
+
+    With neither option it shows which nodes have a copy, and how many rows.
+    """
+    if recreate and take:
+        raise UserError("say either --recreate-empty-on or --take-from: a tablet has one owner")
+    arguments = {"tablet": tablet, "node": recreate or take, "empty": recreate is not None}
+    dry = dry_run or arguments["node"] is None
+    give_loss("tablet-lost", arguments, Loss(config, accept_loss, dry, output), lost_of_tablet)
+
+
+def give_loss(verb: str, arguments: dict[str, Any], loss: Loss, losses: Losses) -> None:
+    """Says what is given up; then, if that is accepted, gives the command to the leader."""
+    settings = load_settings(loss.config)
+    links = Links(partial(address_in, settings.bundles.values()), "lost")
+    try:
+        with open_configured(settings.daemon) as directory:
+            found = list(losses(Scene(directory, directory.snapshot(), links, loss.dry_run), arguments))
+            result = ""
+            if loss.output is Output.TEXT:
+                for sentence in found:
+                    say(sentence)
+            if not loss.dry_run:
+                result = submit(directory, verb, {**arguments, "accept_loss": loss.accepted}).result
+    finally:
+        links.close()
+    if loss.output is Output.JSON:
+        show_json({"dry_run": loss.dry_run, "given_up": found, "result": result})
+    elif result:
+        say(result)
+
+
+def lost_of_rewound_node(scene: Scene, arguments: dict[str, Any]) -> Iterator[str]:
+    """What `node rejoin` accepts."""
+    node = scene.snapshot.nodes.get(arguments["node"])
+    if node is None or not node.rewound:
+        raise Refused(f"node {arguments['node']} is not known to have gone back in time: there is nothing to accept")
+    yield f"node {node.id} has gone back in time: {node.rewound}"
+    count = tablets_on(scene.snapshot, node.id)
+    size = _figure(scene, node.bundle, node.id, "bytes")
+    yield f"given up: what it acknowledged and has forgotten, in any of its {count} tablets ({size})"
+    try:
+        with translated(node.id):
+            link = scene.links.control(node.id)
+            with link.cursor() as cursor:
+                rows = {row.id: row for row in read_tablets(cursor) if row.state in (OwnState.OWNED, OwnState.FENCED)}
+    except Unavailable as error:
+        yield f"the node cannot be asked what it has: {error}"
+        return
+    yield f"opened again: {sum(row.migration == CLOSED for row in rows.values())} tablets that are closed now"
+    missing = [tablet.id for tablet in _tablets_of(scene.snapshot, node.id) if tablet.id not in rows]
+    if missing:
+        some = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
+        text = f"{len(missing)} tablets are not there at all ({some}): `balancer tablet lost {missing[0]}` comes first"
+        if not scene.dry_run:
+            raise Refused(text)
+        yield text
+
+
+def lost_of_lost_node(scene: Scene, arguments: dict[str, Any]) -> Iterator[str]:
+    """What `node lost` accepts."""
+    node = scene.snapshot.nodes.get(arguments["node"])
+    if node is None:
+        known = ", ".join(sorted(scene.snapshot.nodes)) or "none"
+        raise Refused(f"there is no node {arguments['node']!r}; there are: {known}")
+    if node.state is NodeState.LOST:
+        raise Refused(f"node {node.id} is lost already")
+    count, size = tablets_on(scene.snapshot, node.id), _figure(scene, node.bundle, node.id, "bytes")
+    running = [
+        record.id
+        for record in scene.snapshot.migrations.values()
+        if not record.finished and node.id in (record.source_node, record.target_node)
+    ]
+    yield f"given up: {count} tablets on node {node.id} ({size}), until each has a new owner"
+    yield f"ended: {len(running)} migrations{': ' + ', '.join(running) if running else ''}"
+
+
+def lost_of_tablet(scene: Scene, arguments: dict[str, Any]) -> Iterator[str]:
+    """What `tablet lost` accepts: who has what of it."""
+    tablet = scene.snapshot.tablet(Context.number(arguments["tablet"]))
+    yield f"tablet {tablet.id} belongs to node {tablet.node} with epoch {tablet.epoch}"
+    copies = copies_of(scene.links, scene.snapshot, tablet)
+    for copy in copies:
+        rows = "no rows" if copy.rows is None else f"{copy.rows} rows"
+        yield f"node {copy.node}: {copy.state}, epoch {copy.epoch}, {rows}"
+    if not copies:
+        yield "no node has a copy of it"
+    if arguments["empty"]:
+        yield "given up: all its rows"
+    elif arguments["node"] is not None:
+        yield f"given up: what was written after node {arguments['node']} had ceased to be its owner"
+
+
+def _tablets_of(snapshot: Snapshot, node: str) -> Iterator[Tablet]:
+    return (tablet for table in snapshot.tables for tablet in snapshot.tablets(table) if tablet.node == node)
+
+
+def _figure(scene: Scene, bundle: str, node: str, name: str) -> str:
+    """Of the leader's last report."""
+    note = scene.directory.published(STATUS_TOPIC).get(bundle) or {}
+    value = next((row.get(name) for row in note.get("nodes", ()) if row["node"] == node), None)
+    return "of unknown size" if value is None else format_size(value)

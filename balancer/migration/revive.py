@@ -1,0 +1,117 @@
+"""A tablet that is nowhere gets a new owner, by an operator's word: an empty one, or one that still has an older copy.
+
+The order is that of a move: first the tablet is made ready on its new node, closed; then the directory changes, in the
+commit that answers the command; then the leader's guard opens it, as it opens all that is closed on a healthy node.
+Each part may be repeated. Called by the leader; the command line only looks (`copies_of`).
+"""
+
+from dataclasses import dataclass
+
+from balancer.directory.model import Node, NodeState, Table, Tablet
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import Refused, Unavailable
+from balancer.migration.context import partitions_of, places
+from balancer.migration.links import Links
+from balancer.nodes.catalog import read_root
+from balancer.nodes.closed import close_tablet, locked_rows
+from balancer.nodes.connection import Cursor, translated
+from balancer.nodes.creation import create_partition
+from balancer.nodes.leader import node_transaction
+from balancer.nodes.names import Name
+from balancer.nodes.partition import attach, attachments, count_rows, exists
+from balancer.nodes.schema import OwnedTablet, OwnState, read_tablets
+
+LOCK_TIMEOUT = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What a node still has of a tablet."""
+
+    node: str
+    state: str
+    """The node's own word: owned, fenced, incoming, moved; or why it cannot be asked."""
+    epoch: int = 0
+    rows: int | None = None
+    """In the first root's partition; None: it is not there."""
+
+
+def copies_of(links: Links, snapshot: Snapshot, tablet: Tablet) -> list[Copy]:
+    """What every node of the tablet's bundle has of it. Only reads; counting reads all rows."""
+    table = snapshot.tables[tablet.table]
+    nodes = [node for node in snapshot.nodes.values() if node.bundle == table.bundle]
+    return [found for node in nodes if (found := _copy(links, node, table, tablet)) is not None]
+
+
+def check_lost(links: Links, snapshot: Snapshot, tablet: Tablet) -> None:
+    """Raises `Refused` if the tablet's owner has it, or cannot be asked and is not known to be lost."""
+    owner = snapshot.nodes[tablet.node]
+    if owner.state is NodeState.LOST or owner.rewound:
+        return
+    table = snapshot.tables[tablet.table]
+    try:
+        with translated(owner.id), links.control(owner.id).cursor() as cursor:
+            row = _row(cursor, tablet.id)
+            there = all(exists(cursor, name) for name in partitions_of(table, tablet))
+    except Unavailable as error:
+        raise Refused(f"whether tablet {tablet.id} is lost cannot be told: {error}; see `balancer node lost`") from None
+    if there and row is not None and row.state in (OwnState.OWNED, OwnState.FENCED) and row.epoch == tablet.epoch:
+        raise Refused(f"tablet {tablet.id} is not lost: node {owner.id} has it")
+
+
+def make_ready(links: Links, leader_epoch: int, table: Table, revived: Tablet, *, empty: bool) -> None:
+    """The tablet on its new node, attached and closed, with its new epoch. Idempotent."""
+    node, names = revived.node, partitions_of(table, revived)
+    closed = OwnedTablet(revived.id, revived.epoch, OwnState.FENCED, names)
+    with node_transaction(links.control(node), leader_epoch, node, durable=True) as cursor:
+        row = next(iter(locked_rows(cursor, [revived.id])), None)
+        if row is not None and row.epoch == revived.epoch and row.state is OwnState.FENCED:
+            return  # by an attempt before this one
+        if row is not None and row.epoch >= revived.epoch:
+            raise Refused(f"node {node} says that tablet {revived.id} is {row.state} with epoch {row.epoch}")
+        if empty:
+            _create(cursor, node, table, revived)
+        else:
+            _attach(cursor, node, table, revived)
+        close_tablet(cursor, closed, node, leader_epoch, LOCK_TIMEOUT)
+
+
+def _create(cursor: Cursor, node: str, table: Table, revived: Tablet) -> None:
+    for place in places(table, revived):
+        if exists(cursor, place.partition):
+            raise Refused(
+                f"node {node} still has {place.partition}: take it with --take-from {node}, or drop it by hand first"
+            )
+        create_partition(cursor, read_root(cursor, place.root), place.partition, place.part)
+
+
+def _attach(cursor: Cursor, node: str, table: Table, revived: Tablet) -> None:
+    missing = _missing(cursor, partitions_of(table, revived))
+    if missing:
+        raise Refused(f"node {node} has no copy of tablet {revived.id}: {missing[0]} is not there")
+    for place in places(table, revived):
+        if attachments(cursor, [place.partition])[place.partition] is None:
+            attach(cursor, place)
+
+
+def _missing(cursor: Cursor, names: tuple[Name, ...]) -> list[Name]:
+    return [name for name in names if not exists(cursor, name)]
+
+
+def _row(cursor: Cursor, tablet: int) -> OwnedTablet | None:
+    return next((row for row in read_tablets(cursor) if row.id == tablet), None)
+
+
+def _copy(links: Links, node: Node, table: Table, tablet: Tablet) -> Copy | None:
+    if node.state is NodeState.LOST:
+        return Copy(node.id, "lost") if node.id == tablet.node else None
+    try:
+        with translated(node.id), links.control(node.id).cursor() as cursor:
+            row, names = _row(cursor, tablet.id), partitions_of(table, tablet)
+            missing = _missing(cursor, names)
+            if row is None and missing:
+                return None
+            rows = None if missing else count_rows(cursor, names[0])
+            return Copy(node.id, str(row.state) if row else "not known", row.epoch if row else 0, rows)
+    except Unavailable as error:
+        return Copy(node.id, f"cannot be asked: {error}")
