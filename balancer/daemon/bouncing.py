@@ -14,7 +14,7 @@ from balancer.client.pgbouncer import Bouncer, Per, Sync
 from balancer.directory.model import Migration, MigrationKind, MigrationMode
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
-from balancer.migration.machine import State, track_of, traits
+from balancer.migration.machine import State, row_of, track_of
 from balancer.migration.observer import Observer, Progress
 from balancer.settings.files import PgBouncerSettings
 
@@ -118,7 +118,7 @@ class BouncerFollower:
 
 def _holds(migration: Migration) -> bool:
     track = track_of(migration.operation, migration.mode)
-    return not migration.finished and _is_short(migration) and traits(track, State(migration.state)).writers_held
+    return not migration.finished and _is_short(migration) and row_of(track, State(migration.state)).writers_held
 
 
 def _is_short(migration: Migration) -> bool:

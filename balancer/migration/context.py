@@ -15,7 +15,7 @@ from balancer.directory.model import Migration, MigrationMode, RangeBounds, Tabl
 from balancer.errors import BalancerError
 from balancer.migration.control import CancelRequested, Control, Overrun
 from balancer.migration.links import Links
-from balancer.migration.machine import State, Track, track_of, traits
+from balancer.migration.machine import State, Track, row_of, track_of
 from balancer.migration.progress import ProgressMeter
 from balancer.migration.record import Detail, read_detail
 from balancer.nodes.bounds import KeyColumn, KeyRange
@@ -176,12 +176,12 @@ class Context:
     def checkpoint(self) -> None:
         """A place to stop at: raises `Fenced`, `CancelRequested` or `Overrun`; waits here while paused."""
         self.check()
-        facts = traits(self.track, self.state)
-        if self.control.cancelled and facts.cancellable:
+        row = row_of(self.track, self.state)
+        if self.control.cancelled and row.cancellable:
             raise CancelRequested(self.control.reason)
-        if self.fenced_at is not None and self.state not in (State.COPYING, State.OPENING):
+        if self.fenced_at is not None and row.retreat is not None:
             self.check_budget()
-        while self.control.paused and not facts.writers_held and facts.cancellable:
+        while self.control.paused and not row.writers_held and row.cancellable:
             self.progress.waiting(self.control.waiting_for)
             self.control.wait(0.2)
             self.check()

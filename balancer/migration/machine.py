@@ -1,7 +1,8 @@
 """The transitions of a migration: one table, and the argument why no order of events loses a write. Pure values.
 
 Called by the runner (which asks what follows), by recovery (which asks what a successor does with what it finds) and
-by the command line (which asks whether `cancel` is still possible). Nothing elsewhere knows what follows what.
+by the command line (which asks whether `cancel` is still possible). Nothing elsewhere knows what follows what. The
+tables at the end are the transitions themselves; everything else here only reads them.
 
 Theory of operation
 ===================
@@ -80,7 +81,6 @@ writes by a partition's name does not lock its root), and the definitions are co
 snapshot sees is not cut short, because the last replay is committed, and older snapshots are gone, before the swap.
 """
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -115,20 +115,20 @@ class Event(StrEnum):
 
     STEP = "step"  # the state's work is finished
     RETREAT = "retreat"  # the pause would exceed its budget, or a server was lost: let writers on, try again later
-    RESTART = "restart"  # likewise where there is nothing to go back to: undo everything, begin anew later
+    RESTART = "restart"  # the same where there is nothing to go back to: undo everything, start over later
     CANCEL = "cancel"  # an operator's wish, or an error that trying again does not cure
     CLEANED = "cleaned"  # everything a cancelled migration made is gone
-    BROKEN = "broken"  # likewise, and the reason was an error
+    BROKEN = "broken"  # the same, and the reason was an error
 
 
 class Recovery(StrEnum):
     """What a new leader does with a migration that it finds in a state."""
 
-    ROLL_BACK = "roll back"
-    RESUME = "let writers on and go on from the catching up"
-    RESTART = "undo everything and begin anew"
-    ASK_NODE = "ask the node whether the swap happened"
-    ROLL_FORWARD = "roll forward"
+    GO_ON = "goes on"  # repeats the state's work
+    ROLL_BACK = "rolls back"  # cancels it
+    RESUME = "resumes"  # lets writers on and goes on from catching up
+    ASK_NODE = "asks the node"  # whether the swap happened, and goes on from there
+    NEVER_FOUND = "never finds it"  # the journal does not have this state
 
 
 class Track(StrEnum):
@@ -145,46 +145,120 @@ class IllegalEvent(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
-    """What is true of a state on a track."""
+class Row:
+    """What is true of a state on a track: one line of the tables below."""
 
+    state: State
+    next: State | None
+    """After its work; None: it is final, or `cancelling`, which ends as `cancelled` or `failed`."""
+    retreat: State | None
+    restart: State | None
+    cancel: str
+    """`operator`: a wish or an error leads to `cancelling`; `error`: only an error does; empty: nothing does."""
     journaled: bool
-    cancellable: bool
     writers_held: bool
-    recovery: Recovery
+    again: bool
+    """Whether a failure is answered by trying again for as long as we lead: there is nothing else to do."""
+    successor: Recovery
+
+    @property
+    def cancellable(self) -> bool:
+        """Whether an operator may still cancel it."""
+        return self.cancel == "operator"
 
 
-_S = State
-_PATHS: Mapping[Track, tuple[State, ...]] = {
-    Track.MOVE_REPLICATE: (
-        *(_S.PLANNED, _S.PREPARING, _S.COPYING, _S.CATCHING_UP, _S.FENCING, _S.DRAINING, _S.VERIFYING),
-        *(_S.SEALING, _S.COMMITTING, _S.OPENING, _S.RETIRING, _S.DONE),
-    ),
-    Track.MOVE_READ_ONLY: (
-        *(_S.PLANNED, _S.PREPARING, _S.FENCING, _S.COPYING, _S.VERIFYING),
-        *(_S.SEALING, _S.COMMITTING, _S.OPENING, _S.RETIRING, _S.DONE),
-    ),
-    Track.RESHARD_REPLICATE: (
-        *(_S.PLANNED, _S.PREPARING, _S.COPYING, _S.CATCHING_UP, _S.VERIFYING),
-        *(_S.SWAPPING, _S.COMMITTING, _S.RETIRING, _S.DONE),
-    ),
-    Track.RESHARD_READ_ONLY: (
-        *(_S.PLANNED, _S.PREPARING, _S.FENCING, _S.COPYING, _S.VERIFYING),
-        *(_S.SWAPPING, _S.COMMITTING, _S.RETIRING, _S.DONE),
-    ),
+# Of each state: what follows its work, where retreat and restart lead, who may cancel it, whether the journal has it,
+# whether writers are held back, whether a failing step is tried again without end, and what a successor does.
+_TABLES = {
+    Track.MOVE_REPLICATE: """
+        state       | next        | retreat     | restart    | cancel   | journal | writers | again | a successor
+        planned     | preparing   |             |            | operator | yes     | go on   |       | goes on
+        preparing   | copying     |             |            | operator | yes     | go on   |       | rolls back
+        copying     | catching_up |             | restarting | operator | yes     | go on   |       | rolls back
+        catching_up | fencing     |             |            | operator | yes     | go on   |       | resumes
+        fencing     | draining    | catching_up |            | operator | yes     | wait    |       | resumes
+        draining    | verifying   | catching_up |            | operator |         | wait    |       | never finds it
+        verifying   | sealing     | catching_up |            | operator |         | wait    |       | never finds it
+        sealing     | committing  | catching_up |            | operator |         | wait    |       | never finds it
+        committing  | opening     | catching_up |            | error    |         | wait    | yes   | never finds it
+        opening     | retiring    |             |            |          | yes     | wait    | yes   | goes on
+        retiring    | done        |             |            |          | yes     | go on   | yes   | goes on
+        done        |             |             |            |          | yes     | go on   |       | goes on
+        restarting  | planned     |             |            | operator | yes     | go on   | yes   | goes on
+        cancelling  |             |             |            |          | yes     | go on   | yes   | goes on
+        cancelled   |             |             |            |          | yes     | go on   |       | goes on
+        failed      |             |             |            |          | yes     | go on   |       | goes on
+    """,
+    Track.MOVE_READ_ONLY: """
+        state       | next        | retreat     | restart    | cancel   | journal | writers | again | a successor
+        planned     | preparing   |             |            | operator | yes     | go on   |       | goes on
+        preparing   | fencing     |             |            | operator | yes     | go on   |       | rolls back
+        fencing     | copying     |             |            | operator | yes     | wait    |       | rolls back
+        copying     | verifying   |             | restarting | operator | yes     | wait    |       | rolls back
+        verifying   | sealing     |             | restarting | operator |         | wait    |       | never finds it
+        sealing     | committing  |             | restarting | operator |         | wait    |       | never finds it
+        committing  | opening     |             | restarting | error    |         | wait    | yes   | never finds it
+        opening     | retiring    |             |            |          | yes     | wait    | yes   | goes on
+        retiring    | done        |             |            |          | yes     | go on   | yes   | goes on
+        done        |             |             |            |          | yes     | go on   |       | goes on
+        restarting  | planned     |             |            | operator | yes     | go on   | yes   | goes on
+        cancelling  |             |             |            |          | yes     | go on   | yes   | goes on
+        cancelled   |             |             |            |          | yes     | go on   |       | goes on
+        failed      |             |             |            |          | yes     | go on   |       | goes on
+    """,
+    Track.RESHARD_REPLICATE: """
+        state       | next        | retreat     | restart    | cancel   | journal | writers | again | a successor
+        planned     | preparing   |             |            | operator | yes     | go on   |       | goes on
+        preparing   | copying     |             |            | operator | yes     | go on   |       | rolls back
+        copying     | catching_up |             | restarting | operator | yes     | go on   |       | rolls back
+        catching_up | verifying   |             |            | operator | yes     | go on   |       | resumes
+        verifying   | swapping    | catching_up |            | operator |         | go on   |       | never finds it
+        swapping    | committing  | catching_up |            | error    | yes     | go on   |       | asks the node
+        committing  | retiring    |             |            |          |         | go on   | yes   | never finds it
+        retiring    | done        |             |            |          | yes     | go on   | yes   | goes on
+        done        |             |             |            |          | yes     | go on   |       | goes on
+        restarting  | planned     |             |            | operator | yes     | go on   | yes   | goes on
+        cancelling  |             |             |            |          | yes     | go on   | yes   | goes on
+        cancelled   |             |             |            |          | yes     | go on   |       | goes on
+        failed      |             |             |            |          | yes     | go on   |       | goes on
+    """,
+    Track.RESHARD_READ_ONLY: """
+        state       | next        | retreat     | restart    | cancel   | journal | writers | again | a successor
+        planned     | preparing   |             |            | operator | yes     | go on   |       | goes on
+        preparing   | fencing     |             |            | operator | yes     | go on   |       | rolls back
+        fencing     | copying     |             |            | operator | yes     | wait    |       | rolls back
+        copying     | verifying   |             | restarting | operator | yes     | wait    |       | rolls back
+        verifying   | swapping    |             | restarting | operator |         | wait    |       | never finds it
+        swapping    | committing  |             | restarting | error    | yes     | wait    |       | asks the node
+        committing  | retiring    |             |            |          |         | go on   | yes   | never finds it
+        retiring    | done        |             |            |          | yes     | go on   | yes   | goes on
+        done        |             |             |            |          | yes     | go on   |       | goes on
+        restarting  | planned     |             |            | operator | yes     | go on   | yes   | goes on
+        cancelling  |             |             |            |          | yes     | go on   | yes   | goes on
+        cancelled   |             |             |            |          | yes     | go on   |       | goes on
+        failed      |             |             |            |          | yes     | go on   |       | goes on
+    """,
 }
 
-_UNJOURNALED: Mapping[Track, frozenset[State]] = {
-    Track.MOVE_REPLICATE: frozenset({_S.DRAINING, _S.VERIFYING, _S.SEALING, _S.COMMITTING}),
-    Track.MOVE_READ_ONLY: frozenset({_S.VERIFYING, _S.SEALING, _S.COMMITTING}),
-    Track.RESHARD_REPLICATE: frozenset({_S.VERIFYING, _S.COMMITTING}),
-    Track.RESHARD_READ_ONLY: frozenset({_S.VERIFYING, _S.COMMITTING}),
-}
 
-_TOO_LATE = frozenset({_S.SWAPPING, _S.COMMITTING, _S.OPENING, _S.RETIRING})
-_FINAL = frozenset({_S.DONE, _S.CANCELLED, _S.FAILED})
-_RETREATS = frozenset({_S.FENCING, _S.DRAINING, _S.VERIFYING, _S.SEALING, _S.SWAPPING})
-_RESTARTS = frozenset({_S.COPYING, _S.VERIFYING, _S.SEALING, _S.SWAPPING})
+def _read(line: str) -> Row:
+    state, following, retreat, restart, cancel, journal, writers, again, successor = map(str.strip, line.split("|"))
+    return Row(
+        state=State(state),
+        next=State(following) if following else None,
+        retreat=State(retreat) if retreat else None,
+        restart=State(restart) if restart else None,
+        cancel=cancel,
+        journaled=journal == "yes",
+        writers_held=writers == "wait",
+        again=again == "yes",
+        successor=Recovery(successor),
+    )
+
+
+ROWS: Mapping[Track, Mapping[State, Row]] = {
+    track: {row.state: row for row in map(_read, table.strip().splitlines()[1:])} for track, table in _TABLES.items()
+}
 
 
 def track_of(kind: MigrationKind, mode: MigrationMode) -> Track:
@@ -193,83 +267,46 @@ def track_of(kind: MigrationKind, mode: MigrationMode) -> Track:
     return Track(f"{what}, {mode}")
 
 
+def row_of(track: Track, state: State) -> Row:
+    """What is true of a state. Raises `IllegalEvent` for one that the track does not have."""
+    found = ROWS[track].get(state)
+    if found is None:
+        raise IllegalEvent(f"a migration ({track}) has no state {state}")
+    return found
+
+
 def path(track: Track) -> tuple[State, ...]:
     """The states of a migration that meets no obstacle, in order."""
-    return _PATHS[track]
+    found = [State.PLANNED]
+    while (following := ROWS[track][found[-1]].next) is not None:
+        found.append(following)
+    return tuple(found)
 
 
-def _table(track: Track) -> dict[tuple[State, Event], State]:
-    states = _PATHS[track]
-    table = {(here, Event.STEP): after for here, after in itertools.pairwise(states)}
-    for state in states:
-        if state not in _TOO_LATE and state not in _FINAL:
-            table[state, Event.CANCEL] = _S.CANCELLING
-        if state in _RETREATS and _S.CATCHING_UP in states:
-            table[state, Event.RETREAT] = _S.CATCHING_UP
-        elif state in _RESTARTS:
-            table[state, Event.RESTART] = _S.RESTARTING
-    table[_S.RESTARTING, Event.STEP] = _S.PLANNED
-    table[_S.RESTARTING, Event.CANCEL] = _S.CANCELLING
-    # A swap that did not happen may still be given up; whether it did is known to the node, and asked first.
-    table[_S.SWAPPING, Event.CANCEL] = _S.CANCELLING
-    # A refused commit (the tablet's record was changed by somebody) cannot be repeated: the fence must be lifted.
-    if _S.SEALING in states:
-        table[_S.COMMITTING, Event.CANCEL] = _S.CANCELLING
-        # One that was not sent, because the fence was left alone for a moment, is as good as none.
-        if _S.CATCHING_UP in states:
-            table[_S.COMMITTING, Event.RETREAT] = _S.CATCHING_UP
-        else:
-            table[_S.COMMITTING, Event.RESTART] = _S.RESTARTING
-    table[_S.CANCELLING, Event.CLEANED] = _S.CANCELLED
-    table[_S.CANCELLING, Event.BROKEN] = _S.FAILED
-    return table
-
-
-TRANSITIONS: Mapping[Track, Mapping[tuple[State, Event], State]] = {track: _table(track) for track in Track}
+def follows(track: Track, state: State, event: Event) -> State | None:
+    """The state that follows; None if the event has no meaning here."""
+    row = ROWS[track].get(state)
+    if row is None:
+        return None
+    cancelling = state is State.CANCELLING
+    return {
+        Event.STEP: row.next,
+        Event.RETREAT: row.retreat,
+        Event.RESTART: row.restart,
+        Event.CANCEL: State.CANCELLING if row.cancel else None,
+        Event.CLEANED: State.CANCELLED if cancelling else None,
+        Event.BROKEN: State.FAILED if cancelling else None,
+    }[event]
 
 
 def after(track: Track, state: State, event: Event) -> State:
     """The state that follows. Raises `IllegalEvent`, and nothing has changed."""
-    following = TRANSITIONS[track].get((state, event))
+    following = follows(track, state, event)
     if following is None:
         raise IllegalEvent(f"a migration ({track}) in state {state} knows no event {event}")
     return following
 
 
-def traits(track: Track, state: State) -> Traits:
-    """What is true of a state."""
-    return Traits(
-        journaled=state not in _UNJOURNALED[track],
-        cancellable=state not in _TOO_LATE and state not in _FINAL and state is not _S.CANCELLING,
-        writers_held=_writers_held(track, state),
-        recovery=_recovery(track, state),
-    )
-
-
 def is_final(state: State) -> bool:
     """Whether nothing follows."""
-    return state in _FINAL
-
-
-def _writers_held(track: Track, state: State) -> bool:
-    states = _PATHS[track]
-    if _S.FENCING not in states or state not in states:
-        return False
-    last = _S.OPENING if _S.OPENING in states else _S.SWAPPING
-    return states.index(_S.FENCING) <= states.index(state) <= states.index(last)
-
-
-def _recovery(track: Track, state: State) -> Recovery:
-    """By the journaled state: a successor never finds another."""
-    states = _PATHS[track]
-    if state is _S.RESTARTING:
-        return Recovery.RESTART
-    if state is _S.CANCELLING or state not in states:
-        return Recovery.ROLL_BACK
-    if state in (_S.OPENING, _S.RETIRING):
-        return Recovery.ROLL_FORWARD
-    if _S.SWAPPING in states and state in (_S.SWAPPING, _S.COMMITTING):
-        return Recovery.ASK_NODE
-    if _S.CATCHING_UP in states and states.index(state) >= states.index(_S.CATCHING_UP):
-        return Recovery.RESUME
-    return Recovery.ROLL_BACK
+    return state in (State.DONE, State.CANCELLED, State.FAILED)

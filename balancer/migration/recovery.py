@@ -13,7 +13,7 @@ from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Migration
 from balancer.errors import Refused
 from balancer.migration.journal import Journal
-from balancer.migration.machine import Recovery, State, Track, track_of, traits
+from balancer.migration.machine import Recovery, State, Track, row_of, track_of
 from balancer.migration.record import read_detail
 
 
@@ -52,9 +52,7 @@ def take_over(journal: Journal, record: Migration, leadership: Leadership) -> Mi
 
 def decision(track: Track, state: State) -> State | None:
     """The state a leader goes on from; None: the one it found."""
-    if state in (State.PLANNED, State.RESTARTING, State.CANCELLING):
-        return None
-    rule = traits(track, state).recovery
+    rule = row_of(track, state).successor
     if rule is Recovery.ROLL_BACK:
         return State.CANCELLING
     return State.CATCHING_UP if rule is Recovery.RESUME else None

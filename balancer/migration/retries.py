@@ -19,12 +19,9 @@ from enum import StrEnum
 from balancer.clock import Clock
 from balancer.errors import BalancerError, OutcomeUnknown, Unavailable
 from balancer.migration.control import Overrun
-from balancer.migration.machine import TRANSITIONS, Event, State, Track
+from balancer.migration.machine import State, Track, row_of
 from balancer.nodes.fence import Expired
 from balancer.settings import MigrationSettings
-
-FORWARD = frozenset({State.OPENING, State.RETIRING, State.CANCELLING, State.RESTARTING, State.COMMITTING})
-"""States that are tried again for as long as we lead: there is nothing else to do."""
 
 WORK = {
     State.OPENING: "the new owner to be opened",
@@ -81,15 +78,16 @@ def answer(
     track: Track, state: State, error: BalancerError, *, failing_for: float, restarts: int, settings: MigrationSettings
 ) -> Answer:
     """What follows an error of a state's step. `restarts` is how often the migration has begun anew already."""
-    if state in FORWARD:
+    row = row_of(track, state)
+    if row.again:
         return Answer.AGAIN
     if not is_passing(error):
         return Answer.GIVE_UP
     if state is State.SWAPPING and not isinstance(error, Overrun):
         return Answer.AGAIN  # whether it happened is known to the node: the step asks first
-    if (state, Event.RETREAT) in TRANSITIONS[track]:
+    if row.retreat is not None:
         return Answer.RETREAT  # how often is limited where the next fence is waited for
-    if (state, Event.RESTART) in TRANSITIONS[track]:
+    if row.restart is not None:
         return Answer.RESTART if restarts + 1 < settings.copy_attempts else Answer.GIVE_UP
     return Answer.AGAIN if failing_for < settings.retry_patience else Answer.GIVE_UP
 

@@ -17,11 +17,11 @@ from balancer.migration.context import Context
 from balancer.migration.control import CancelRequested, Control, Difference, Overrun
 from balancer.migration.journal import Journal
 from balancer.migration.links import Addresses, Links
-from balancer.migration.machine import TRANSITIONS, Event, State, Track, after, is_final, track_of, traits
+from balancer.migration.machine import Event, State, Track, after, is_final, row_of, track_of
 from balancer.migration.observer import Observer
 from balancer.migration.progress import ProgressMeter
 from balancer.migration.recovery import take_over
-from balancer.migration.retries import FORWARD, WORK, Answer, Failures, answer, is_passing
+from balancer.migration.retries import WORK, Answer, Failures, answer, is_passing
 from balancer.nodes.schema import upgrade_schema
 from balancer.settings import MigrationSettings
 
@@ -74,7 +74,7 @@ class Runner:
         record = self._directory.snapshot().migrations.get(migration)
         if record is None or record.finished:
             raise Refused(f"there is no unfinished migration {migration}")
-        if not traits(track_of(record.operation, record.mode), State(record.state)).cancellable:
+        if not row_of(track_of(record.operation, record.mode), State(record.state)).cancellable:
             raise Refused(f"migration {migration} is {record.state}: it is too late to cancel it")
         self._control(migration).cancel(reason)
 
@@ -143,7 +143,7 @@ class Runner:
         while True:
             try:
                 # A fence that a switch has left must be lifted first: that is how catching up begins.
-                if state not in FORWARD and (state is not State.CATCHING_UP or ctx.fenced_at is None):
+                if not row_of(ctx.track, state).again and (state is not State.CATCHING_UP or ctx.fenced_at is None):
                     ctx.checkpoint()
                 return steps.step_of(ctx.track, state)(ctx)
             except Fenced:
@@ -194,7 +194,7 @@ class Runner:
     def _enter(self, ctx: Context, journal: Journal, event: Event, changes: tuple[Change, ...] = ()) -> None:
         """Saves the state that follows, if a successor needs to know it, and goes there."""
         state = after(ctx.track, ctx.state, event)
-        if traits(ctx.track, state).journaled:
+        if row_of(ctx.track, state).journaled:
             ctx.note(leader_epoch=self._leadership.epoch)
             record = replace(ctx.record, state=str(state), finished=is_final(state), detail=ctx.detail.document())
             changes = (*changes, *self._quarantine(ctx, state))
@@ -237,7 +237,7 @@ class Runner:
 
     def _step_back(self, ctx: Context, journal: Journal, error: BalancerError) -> None:
         """Away from a switch that was not committed."""
-        again = (State.COMMITTING, Event.RETREAT) in TRANSITIONS[ctx.track]
+        again = row_of(ctx.track, ctx.state).retreat is not None
         ctx.note(retreat=str(error), retries=ctx.detail.retries + 1, restarts=ctx.detail.restarts + (not again))
         self._enter(ctx, journal, Event.RETREAT if again else Event.RESTART)
 

@@ -8,7 +8,7 @@ from balancer.directory.model import MigrationKind, MigrationMode
 from balancer.migration.begin import begin_move
 from balancer.migration.begin_reshard import begin_merge, begin_split
 from balancer.migration.doctor import examine
-from balancer.migration.machine import State, path, track_of, traits
+from balancer.migration.machine import State, path, row_of, track_of
 from tests.support.cluster import Cluster
 from tests.support.spy import Spy
 
@@ -18,7 +18,7 @@ def cases() -> Iterator[tuple[MigrationKind, MigrationMode, State]]:
         for mode in MigrationMode:
             track = track_of(kind, mode)
             for state in path(track):
-                if traits(track, state).cancellable and (kind is not MigrationKind.MERGE or state is State.VERIFYING):
+                if row_of(track, state).cancellable and (kind is not MigrationKind.MERGE or state is State.VERIFYING):
                     yield kind, mode, state
 
 

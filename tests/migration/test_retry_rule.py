@@ -9,8 +9,8 @@ from balancer.clock import ManualClock
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import OutcomeUnknown, Refused, Unavailable
 from balancer.migration.control import Difference, Overrun
-from balancer.migration.machine import State, Track, is_final, path
-from balancer.migration.retries import FORWARD, Answer, Failures, answer, back_off
+from balancer.migration.machine import State, Track, is_final, path, row_of
+from balancer.migration.retries import Answer, Failures, answer, back_off
 from balancer.nodes.connection import translate
 from balancer.nodes.fence import Expired
 from balancer.settings import MigrationSettings
@@ -39,13 +39,13 @@ def test_no_passing_failure_ends_a_migration_at_once(track: Track) -> None:
 def test_a_lasting_failure_ends_it_unless_there_is_no_way_back(track: Track, error: Exception) -> None:
     for state in path(track):
         if not is_final(state):
-            assert (ask(track, state, error) is Answer.AGAIN) == (state in FORWARD), state
+            assert (ask(track, state, error) is Answer.AGAIN) == row_of(track, state).again, state
 
 
 @pytest.mark.parametrize("track", list(Track))
 def test_every_passing_failure_has_a_limit_before_the_commit(track: Track) -> None:
     for state in path(track):
-        if is_final(state) or state in FORWARD:
+        if is_final(state) or row_of(track, state).again:
             continue
         lasting = ask(track, state, Overrun("again"), 1e9, SETTINGS.copy_attempts)
         assert lasting in (Answer.GIVE_UP, Answer.RETREAT)  # the number of fences is limited while catching up

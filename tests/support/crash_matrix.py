@@ -18,7 +18,7 @@ from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
 from balancer.embedded.process import free_port
 from balancer.embedded.zookeeper import ZooKeeperServer
-from balancer.migration.machine import State, is_final, traits
+from balancer.migration.machine import State, is_final, row_of
 from tests.support.cluster import QUICK, Cluster, build, describe, hash_table, hash_tablets, insert_rows
 from tests.support.crash_account import Traffic, account, owners_now
 from tests.support.crash_cells import Cell
@@ -222,7 +222,7 @@ class _Run:
         cell = self._cell
         if not (cell.operation is MigrationKind.MOVE and cell.state in SEALED):
             self._check(traffic.await_reads(1, PATIENCE), f"readers were held back in {cell.state}")
-        if not traits(cell.track, cell.state).writers_held and cell.state is not State.CANCELLING:
+        if not row_of(cell.track, cell.state).writers_held and cell.state is not State.CANCELLING:
             self._check(traffic.await_writes(1, PATIENCE), f"writers were held back in {cell.state}")
 
     def _await_point(self, plan: Plan, first: Daemon, cluster: Cluster) -> None:
