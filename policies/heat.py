@@ -13,7 +13,7 @@ import numpy as np
 from policies.cooling import Cooling
 from policies.figures import bytes_text, rate_text, share_text
 from policies.heat_judge import judge
-from policies.heat_verdict import Facts, Verdict, Word
+from policies.heat_verdict import Facts, HeatWord, Verdict
 from policies.keys import HIGHEST
 from policies.model import ActionKind, BundleView, Part, Rejection, TabletHistory, TableView
 from policies.options import BundleOptions, HeatOptions
@@ -22,11 +22,11 @@ from policies.sizes_hash import sibling_row
 from policies.sizes_scope import Proposals, Scope, blocked_tablets
 
 CODES = {
-    Word.SPLIT: "heat-split",
-    Word.HOT_KEY: "heat-key",
-    Word.FRONT: "heat-front",
-    Word.SCAN: "heat-scan",
-    Word.TOO_FEW: "heat-samples",
+    HeatWord.SPLIT: "heat-split",
+    HeatWord.HOT_KEY: "heat-key",
+    HeatWord.FRONT: "heat-front",
+    HeatWord.SCAN: "heat-scan",
+    HeatWord.TOO_FEW: "heat-samples",
 }
 """Actions and rejections of heat are known by the word before the hyphen: heat has a schedule of its own."""
 
@@ -134,9 +134,9 @@ def _is_growing_end(scope: Scope, row: int, verdict: Verdict) -> bool:
     The tablet that a front was given holds nothing but recent keys, so its writes look evenly spread: at the edge of a
     range a cut in the middle of mostly writes is taken for the same front.
     """
-    if verdict.word is Word.FRONT:
+    if verdict.word is HeatWord.FRONT:
         return True
-    if verdict.word is not Word.SPLIT or scope.table.hash or row not in (scope.table.first, scope.table.last - 1):
+    if verdict.word is not HeatWord.SPLIT or scope.table.hash or row not in (scope.table.first, scope.table.last - 1):
         return False
     samples = scope.view.samples.get(scope.id(row))
     return samples is not None and (not samples.writes or sum(samples.writes) * 2 > len(samples.writes))

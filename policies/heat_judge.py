@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from policies.figures import share_text
 from policies.heat_samples import Cut, Requests, best_cut
-from policies.heat_verdict import Evidence, Facts, Verdict, Word, evidence
+from policies.heat_verdict import Evidence, Facts, HeatWord, Verdict, evidence
 from policies.keys import HIGHEST, LOWEST
 from policies.leaves import MAX_MODULUS, POSITIONS, Leaf, descendants
 from policies.model import KeySamples
@@ -32,11 +32,11 @@ def judge(facts: Facts, samples: KeySamples | None, options: HeatOptions) -> Ver
     """The verdict on one hot tablet."""
     if samples is None:
         text = f"there are no key samples, {options.min_samples} are needed"
-        return Verdict(Word.TOO_FEW, text, Evidence("samples", 0, 0.0))
+        return Verdict(HeatWord.TOO_FEW, text, Evidence("samples", 0, 0.0))
     requests = _inside(facts, samples)
     if len(requests) < options.min_samples:
         text = f"there are {len(requests)} key samples in the tablet, {options.min_samples} are needed"
-        return Verdict(Word.TOO_FEW, text, evidence(samples, requests))
+        return Verdict(HeatWord.TOO_FEW, text, evidence(samples, requests))
     shares = requests.key_shares()
     heaviest = max(shares, key=lambda key: (shares[key], key), default=None)
     hot = heaviest if heaviest is not None and shares[heaviest] >= options.hot_key_share else None
@@ -59,16 +59,16 @@ def _cut(facts: Facts, samples: KeySamples, requests: Requests) -> Verdict:
     cuts = requests.cuts()
     if not cuts:
         found = evidence(samples, requests, crossing=1.0)
-        return Verdict(Word.SCAN, f"all requests start at one key and go on from there ({found.text()})", found)
+        return Verdict(HeatWord.SCAN, f"all requests start at one key and go on from there ({found.text()})", found)
     cut = best_cut(cuts)
     if cut.hotter >= USELESS:
         middle = min(cuts, key=lambda cut: abs(cut.right - 0.5))
         found = evidence(samples, requests, hotter=cut.hotter, crossing=middle.crossing)
         kept = f"the best cut leaves {share_text(cut.hotter)} of the load on one side"
         text = f"{kept}, and {share_text(middle.crossing)} goes across the middle ({found.text()})"
-        return Verdict(Word.SCAN, text, found)
+        return Verdict(HeatWord.SCAN, text, found)
     found = evidence(samples, requests, left=cut.left, right=cut.right, crossing=cut.crossing)
-    return Verdict(Word.SPLIT, f"{_sides(facts, cut)} ({found.text()})", found, (cut.key,))
+    return Verdict(HeatWord.SPLIT, f"{_sides(facts, cut)} ({found.text()})", found, (cut.key,))
 
 
 def _sides(facts: Facts, cut: Cut) -> str:
@@ -85,8 +85,8 @@ def _isolate(facts: Facts, samples: KeySamples, requests: Requests, key: bytes, 
         after, how = requests.following(key), "cut off before the next sampled key, as its type has no next value"
     inner = tuple(cut for cut in (key, after) if cut is not None and facts.lower < cut < facts.upper)
     if not inner:
-        return Verdict(Word.HOT_KEY, f"{name} and a tablet of its own already ({found.text()})", found, key=key)
-    return Verdict(Word.HOT_KEY, f"{name}: it is {how} ({found.text()})", found, inner, key=key)
+        return Verdict(HeatWord.HOT_KEY, f"{name} and a tablet of its own already ({found.text()})", found, key=key)
+    return Verdict(HeatWord.HOT_KEY, f"{name}: it is {how} ({found.text()})", found, inner, key=key)
 
 
 def _front(facts: Facts, samples: KeySamples, requests: Requests, options: HeatOptions) -> Verdict | None:
@@ -106,7 +106,7 @@ def _front(facts: Facts, samples: KeySamples, requests: Requests, options: HeatO
         found = evidence(samples, requests, front=share)
         where = f"at the {'upper' if front else 'lower'} end, {'from' if front else 'before'} {facts.name(cut)}"
         text = f"{share_text(share)} of the writes are {where} ({found.text()})"
-        return Verdict(Word.FRONT, text, found, (cut,), front=front)
+        return Verdict(HeatWord.FRONT, text, found, (cut,), front=front)
     return None
 
 
@@ -125,7 +125,7 @@ def _edges(facts: Facts, requests: Requests, row_keys: Sequence[bytes]) -> tuple
 
 def _judge_leaf(facts: Facts, leaf: Leaf, samples: KeySamples, requests: Requests, hot: bytes | None) -> Verdict:
     """The fewest levels that leave no part with too much; of the hot key only its neighbours can be taken away."""
-    word = Word.SPLIT if hot is None else Word.HOT_KEY
+    word = HeatWord.SPLIT if hot is None else HeatWord.HOT_KEY
     name = "" if hot is None else f"{facts.name(hot)} has {share_text(requests.key_shares()[hot])} of the load; "
     hottest = 1.0
     for levels in range(1, MAX_LEVELS + 1):
@@ -138,7 +138,7 @@ def _judge_leaf(facts: Facts, leaf: Leaf, samples: KeySamples, requests: Request
             return Verdict(word, text, found, parts=descendants(leaf, 1 << levels), key=hot)
     found = evidence(samples, requests, hottest=hottest)
     text = f"{name}no split takes enough away from it: {share_text(hottest)} would stay together ({found.text()})"
-    return Verdict(Word.HOT_KEY, text, found, key=hot)
+    return Verdict(HeatWord.HOT_KEY, text, found, key=hot)
 
 
 def _part_shares(leaf: Leaf, requests: Requests, levels: int) -> list[float]:

@@ -13,7 +13,7 @@ from policies.leaves import Leaf
 from policies.model import KeySamples
 
 
-class Word(StrEnum):
+class HeatWord(StrEnum):
     """The verdicts."""
 
     SPLIT = "split at key"
@@ -59,7 +59,7 @@ class Evidence:
 class Verdict:
     """A word, what to do about it, and why."""
 
-    word: Word
+    word: HeatWord
     reason: str
     evidence: Evidence
     cuts: tuple[bytes, ...] = ()

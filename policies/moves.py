@@ -16,7 +16,7 @@ from policies.placement import balance
 from policies.placement_candidates import Decider, Standings, deciders, is_resting, standings
 from policies.placement_fill import make_spread
 from policies.placement_functions import follow_functions
-from policies.placement_loads import Bools, Problem, State, initial_state
+from policies.placement_loads import Bools, Placement, Problem, initial_state
 from policies.placement_refine import Able
 from policies.placement_urgent import drain, movable_in_need, relieve_disks, spread_out
 from policies.reasons import Taken
@@ -30,8 +30,8 @@ class Moves:
     """Where everything is, where it should be, and why."""
 
     problem: Problem
-    before: State
-    after: State
+    before: Placement
+    after: Placement
     standing: Standings
     codes: npt.NDArray[np.int8] = field(init=False)  # T: index into CODES, -1 for tablets that stay
     stranded: Ints = field(init=False)  # rows that should leave at once and that no node can take

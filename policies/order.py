@@ -13,7 +13,7 @@ from policies.budgets import Admission
 from policies.model import Floats, Ints
 from policies.moves import CODES, URGENT, Moves
 from policies.objective import exchange_floor, move_gains, swap_gain
-from policies.placement_loads import Bools, State
+from policies.placement_loads import Bools, Placement
 from policies.reasons import Left, Taken
 
 _LOOKS = 256  # picks that look at the gains anew; afterwards the last look decides the order
@@ -26,7 +26,7 @@ class Picker:
 
     moves: Moves
     admission: Admission
-    state: State = field(init=False)  # as it is, plus what was picked
+    state: Placement = field(init=False)  # as it is, plus what was picked
     disk_room: Floats = field(init=False)  # what leaves a node frees its room only when it is done
     memory_room: Floats = field(init=False)
     left: Ints = field(init=False)

@@ -12,11 +12,11 @@ from policies.model import Ints, NodeCondition
 from policies.movers import able_nodes
 from policies.options import BundleOptions
 from policies.placement_candidates import Decider, decider
-from policies.placement_loads import Bools, Problem, State
+from policies.placement_loads import Bools, Placement, Problem
 from policies.sharding import place
 
 
-def follow_functions(problem: Problem, state: State, mine: Bools, options: BundleOptions) -> None:
+def follow_functions(problem: Problem, state: Placement, mine: Bools, options: BundleOptions) -> None:
     """Moves `mine` to where their functions put them; what cannot be taken there stays."""
     for at, table in enumerate(problem.view.tables):
         if decider(options, table) is not Decider.FUNCTION:

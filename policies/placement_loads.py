@@ -1,6 +1,6 @@
 """A bundle as numbers: each tablet's share of every dimension, what each node holds and what it should hold.
 
-`placement` and the movers build a `Problem` from a `BundleView` once and work on a `State` of it. Tablets are in the
+`placement` and the movers build a `Problem` from a `BundleView` once and work on a `Placement` of it. Tablets are in the
 order of their ids and nodes in the order of theirs, so that the order of the input changes nothing in the plan.
 """
 
@@ -62,7 +62,7 @@ class Problem:
 
 
 @dataclass(slots=True)
-class State:
+class Placement:
     """Who holds what while a plan is made; `home` plus the moves chosen so far."""
 
     owner: Ints  # T
@@ -81,9 +81,9 @@ class State:
         self.memory_room[target] -= problem.memory[row]
         self.owner[row] = target
 
-    def copy(self) -> "State":
+    def copy(self) -> "Placement":
         """Another state that may change on its own."""
-        return State(self.owner.copy(), self.held.copy(), self.disk_room.copy(), self.memory_room.copy())
+        return Placement(self.owner.copy(), self.held.copy(), self.disk_room.copy(), self.memory_room.copy())
 
 
 def build_problem(view: BundleView, options: BundleOptions) -> Problem:
@@ -128,10 +128,10 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
     )
 
 
-def initial_state(problem: Problem) -> State:
+def initial_state(problem: Problem) -> Placement:
     """Everything where it is, or will be when what is in flight has landed."""
     held = sums(problem.home, problem.loads, len(problem.nodes))
-    return State(problem.home.copy(), held, problem.disk_room.copy(), problem.memory_room.copy())
+    return Placement(problem.home.copy(), held, problem.disk_room.copy(), problem.memory_room.copy())
 
 
 def excess(problem: Problem, held: Floats) -> Floats:

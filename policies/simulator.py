@@ -21,7 +21,7 @@ MINUTES_PER_DAY = 1440
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SimulatedSample:
     """One tick."""
 
     at: float
@@ -36,7 +36,7 @@ class Story:
     """What happened."""
 
     scenario: Scenario
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[SimulatedSample] = field(default_factory=list)
     lines: list[tuple[float, str]] = field(default_factory=list)
     started: list[tuple[float, Action]] = field(default_factory=list)
     finished: list[Action] = field(default_factory=list)
@@ -133,7 +133,9 @@ class _Simulation:
         rest = held.max(axis=1, initial=0.0) * len(problem.nodes)
         due: Bools = np.any(problem.due > 0, axis=1)
         loads = {node.id: float(1 + level[at] if due[at] else rest[at]) for at, node in enumerate(problem.nodes)}
-        self.story.samples.append(Sample(now, loads, plan.score_before, len(self.world.flights), len(view.tablets)))
+        self.story.samples.append(
+            SimulatedSample(now, loads, plan.score_before, len(self.world.flights), len(view.tablets))
+        )
 
 
 def _line(action: Action) -> str:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from policies.figures import bytes_text
 from policies.model import ActionKind
-from policies.simulator import Sample, Story
+from policies.simulator import SimulatedSample, Story
 from policies.simulator_scenario import ScenarioError, Statement, parse_size, parse_time
 
 WIDTH = 60
@@ -17,7 +17,7 @@ _FULL = 2.0  # a node with twice its share has a full bar
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StoryVerdict:
     """One expectation and what became of it."""
 
     text: str
@@ -31,7 +31,7 @@ def draw(story: Story) -> str:
     return "\n".join(parts) + "\n"
 
 
-def check(story: Story) -> list[Verdict]:
+def check(story: Story) -> list[StoryVerdict]:
     """Every expectation of the scenario, in its order."""
     return [_verdict(story, expectation) for expectation in story.scenario.expectations]
 
@@ -48,13 +48,13 @@ def _chart(story: Story) -> list[str]:
     return lines
 
 
-def _columns(samples: list[Sample]) -> list[list[Sample]]:
+def _columns(samples: list[SimulatedSample]) -> list[list[SimulatedSample]]:
     width = min(WIDTH, len(samples))
     edges = [round(at * len(samples) / width) for at in range(width + 1)]
     return [samples[first:last] for first, last in pairwise(edges)]
 
 
-def _bar(name: str, column: list[Sample]) -> str:
+def _bar(name: str, column: list[SimulatedSample]) -> str:
     loads = [sample.loads[name] for sample in column if name in sample.loads]
     if not loads:
         return "·"
@@ -78,7 +78,7 @@ def _summary(story: Story) -> list[str]:
     return lines
 
 
-def _verdict(story: Story, expectation: Statement) -> Verdict:
+def _verdict(story: Story, expectation: Statement) -> StoryVerdict:
     text, line = expectation.text.partition(" ")[2], expectation.line
     match expectation.words:
         case ("balanced", "within", time):
@@ -106,7 +106,7 @@ def _verdict(story: Story, expectation: Statement) -> Verdict:
             held, found = count <= int(number), f"{count} tablets of {table}"
         case _:
             raise ScenarioError(f"line {line}: {expectation.text!r} cannot be expected")
-    return Verdict(text, held, found)
+    return StoryVerdict(text, held, found)
 
 
 def _balanced(story: Story, within: float) -> tuple[bool, str]:

@@ -54,7 +54,7 @@ class Flight:
 
 
 @dataclass(slots=True)
-class Figures:
+class WorldFigures:
     """The present figures of one table's tablets."""
 
     sizes: Floats
@@ -83,7 +83,7 @@ class World:
         for at, (lower, leaf) in enumerate(lowers):
             insort(self.tablets[table], SimTablet(lower, self._new_id(), nodes[at % len(nodes)], leaf))
 
-    def figures(self, table: str, now: float) -> Figures:
+    def figures(self, table: str, now: float) -> WorldFigures:
         """Sizes and rates of a table's tablets, in order."""
         content = self.contents[table]
         edges = np.searchsorted(content.keys, [tablet.lower for tablet in self.tablets[table]])
@@ -92,7 +92,7 @@ class World:
         # reduceat gives a value, not nothing, for an empty interval
         empty = np.diff(np.append(edges, len(content.keys))) == 0
         sizes, shares = np.where(empty, 0.0, sizes), np.where(empty, 0.0, shares)
-        return Figures(sizes, shares * content.writes, shares * content.reads)
+        return WorldFigures(sizes, shares * content.writes, shares * content.reads)
 
     def view(self, now: float, heat: HeatOptions, **window: float | None) -> BundleView:
         """What the daemon would show to the policies after a poll."""

@@ -16,7 +16,7 @@ from policies.options import BundleOptions
 from policies.placement import payback_seconds, pays_back
 from policies.placement_candidates import STANDINGS, Decider, back_off_seconds, decider
 from policies.placement_fill import make_spread
-from policies.placement_loads import Problem, State, build_problem, tension, underuse
+from policies.placement_loads import Placement, Problem, build_problem, tension, underuse
 from policies.reasons import MEANINGS, Left
 from policies.wording import NAMES, level_text, tightest
 
@@ -194,7 +194,7 @@ class _Question:
             )
         return self._say(Left.NO_GAIN, text, self._relief_needed(state))
 
-    def _relief_needed(self, state: State) -> str:
+    def _relief_needed(self, state: Placement) -> str:
         """How much less the target must hold for the move to be worth it; found by halving."""
         changed = state.copy()
         low, high = 0.0, 1.0
@@ -219,7 +219,7 @@ class _Question:
             text = f"{self._name(self.source)} need not lose anything, and other nodes fill {self._name(self.target)}"
         return self._say(Left.OTHERS_BETTER, text, f"pin tablets {names}" if len(leaving) else "")
 
-    def _gain(self, state: State) -> float:
+    def _gain(self, state: Placement) -> float:
         return float(move_gains(self.problem, state, np.array([self.row]), np.array([self.target]))[0])
 
     def _wanted(self) -> float:

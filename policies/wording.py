@@ -7,7 +7,7 @@ from policies.model import TabletColumns
 from policies.moves import Moves
 from policies.options import BundleOptions
 from policies.placement_candidates import group_of
-from policies.placement_loads import Problem, State, excess
+from policies.placement_loads import Placement, Problem, excess
 from policies.reasons import Taken
 
 NAMES = {
@@ -55,7 +55,7 @@ def figures_of(problem: Problem, row: int) -> str:
     return bytes_text(float(columns.sizes[at])) + (f" and {rate_text(rate)}" if rate else "")
 
 
-def tightest(problem: Problem, state: State, node: int) -> tuple[str, float]:
+def tightest(problem: Problem, state: Placement, node: int) -> tuple[str, float]:
     """The dimension in which a node is tightest, and how far it is above its due share there."""
     over = excess(problem, state.held)[node]
     at = int((over * problem.weights).argmax())
@@ -98,7 +98,7 @@ def _relief(moves: Moves, row: int) -> str:
     )
 
 
-def _relieved(problem: Problem, state: State, row: int) -> int:
+def _relieved(problem: Problem, state: Placement, row: int) -> int:
     """The dimension of whose surplus on its node the tablet takes most: not always the one that is tightest."""
     source = int(state.owner[row])
     surplus = state.held[source] - problem.due[source]

@@ -1,6 +1,6 @@
 """When: the formula language and the windows it opens. Pure: no clock, no input or output, nothing of ours imported."""
 
-from schedules.daytable import DayTable, Failures, day_table
+from schedules.daytable import DayTable, FormulaFailures, day_table
 from schedules.errors import FormulaEvaluationError, FormulaSyntaxError
 from schedules.formula import Formula
 from schedules.levels import ALWAYS, Applicable, Level, applicable
@@ -11,9 +11,9 @@ __all__ = [
     "LOOK_BACK",
     "Applicable",
     "DayTable",
-    "Failures",
     "Formula",
     "FormulaEvaluationError",
+    "FormulaFailures",
     "FormulaSyntaxError",
     "Level",
     "Schedule",

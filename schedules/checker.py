@@ -8,7 +8,7 @@ the printer deal with numbers only.
 from typing import NamedTuple
 
 from schedules.errors import FormulaSyntaxError
-from schedules.lexer import Kind, Token
+from schedules.lexer import Token, TokenKind
 from schedules.operators import COMMA, IN
 from schedules.parser import Program
 
@@ -30,7 +30,7 @@ def fold_sets(text: str, program: Program) -> Program:
     folded: list[Token] = []
     stack: list[_Operand] = []
     for token in program:
-        if token.kind is Kind.BINARY:
+        if token.kind is TokenKind.BINARY:
             right, left = stack.pop(), stack.pop()
             stack.append(_combine(text, token, left, right))
             if token.text == IN:
@@ -38,7 +38,7 @@ def fold_sets(text: str, program: Program) -> Program:
             elif token.text != COMMA:
                 folded.append(token)
             continue
-        if token.kind is Kind.NOT:
+        if token.kind is TokenKind.NOT:
             _need_number(text, stack.pop(), "`!` takes a number and gets a set")
         stack.append(_NUMBER)
         folded.append(token)

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from schedules.lexer import Kind
+from schedules.lexer import TokenKind
 from schedules.operators import HIGHEST, IN, LOWEST, NUMERIC, wrap
 from schedules.parser import Program
 
@@ -19,7 +19,7 @@ _WRAPPING: Final[dict[str, Callable[[int, int], int]]] = {"+": operator.add, "-"
 _FLOORING: Final[dict[str, Callable[[int, int], int]]] = {"/": operator.floordiv, "%": operator.mod}
 
 
-class Column(NamedTuple):
+class TimeColumn(NamedTuple):
     """Values by hour, by minute, by both (hours first) or by neither."""
 
     values: list[int]
@@ -35,36 +35,36 @@ class Column(NamedTuple):
 
 
 _VARIABLES: Final = {
-    "hours": Column(list(range(HOURS)), by_hour=True),
-    "minutes": Column(list(range(MINUTES)), by_minute=True),
+    "hours": TimeColumn(list(range(HOURS)), by_hour=True),
+    "minutes": TimeColumn(list(range(MINUTES)), by_minute=True),
 }
 
 
 def evaluate_day(program: Program) -> list[int]:
     """The values of the day's 1,440 minutes. Raises a FormulaEvaluationError if any of them has none."""
-    stack: list[Column] = []
+    stack: list[TimeColumn] = []
     for kind, text, _, value in program:
-        if kind is Kind.BINARY:
+        if kind is TokenKind.BINARY:
             count = value + 1 if text == IN else 2
             operands = stack[-count:]
             del stack[-count:]
             stack.append(_apply(text, operands))
-        elif kind is Kind.NOT:
+        elif kind is TokenKind.NOT:
             column = stack.pop()
             stack.append(column._replace(values=list(map(operator.not_, column.values))))
-        elif kind is Kind.NAME:
+        elif kind is TokenKind.NAME:
             stack.append(_VARIABLES[text])
         else:
-            stack.append(Column([value]))
+            stack.append(TimeColumn([value]))
     return stack[0].spread(by_hour=True, by_minute=True)
 
 
-def _apply(symbol: str, operands: list[Column]) -> Column:
+def _apply(symbol: str, operands: list[TimeColumn]) -> TimeColumn:
     by_hour = any(column.by_hour for column in operands)
     by_minute = any(column.by_minute for column in operands)
     first, *others = (column.spread(by_hour, by_minute) for column in operands)
     values = _contained(first, others) if symbol == IN else _combined(symbol, first, others[0])
-    return Column(values, by_hour, by_minute)
+    return TimeColumn(values, by_hour, by_minute)
 
 
 def _contained(elements: list[int], members: list[list[int]]) -> list[int]:

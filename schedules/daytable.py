@@ -14,7 +14,7 @@ CLOSED: Final = b"\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Failures:
+class FormulaFailures:
     """The minutes of a day in which a formula has no value; they count as closed."""
 
     minutes: int
@@ -36,7 +36,7 @@ class DayTable:
     """One byte per minute of the wall clock, from 00:00: 1 is open, 0 is closed."""
 
     minutes: bytes
-    failures: Failures | None = None
+    failures: FormulaFailures | None = None
 
     @property
     def open_minutes(self) -> int:
@@ -73,4 +73,4 @@ def _minute_by_minute(formula: Formula) -> DayTable:
         except FormulaEvaluationError as error:
             failed.append((at, str(error)))
     first, reason = failed[0]
-    return DayTable(bytes(table), Failures(len(failed), first // MINUTES, first % MINUTES, reason))
+    return DayTable(bytes(table), FormulaFailures(len(failed), first // MINUTES, first % MINUTES, reason))

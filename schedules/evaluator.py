@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from schedules.errors import FormulaEvaluationError
-from schedules.lexer import Kind
+from schedules.lexer import TokenKind
 from schedules.operators import IN, NUMERIC
 from schedules.parser import Program
 
@@ -12,16 +12,16 @@ def evaluate(program: Program, values: Mapping[str, int]) -> int:
     """A signed 64-bit integer; every part is evaluated, also those that cannot change the result."""
     stack: list[int] = []
     for kind, text, _, value in program:
-        if kind is Kind.BINARY and text == IN:
+        if kind is TokenKind.BINARY and text == IN:
             members = stack[-value:]
             del stack[-value:]
             stack[-1] = stack[-1] in members
-        elif kind is Kind.BINARY:
+        elif kind is TokenKind.BINARY:
             right = stack.pop()
             stack[-1] = NUMERIC[text].apply(stack[-1], right)
-        elif kind is Kind.NOT:
+        elif kind is TokenKind.NOT:
             stack[-1] = not stack[-1]
-        elif kind is Kind.NAME:
+        elif kind is TokenKind.NAME:
             stack.append(_value_of(text, values))
         else:
             stack.append(value)

@@ -8,7 +8,7 @@ from typing import Final
 from schedules.checker import fold_sets
 from schedules.errors import FormulaEvaluationError
 from schedules.evaluator import evaluate
-from schedules.lexer import Kind
+from schedules.lexer import TokenKind
 from schedules.operators import HIGHEST, IN, LOWEST
 from schedules.parser import Program, parse
 from schedules.printer import print_program
@@ -37,7 +37,7 @@ class Formula:
     @cached_property
     def names(self) -> frozenset[str]:
         """The variables that the formula does use."""
-        return frozenset(token.text for token in self.program if token.kind is Kind.NAME)
+        return frozenset(token.text for token in self.program if token.kind is TokenKind.NAME)
 
     def evaluate(self, /, **values: int) -> int:
         """Its value; a variable that the formula does not use need not be given."""

@@ -29,7 +29,7 @@ _NOT_HERE: Final = {
 }
 
 
-class Kind(Enum):
+class TokenKind(Enum):
     """The kinds of tokens."""
 
     NUMBER = "number"
@@ -44,7 +44,7 @@ class Kind(Enum):
 class Token(NamedTuple):
     """A token; `text` is canonical, `value` is that of a literal."""
 
-    kind: Kind
+    kind: TokenKind
     text: str
     position: int
     value: int = 0
@@ -58,7 +58,7 @@ def tokenize(text: str) -> list[Token]:
     while at < len(text):
         token, at = _next_token(text, at, operand_expected)
         tokens.append(token)
-        operand_expected = token.kind in (Kind.BINARY, Kind.NOT, Kind.OPEN)
+        operand_expected = token.kind in (TokenKind.BINARY, TokenKind.NOT, TokenKind.OPEN)
         at = _skip_space(text, at)
     return tokens
 
@@ -77,16 +77,16 @@ def _next_token(text: str, at: int, operand_expected: bool) -> tuple[Token, int]
         return _boolean(text, at)
     if name := _NAME.match(text, at):
         word = name.group()
-        return Token(Kind.BINARY if word == IN else Kind.NAME, word, at), name.end()
+        return Token(TokenKind.BINARY if word == IN else TokenKind.NAME, word, at), name.end()
     if symbol := _OPERATOR.match(text, at):
         return Token(_symbol_kind(symbol.group()), symbol.group(), at), symbol.end()
     raise FormulaSyntaxError(_NOT_HERE.get(char, f"{char!r} means nothing in a formula"), text, at)
 
 
-def _symbol_kind(symbol: str) -> Kind:
+def _symbol_kind(symbol: str) -> TokenKind:
     if symbol in PRECEDENCE:
-        return Kind.BINARY
-    return {NOT: Kind.NOT, "(": Kind.OPEN, ")": Kind.CLOSE}[symbol]
+        return TokenKind.BINARY
+    return {NOT: TokenKind.NOT, "(": TokenKind.OPEN, ")": TokenKind.CLOSE}[symbol]
 
 
 def _number(text: str, at: int) -> tuple[Token, int]:
@@ -100,7 +100,7 @@ def _number(text: str, at: int) -> tuple[Token, int]:
     value = -size if negative else size
     if not LOWEST <= value <= HIGHEST:
         raise FormulaSyntaxError("the number does not fit in 64 bits", text, at, f"{LOWEST} to {HIGHEST}")
-    return Token(Kind.NUMBER, str(value), at, value), match.end()
+    return Token(TokenKind.NUMBER, str(value), at, value), match.end()
 
 
 def _boolean(text: str, at: int) -> tuple[Token, int]:
@@ -109,4 +109,4 @@ def _boolean(text: str, at: int) -> tuple[Token, int]:
     word = match.group(1)
     if word not in ("true", "false"):
         raise FormulaSyntaxError(f"`%{word}` is no operand", text, at, OPERAND)
-    return Token(Kind.BOOLEAN, match.group(), at, int(word == "true")), match.end()
+    return Token(TokenKind.BOOLEAN, match.group(), at, int(word == "true")), match.end()

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Final
 
 from schedules.errors import FormulaSyntaxError
-from schedules.lexer import OPERAND, Kind, Token, tokenize
+from schedules.lexer import OPERAND, Token, TokenKind, tokenize
 from schedules.operators import NOT_PRECEDENCE, PRECEDENCE
 
 Program = tuple[Token, ...]
@@ -53,19 +53,19 @@ class _Parser:
 
     def _take(self, token: Token) -> None:
         match token.kind:
-            case Kind.NUMBER | Kind.BOOLEAN | Kind.NAME:
+            case TokenKind.NUMBER | TokenKind.BOOLEAN | TokenKind.NAME:
                 self._operand(token)
-            case Kind.NOT | Kind.OPEN:
+            case TokenKind.NOT | TokenKind.OPEN:
                 self._expect_operand(token)
                 self._wait(token)
-            case Kind.CLOSE:
+            case TokenKind.CLOSE:
                 self._close(token)
-            case Kind.BINARY:
+            case TokenKind.BINARY:
                 self._binary(token)
 
     def _operand(self, token: Token) -> None:
         self._expect_operand(token)
-        if token.kind is Kind.NAME and token.text not in self._variables:
+        if token.kind is TokenKind.NAME and token.text not in self._variables:
             raise self._error(f"unknown name `{token.text}`", token, self._names(token.text))
         self._done.append(token)
         self._operand_expected = False
@@ -85,7 +85,7 @@ class _Parser:
 
     def _finish(self, precedence: int) -> None:
         """Operators that bind at least as strongly as this have their right side now; a `(` stops it."""
-        while self._waiting and self._waiting[-1].kind is not Kind.OPEN:
+        while self._waiting and self._waiting[-1].kind is not TokenKind.OPEN:
             if PRECEDENCE.get(self._waiting[-1].text, NOT_PRECEDENCE) < precedence:
                 return
             self._done.append(self._waiting.pop())
@@ -98,7 +98,7 @@ class _Parser:
     def _expect_operand(self, token: Token) -> None:
         if self._operand_expected:
             return
-        if token.kind is Kind.NAME and self._text[token.position - 1].isdigit():
+        if token.kind is TokenKind.NAME and self._text[token.position - 1].isdigit():
             raise self._error("there are no hexadecimal numbers and no suffixes", token, self._after_operand())
         raise self._error(f"`{token.text}` cannot stand here", token, self._after_operand(token.text))
 
@@ -115,7 +115,7 @@ class _Parser:
     def _after_operand(self, word: str = "") -> str:
         if word in _WORDS:
             return f"the operator `{_WORDS[word]}`"
-        inside = any(token.kind is Kind.OPEN for token in self._waiting)
+        inside = any(token.kind is TokenKind.OPEN for token in self._waiting)
         return "an operator or `)`" if inside else "an operator or the end"
 
     def _names(self, name: str) -> str:

@@ -5,7 +5,7 @@
 
 from typing import NamedTuple
 
-from schedules.lexer import Kind
+from schedules.lexer import TokenKind
 from schedules.operators import ATOM_PRECEDENCE, COMMA, IN, NOT_PRECEDENCE, PRECEDENCE
 from schedules.parser import Program
 
@@ -23,9 +23,9 @@ def print_program(program: Program) -> str:
     """The canonical text."""
     stack: list[_Text] = []
     for kind, symbol, _, members in program:
-        if kind is Kind.NOT:
+        if kind is TokenKind.NOT:
             stack.append(_Text(f"!{stack.pop().within(NOT_PRECEDENCE)}", NOT_PRECEDENCE))
-        elif kind is not Kind.BINARY:
+        elif kind is not TokenKind.BINARY:
             stack.append(_Text(symbol, ATOM_PRECEDENCE))
         else:
             right = _set_text(stack, members) if symbol == IN else stack.pop()

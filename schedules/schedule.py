@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Final
 
-from schedules.daytable import CLOSED, DAY_MINUTES, OPEN, DayTable, Failures, day_table
+from schedules.daytable import CLOSED, DAY_MINUTES, OPEN, DayTable, FormulaFailures, day_table
 from schedules.formula import Formula
 from schedules.stretches import MINUTE, Stretch, stretch_at, stretches, to_datetime, to_microseconds
 
@@ -42,7 +42,7 @@ class Schedule:
         self._two_days: Final = self.table.minutes * 2
 
     @property
-    def failures(self) -> Failures | None:
+    def failures(self) -> FormulaFailures | None:
         """The minutes in which the formula has no value, which count as closed; None: it always has one."""
         return self.table.failures
 

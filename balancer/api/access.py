@@ -22,7 +22,7 @@ class Denial:
     reason: str
 
 
-class Token:
+class AccessToken:
     """The bearer token, from the settings or from a file that may be replaced while we run."""
 
     def __init__(self, http: HttpSettings) -> None:
@@ -56,7 +56,7 @@ class Access:
     """The rules of one server."""
 
     def __init__(self, http: HttpSettings) -> None:
-        self.token: Final = Token(http)
+        self.token: Final = AccessToken(http)
         self._read_requires_token = http.read_requires_token
         self._loopback = is_loopback(http.listen)
 
@@ -106,7 +106,7 @@ def check_http(http: HttpSettings) -> None:
     for name, file in (("tls_certificate", http.tls_certificate), ("tls_key", http.tls_key)):
         if file is not None and not file.is_file():
             raise UserError(f"[http] {name}: there is no file {file}")
-    if http.read_requires_token and Token(http).value() is None:
+    if http.read_requires_token and AccessToken(http).value() is None:
         raise UserError("[http] read_requires_token is set, but there is no token (or its file is empty or unreadable)")
     if http.read_requires_token and http.tls_certificate is None and not is_loopback(http.listen):
         raise UserError("[http] read_requires_token without TLS would send the token in clear text: give a certificate")

@@ -41,6 +41,6 @@ class Notes:
         """The newest commits; asked for again when the version has changed."""
         with self._lock:
             if self._recent[0] != snapshot.version:
-                page = history.page(self._source.directory(), snapshot, history.Wanted(), None, RECENT)
+                page = history.page(self._source.directory(), snapshot, history.HistoryQuery(), None, RECENT)
                 self._recent = snapshot.version, page.entries
             return self._recent[1]

@@ -130,7 +130,7 @@ def add_records(router: APIRouter, source: Source, notes: Notes) -> None:
         limit: FewLimit = 50,
     ) -> Response:
         """Who changed what, when and why, newest first."""
-        wanted = history.Wanted(bundle, node, tablet)
+        wanted = history.HistoryQuery(bundle, node, tablet)
         return answer(history.page(source.directory(), source.follower().snapshot, wanted, before, limit))
 
 

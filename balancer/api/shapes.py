@@ -8,13 +8,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Shape(BaseModel):
+class Document(BaseModel):
     """What every document is: closed and immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Leader(Shape):
+class Leader(Document):
     """Who leads."""
 
     name: str | None
@@ -22,7 +22,7 @@ class Leader(Shape):
     is_self: bool
 
 
-class ScheduleShape(Shape):
+class ScheduleShape(Document):
     """Whether a bundle may be balanced now, and when."""
 
     bundle: str
@@ -37,7 +37,7 @@ class ScheduleShape(Shape):
     windows: list[tuple[float, float | None]] = Field(description="the next windows: start, end (null: never closes)")
 
 
-class ScoreShape(Shape):
+class ScoreShape(Document):
     """How even a bundle is, 0 to 100."""
 
     now: float
@@ -45,7 +45,7 @@ class ScoreShape(Shape):
     bound: float = Field(description="no plan within the budgets can reach more")
 
 
-class NodeShape(Shape):
+class NodeShape(Document):
     """A node and what it carries."""
 
     id: str
@@ -68,7 +68,7 @@ class NodeShape(Shape):
     retained_wal_bytes: float
 
 
-class BundleShape(Shape):
+class BundleShape(Document):
     """A bundle in one sentence and a few figures."""
 
     name: str
@@ -86,7 +86,7 @@ class BundleShape(Shape):
     plan: str = Field(description="id of the present plan; empty: none is kept")
 
 
-class Status(Shape):
+class Status(Document):
     """The instance and its bundles."""
 
     instance: str
@@ -98,7 +98,7 @@ class Status(Shape):
     bundles: list[BundleShape]
 
 
-class TabletShape(Shape):
+class TabletShape(Document):
     """A tablet: where it is, what of the key space it holds, and how busy it is."""
 
     id: int
@@ -120,14 +120,14 @@ class TabletShape(Shape):
     migration: str = Field("", description="the unfinished migration that it is part of")
 
 
-class TabletPage(Shape):
+class TabletPage(Document):
     """Some tablets in key order."""
 
     tablets: list[TabletShape]
     next: str = Field("", description="pass as `after` for the next page; empty: this was the last one")
 
 
-class ActionShape(Shape):
+class ActionShape(Document):
     """What a plan wants to do, and why."""
 
     kind: str
@@ -141,7 +141,7 @@ class ActionShape(Shape):
     gain: float
 
 
-class RejectionShape(Shape):
+class RejectionShape(Document):
     """What a plan did not take, and why not."""
 
     kind: str
@@ -151,7 +151,7 @@ class RejectionShape(Shape):
     reason: str
 
 
-class PlanShape(Shape):
+class PlanShape(Document):
     """A bundle's present plan."""
 
     bundle: str
@@ -168,7 +168,7 @@ class PlanShape(Shape):
     notes: list[str]
 
 
-class MigrationShape(Shape):
+class MigrationShape(Document):
     """A migration: running, or how it ended."""
 
     id: str
@@ -191,7 +191,7 @@ class MigrationShape(Shape):
     progress: dict[str, Any] | None = Field(description="running ones: bytes, rate, eta, what it waits for")
 
 
-class MigrationPage(Shape):
+class MigrationPage(Document):
     """Migrations, running first, then the newest."""
 
     migrations: list[MigrationShape]
@@ -199,7 +199,7 @@ class MigrationPage(Shape):
     finished: int
 
 
-class ChangeShape(Shape):
+class ChangeShape(Document):
     """One record that a commit changed."""
 
     kind: str
@@ -208,7 +208,7 @@ class ChangeShape(Shape):
     text: str
 
 
-class HistoryEntry(Shape):
+class HistoryEntry(Document):
     """Who changed what, when and why."""
 
     version: int
@@ -220,14 +220,14 @@ class HistoryEntry(Shape):
     change_count: int
 
 
-class HistoryPage(Shape):
+class HistoryPage(Document):
     """Commits, newest first."""
 
     entries: list[HistoryEntry]
     next: int | None = Field(description="pass as `before` for older ones; null: there are none")
 
 
-class TableShape(Shape):
+class TableShape(Document):
     """A table."""
 
     name: str
@@ -239,7 +239,7 @@ class TableShape(Shape):
     tablets: int
 
 
-class HeatBin(Shape):
+class HeatBin(Document):
     """A column of the heat map: one tablet, or neighbours that share it."""
 
     tablets: int
@@ -253,7 +253,7 @@ class HeatBin(Shape):
     read_rate: float
 
 
-class HeatShape(Shape):
+class HeatShape(Document):
     """A table's key space over time. `cells` and `owners` have a byte per time and bin, row by row, in base64."""
 
     bundle: str
@@ -267,7 +267,7 @@ class HeatShape(Shape):
     owners: str = Field(description="numbers of `nodes`; 255: another one")
 
 
-class RouteShape(Shape):
+class RouteShape(Document):
     """Where a key lives."""
 
     table: str
@@ -291,7 +291,7 @@ class CommandRequest(BaseModel):
     wait: float = Field(0.0, ge=0, le=60, description="seconds to wait for the leader's answer")
 
 
-class CommandShape(Shape):
+class CommandShape(Document):
     """A command and what became of it."""
 
     id: str
@@ -326,13 +326,13 @@ class SampleRequest(BaseModel):
     samples: list[Sample] = Field(min_length=1, max_length=1000)
 
 
-class SampleAnswer(Shape):
+class SampleAnswer(Document):
     """How many were taken."""
 
     taken: int
 
 
-class Overview(Shape):
+class Overview(Document):
     """Everything the page shows first, in one answer."""
 
     status: Status

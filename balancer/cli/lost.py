@@ -24,7 +24,7 @@ from balancer.migration.revive import copies_of
 from balancer.nodes.connection import translated
 from balancer.nodes.objects import CLOSED
 from balancer.nodes.schema import OwnState, read_tablets
-from balancer.planner.command_context import Context
+from balancer.planner.command_context import CommandContext
 from balancer.planner.commands import tablets_on
 from balancer.planner.summary import STATUS_TOPIC
 from balancer.polling.addresses import address_in
@@ -155,7 +155,7 @@ def lost_of_lost_node(scene: Scene, arguments: dict[str, Any]) -> Iterator[str]:
 
 def lost_of_tablet(scene: Scene, arguments: dict[str, Any]) -> Iterator[str]:
     """What `tablet lost` accepts: who has what of it."""
-    tablet = scene.snapshot.tablet(Context.number(arguments["tablet"]))
+    tablet = scene.snapshot.tablet(CommandContext.number(arguments["tablet"]))
     yield f"tablet {tablet.id} belongs to node {tablet.node} with epoch {tablet.epoch}"
     copies = copies_of(scene.links, scene.snapshot, tablet)
     for copy in copies:

@@ -13,11 +13,11 @@ from balancer.errors import Unavailable
 from balancer.nodes.connection import Target, connect, translated
 from balancer.nodes.grants import grant_script
 from balancer.nodes.names import Name, parse_name
-from balancer.nodes.preflight import Finding, Level, Needs, TableNeeds, preflight
+from balancer.nodes.preflight import Needs, Severity, Shortfall, TableNeeds, preflight
 from balancer.nodes.root_facts import Facts, facts_on
 from balancer.nodes.root_findings import compare_roots
 from balancer.polling.addresses import address_of, addresses_of, cluster_name
-from balancer.polling.poller import NodeReport, Poller
+from balancer.polling.poller import NodeAnswer, Poller
 from balancer.settings import BundleSettings, NodeSettings, Settings, load_settings
 
 app = typer.Typer(help="Look at nodes and prepare them.", no_args_is_help=True)
@@ -75,9 +75,9 @@ def check(
             if node in (None, settings.id):
                 rows += [_finding(settings.id, finding) for finding in _preflight(settings, needs, facts)]
         for where, text in compare_roots(facts):
-            rows.append(_finding(where, Finding(Level.ERROR, "roots", text)))
+            rows.append(_finding(where, Shortfall(Severity.ERROR, "roots", text)))
     show_rows(rows, ("node", "level", "subject", "text", "remedy"), output, empty="every node has what it needs")
-    if any(row["level"] == Level.ERROR for row in rows):
+    if any(row["level"] == Severity.ERROR for row in rows):
         raise typer.Exit(1)
 
 
@@ -126,18 +126,20 @@ def _roots(bundle: BundleSettings) -> tuple[Name, ...]:
     return tuple(parse_name(root) for table in bundle.tables.values() for root in table.roots)
 
 
-def _preflight(node: NodeSettings, needs: Needs, facts: dict[str, dict[Name, Facts]]) -> list[Finding]:
+def _preflight(node: NodeSettings, needs: Needs, facts: dict[str, dict[Name, Facts]]) -> list[Shortfall]:
     try:
         with connect(address_of(node), purpose="check", target=Target.ANY) as connection, translated(node.id):
             found = preflight(connection, needs)
-            if all(finding.level is not Level.ERROR for finding in found):  # a role that may not look is told so first
+            if all(
+                finding.level is not Severity.ERROR for finding in found
+            ):  # a role that may not look is told so first
                 facts[node.id] = facts_on(connection, needs.roots)
             return found
     except Unavailable as error:
-        return [Finding(Level.ERROR, "connection", str(error))]
+        return [Shortfall(Severity.ERROR, "connection", str(error))]
 
 
-def _finding(node: str, finding: Finding) -> dict[str, Any]:
+def _finding(node: str, finding: Shortfall) -> dict[str, Any]:
     return {
         "node": node,
         "level": finding.level,
@@ -147,7 +149,7 @@ def _finding(node: str, finding: Finding) -> dict[str, Any]:
     }
 
 
-def _row(node: NodeSettings, bundle: str, snapshot: Snapshot, report: NodeReport | None) -> dict[str, Any]:
+def _row(node: NodeSettings, bundle: str, snapshot: Snapshot, report: NodeAnswer | None) -> dict[str, Any]:
     known = snapshot.nodes.get(node.id)
     facts = report.poll.facts if report is not None and report.poll is not None else None
     return {

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 
-from schedules import Failures, Schedule, Window
+from schedules import FormulaFailures, Schedule, Window
 
 NEXT_WINDOWS = 5
 
@@ -34,7 +34,7 @@ class ScheduleFacts:
     windows_per_day: int
     next_windows: tuple[ShownWindow, ...]
     """The first one is the present one if the schedule is open."""
-    failures: Failures | None
+    failures: FormulaFailures | None
     """Minutes of the day in which the formula has no value."""
     warnings: tuple[str, ...]
     day: tuple[str, ...]

@@ -9,7 +9,7 @@ import typer
 from balancer.cli.output import Output, OutputOption, show_json
 from balancer.errors import UserError
 from policies.simulator import Story, simulate
-from policies.simulator_report import Verdict, check, draw
+from policies.simulator_report import StoryVerdict, check, draw
 from policies.simulator_scenario import Scenario, ScenarioError, parse_scenario
 from schedules.errors import FormulaEvaluationError, FormulaSyntaxError
 from schedules.formula import Formula
@@ -55,7 +55,7 @@ def tell(scenario: Scenario) -> Story:
         raise UserError(f"the scenario's schedule {scenario.schedule!r}: {error}") from error
 
 
-def _document(story: Story, verdicts: list[Verdict]) -> dict[str, object]:
+def _document(story: Story, verdicts: list[StoryVerdict]) -> dict[str, object]:
     return {
         "title": story.scenario.title,
         "samples": [asdict(sample) for sample in story.samples],

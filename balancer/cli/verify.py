@@ -18,13 +18,13 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.nodes.connection import Connection, Target, Timeouts, connect, translated
 from balancer.nodes.names import Name, parse_name
-from balancer.nodes.ownership import Kind
+from balancer.nodes.ownership import DisagreementKind
 from balancer.nodes.partition import count_rows
 from balancer.nodes.root_facts import Facts, facts_on
 from balancer.nodes.root_findings import compare_roots
 from balancer.polling.addresses import addresses_of, cluster_name
 from balancer.polling.index import partition_names
-from balancer.polling.poller import ClusterPoll, Health, NodeReport, Poller
+from balancer.polling.poller import ClusterPoll, Health, NodeAnswer, Poller
 from balancer.settings import Settings, load_settings
 
 COLUMNS = ("tablet", "part", "node", "epoch", "rows", "finding")
@@ -32,11 +32,11 @@ COUNT_TIMEOUT = 600.0
 
 _WHOLE_NODE = frozenset(
     {
-        Kind.NOT_INSTALLED,
-        Kind.WRONG_DATABASE,
-        Kind.REWOUND,
-        Kind.DIRECTORY_BEHIND,
-        Kind.DEFAULT_PARTITION,
+        DisagreementKind.NOT_INSTALLED,
+        DisagreementKind.WRONG_DATABASE,
+        DisagreementKind.REWOUND,
+        DisagreementKind.DIRECTORY_BEHIND,
+        DisagreementKind.DEFAULT_PARTITION,
     }
 )
 
@@ -145,7 +145,7 @@ def _root_trouble(settings: Settings, table: Table, poll: ClusterPoll) -> Iterat
         yield {"node": node, "finding": text}
 
 
-def _estimate(report: NodeReport | None, table: Table, tablet: Tablet) -> int | None:
+def _estimate(report: NodeAnswer | None, table: Table, tablet: Tablet) -> int | None:
     """Rows of the first root's partition, by the server's own statistics."""
     if report is None or report.poll is None:
         return None

@@ -52,7 +52,7 @@ class PageMap:
         return made
 
 
-class Memory(dict[AnyKey, Location]):
+class LookupMemory(dict[AnyKey, Location]):
     """Answers given so far; a key that is not there is located. Equal keys have equal places, whatever their types."""
 
     def __init__(self, locate: Locator) -> None:
@@ -77,7 +77,7 @@ class TableMap:
         self.pages: list[PageMap] = [_kept(known.get(number), snapshot.pages[number]) for number in self.index.numbers]
         self._slots = _slots_for(self.pages)
         self.locate: Locator = self._chosen()
-        self.memory = Memory(self.locate)
+        self.memory = LookupMemory(self.locate)
 
     def describes(self, snapshot: Snapshot) -> bool:
         """Whether the table is in this snapshot what it is here: a commit elsewhere leaves its pages alone.
@@ -206,13 +206,13 @@ class Maps:
         return made
 
 
-class Memories(dict[str, Memory]):
+class Memories(dict[str, LookupMemory]):
     """The memories of the tables by name: `memories[table][key]` is the whole of a lookup."""
 
     def __init__(self, maps: Maps) -> None:
         super().__init__()
         self._maps = maps
 
-    def __missing__(self, name: str) -> Memory:
+    def __missing__(self, name: str) -> LookupMemory:
         found = self[name] = self._maps.table(name).memory
         return found

@@ -23,7 +23,7 @@ log = structlog.get_logger()
 _WAY_BACK = (State.CATCHING_UP, State.CANCELLING)
 
 
-class BouncerWatch(Observer):
+class BouncerSwitch(Observer):
     """Tells PgBouncer, then the next observer."""
 
     def __init__(self, bouncer: Bouncer, snapshot: Callable[[], Snapshot], other: Observer | None = None) -> None:
@@ -79,9 +79,9 @@ class BouncerWatch(Observer):
 
 def bouncing_of(
     settings: PgBouncerSettings | None, snapshot: Callable[[], Snapshot], other: Observer | None
-) -> BouncerWatch | None:
+) -> BouncerSwitch | None:
     """The observer that the configuration asks for; None where no PgBouncer is configured."""
-    return BouncerWatch(bouncer_of(settings), snapshot, other) if settings else None
+    return BouncerSwitch(bouncer_of(settings), snapshot, other) if settings else None
 
 
 def bouncer_of(settings: PgBouncerSettings) -> Bouncer:
@@ -96,7 +96,7 @@ class BouncerFollower:
     """Keeps a PgBouncer by the directory alone, beside any instance or none: `balancer pgbouncer sync --follow`.
 
     It hears of a fence when the journal does, some milliseconds before it is raised: clients are nearly always held
-    back in time. Where that must be always, the leading instance does it (`BouncerWatch`).
+    back in time. Where that must be always, the leading instance does it (`BouncerSwitch`).
     """
 
     def __init__(self, bouncer: Bouncer) -> None:

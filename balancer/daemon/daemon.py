@@ -15,7 +15,7 @@ from balancer.clock import Clock
 from balancer.daemon.beginner import Beginner
 from balancer.daemon.bouncing import bouncing_of
 from balancer.daemon.enrol import enrol
-from balancer.daemon.forwarding import ForwardingWatch
+from balancer.daemon.forwarding import ForwardingUpdater
 from balancer.daemon.housekeeping import Housekeeping
 from balancer.daemon.leader import LeaderLoop
 from balancer.daemon.leading import Leading
@@ -25,7 +25,7 @@ from balancer.daemon.pool import MigrationPool
 from balancer.daemon.reload import ConfigurationWatch
 from balancer.daemon.ticker import Ticker
 from balancer.daemon.ticks import Ticks
-from balancer.daemon.watching import MigrationWatch
+from balancer.daemon.watching import MigrationMetrics
 from balancer.directory.configured import open_configured
 from balancer.directory.contract import Directory, Follower, Leadership
 from balancer.directory.snapshot import Snapshot
@@ -68,13 +68,13 @@ class Daemon:
         self._enrol_again = False
         self._reporter = Reporter(self._instruments)
         self._bouncing = bouncing_of(settings.daemon.pgbouncer, lambda: self.directory().snapshot(), observer)
-        self._forwarding = ForwardingWatch(
+        self._forwarding = ForwardingUpdater(
             lambda bundle: self.settings().bundle(bundle).forwarding,
             lambda: self.directory().snapshot(),
             self.address,
             self._bouncing or observer,
         )
-        self._observer = MigrationWatch(self._reporter, self._forwarding)
+        self._observer = MigrationMetrics(self._reporter, self._forwarding)
         self._sampler = NodeSampler(self.address, lambda: self.follower().snapshot, clock)
         self._ticks = Ticks(self, self._reporter, self._sampler, clock)
         self._leftovers = LeftoverWatch(lambda: self.follower().snapshot, self.address, self._reporter)

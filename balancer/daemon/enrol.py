@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from balancer.directory.contract import Directory, Leadership
-from balancer.directory.model import Bundle, Change, Kind, Node, Put, Remove, Transaction
+from balancer.directory.model import Bundle, Change, Node, Put, RecordKind, Remove, Transaction
 from balancer.directory.newest import commit_on_newest
 from balancer.directory.snapshot import Snapshot
 from balancer.planner.commands import tablets_on
@@ -47,7 +47,7 @@ def changes_of(snapshot: Snapshot, settings: Settings) -> Iterator[Change]:
     for node in snapshot.nodes.values():
         gone = node.id not in configured | busy and node.bundle in settings.bundles
         if gone and not tablets_on(snapshot, node.id):
-            yield Remove(Kind.NODE, node.id)
+            yield Remove(RecordKind.NODE, node.id)
 
 
 def _with_record(configured: Node, known: Node) -> Node:

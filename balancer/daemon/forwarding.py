@@ -80,7 +80,7 @@ def stop_forwarding(snapshot: Snapshot, bundle: str, addresses: Callable[[str], 
         _on_node(snapshot, addresses(node), take_away)
 
 
-class ForwardingWatch(Observer):
+class ForwardingUpdater(Observer):
     """Follows each migration, then tells the next observer. A node out of reach is brought up by the next one."""
 
     def __init__(

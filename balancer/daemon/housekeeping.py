@@ -17,11 +17,11 @@ from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import (
     Change,
     CommandState,
-    Kind,
     Migration,
     MigrationKind,
     Pause,
     Pin,
+    RecordKind,
     Remove,
     Transaction,
 )
@@ -100,7 +100,7 @@ def forgettable(snapshot: Snapshot, now: float) -> Iterator[Change]:
     """Finished migrations and answered commands beyond the newest, oldest first; pins and pauses that are over."""
     finished = [record for record in snapshot.migrations.values() if record.finished and not _needed(snapshot, record)]
     for record in sorted(finished, key=lambda record: record.updated)[: max(0, len(finished) - KEPT_MIGRATIONS)]:
-        yield Remove(Kind.MIGRATION, record.id)
+        yield Remove(RecordKind.MIGRATION, record.id)
     states = (CommandState.DONE, CommandState.REFUSED)
     answered = [
         command
@@ -108,7 +108,7 @@ def forgettable(snapshot: Snapshot, now: float) -> Iterator[Change]:
         if command.state in states and steered(command, snapshot) is None  # a successor needs to know these
     ]
     for command in sorted(answered, key=lambda command: command.created)[: max(0, len(answered) - KEPT_COMMANDS)]:
-        yield Remove(Kind.COMMAND, command.id)
+        yield Remove(RecordKind.COMMAND, command.id)
     temporary: list[Pin | Pause] = [*snapshot.pins.values(), *snapshot.pauses.values()]
     for ended in temporary:
         if ended.until is not None and ended.until <= now:

@@ -33,15 +33,15 @@ from balancer.nodes.connection import Address, Connection, Cursor, connect
 from balancer.nodes.fence import drop_fence
 from balancer.nodes.leader import node_transaction
 from balancer.nodes.objects import CLOSED
-from balancer.nodes.ownership import Kind
+from balancer.nodes.ownership import DisagreementKind
 from balancer.nodes.poll import Claim, NodePoll
 from balancer.nodes.schema import STEPS, OwnedTablet, OwnState, install_schema
 from balancer.planner.memory import FORGIVEN
-from balancer.polling.poller import ClusterPoll, Health, NodeReport
+from balancer.polling.poller import ClusterPoll, Health, NodeAnswer
 
 log = structlog.get_logger()
 
-_UNKNOWN = (Kind.MISSING, Kind.NOT_OWNED)
+_UNKNOWN = (DisagreementKind.MISSING, DisagreementKind.NOT_OWNED)
 BATCH = 20  # tablets per transaction: their partitions are locked together
 LOCK_TIMEOUT = 1.0
 AUTHOR = "balancer"
@@ -117,7 +117,7 @@ class NodeGuard:
         reason = f"migration {record.id} ended: {why}"
         self._directory.commit(Transaction((Put(ended),), snapshot.version, reason, AUTHOR, self._leadership.epoch))
 
-    def _look(self, report: NodeReport, judged: Snapshot) -> None:
+    def _look(self, report: NodeAnswer, judged: Snapshot) -> None:
         answer = report.poll
         if answer is None or report.health is Health.STANDBY or answer.identity is None:
             return
@@ -136,7 +136,7 @@ class NodeGuard:
         elif self._clock.now().timestamp() - answer.identity.mark >= MARK_EVERY:
             self._mark(report.node, answer)
 
-    def _forgotten(self, report: NodeReport, answer: NodePoll, judged: Snapshot) -> str:
+    def _forgotten(self, report: NodeAnswer, answer: NodePoll, judged: Snapshot) -> str:
         """Which tablet the node does not know although it had opened it; empty: none.
 
         It may have gone back by less than the time between two polls: then nothing else tells.

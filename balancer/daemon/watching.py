@@ -10,7 +10,7 @@ from balancer.planner.report import Reporter
 log = structlog.get_logger()
 
 
-class MigrationWatch(Observer):
+class MigrationMetrics(Observer):
     """Called from the migrations' own threads; does nothing that could hold one up."""
 
     def __init__(self, reporter: Reporter, other: Observer | None = None) -> None:

@@ -21,7 +21,7 @@ from balancer.directory.codec import (
     to_document,
     unpack,
 )
-from balancer.directory.model import Kind, LogEntry, Put, Record, Tablet, Transaction
+from balancer.directory.model import LogEntry, Put, Record, RecordKind, Tablet, Transaction
 from balancer.directory.page_codec import pack_page
 from balancer.directory.pages import Page, end_of, page_of, start_of
 from balancer.directory.snapshot import Snapshot
@@ -41,11 +41,11 @@ _ROOT = struct.Struct("<BI")  # format, bytes of the document; the news follow i
 _OPERATION_OVERHEAD = 128  # bytes of path and header for each part of a request
 _TRIM_AT_ONCE = 4
 
-RecordKey = tuple[Kind, str]
+RecordKey = tuple[RecordKind, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Root:
+class DirectoryRoot:
     """The small document that every commit rewrites: the version lives and grows here."""
 
     version: int
@@ -70,7 +70,7 @@ class Root:
         return _ROOT.pack(FORMAT, len(document)) + document + self.news
 
     @classmethod
-    def unpack(cls, data: bytes, epoch: int) -> "Root":
+    def unpack(cls, data: bytes, epoch: int) -> "DirectoryRoot":
         check_format(data)
         try:
             end = _ROOT.size + _ROOT.unpack_from(data)[1]
@@ -97,7 +97,7 @@ class Batch:
 
     base: int  # the version that must still be the newest
     leader_epoch: int | None
-    root: Root
+    root: DirectoryRoot
     packed_root: bytes
     entry: bytes
     stored: StoredEntry
@@ -144,7 +144,7 @@ def prepare(view: Snapshot, first: int, transaction: Transaction, at: float) -> 
     packed = pack_entry(stored)
     trimmed = tuple(range(first, min(first + _TRIM_AT_ONCE, version - LOG_KEPT + 1)))
     news = packed if len(packed) <= _NEWS else b""
-    root = Root(version, first + len(trimmed), applied.snapshot.next_page, transaction.id, news=news)
+    root = DirectoryRoot(version, first + len(trimmed), applied.snapshot.next_page, transaction.id, news=news)
     pages = {number: pack_page(applied.snapshot.pages[number]) for number in applied.written}
     created, changed, removed = _split_records(view, transaction)
     batch = Batch(
@@ -175,7 +175,7 @@ def _split_records(
     removed: list[RecordKey] = []
     for change in transaction.changes:
         key = delta.key_of(change)
-        if key[0] is Kind.TABLET:
+        if key[0] is RecordKind.TABLET:
             continue
         if not isinstance(change, Put):
             removed.append(key)

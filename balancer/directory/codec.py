@@ -21,7 +21,6 @@ from balancer.directory.model import (
     Counter,
     Json,
     KeyColumn,
-    Kind,
     Layout,
     LogEntry,
     Migration,
@@ -35,6 +34,7 @@ from balancer.directory.model import (
     Put,
     RangeBounds,
     Record,
+    RecordKind,
     Remove,
     Table,
     Tablet,
@@ -53,7 +53,7 @@ _WINDOW, _MEMORY = 13, 6  # zlib's words for 8 KB and 32 KB
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
-CLASSES: Mapping[Kind, type[Any]] = {
+CLASSES: Mapping[RecordKind, type[Any]] = {
     one.kind: one for one in (Bundle, Node, Table, Tablet, Migration, Command, Plan, Pin, Pause, Counter)
 }
 
@@ -126,7 +126,7 @@ def to_document(record: Record) -> dict[str, Json]:
     return {f.name: getattr(record, f.name) for f in fields(record)}
 
 
-def from_document(kind: Kind, document: Json) -> Record:
+def from_document(kind: RecordKind, document: Json) -> Record:
     """The record in a document; `Malformed` names the field that is wrong."""
     if not isinstance(document, dict):
         raise Malformed(f"a {kind} must be an object, not {type(document).__name__}")
@@ -144,7 +144,7 @@ def from_document(kind: Kind, document: Json) -> Record:
 
 
 @cache
-def _fields_of(kind: Kind) -> list[tuple[str, Any, bool]]:
+def _fields_of(kind: RecordKind) -> list[tuple[str, Any, bool]]:
     """Name, reader and whether it must be there: found out once, because a log entry may have hundreds of records."""
     return [
         (
@@ -187,7 +187,7 @@ def _tablet_document(tablet: Tablet) -> dict[str, Json]:
 
 
 def _read_tablet(document: Json) -> Tablet:
-    record = from_document(Kind.TABLET, document)
+    record = from_document(RecordKind.TABLET, document)
     assert isinstance(record, Tablet)
     return record
 
@@ -230,10 +230,10 @@ def _mapping(value: Json) -> Mapping[str, Json]:
     return value
 
 
-_READERS: dict[tuple[Kind | None, str], Any] = {
+_READERS: dict[tuple[RecordKind | None, str], Any] = {
     (None, "id"): _text,
-    (Kind.TABLE, "id"): _whole,
-    (Kind.TABLET, "id"): _whole,
+    (RecordKind.TABLE, "id"): _whole,
+    (RecordKind.TABLET, "id"): _whole,
     (None, "name"): _text,
     (None, "bundle"): _text,
     (None, "node"): _text,
@@ -270,9 +270,9 @@ _READERS: dict[tuple[Kind | None, str], Any] = {
     (None, "mode"): MigrationMode,
     (None, "layout"): Layout,
     (None, "state"): _text,
-    (Kind.NODE, "state"): NodeState,
-    (Kind.TABLET, "state"): TabletState,
-    (Kind.COMMAND, "state"): CommandState,
+    (RecordKind.NODE, "state"): NodeState,
+    (RecordKind.TABLET, "state"): TabletState,
+    (RecordKind.COMMAND, "state"): CommandState,
 }
 
 
@@ -285,7 +285,7 @@ def change_document(change: Change) -> list[Json]:
 
 def read_change(document: Json) -> Change:
     """The change in a document."""
-    kind = Kind(document[0])
+    kind = RecordKind(document[0])
     return Remove(kind, document[2]) if document[1] is None else Put(from_document(kind, document[1]))
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import ceil
 from typing import Any
 
-from balancer.directory.model import Change, Kind, Migration, Put, Record, Tablet
+from balancer.directory.model import Change, Migration, Put, Record, RecordKind, Tablet
 from balancer.directory.page_map import Draft
 from balancer.directory.pages import Page, cut, edited, joined, page_of, start_of
 from balancer.directory.snapshot import Snapshot, TableIndex, typed_key
@@ -78,17 +78,17 @@ def tablets_of(migration: Migration) -> set[int]:
 
 
 def _apply_records(snapshot: Snapshot, changes: Iterable[Change]) -> tuple[Any, Any]:
-    records: dict[Kind, Any] = dict(snapshot.records)
-    own: set[Kind] = set()
+    records: dict[RecordKind, Any] = dict(snapshot.records)
+    own: set[RecordKind] = set()
     busy: Any = snapshot.busy
     for change in changes:
         kind, key = key_of(change)
-        if kind is Kind.TABLET:
+        if kind is RecordKind.TABLET:
             continue
         if kind not in own:
             own.add(kind)
             records[kind] = dict(records.get(kind, ()))
-        if kind is Kind.MIGRATION:
+        if kind is RecordKind.MIGRATION:
             busy = _apply_busy(busy, records[kind].get(key), change)
         if isinstance(change, Put):
             records[kind][typed_key(kind, key)] = change.record
@@ -109,7 +109,7 @@ def _apply_busy(held: Mapping[int, str], before: Migration | None, change: Chang
     return busy
 
 
-def key_of(change: Change) -> tuple[Kind, str]:
+def key_of(change: Change) -> tuple[RecordKind, str]:
     """What a change is about."""
     return (change.record.kind, change.record.key) if isinstance(change, Put) else (change.kind, change.key)
 
@@ -134,7 +134,7 @@ class _Build:
         added: dict[int, list[Tablet]] = defaultdict(list)
         for change in changes:
             kind, key = key_of(change)
-            if kind is not Kind.TABLET:
+            if kind is not RecordKind.TABLET:
                 continue
             number = self.before.ids.get(int(key))
             if number is not None:

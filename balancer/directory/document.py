@@ -8,7 +8,7 @@ from typing import Any
 
 from balancer.directory.codec import Malformed, from_document, to_document
 from balancer.directory.invariants import faults_of
-from balancer.directory.model import Json, Kind, Record
+from balancer.directory.model import Json, Record, RecordKind
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
 
@@ -20,8 +20,8 @@ _SHOWN = 10  # violations in one message
 def records_of(snapshot: Snapshot) -> list[Record]:
     """Every record, in an order in which each comes after what it refers to."""
     records: list[Record] = []
-    for kind in Kind:
-        if kind is Kind.TABLET:
+    for kind in RecordKind:
+        if kind is RecordKind.TABLET:
             records.extend(tablet for table in sorted(snapshot.index) for tablet in snapshot.tablets(table))
         else:
             records.extend(snapshot.of(kind)[key] for key in sorted(snapshot.of(kind)))
@@ -42,7 +42,7 @@ def import_document(document: Json) -> list[Record]:
         raise UserError("this is not an exported directory: it has no field 'format'")
     if document["format"] != FORMAT:
         raise UserError(f"the document has format {document['format']!r}; this software reads {FORMAT}")
-    names = {f"{kind}s": kind for kind in Kind}
+    names = {f"{kind}s": kind for kind in RecordKind}
     unknown = set(document) - set(names) - {"format", "version"}
     if unknown:
         raise UserError(f"the document has unknown parts: {', '.join(sorted(unknown))}; known are {', '.join(names)}")
@@ -58,7 +58,7 @@ def import_document(document: Json) -> list[Record]:
 
 
 def _check(records: Sequence[Record]) -> None:
-    keys: set[tuple[Kind, str]] = set()
+    keys: set[tuple[RecordKind, str]] = set()
     for record in records:
         if (record.kind, record.key) in keys:
             raise UserError(f"the document has {record.kind} {record.key!r} twice")

@@ -12,7 +12,7 @@ from typing import Any
 
 from balancer.directory.delta import key_of, tablets_of
 from balancer.directory.lawful import record_faults
-from balancer.directory.model import Change, Kind, Layout, Put, Record, Remove, Table
+from balancer.directory.model import Change, Layout, Put, Record, RecordKind, Remove, Table
 from balancer.directory.pages import end_of, start_of, whole
 from balancer.directory.snapshot import Snapshot, typed_key
 from balancer.errors import Conflict, Refused
@@ -37,8 +37,8 @@ class Overlay:
 
     def __init__(self, snapshot: Snapshot, changes: Sequence[Change]) -> None:
         self.before = snapshot
-        self._found: dict[tuple[Kind, str], Any] = {}
-        self.changed: dict[tuple[Kind, str], Any] = {}
+        self._found: dict[tuple[RecordKind, str], Any] = {}
+        self.changed: dict[tuple[RecordKind, str], Any] = {}
         for change in changes:
             key = key_of(change)
             if key in self.changed:
@@ -47,27 +47,27 @@ class Overlay:
                 raise Conflict(f"{key[0]} {key[1]!r} cannot be removed: it is not there any more")
             self.changed[key] = change.record if isinstance(change, Put) else None
 
-    def find(self, kind: Kind, key: object) -> Any:
+    def find(self, kind: RecordKind, key: object) -> Any:
         """The record after the changes, or None."""
         text = str(key)
         if (kind, text) in self.changed:
             return self.changed[kind, text]
         return self.find_before(kind, text)
 
-    def find_before(self, kind: Kind, key: str) -> Any:
+    def find_before(self, kind: RecordKind, key: str) -> Any:
         """The record before the changes, or None; every check asks, and a tablet is made anew at each look."""
         if (kind, key) not in self._found:
             self._found[kind, key] = self.before.find(kind, key)
         return self._found[kind, key]
 
-    def every(self, kind: Kind) -> Iterator[Any]:
+    def every(self, kind: RecordKind) -> Iterator[Any]:
         """The records of a kind, other than tablets, after the changes."""
         for key, record in self.before.of(kind).items():
             if (kind, str(key)) not in self.changed:
                 yield record
         yield from (record for (of, _), record in self.changed.items() if of is kind and record is not None)
 
-    def touched(self, kind: Kind) -> bool:
+    def touched(self, kind: RecordKind) -> bool:
         return any(of is kind for of, _ in self.changed)
 
 
@@ -83,16 +83,16 @@ def _faults(after: Overlay, changes: Sequence[Change], standing: bool = False) -
     yield from _name_faults(after)
 
 
-def _removal_faults(after: Overlay, kind: Kind, key: str) -> Iterator[str]:
-    if kind is Kind.BUNDLE:
-        for of, word in ((Kind.NODE, "node"), (Kind.TABLE, "table")):
+def _removal_faults(after: Overlay, kind: RecordKind, key: str) -> Iterator[str]:
+    if kind is RecordKind.BUNDLE:
+        for of, word in ((RecordKind.NODE, "node"), (RecordKind.TABLE, "table")):
             for record in after.every(of):
                 if record.bundle == key:
                     yield f"bundle {key!r} still has {word} {record.key!r}"
-    elif kind is Kind.NODE:
+    elif kind is RecordKind.NODE:
         yield from _node_removal_faults(after, key)
-    elif kind is Kind.TABLE:
-        for migration in after.every(Kind.MIGRATION):
+    elif kind is RecordKind.TABLE:
+        for migration in after.every(RecordKind.MIGRATION):
             if not migration.finished and migration.table == int(key):
                 yield f"table {key} is still part of migration {migration.id}"
 
@@ -102,11 +102,11 @@ def _node_removal_faults(after: Overlay, node: str) -> Iterator[str]:
         if node in page.names:
             number = page.names.index(node)
             for row, owner in enumerate(page.node):
-                tablet = after.find(Kind.TABLET, page.ids[row]) if owner == number else None
+                tablet = after.find(RecordKind.TABLET, page.ids[row]) if owner == number else None
                 if tablet is not None and tablet.node == node:
                     yield f"node {node!r} still owns tablet {tablet.id}"
                     return
-    for migration in after.every(Kind.MIGRATION):
+    for migration in after.every(RecordKind.MIGRATION):
         if not migration.finished and node in (migration.source_node, migration.target_node):
             yield f"node {node!r} is still part of migration {migration.id}"
 
@@ -117,7 +117,7 @@ def _coverage_faults(after: Overlay) -> Iterator[str]:
     old: dict[int, list[Interval]] = defaultdict(list)
     new: dict[int, list[Interval]] = defaultdict(list)
     for (kind, key), record in after.changed.items():
-        if kind is Kind.TABLET:
+        if kind is RecordKind.TABLET:
             before = after.find_before(kind, key)
             if before and record and (before.table, before.bounds) == (record.table, record.bounds):
                 continue
@@ -125,15 +125,15 @@ def _coverage_faults(after: Overlay) -> Iterator[str]:
                 old[before.table].append((start_of(before.bounds), end_of(before.bounds)))
             if record is not None:
                 new[record.table].append((start_of(record.bounds), end_of(record.bounds)))
-        elif kind is Kind.TABLE:
+        elif kind is RecordKind.TABLE:
             old.setdefault(int(key), [])
     for table_id in {**old, **new}:
         yield from _table_faults(after, table_id, old[table_id], new[table_id])
 
 
 def _table_faults(after: Overlay, table_id: int, old: list[Interval], new: list[Interval]) -> Iterator[str]:
-    table: Table | None = after.find(Kind.TABLE, table_id)
-    before = after.find_before(Kind.TABLE, str(table_id))
+    table: Table | None = after.find(RecordKind.TABLE, table_id)
+    before = after.find_before(RecordKind.TABLE, str(table_id))
     if table is not None and before is None:
         old = [whole(table.layout is Layout.HASH)]
     elif table is None and before is not None and sum(map(len, after.before.pages_of(table_id))) != len(old):
@@ -185,13 +185,13 @@ def _busy_faults(after: Overlay) -> Iterator[str]:
     """One unfinished migration per tablet."""
     claimed: dict[int, str] = {}
     for (kind, _), migration in after.changed.items():
-        if kind is not Kind.MIGRATION or migration is None or migration.finished:
+        if kind is not RecordKind.MIGRATION or migration is None or migration.finished:
             continue
         for tablet_id in sorted(tablets_of(migration)):
             other = claimed.setdefault(tablet_id, migration.id)
             holder = after.before.busy.get(tablet_id)
             if other == migration.id and holder not in (None, migration.id):
-                current = after.find(Kind.MIGRATION, holder)
+                current = after.find(RecordKind.MIGRATION, holder)
                 if current is not None and not current.finished and tablet_id in tablets_of(current):
                     other = holder or other
             if other != migration.id:
@@ -200,11 +200,11 @@ def _busy_faults(after: Overlay) -> Iterator[str]:
 
 def _name_faults(after: Overlay) -> Iterator[str]:
     """Names and roots of tables are unique."""
-    if not after.touched(Kind.TABLE):
+    if not after.touched(RecordKind.TABLE):
         return
     names: set[str] = set()
     roots: set[tuple[str, str]] = set()
-    for table in after.every(Kind.TABLE):
+    for table in after.every(RecordKind.TABLE):
         if table.name in names:
             yield f"there are two tables named {table.name!r}"
         names.add(table.name)
@@ -216,8 +216,8 @@ def _name_faults(after: Overlay) -> Iterator[str]:
 
 def violations(snapshot: Snapshot) -> Iterator[str]:
     """Everything that is wrong with a whole directory, one sentence each."""
-    find: Callable[[Kind, object], Any] = lambda kind, key: snapshot.find(kind, str(key))  # noqa: E731
-    for kind in (kind for kind in Kind if kind is not Kind.TABLET):
+    find: Callable[[RecordKind, object], Any] = lambda kind, key: snapshot.find(kind, str(key))  # noqa: E731
+    for kind in (kind for kind in RecordKind if kind is not RecordKind.TABLET):
         for key, record in snapshot.of(kind).items():
             if typed_key(kind, record.key) != key:
                 yield f"{kind} {key!r} is stored under another key than its own"
@@ -231,7 +231,7 @@ def violations(snapshot: Snapshot) -> Iterator[str]:
 
 
 def _whole_table_faults(
-    snapshot: Snapshot, table_id: int, seen: set[int], find: Callable[[Kind, object], Any]
+    snapshot: Snapshot, table_id: int, seen: set[int], find: Callable[[RecordKind, object], Any]
 ) -> Iterator[str]:
     table = snapshot.tables.get(table_id)
     if table is None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from balancer.directory.model import (
     Counter,
-    Kind,
     Layout,
     Migration,
     Node,
@@ -19,12 +18,13 @@ from balancer.directory.model import (
     Pin,
     Plan,
     Record,
+    RecordKind,
     Table,
     Tablet,
 )
 from policies.leaves import Leaf, check_leaf
 
-Find = Callable[[Kind, object], Any]
+Find = Callable[[RecordKind, object], Any]
 _MAX_NAME = 200  # characters: a name is part of a znode's path
 _LIMIT = 1 << 62
 TABLET_COUNTER = "tablet"
@@ -45,7 +45,7 @@ def _is_name(key: str) -> bool:
 
 
 def _bundle_faults(what: str, bundle: str, find: Find) -> Iterator[str]:
-    if find(Kind.BUNDLE, bundle) is None:
+    if find(RecordKind.BUNDLE, bundle) is None:
         yield f"{what} names bundle {bundle!r}, which does not exist"
 
 
@@ -53,8 +53,8 @@ def _tablet_faults(before: Record | None, tablet: Tablet, find: Find, _: bool) -
     what = f"tablet {tablet.id}"
     if not (1 <= tablet.id < _LIMIT and 1 <= tablet.epoch < _LIMIT):
         yield f"{what} has id {tablet.id} and epoch {tablet.epoch}; both begin at 1 and stay below 2 ** 62"
-    table: Table | None = find(Kind.TABLE, tablet.table)
-    node: Node | None = find(Kind.NODE, tablet.node)
+    table: Table | None = find(RecordKind.TABLE, tablet.table)
+    node: Node | None = find(RecordKind.NODE, tablet.node)
     if table is None:
         yield f"{what} names table {tablet.table}, which does not exist"
         return
@@ -68,7 +68,7 @@ def _tablet_faults(before: Record | None, tablet: Tablet, find: Find, _: bool) -
     if isinstance(before, Tablet):
         yield from _succession_faults(what, before, tablet)
     else:
-        counter: Counter | None = find(Kind.COUNTER, TABLET_COUNTER)
+        counter: Counter | None = find(RecordKind.COUNTER, TABLET_COUNTER)
         if counter is not None and tablet.id >= counter.next:
             yield f"{what} has an id that the counter of ids has not given out yet (next is {counter.next})"
 
@@ -115,10 +115,10 @@ def _migration_faults(before: Record | None, migration: Migration, find: Find, s
     what = f"migration {migration.id}"
     if migration.finished:
         return
-    if find(Kind.TABLE, migration.table) is None:
+    if find(RecordKind.TABLE, migration.table) is None:
         yield f"{what} names table {migration.table}, which does not exist"
     for node in sorted({migration.source_node, migration.target_node}):
-        if find(Kind.NODE, node) is None:
+        if find(RecordKind.NODE, node) is None:
             yield f"{what} names node {node!r}, which does not exist"
     if isinstance(before, Migration):
         if before.finished:
@@ -127,7 +127,7 @@ def _migration_faults(before: Record | None, migration: Migration, find: Find, s
             yield f"{what} cannot change its operation or its sources"
     elif not standing:
         for tablet_id in migration.sources:
-            if find(Kind.TABLET, tablet_id) is None:
+            if find(RecordKind.TABLET, tablet_id) is None:
                 yield f"{what} names tablet {tablet_id}, which does not exist"
 
 
@@ -151,18 +151,18 @@ def _pause_faults(_: Record | None, pause: Pause, find: Find, _standing: bool) -
 
 
 def _pin_faults(before: Record | None, pin: Pin, find: Find, standing: bool) -> Iterator[str]:
-    if not standing and before is None and find(Kind.TABLET, pin.tablet) is None:
+    if not standing and before is None and find(RecordKind.TABLET, pin.tablet) is None:
         yield f"there is no tablet {pin.tablet} to pin"
 
 
-_FAULTS: Mapping[Kind, Any] = {
-    Kind.NODE: _node_faults,
-    Kind.TABLE: _table_faults,
-    Kind.TABLET: _tablet_faults,
-    Kind.MIGRATION: _migration_faults,
-    Kind.PLAN: _plan_faults,
-    Kind.PIN: _pin_faults,
-    Kind.PAUSE: _pause_faults,
-    Kind.COUNTER: _counter_faults,
+_FAULTS: Mapping[RecordKind, Any] = {
+    RecordKind.NODE: _node_faults,
+    RecordKind.TABLE: _table_faults,
+    RecordKind.TABLET: _tablet_faults,
+    RecordKind.MIGRATION: _migration_faults,
+    RecordKind.PLAN: _plan_faults,
+    RecordKind.PIN: _pin_faults,
+    RecordKind.PAUSE: _pause_faults,
+    RecordKind.COUNTER: _counter_faults,
 }
 """Bundles and commands refer to nothing."""

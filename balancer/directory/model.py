@@ -19,7 +19,7 @@ Json = Any
 """What `json.loads` gives: kept opaque here, owned by the package that wrote it."""
 
 
-class Kind(StrEnum):
+class RecordKind(StrEnum):
     """The kinds of records."""
 
     BUNDLE = "bundle"
@@ -89,7 +89,7 @@ Bounds = RangeBounds | Leaf
 class Bundle:
     """Tables and nodes under one policy file."""
 
-    kind: ClassVar[Kind] = Kind.BUNDLE
+    kind: ClassVar[RecordKind] = RecordKind.BUNDLE
     name: str
 
     @property
@@ -101,7 +101,7 @@ class Bundle:
 class Node:
     """One PostgreSQL database that holds tablets. The DSN has no password: whoever connects brings his own."""
 
-    kind: ClassVar[Kind] = Kind.NODE
+    kind: ClassVar[RecordKind] = RecordKind.NODE
     id: str
     bundle: str
     dsn: str
@@ -131,7 +131,7 @@ class KeyColumn:
 class Table:
     """Colocated partitioned roots with one key. Roots are schema-qualified; the first one names the table's heat."""
 
-    kind: ClassVar[Kind] = Kind.TABLE
+    kind: ClassVar[RecordKind] = RecordKind.TABLE
     id: int
     name: str
     bundle: str
@@ -152,7 +152,7 @@ class Table:
 class Tablet:
     """A part of a table's key space and its owner. Ids are never reused; the epoch grows with each change of owner."""
 
-    kind: ClassVar[Kind] = Kind.TABLET
+    kind: ClassVar[RecordKind] = RecordKind.TABLET
     id: int
     table: int
     bounds: Bounds
@@ -171,7 +171,7 @@ class Tablet:
 class Migration:
     """A journal record. `state` is a word of `balancer.migration.machine`; here only `finished` has a meaning."""
 
-    kind: ClassVar[Kind] = Kind.MIGRATION
+    kind: ClassVar[RecordKind] = RecordKind.MIGRATION
     id: str
     bundle: str
     table: int
@@ -208,7 +208,7 @@ class CommandState(StrEnum):
 class Command:
     """An operator's wish, put here from any host and carried out by the leader."""
 
-    kind: ClassVar[Kind] = Kind.COMMAND
+    kind: ClassVar[RecordKind] = RecordKind.COMMAND
     id: str
     verb: str
     arguments: Mapping[str, Json]
@@ -226,7 +226,7 @@ class Command:
 class Plan:
     """A plan of one bundle, as `policies` made it, with its inputs."""
 
-    kind: ClassVar[Kind] = Kind.PLAN
+    kind: ClassVar[RecordKind] = RecordKind.PLAN
     id: str
     bundle: str
     created: float
@@ -242,7 +242,7 @@ class Plan:
 class Pin:
     """A tablet that stays where it is."""
 
-    kind: ClassVar[Kind] = Kind.PIN
+    kind: ClassVar[RecordKind] = RecordKind.PIN
     tablet: int
     until: float | None  # seconds since 1970; None: until it is unpinned
     author: str = ""
@@ -257,7 +257,7 @@ class Pin:
 class Pause:
     """A bundle in which nothing new is started."""
 
-    kind: ClassVar[Kind] = Kind.PAUSE
+    kind: ClassVar[RecordKind] = RecordKind.PAUSE
     bundle: str
     until: float | None
     author: str = ""
@@ -272,7 +272,7 @@ class Pause:
 class Counter:
     """A number that only grows: the next tablet id, the next table id, blocks of row ids."""
 
-    kind: ClassVar[Kind] = Kind.COUNTER
+    kind: ClassVar[RecordKind] = RecordKind.COUNTER
     name: str
     next: int = 1
 
@@ -295,7 +295,7 @@ class Put:
 class Remove:
     """Removes a record; removing one that is not there is a conflict."""
 
-    kind: Kind
+    kind: RecordKind
     key: str
 
 

@@ -16,10 +16,10 @@ from typing import Self
 
 from balancer.clock import Clock, SystemClock
 from balancer.directory import delta
-from balancer.directory.batch import Batch, Contents, Root, contents_of, prepare
+from balancer.directory.batch import Batch, Contents, DirectoryRoot, contents_of, prepare
 from balancer.directory.codec import StoredEntry, unpack_entry
 from balancer.directory.contract import Leadership
-from balancer.directory.model import Json, Kind, LogEntry, Record, Transaction
+from balancer.directory.model import Json, LogEntry, Record, RecordKind, Transaction
 from balancer.directory.snapshot import Snapshot
 from balancer.directory.watch import PollingFollower, Signal
 from balancer.errors import Conflict, Fenced, Refused, Unavailable
@@ -40,7 +40,7 @@ class PagedDirectory(ABC):
         """Seconds a call waits for servers, locks and other processes before it gives up."""
         self._view: Snapshot | None = None
         self._first = 1
-        self._recent: deque[tuple[int, str, frozenset[tuple[Kind, str]]]] = deque(maxlen=_RECENT)
+        self._recent: deque[tuple[int, str, frozenset[tuple[RecordKind, str]]]] = deque(maxlen=_RECENT)
         self._commit_lock = threading.Lock()
         self._view_lock = threading.RLock()
         self._followers: list[PollingFollower] = []
@@ -48,7 +48,7 @@ class PagedDirectory(ABC):
     # What a backend gives.
 
     @abstractmethod
-    def _read_root(self, fresh: bool = True) -> Root:
+    def _read_root(self, fresh: bool = True) -> DirectoryRoot:
         """The newest root, at least as new as every commit acknowledged to anybody before the call.
 
         Not `fresh`: as new as the server that happens to answer, which may be a moment behind the others, and without
@@ -56,7 +56,7 @@ class PagedDirectory(ABC):
         """
 
     @abstractmethod
-    def _load(self) -> tuple[Snapshot, Root]:
+    def _load(self) -> tuple[Snapshot, DirectoryRoot]:
         """A consistent view, read in full."""
 
     @abstractmethod
@@ -68,7 +68,7 @@ class PagedDirectory(ABC):
         """Writes a batch exactly once; raises `Stale`, `Fenced`, `Unavailable` or `OutcomeUnknown`."""
 
     @abstractmethod
-    def _replace(self, contents: Contents, root: Root, entry: StoredEntry, leader_epoch: int) -> None:
+    def _replace(self, contents: Contents, root: DirectoryRoot, entry: StoredEntry, leader_epoch: int) -> None:
         """Writes a whole directory in place of what is there."""
 
     @abstractmethod
@@ -147,7 +147,7 @@ class PagedDirectory(ABC):
             entry = LogEntry(
                 version, f"import-{version}", self.clock.now().timestamp(), author, leader_epoch, reason, ()
             )
-            root = Root(version, version, contents.snapshot.next_page, entry.transaction)
+            root = DirectoryRoot(version, version, contents.snapshot.next_page, entry.transaction)
             self._replace(contents, root, StoredEntry(entry, reset=True), leader_epoch)
             return self._refresh().version
 
@@ -192,7 +192,7 @@ class PagedDirectory(ABC):
             self._view = _at_epoch(self._view, max(self._view.epoch, root.epoch))
             return self._view
 
-    def _catch_up(self, view: Snapshot, root: Root) -> bool:
+    def _catch_up(self, view: Snapshot, root: DirectoryRoot) -> bool:
         if root.version == view.version:
             return True
         entries: list[StoredEntry] | None = None
@@ -234,7 +234,7 @@ class PagedDirectory(ABC):
         self._check_epoch(transaction, view)
         return None
 
-    def _since(self, base: int, upto: int) -> Iterator[tuple[int, str, frozenset[tuple[Kind, str]]]]:
+    def _since(self, base: int, upto: int) -> Iterator[tuple[int, str, frozenset[tuple[RecordKind, str]]]]:
         """Version, transaction and keys of every commit after `base`; `Conflict` where the log is too short."""
         if base == upto:
             return

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from balancer.directory.model import Kind
+from balancer.directory.model import RecordKind
 
-RECORD_KINDS = tuple(kind for kind in Kind if kind is not Kind.TABLET)
+RECORD_KINDS = tuple(kind for kind in RecordKind if kind is not RecordKind.TABLET)
 """Kinds with a znode for each record; tablets are in pages."""
 
 
@@ -47,10 +47,10 @@ class Paths:
     def entry(self, version: int) -> str:
         return f"{self.base}/log/{version:010d}"
 
-    def records(self, kind: Kind) -> str:
+    def records(self, kind: RecordKind) -> str:
         return f"{self.base}/{kind}s"
 
-    def record(self, kind: Kind, key: str) -> str:
+    def record(self, kind: RecordKind, key: str) -> str:
         return f"{self.base}/{kind}s/{key}"
 
     def topic(self, topic: str) -> str:

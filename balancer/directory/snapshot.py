@@ -18,7 +18,6 @@ from balancer.directory.model import (
     Bundle,
     Command,
     Counter,
-    Kind,
     Layout,
     Migration,
     Node,
@@ -26,6 +25,7 @@ from balancer.directory.model import (
     Pin,
     Plan,
     Record,
+    RecordKind,
     Table,
     Tablet,
 )
@@ -115,7 +115,7 @@ class Snapshot:
 
     version: int = 0
     epoch: int = 0
-    records: Mapping[Kind, Records] = field(default_factory=dict)
+    records: Mapping[RecordKind, Records] = field(default_factory=dict)
     """Everything but tablets: kind → key → record."""
     pages: PageMap[Page] = field(default_factory=PageMap)
     index: Mapping[int, TableIndex] = field(default_factory=dict)
@@ -126,49 +126,49 @@ class Snapshot:
 
     @property
     def bundles(self) -> Mapping[str, Bundle]:
-        return cast(Mapping[str, Bundle], self.of(Kind.BUNDLE))
+        return cast(Mapping[str, Bundle], self.of(RecordKind.BUNDLE))
 
     @property
     def nodes(self) -> Mapping[str, Node]:
-        return cast(Mapping[str, Node], self.of(Kind.NODE))
+        return cast(Mapping[str, Node], self.of(RecordKind.NODE))
 
     @property
     def tables(self) -> Mapping[int, Table]:
-        return cast(Mapping[int, Table], self.of(Kind.TABLE))
+        return cast(Mapping[int, Table], self.of(RecordKind.TABLE))
 
     @property
     def migrations(self) -> Mapping[str, Migration]:
-        return cast(Mapping[str, Migration], self.of(Kind.MIGRATION))
+        return cast(Mapping[str, Migration], self.of(RecordKind.MIGRATION))
 
     @property
     def commands(self) -> Mapping[str, Command]:
-        return cast(Mapping[str, Command], self.of(Kind.COMMAND))
+        return cast(Mapping[str, Command], self.of(RecordKind.COMMAND))
 
     @property
     def plans(self) -> Mapping[str, Plan]:
-        return cast(Mapping[str, Plan], self.of(Kind.PLAN))
+        return cast(Mapping[str, Plan], self.of(RecordKind.PLAN))
 
     @property
     def pins(self) -> Mapping[int, Pin]:
         """By tablet id."""
-        return cast(Mapping[int, Pin], self.of(Kind.PIN))
+        return cast(Mapping[int, Pin], self.of(RecordKind.PIN))
 
     @property
     def pauses(self) -> Mapping[str, Pause]:
         """By bundle."""
-        return cast(Mapping[str, Pause], self.of(Kind.PAUSE))
+        return cast(Mapping[str, Pause], self.of(RecordKind.PAUSE))
 
     @property
     def counters(self) -> Mapping[str, Counter]:
-        return cast(Mapping[str, Counter], self.of(Kind.COUNTER))
+        return cast(Mapping[str, Counter], self.of(RecordKind.COUNTER))
 
-    def of(self, kind: Kind) -> Records:
+    def of(self, kind: RecordKind) -> Records:
         """The records of a kind other than tablets, by key: an int for tables and pins."""
         return self.records.get(kind, EMPTY)
 
-    def find(self, kind: Kind, key: str) -> Record | None:
+    def find(self, kind: RecordKind, key: str) -> Record | None:
         """Any record, by its kind and its key as text."""
-        if kind is Kind.TABLET:
+        if kind is RecordKind.TABLET:
             return self.find_tablet(int(key))
         return cast("Record | None", self.of(kind).get(typed_key(kind, key)))
 
@@ -248,6 +248,6 @@ class Snapshot:
         return self.migrations[found] if found is not None else None
 
 
-def typed_key(kind: Kind, key: str) -> str | int:
+def typed_key(kind: RecordKind, key: str) -> str | int:
     """The key as the snapshot's mappings have it."""
-    return int(key) if kind in (Kind.TABLE, Kind.TABLET, Kind.PIN) else key
+    return int(key) if kind in (RecordKind.TABLE, RecordKind.TABLET, RecordKind.PIN) else key

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from balancer.clock import Clock
-from balancer.directory.batch import Batch, Contents, RecordKey, Root
+from balancer.directory.batch import Batch, Contents, DirectoryRoot, RecordKey
 from balancer.directory.codec import StoredEntry, from_document, pack, pack_entry, unpack, unpack_entry
 from balancer.directory.contract import Leadership
 from balancer.directory.delta import apply
-from balancer.directory.model import Json, Kind, Put
+from balancer.directory.model import Json, Put, RecordKind
 from balancer.directory.notes import check_note
 from balancer.directory.page_codec import unpack_page
 from balancer.directory.paged import PagedDirectory, Stale
@@ -75,7 +75,7 @@ class SqliteDirectory(PagedDirectory):
             self._create()
         elif not self._path.exists():
             raise UserError(f"there is no directory in the file {self._path}: it does not exist")
-        fresh = Root(0, 1, 1, "")
+        fresh = DirectoryRoot(0, 1, 1, "")
         with self._connection() as connection:
             if not self._is_ours(connection) and not create:
                 raise UserError(f"there is no directory in the file {self._path}: it is empty")
@@ -169,16 +169,16 @@ class SqliteDirectory(PagedDirectory):
             finally:
                 connection.execute("ROLLBACK")
 
-    def _read_root(self, fresh: bool = True) -> Root:
+    def _read_root(self, fresh: bool = True) -> DirectoryRoot:
         with self.reading() as connection:
             return _root(connection)
 
-    def _load(self) -> tuple[Snapshot, Root]:
+    def _load(self) -> tuple[Snapshot, DirectoryRoot]:
         with self.reading() as connection:
             root = _root(connection)
             records = connection.execute("SELECT kind, data FROM record").fetchall()
             pages = connection.execute("SELECT number, data FROM page").fetchall()
-        puts = [Put(from_document(Kind(kind), unpack(data))) for kind, data in records]
+        puts = [Put(from_document(RecordKind(kind), unpack(data))) for kind, data in records]
         snapshot = apply(Snapshot(epoch=root.epoch), puts, root.version, ()).snapshot
         return with_pages(snapshot, {number: unpack_page(data) for number, data in pages}, root.next_page), root
 
@@ -206,7 +206,7 @@ class SqliteDirectory(PagedDirectory):
             connection.executemany("DELETE FROM log WHERE version = ?", [(one,) for one in batch.trimmed])
             connection.execute("INSERT INTO log VALUES (?, ?)", (batch.version, batch.entry))
 
-    def _replace(self, contents: Contents, root: Root, entry: StoredEntry, leader_epoch: int) -> None:
+    def _replace(self, contents: Contents, root: DirectoryRoot, entry: StoredEntry, leader_epoch: int) -> None:
         with self.writing() as connection:
             before = _root(connection)
             if before.epoch != leader_epoch:
@@ -312,9 +312,9 @@ class DataVersion:
         self._connection.close()
 
 
-def _root(connection: sqlite3.Connection) -> Root:
+def _root(connection: sqlite3.Connection) -> DirectoryRoot:
     data, epoch = connection.execute("SELECT data, epoch FROM root, leader").fetchone()
-    return Root.unpack(data, epoch)
+    return DirectoryRoot.unpack(data, epoch)
 
 
 def _write_root(connection: sqlite3.Connection, version: int, data: bytes) -> None:

@@ -5,13 +5,13 @@ from balancer.directory.model import (
     Change,
     Command,
     Counter,
-    Kind,
     Migration,
     Node,
     Pause,
     Pin,
     Plan,
     Record,
+    RecordKind,
     Remove,
     Table,
     Tablet,
@@ -22,7 +22,7 @@ from balancer.directory.snapshot import Snapshot
 def tablets_of(change: Change) -> set[int]:
     """The tablets that it is about, by id."""
     if isinstance(change, Remove):
-        return {int(change.key)} if change.kind in (Kind.TABLET, Kind.PIN) else set()
+        return {int(change.key)} if change.kind in (RecordKind.TABLET, RecordKind.PIN) else set()
     match change.record:
         case Tablet(id=tablet) | Pin(tablet=tablet):
             return {tablet}
@@ -38,7 +38,7 @@ def tablets_of(change: Change) -> set[int]:
 def nodes_of(change: Change) -> set[str]:
     """The nodes that it is about, by id."""
     if isinstance(change, Remove):
-        return {change.key} if change.kind is Kind.NODE else set()
+        return {change.key} if change.kind is RecordKind.NODE else set()
     match change.record:
         case Node(id=node) | Tablet(node=node):
             return {node}
@@ -53,7 +53,7 @@ def nodes_of(change: Change) -> set[str]:
 def bundle_of(change: Change, snapshot: Snapshot) -> str | None:
     """The bundle that it is about, as far as that is known by now."""
     if isinstance(change, Remove):
-        return change.key if change.kind in (Kind.BUNDLE, Kind.PAUSE) else None
+        return change.key if change.kind in (RecordKind.BUNDLE, RecordKind.PAUSE) else None
     match change.record:
         case Bundle(name=bundle):
             return bundle

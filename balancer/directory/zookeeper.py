@@ -11,7 +11,7 @@ from typing import Any
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from balancer.clock import Clock, SystemClock
-from balancer.directory.batch import Batch, Contents, Root
+from balancer.directory.batch import Batch, Contents, DirectoryRoot
 from balancer.directory.codec import StoredEntry, pack, unpack, unpack_entry
 from balancer.directory.contract import Leadership
 from balancer.directory.credentials import Credentials
@@ -68,7 +68,7 @@ class ZooKeeperDirectory(PagedDirectory):
             raise UserError(f"there is no directory {self.paths.base[1:]} in ZooKeeper at {hosts}; there are: {others}")
         for path in self.paths.folders():
             self._create(path, b"")
-        self._create(self.paths.root, Root(0, 1, 1, "").pack())
+        self._create(self.paths.root, DirectoryRoot(0, 1, 1, "").pack())
 
     def _others(self) -> list[str]:
         """The directories beside this one, the most alike first, as far as we may look: a name may be mistyped."""
@@ -92,10 +92,10 @@ class ZooKeeperDirectory(PagedDirectory):
             lambda: self.session.gather([client.create_async(path, data, makepath=True)], NodeExistsError)
         )
 
-    def _read_root(self, fresh: bool = True) -> Root:
+    def _read_root(self, fresh: bool = True) -> DirectoryRoot:
         return self.session.read(lambda: self._ask(fresh))
 
-    def _ask(self, fresh: bool) -> Root:
+    def _ask(self, fresh: bool) -> DirectoryRoot:
         """The root, alone or together with the epoch. A sync before them makes the server that we are connected to
         catch up with the others; after a watch has fired, one request is enough and forty clients feel the rest."""
         client = self.session.client
@@ -106,13 +106,13 @@ class ZooKeeperDirectory(PagedDirectory):
         known = self.session.gather(epoch)
         if found is None or None in known:
             raise Unavailable(f"the directory {self.paths.base} is not there any more")
-        return Root.unpack(found[0], known[0].version if known else 0)
+        return DirectoryRoot.unpack(found[0], known[0].version if known else 0)
 
     def _on_root(self, _: Any) -> None:
         for signal in list(self._signals):
             signal.wake()
 
-    def _load(self) -> tuple[Snapshot, Root]:
+    def _load(self) -> tuple[Snapshot, DirectoryRoot]:
         return Loader(self.session, self.paths, self._read_root, self._read_entries).load()
 
     def _read_entries(self, after: int, upto: int) -> list[StoredEntry] | None:
@@ -192,7 +192,7 @@ class ZooKeeperDirectory(PagedDirectory):
     def _import_version(self) -> int:
         return self._read_root().version + 2  # one change marks the import, one ends it
 
-    def _replace(self, contents: Contents, root: Root, entry: StoredEntry, leader_epoch: int) -> None:
+    def _replace(self, contents: Contents, root: DirectoryRoot, entry: StoredEntry, leader_epoch: int) -> None:
         replace_all(self.session, self.paths, contents, root, entry=entry, leader_epoch=leader_epoch)
 
     def _signal(self) -> RootSignal:

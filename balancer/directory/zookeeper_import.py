@@ -10,7 +10,7 @@ from typing import Any
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
-from balancer.directory.batch import Contents, Root
+from balancer.directory.batch import Contents, DirectoryRoot
 from balancer.directory.codec import StoredEntry, pack_entry
 from balancer.directory.paths import RECORD_KINDS, Paths
 from balancer.directory.zookeeper_session import Lost, Session
@@ -23,10 +23,10 @@ Write = Callable[[Any], None]
 
 
 def replace_all(
-    session: Session, paths: Paths, contents: Contents, root: Root, *, entry: StoredEntry, leader_epoch: int
+    session: Session, paths: Paths, contents: Contents, root: DirectoryRoot, *, entry: StoredEntry, leader_epoch: int
 ) -> None:
     """Writes the contents in place of what is there."""
-    mark = Root(root.version - 1, root.version, root.next_page, f"mark-{root.transaction}", importing=True)
+    mark = DirectoryRoot(root.version - 1, root.version, root.next_page, f"mark-{root.transaction}", importing=True)
     send = _Sender(session, paths, leader_epoch)
     send(root.version - 2, [lambda request: request.set_data(paths.root, mark.pack())])
     for chunk in _chunks([(path, 0) for path in _existing(session, paths)]):

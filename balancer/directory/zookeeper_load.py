@@ -13,10 +13,10 @@ from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
-from balancer.directory.batch import Root
+from balancer.directory.batch import DirectoryRoot
 from balancer.directory.codec import StoredEntry, from_document, unpack
 from balancer.directory.delta import apply, key_of
-from balancer.directory.model import Change, Kind, Put, Remove, Tablet
+from balancer.directory.model import Change, Put, RecordKind, Remove, Tablet
 from balancer.directory.page_codec import unpack_page
 from balancer.directory.pages import Page, edited, start_of
 from balancer.directory.paths import RECORD_KINDS, Paths
@@ -35,7 +35,7 @@ class Loader:
         self,
         session: Session,
         paths: Paths,
-        read_root: Callable[[], Root],
+        read_root: Callable[[], DirectoryRoot],
         read_entries: Callable[[int, int], list[StoredEntry] | None],
     ) -> None:
         self._session = session
@@ -43,7 +43,7 @@ class Loader:
         self._read_root = read_root
         self._read_entries = read_entries
 
-    def load(self) -> tuple[Snapshot, Root]:
+    def load(self) -> tuple[Snapshot, DirectoryRoot]:
         """The directory at one version, and the root of that version."""
         for _ in range(_ATTEMPTS):
             loaded = self._attempt()
@@ -51,7 +51,7 @@ class Loader:
                 return loaded
         raise Unavailable("the directory changes faster than it can be read; try again later")
 
-    def _attempt(self) -> tuple[Snapshot, Root] | None:
+    def _attempt(self) -> tuple[Snapshot, DirectoryRoot] | None:
         first = self._read_root()
         folders = [self._paths.pages, *map(self._paths.records, RECORD_KINDS)]
         numbers, *keys = self._children(folders)
@@ -70,7 +70,9 @@ class Loader:
                 break
             held |= self._fetch_pages(outdated)
         roll(held, entries)
-        plain = [change for stored in entries for change in stored.entry.changes if key_of(change)[0] != Kind.TABLET]
+        plain = [
+            change for stored in entries for change in stored.entry.changes if key_of(change)[0] != RecordKind.TABLET
+        ]
         view = apply(Snapshot(epoch=root.epoch), [*records, *plain], root.version, ()).snapshot
         return with_pages(view, held, root.next_page), root
 
@@ -150,7 +152,7 @@ def _tablet_changes(stored: StoredEntry) -> Iterator[tuple[int, Tablet | None]]:
     """Id and tablet, None where it was removed, of each tablet that a commit has changed."""
     for change in stored.entry.changes:
         if isinstance(change, Remove):
-            if change.kind is Kind.TABLET:
+            if change.kind is RecordKind.TABLET:
                 yield int(change.key), None
         elif isinstance(change.record, Tablet):
             yield change.record.id, change.record

@@ -202,11 +202,11 @@ class Session:
                 results.append(each(result) if each else result)
         return results
 
-    def multi(self, build: Callable[[Any], None], deadline: float) -> "Verdict":
+    def multi(self, build: Callable[[Any], None], deadline: float) -> "SessionVerdict":
         """Sends one atomic request; its verdict tells whether it was applied, `Lost` that nobody knows."""
         request = self.client.transaction()
         build(request)
-        return Verdict(self.answer(request.commit_async(), deadline), self._hosts)
+        return SessionVerdict(self.answer(request.commit_async(), deadline), self._hosts)
 
     def close(self) -> None:
         """Ends the session, so that its ephemeral znodes go at once. Idempotent."""
@@ -216,7 +216,7 @@ class Session:
         self.client.close()
 
 
-class Verdict:
+class SessionVerdict:
     """What became of an atomic request: kazoo returns the operations' errors, it does not raise them."""
 
     def __init__(self, results: Sequence[Any], hosts: str) -> None:

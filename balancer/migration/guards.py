@@ -14,7 +14,7 @@ from balancer.migration.context import Context
 from balancer.migration.control import Overrun
 from balancer.migration.machine import Track
 from balancer.nodes import blockers, catalog, fence, outside_keys, references, root_facts
-from balancer.nodes.blockers import Wanted
+from balancer.nodes.blockers import WantedLock
 from balancer.nodes.connection import Cursor, translated
 from balancer.nodes.fingerprint import fingerprints
 from balancer.nodes.names import Name
@@ -152,7 +152,7 @@ def check_references(ctx: Context, cursor: Cursor, limit: float) -> None:
     ctx.note(attach=seconds)
 
 
-def clear_the_way(ctx: Context, node: str, tables: Sequence[Name], wanted: Wanted) -> None:
+def clear_the_way(ctx: Context, node: str, tables: Sequence[Name], wanted: WantedLock) -> None:
     """Raises `Overrun` naming the oldest transaction that a lock would wait for; ends it if that is allowed."""
     with ctx.node(node) as cursor:
         found = blockers.find_blockers(cursor, tables, wanted)
@@ -166,7 +166,7 @@ def clear_the_way(ctx: Context, node: str, tables: Sequence[Name], wanted: Wante
         raise Overrun(f"waits for {lasting[0]} on node {node}")
 
 
-def name_blockers(ctx: Context, node: str, tables: Sequence[Name], wanted: Wanted) -> None:
+def name_blockers(ctx: Context, node: str, tables: Sequence[Name], wanted: WantedLock) -> None:
     """After a lock was not granted in time: raises `Overrun` naming who holds it, if somebody still does.
 
     A vacuum would give way by itself, but only to who waits for longer than we do: it is cancelled.

@@ -54,7 +54,7 @@ class Trend:
         return f"{behind} and shrinking by {-rate / 1e6:.2f} MB/s, about {lag / -rate:.0f} s left"
 
 
-class LagWatch:
+class LagGauge:
     """Follows the stream's lag; raises when it costs too much, or does not shrink."""
 
     def __init__(self, ctx: Context) -> None:

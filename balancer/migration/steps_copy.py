@@ -150,7 +150,7 @@ def _snapshots(ctx: Context) -> Iterator[tuple[Connection, Connection]]:
         yield both
 
 
-def _make_slot(ctx: Context, maker: Connection) -> replication.Slot:
+def _make_slot(ctx: Context, maker: Connection) -> replication.MadeSlot:
     """PostgreSQL waits here for every open write transaction of the server; ours are short, others' may not be."""
     until = ctx.clock.monotonic() + ctx.settings.retry_patience
     while True:

@@ -14,7 +14,7 @@ from balancer.migration import guards, retries, verify
 from balancer.migration.background import Background
 from balancer.migration.context import Context, OpenTransaction, partitions_of
 from balancer.migration.control import Overrun
-from balancer.migration.lag import LagWatch
+from balancer.migration.lag import LagGauge
 from balancer.migration.machine import Event, Track
 from balancer.migration.steps_copy import guard, read_shapes
 from balancer.nodes import blockers, capture, fence, partition, references, replication, schema, sequences
@@ -61,7 +61,7 @@ def catching_up(ctx: Context) -> Event:
     let_writers_on(ctx)
     take_back(ctx)
     back_off(ctx)
-    watch = LagWatch(ctx)
+    watch = LagGauge(ctx)
     shapes = read_shapes(ctx)
     while True:
         ctx.checkpoint()
@@ -316,7 +316,7 @@ def back_off(ctx: Context) -> None:
     ctx.sleep(pause)
 
 
-def _round(ctx: Context, shapes: tuple[Shape, ...], watch: LagWatch) -> Forecast:
+def _round(ctx: Context, shapes: tuple[Shape, ...], watch: LagGauge) -> Forecast:
     """Sends a marker behind what is compared, waits for it, compares; see `verify` for why this is sound."""
     node = ctx.record.source_node
     changed = []
@@ -342,7 +342,7 @@ def _next_marker(ctx: Context, cursor: Cursor) -> int:
     return int(last_rows(cursor)[0][0])
 
 
-def _await_marker(ctx: Context, number: int, patience: float, watch: LagWatch | None = None) -> None:
+def _await_marker(ctx: Context, number: int, patience: float, watch: LagGauge | None = None) -> None:
     """With a watch the lag is looked at meanwhile: where there is much of it, that decides and not the patience."""
     target = ctx.links.control(ctx.record.target_node)
     began = looked = ctx.clock.monotonic()

@@ -10,7 +10,7 @@ from balancer.nodes.names import Name
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedLock:
     """A lock that we want: the modes it has to wait for, and whether clients with a proof are waited for as well."""
 
     modes: tuple[str, ...]
@@ -18,11 +18,11 @@ class Wanted:
 
 
 _SELF = ("ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
-ATTACH = Wanted(_SELF, ())
+ATTACH = WantedLock(_SELF, ())
 """SHARE UPDATE EXCLUSIVE on a root: readers and writers go on."""
-FENCE = Wanted((*_SELF, "RowExclusiveLock"), (WRITERS,))
+FENCE = WantedLock((*_SELF, "RowExclusiveLock"), (WRITERS,))
 """SHARE ROW EXCLUSIVE on partitions: writers are waited for."""
-SWAP = Wanted((*_SELF, "RowExclusiveLock", "RowShareLock", "AccessShareLock"), (WRITERS, READERS))
+SWAP = WantedLock((*_SELF, "RowExclusiveLock", "RowShareLock", "AccessShareLock"), (WRITERS, READERS))
 """ACCESS EXCLUSIVE on roots and partitions: everybody is waited for."""
 
 
@@ -69,7 +69,7 @@ _PREPARED = """
 """
 
 
-def find_blockers(connection: Connection | Cursor, tables: Sequence[Name], wanted: Wanted = FENCE) -> list[Blocker]:
+def find_blockers(connection: Connection | Cursor, tables: Sequence[Name], wanted: WantedLock = FENCE) -> list[Blocker]:
     """Oldest first. Prepared transactions are named by their global id."""
     names, modes = [str(table) for table in tables], list(wanted.modes)
     holders = connection.execute(_HOLDERS, (names, modes)).fetchall()

@@ -16,7 +16,7 @@ from balancer.nodes.schema import OwnState
 _HOLDING = (OwnState.OWNED, OwnState.FENCED)
 
 
-class Kind(StrEnum):
+class DisagreementKind(StrEnum):
     """What is wrong, as a stable word."""
 
     NOT_INSTALLED = "not-installed"
@@ -44,13 +44,13 @@ class Expected:
 class Disagreement:
     """One point in which node and directory differ, as a sentence."""
 
-    kind: Kind
+    kind: DisagreementKind
     text: str
     tablet: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class DirectoryView:
     """What the directory says, as far as one node is concerned."""
 
     cluster: str
@@ -67,19 +67,21 @@ class World:
     """Why the node is known to have gone back in time; empty: it is not."""
 
 
-def disagreements(poll: NodePoll, world: World) -> list[Disagreement]:
+def disagreements(poll: NodePoll, world: DirectoryView) -> list[Disagreement]:
     """Everything in which they differ; empty: the node is to be trusted."""
     mine = world.mine
     if poll.identity is None:
         return (
-            [Disagreement(Kind.NOT_INSTALLED, "our schema is missing, but tablets are recorded here")] if mine else []
+            [Disagreement(DisagreementKind.NOT_INSTALLED, "our schema is missing, but tablets are recorded here")]
+            if mine
+            else []
         )
     wrong = list(_identity(poll, world))
-    if any(found.kind is Kind.WRONG_DATABASE for found in wrong):
+    if any(found.kind is DisagreementKind.WRONG_DATABASE for found in wrong):
         return wrong
     for root, name in poll.defaults:
         text = f"{root} has the DEFAULT partition {name}, which takes rows of other nodes' tablets: detach it"
-        wrong.append(Disagreement(Kind.DEFAULT_PARTITION, text))
+        wrong.append(Disagreement(DisagreementKind.DEFAULT_PARTITION, text))
     claims = {claim.tablet: claim for claim in poll.claims}
     attached = set(poll.partitions.names())
     for number, expected in mine.items():
@@ -92,17 +94,17 @@ def disagreements(poll: NodePoll, world: World) -> list[Disagreement]:
     return wrong
 
 
-def _identity(poll: NodePoll, world: World) -> Iterator[Disagreement]:
+def _identity(poll: NodePoll, world: DirectoryView) -> Iterator[Disagreement]:
     assert poll.identity is not None
     cluster, node, epoch = poll.identity.cluster, poll.identity.node, poll.identity.leader_epoch
     if (cluster, node) != (world.cluster, world.node):
-        yield Disagreement(Kind.WRONG_DATABASE, f"this database is node {node} of cluster {cluster}")
+        yield Disagreement(DisagreementKind.WRONG_DATABASE, f"this database is node {node} of cluster {cluster}")
         return
     if world.rewound:
-        yield Disagreement(Kind.REWOUND, rewound_words(world.node, world.rewound))
+        yield Disagreement(DisagreementKind.REWOUND, rewound_words(world.node, world.rewound))
     if epoch > world.leader_epoch:
         text = f"it has seen leader {epoch}, the directory only {world.leader_epoch}: the directory is an old copy"
-        yield Disagreement(Kind.DIRECTORY_BEHIND, text)
+        yield Disagreement(DisagreementKind.DIRECTORY_BEHIND, text)
 
 
 def rewound_words(node: str, why: str) -> str:
@@ -113,7 +115,7 @@ def rewound_words(node: str, why: str) -> str:
     )
 
 
-def stale_claims(poll: NodePoll, world: World) -> list[tuple[Claim, Expected]]:
+def stale_claims(poll: NodePoll, world: DirectoryView) -> list[tuple[Claim, Expected]]:
     """Claims that the directory has outdated, with what it says instead: the node has gone back in time.
 
     An owner is fenced before the directory changes, and stays so. So a node says `owned` with an epoch below the
@@ -156,23 +158,27 @@ def _owned(
     number: int, expected: Expected, claim: Claim | None, attached: Set[tuple[str, str]]
 ) -> Iterator[Disagreement]:
     if claim is None:
-        yield Disagreement(Kind.MISSING, f"tablet {number} should be here, and the node knows nothing of it", number)
+        yield Disagreement(
+            DisagreementKind.MISSING, f"tablet {number} should be here, and the node knows nothing of it", number
+        )
     elif claim.epoch < expected.epoch:
         text = f"tablet {number} has epoch {claim.epoch} here and {expected.epoch} in the directory: an old copy"
-        yield Disagreement(Kind.OLD_EPOCH, text, number)
+        yield Disagreement(DisagreementKind.OLD_EPOCH, text, number)
     elif claim.epoch > expected.epoch:
         text = f"tablet {number} has epoch {claim.epoch} here and only {expected.epoch} in the directory"
-        yield Disagreement(Kind.DIRECTORY_BEHIND, text, number)
+        yield Disagreement(DisagreementKind.DIRECTORY_BEHIND, text, number)
     elif claim.state not in _HOLDING:
         text = f"tablet {number} should be owned here, and the node calls it {claim.state}"
-        yield Disagreement(Kind.NOT_OWNED, text, number)
+        yield Disagreement(DisagreementKind.NOT_OWNED, text, number)
     else:
         for name in expected.partitions:
             if name not in attached:
-                yield Disagreement(Kind.DETACHED, f"partition {name} of tablet {number} is not attached", number)
+                yield Disagreement(
+                    DisagreementKind.DETACHED, f"partition {name} of tablet {number} is not attached", number
+                )
 
 
 def _foreign(claim: Claim, expected: Expected | None) -> Disagreement:
     owner = f"it belongs to node {expected.node} with epoch {expected.epoch}" if expected else "it no longer exists"
     text = f"tablet {claim.tablet} is claimed here with epoch {claim.epoch}, but {owner}"
-    return Disagreement(Kind.FORMER_OWNER, text, claim.tablet)
+    return Disagreement(DisagreementKind.FORMER_OWNER, text, claim.tablet)

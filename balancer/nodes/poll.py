@@ -85,7 +85,7 @@ _BYTES = itemgetter(*map(PartitionStats._fields.index, ("heap_bytes", "toast_byt
 _NAME = itemgetter(PartitionStats._fields.index("schema"), PartitionStats._fields.index("name"))
 
 
-class Slot(NamedTuple):
+class SlotUse(NamedTuple):
     """A replication slot and the WAL it keeps from being removed."""
 
     name: str
@@ -107,7 +107,7 @@ class NodeFacts:
     database_bytes: int
     connections: int
     max_connections: int
-    slots: tuple[Slot, ...] = ()
+    slots: tuple[SlotUse, ...] = ()
     system: str = ""
     timeline: int = 0
     position: int = 0
@@ -268,7 +268,7 @@ def _poll(connection: Connection, roots: Sequence[Name], others: int | None, *, 
     if others is not None:
         known = replace(known, database_bytes=others + measured.bytes())
     return NodePoll(
-        replace(known, slots=tuple(map(Slot._make, slots))),
+        replace(known, slots=tuple(map(SlotUse._make, slots))),
         measured,
         NodeIdentity(*identity[0]) if identity else None,
         tuple(Claim(tablet, epoch, _STATES[state], *rest) for tablet, epoch, state, *rest in claims),

@@ -15,7 +15,7 @@ OLDEST, NEWEST = 15, 18
 SUBSCRIPTIONS_WITHOUT_SUPERUSER = 16
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     """How bad a finding is."""
 
     ERROR = "error"  # the node cannot be used
@@ -24,10 +24,10 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Shortfall:
     """One thing that is missing."""
 
-    level: Level
+    level: Severity
     subject: str
     text: str
     remedy: str = ""
@@ -55,7 +55,7 @@ class Needs:
         return tuple(root for table in self.tables for root in table.roots)
 
 
-def preflight(connection: Connection, needs: Needs) -> list[Finding]:
+def preflight(connection: Connection, needs: Needs) -> list[Shortfall]:
     """Everything that is missing, worst first."""
     with connection.cursor() as cursor:
         facts = _read_facts(cursor)
@@ -63,7 +63,7 @@ def preflight(connection: Connection, needs: Needs) -> list[Finding]:
         found += _roots(cursor, facts, needs.roots)
         for table in needs.tables:
             found += _table(cursor, table, frozenset(needs.roots))
-    return sorted(found, key=lambda finding: list(Level).index(finding.level))
+    return sorted(found, key=lambda finding: list(Severity).index(finding.level))
 
 
 def why_not_send(cursor: Cursor) -> str:
@@ -131,30 +131,30 @@ def _read_facts(cursor: Cursor) -> _Facts:
     return _Facts(*row)
 
 
-def _server(facts: _Facts, needs: Needs) -> Iterator[Finding]:
+def _server(facts: _Facts, needs: Needs) -> Iterator[Shortfall]:
     if not OLDEST <= facts.major <= NEWEST:
-        yield Finding(Level.ERROR, "version", f"PostgreSQL {facts.major} is not known; {OLDEST} to {NEWEST} are")
+        yield Shortfall(Severity.ERROR, "version", f"PostgreSQL {facts.major} is not known; {OLDEST} to {NEWEST} are")
     if facts.encoding != "UTF8":
         text = f"the database's encoding is {facts.encoding}; text keys are hashed as UTF8"
-        yield Finding(Level.ERROR, "encoding", text, "CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0")
+        yield Shortfall(Severity.ERROR, "encoding", text, "CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0")
     if facts.in_recovery:
-        yield Finding(Level.ERROR, "recovery", "the server is a standby: name its primary in the DSN")
+        yield Shortfall(Severity.ERROR, "recovery", "the server is a standby: name its primary in the DSN")
 
 
-def _settings(facts: _Facts, needs: Needs) -> Iterator[Finding]:
+def _settings(facts: _Facts, needs: Needs) -> Iterator[Shortfall]:
     if facts.wal_level != "logical":
         text = f"wal_level is {facts.wal_level}, so changes cannot be streamed; a restart is needed"
-        yield _setting(Level.LIMIT, "wal_level", text, "'logical'")
+        yield _setting(Severity.LIMIT, "wal_level", text, "'logical'")
     if facts.wal_keep < 0:
         text = "max_slot_wal_keep_size is not limited: an abandoned replication slot can fill the disk"
-        yield _setting(Level.WARNING, "max_slot_wal_keep_size", text, "'16GB'")
+        yield _setting(Severity.WARNING, "max_slot_wal_keep_size", text, "'16GB'")
     for name, free, total in (
         ("max_replication_slots", facts.slots_free, facts.slots),
         ("max_wal_senders", facts.senders_free, facts.senders),
     ):
         if free < needs.moves:
             text = f"{name} is {total} and leaves {free} free, but {needs.moves} moves at once need as many"
-            yield _setting(Level.LIMIT, name, f"{text}; a restart is needed", total + needs.moves - free)
+            yield _setting(Severity.LIMIT, name, f"{text}; a restart is needed", total + needs.moves - free)
     # Each subscription has an apply worker; PostgreSQL's own launcher takes one of the processes.
     for name, total, least in (
         ("max_logical_replication_workers", facts.appliers, needs.moves),
@@ -162,43 +162,43 @@ def _settings(facts: _Facts, needs: Needs) -> Iterator[Finding]:
     ):
         if total < least:
             text = f"{name} is {total}, but {needs.moves} moves at once need {least}; a restart is needed"
-            yield _setting(Level.LIMIT, name, text, least)
+            yield _setting(Severity.LIMIT, name, text, least)
 
 
-def _setting(level: Level, name: str, text: str, value: object) -> Finding:
-    return Finding(level, name, text, f"ALTER SYSTEM SET {name} = {value}")
+def _setting(level: Severity, name: str, text: str, value: object) -> Shortfall:
+    return Shortfall(level, name, text, f"ALTER SYSTEM SET {name} = {value}")
 
 
-def _privileges(facts: _Facts, needs: Needs) -> Iterator[Finding]:
+def _privileges(facts: _Facts, needs: Needs) -> Iterator[Shortfall]:
     role = facts.role
     if not facts.create:
         text = f"role {role} may not create our schema and publications in database {facts.database}"
-        yield Finding(Level.ERROR, "CREATE", text, f'GRANT CREATE ON DATABASE "{facts.database}" TO "{role}"')
+        yield Shortfall(Severity.ERROR, "CREATE", text, f'GRANT CREATE ON DATABASE "{facts.database}" TO "{role}"')
     if not facts.monitor:
         text = f"role {role} may not see other sessions' locks and the server's statistics"
-        yield Finding(Level.ERROR, "pg_monitor", text, f'GRANT pg_monitor TO "{role}"')
+        yield Shortfall(Severity.ERROR, "pg_monitor", text, f'GRANT pg_monitor TO "{role}"')
     if not facts.replication:
         text = f"role {role} may not make replication slots: moves run in read-only mode"
-        yield Finding(Level.LIMIT, "REPLICATION", text, f'ALTER ROLE "{role}" REPLICATION')
+        yield Shortfall(Severity.LIMIT, "REPLICATION", text, f'ALTER ROLE "{role}" REPLICATION')
     if not facts.subscriptions:
         if facts.major < SUBSCRIPTIONS_WITHOUT_SUPERUSER:
             text = f"PostgreSQL {facts.major} lets only superusers make subscriptions: moves run in read-only mode"
-            yield Finding(Level.LIMIT, "subscriptions", text, f'ALTER ROLE "{role}" SUPERUSER')
+            yield Shortfall(Severity.LIMIT, "subscriptions", text, f'ALTER ROLE "{role}" SUPERUSER')
         else:
             text = f"role {role} may not make subscriptions: moves to this node run in read-only mode"
-            yield Finding(Level.LIMIT, "pg_create_subscription", text, f'GRANT pg_create_subscription TO "{role}"')
+            yield Shortfall(Severity.LIMIT, "pg_create_subscription", text, f'GRANT pg_create_subscription TO "{role}"')
 
 
-_CHECKS: tuple[Callable[[_Facts, Needs], Iterator[Finding]], ...] = (_server, _settings, _privileges)
+_CHECKS: tuple[Callable[[_Facts, Needs], Iterator[Shortfall]], ...] = (_server, _settings, _privileges)
 
 
-def _table(cursor: Cursor, table: TableNeeds, all_roots: Set[Name]) -> Iterator[Finding]:
+def _table(cursor: Cursor, table: TableNeeds, all_roots: Set[Name]) -> Iterator[Shortfall]:
     """What a move would refuse; roots that are not there yet are made when the table is adopted."""
     there = [root for root in table.roots if _visible(cursor, root)]
     for text in root_findings(cursor, there, table.key, all_roots - {*table.roots}):
-        yield Finding(Level.ERROR, str(there[0]), text)
+        yield Shortfall(Severity.ERROR, str(there[0]), text)
     for text in (*leaf_findings(cursor, there), *column_warnings(cursor, there)):
-        yield Finding(Level.WARNING, str(there[0]), text)
+        yield Shortfall(Severity.WARNING, str(there[0]), text)
 
 
 def _visible(cursor: Cursor, root: Name) -> bool:
@@ -221,7 +221,7 @@ WHERE n.nspname = %s AND c.relname = %s
 """
 
 
-def _roots(cursor: Cursor, facts: _Facts, roots: Sequence[Name]) -> Iterator[Finding]:
+def _roots(cursor: Cursor, facts: _Facts, roots: Sequence[Name]) -> Iterator[Shortfall]:
     for root in roots:
         row = cursor.execute(_ROOTS, root).fetchone()
         if row is None:
@@ -229,11 +229,11 @@ def _roots(cursor: Cursor, facts: _Facts, roots: Sequence[Name]) -> Iterator[Fin
         owner, member, create, identity = row
         if not member:
             text = f"role {facts.role} does not act for {owner}, who owns {root}, and so cannot attach its partitions"
-            yield Finding(Level.ERROR, str(root), text, f'GRANT "{owner}" TO "{facts.role}"')
+            yield Shortfall(Severity.ERROR, str(root), text, f'GRANT "{owner}" TO "{facts.role}"')
         if not create:
             text = f"role {facts.role} may not make partitions in the schema of {root}"
             remedy = f'GRANT USAGE, CREATE ON SCHEMA "{root.schema}" TO "{facts.role}"'
-            yield Finding(Level.ERROR, str(root), text, remedy)
+            yield Shortfall(Severity.ERROR, str(root), text, remedy)
         if not identity:
             text = f"{root} has no primary key and no other replica identity: it moves in read-only mode"
-            yield Finding(Level.LIMIT, str(root), text, f"ALTER TABLE {root} ADD PRIMARY KEY (…)")
+            yield Shortfall(Severity.LIMIT, str(root), text, f"ALTER TABLE {root} ADD PRIMARY KEY (…)")

@@ -18,7 +18,7 @@ from balancer.nodes.objects import stream_name
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class MadeSlot:
     """A slot that was just made: rows at `snapshot` plus everything streamed from `lsn` on are the whole."""
 
     snapshot: str
@@ -69,7 +69,7 @@ def drop_publication(cursor: Cursor, migration: str) -> None:
     cursor.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(stream_name(migration))))
 
 
-def create_slot(replication: Connection, migration: str) -> Slot:
+def create_slot(replication: Connection, migration: str) -> MadeSlot:
     """Makes the slot on a replication connection; the snapshot lives until that connection's next command.
 
     It waits for every open write transaction of the server, within the connection's lock timeout.
@@ -79,7 +79,7 @@ def create_slot(replication: Connection, migration: str) -> Slot:
     row = replication.execute(statement.as_string(replication)).fetchone()
     if row is None or row[2] is None:
         raise Refused(f"the server made the slot {stream_name(migration)} without a snapshot")
-    return Slot(str(row[2]), str(row[1]))
+    return MadeSlot(str(row[2]), str(row[1]))
 
 
 def drop_slot(connection: Cursor, migration: str) -> None:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from balancer.directory.model import Layout, RangeBounds, Table, Tablet
 from balancer.errors import Refused
-from balancer.planner.command_context import Context, Outcome
+from balancer.planner.command_context import CommandContext, Outcome
 from balancer.settings import WantedMode
 from policies.leaves import Leaf
 from policies.model import Action, ActionKind, Part
@@ -13,7 +13,7 @@ from policies.model import Action, ActionKind, Part
 MOST_PARTS = 1000  # of one split: all of them are made at once on the tablet's node
 
 
-def move(context: Context) -> Outcome:
+def move(context: CommandContext) -> Outcome:
     """A tablet to another node of its bundle."""
     tablet, node = context.tablet(), context.node("node")
     _must_be_free(context, tablet)
@@ -27,7 +27,7 @@ def move(context: Context) -> Outcome:
     )
 
 
-def split(context: Context) -> Outcome:
+def split(context: CommandContext) -> Outcome:
     """A tablet into parts: at keys or in so many for a range, by doubling the modulus for a vbucket."""
     tablet = context.tablet()
     _must_be_free(context, tablet)
@@ -60,9 +60,9 @@ def _leaves(tablet: int, leaf: Leaf, count: int, keys: Sequence[bytes]) -> tuple
     return tuple(Part(leaf=one) for one in leaves)
 
 
-def merge(context: Context) -> Outcome:
+def merge(context: CommandContext) -> Outcome:
     """Neighbouring ranges, or two sibling vbuckets, of one node into one."""
-    numbers = [Context.number(str(text)) for text in context.arguments.get("tablets", ())]
+    numbers = [CommandContext.number(str(text)) for text in context.arguments.get("tablets", ())]
     if len(numbers) < 2:
         raise Refused("a merge needs two tablets or more")
     tablets = [context.snapshot.tablet(number) for number in numbers]
@@ -112,11 +112,11 @@ def _joined_ranges(tablets: Mapping[RangeBounds, Tablet]) -> tuple[list[Tablet],
     return [tablets[bounds] for bounds in ranges], Part(lower=ranges[0].lower)
 
 
-def _act(context: Context, action: Action) -> Outcome:
+def _act(context: CommandContext, action: Action) -> Outcome:
     return Outcome(f"{action.kind} of {_names(action.tablets)} starts", actions=(action,), mode=_mode(context))
 
 
-def _mode(context: Context) -> WantedMode | None:
+def _mode(context: CommandContext) -> WantedMode | None:
     asked = context.arguments.get("mode")
     if asked is None:
         return None
@@ -129,11 +129,11 @@ def _names(tablets: tuple[int, ...]) -> str:
     return f"tablet{'s' if len(tablets) > 1 else ''} {', '.join(map(str, tablets))}"
 
 
-def _why(context: Context) -> str:
+def _why(context: CommandContext) -> str:
     return f"asked for by {context.author}: {context.arguments.get('reason') or 'no reason given'}"
 
 
-def _must_be_free(context: Context, tablet: Tablet) -> None:
+def _must_be_free(context: CommandContext, tablet: Tablet) -> None:
     running = context.snapshot.migration_of(tablet.id)
     if running is not None:
         raise Refused(f"tablet {tablet.id} is part of migration {running.id} ({running.state})")

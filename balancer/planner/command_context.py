@@ -42,7 +42,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class CommandContext:
     """What a verb may look at."""
 
     snapshot: Snapshot

@@ -15,12 +15,12 @@ from uuid import uuid4
 from balancer.directory.model import (
     Command,
     CommandState,
-    Kind,
     NodeState,
     Pause,
     Pin,
     Plan,
     Put,
+    RecordKind,
     Remove,
     TabletState,
 )
@@ -28,7 +28,7 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Refused
 from balancer.planner import orders
 from balancer.planner.command_acts import merge, move, split
-from balancer.planner.command_context import Context, Outcome, Revival
+from balancer.planner.command_context import CommandContext, Outcome, Revival
 from balancer.planner.memory import FORGIVEN, failures_of
 from balancer.settings import Mode
 
@@ -44,7 +44,7 @@ def carry_out(
     command: Command, snapshot: Snapshot, now: datetime, modes: Mapping[str, Mode] | None = None
 ) -> tuple[Command, Outcome]:
     """The command as it is kept in the history, and what is to be done. Errors of ours become its refusal."""
-    context = Context(snapshot, command.arguments, command.author, now, modes or {})
+    context = CommandContext(snapshot, command.arguments, command.author, now, modes or {})
     try:
         outcome = VERBS[command.verb](context)
     except BalancerError as error:
@@ -71,7 +71,7 @@ def tablets_on(snapshot: Snapshot, node: str) -> int:
     return total
 
 
-def _drain(context: Context) -> Outcome:
+def _drain(context: CommandContext) -> Outcome:
     node = context.node()
     if node.state is NodeState.DRAINING:
         return Outcome(f"node {node.id} is draining already")
@@ -84,7 +84,7 @@ def _drain(context: Context) -> Outcome:
     )
 
 
-def _undrain(context: Context) -> Outcome:
+def _undrain(context: CommandContext) -> Outcome:
     node = context.node()
     if node.state not in (NodeState.DRAINING, NodeState.CLOSED, NodeState.LOST):
         return Outcome(f"node {node.id} is {node.state} already")
@@ -93,26 +93,26 @@ def _undrain(context: Context) -> Outcome:
     )
 
 
-def _close(context: Context) -> Outcome:
+def _close(context: CommandContext) -> Outcome:
     node = context.node()
     changed = replace(node, state=NodeState.CLOSED, reason=f"closed by {context.author}")
     return Outcome(f"node {node.id} gets no new tablets; `balancer undrain {node.id}` opens it", (Put(changed),))
 
 
-def _pin(context: Context) -> Outcome:
+def _pin(context: CommandContext) -> Outcome:
     tablet = context.tablet()
     pin = Pin(tablet.id, context.until(), context.author, str(context.arguments.get("reason", "")))
     return Outcome(f"tablet {tablet.id} stays on {tablet.node}{_until_words(pin.until)}", (Put(pin),))
 
 
-def _unpin(context: Context) -> Outcome:
+def _unpin(context: CommandContext) -> Outcome:
     tablet = context.tablet()
     if tablet.id not in context.snapshot.pins:
         return Outcome(f"tablet {tablet.id} is not pinned")
-    return Outcome(f"tablet {tablet.id} may move again", (Remove(Kind.PIN, str(tablet.id)),))
+    return Outcome(f"tablet {tablet.id} may move again", (Remove(RecordKind.PIN, str(tablet.id)),))
 
 
-def _pause(context: Context) -> Outcome:
+def _pause(context: CommandContext) -> Outcome:
     migration = context.arguments.get("migration")
     if migration:
         if context.arguments.get("seconds") is not None:
@@ -123,17 +123,17 @@ def _pause(context: Context) -> Outcome:
     return Outcome(f"bundle {bundle} starts nothing new{_until_words(pause.until)}; what runs goes on", (Put(pause),))
 
 
-def _resume(context: Context) -> Outcome:
+def _resume(context: CommandContext) -> Outcome:
     migration = context.arguments.get("migration")
     if migration:
         return Outcome(f"migration {migration} goes on", steer=(("resume", str(migration)),))
     bundle = _bundle(context)
     if bundle not in context.snapshot.pauses:
         return Outcome(f"bundle {bundle} is not paused")
-    return Outcome(f"bundle {bundle} goes on", (Remove(Kind.PAUSE, bundle),), replan=bundle)
+    return Outcome(f"bundle {bundle} goes on", (Remove(RecordKind.PAUSE, bundle),), replan=bundle)
 
 
-def _cancel(context: Context) -> Outcome:
+def _cancel(context: CommandContext) -> Outcome:
     wanted = context.word("migration")
     migration = context.snapshot.migrations.get(wanted)
     order = context.snapshot.plans.get(wanted)
@@ -147,7 +147,7 @@ def _cancel(context: Context) -> Outcome:
     return Outcome(f"migration {wanted} is being cancelled", steer=(("cancel", wanted),))
 
 
-def _release(context: Context) -> Outcome:
+def _release(context: CommandContext) -> Outcome:
     """Also of one that only waits after a failure: what failed before does not count any more, or it would be
     quarantined again at the next tick."""
     tablet = context.tablet()
@@ -163,7 +163,7 @@ def _release(context: Context) -> Outcome:
     )
 
 
-def _rejoin(context: Context) -> Outcome:
+def _rejoin(context: CommandContext) -> Outcome:
     """Accepts a node that has gone back in time as it is. What was closed is opened after the next poll."""
     node = context.node()
     if not node.rewound:
@@ -181,7 +181,7 @@ def _rejoin(context: Context) -> Outcome:
     )
 
 
-def _lost(context: Context) -> Outcome:
+def _lost(context: CommandContext) -> Outcome:
     """A node that will not come back. Its tablets stay its own in the directory until each has a new owner."""
     node = context.node()
     if node.state is NodeState.LOST:
@@ -197,7 +197,7 @@ def _lost(context: Context) -> Outcome:
     )
 
 
-def _tablet_lost(context: Context) -> Outcome:
+def _tablet_lost(context: CommandContext) -> Outcome:
     """A tablet that is nowhere gets a new owner: an empty one, or one that still has an older copy."""
     tablet, node = context.tablet(), context.node()
     running = context.snapshot.migration_of(tablet.id)
@@ -219,7 +219,7 @@ def _tablet_lost(context: Context) -> Outcome:
     )
 
 
-def _plan(context: Context) -> Outcome:
+def _plan(context: CommandContext) -> Outcome:
     bundle = _bundle(context)
     return Outcome(f"bundle {bundle} is being planned anew; `balancer plan {bundle}` shows it", replan=bundle)
 
@@ -230,7 +230,7 @@ _UNAPPROVED = {
 }
 
 
-def _apply(context: Context) -> Outcome:
+def _apply(context: CommandContext) -> Outcome:
     wanted = context.word("plan")
     plan = context.snapshot.plans.get(wanted)
     if plan is None:
@@ -245,7 +245,7 @@ def _apply(context: Context) -> Outcome:
     )
 
 
-def _order(context: Context, what: str) -> Outcome:
+def _order(context: CommandContext, what: str) -> Outcome:
     bundle, name = _bundle(context), context.word("table")
     table = context.snapshot.table(name)
     if table.bundle != bundle:
@@ -258,7 +258,7 @@ def _order(context: Context, what: str) -> Outcome:
     )
 
 
-def _bundle(context: Context) -> str:
+def _bundle(context: CommandContext) -> str:
     name = context.word("bundle")
     if name not in context.snapshot.bundles:
         known = ", ".join(sorted(context.snapshot.bundles)) or "none"
@@ -270,7 +270,7 @@ def _until_words(until: float | None) -> str:
     return "" if until is None else f" until {datetime.fromtimestamp(until, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-VERBS: Mapping[str, Callable[[Context], Outcome]] = {
+VERBS: Mapping[str, Callable[[CommandContext], Outcome]] = {
     "apply": _apply,
     "cancel": _cancel,
     "close": _close,

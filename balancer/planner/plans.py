@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from uuid import uuid4
 
-from balancer.directory.model import Change, Kind, Plan, Put, Remove
+from balancer.directory.model import Change, Plan, Put, RecordKind, Remove
 from balancer.directory.snapshot import Snapshot
 from balancer.planner.orders import ended_orders, is_order
 from balancer.planner.plan_record import plan_document, read_actions
@@ -97,9 +97,9 @@ def forgotten_orders(snapshot: Snapshot, bundle: str) -> tuple[Remove, ...]:
     ended = ended_orders(snapshot, bundle)
     newest = {plan.document["table"]: plan.id for plan in ended if plan.state == DONE}
     old = [plan for plan in ended if plan.id not in newest.values()]
-    return tuple(Remove(Kind.PLAN, plan.id) for plan in old[: max(0, len(old) - KEPT)])
+    return tuple(Remove(RecordKind.PLAN, plan.id) for plan in old[: max(0, len(old) - KEPT)])
 
 
 def _forgotten(known: Sequence[Plan], changed: set[str]) -> tuple[Remove, ...]:
     finished = [plan for plan in known if plan.state not in (PROPOSED, APPROVED) and plan.id not in changed]
-    return tuple(Remove(Kind.PLAN, plan.id) for plan in finished[: max(0, len(finished) - KEPT)])
+    return tuple(Remove(RecordKind.PLAN, plan.id) for plan in finished[: max(0, len(finished) - KEPT)])

@@ -15,7 +15,7 @@ from prometheus_client import Gauge
 from balancer.directory.model import Migration, MigrationKind, NodeState
 from balancer.instruments import Instruments
 from balancer.planner.loads import imbalance, node_loads
-from balancer.planner.state import BundleState, NodeReport, ScheduleReport, Word
+from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
 from balancer.settings import Mode
 from policies.model import BundleView, PlanResult
 
@@ -34,7 +34,7 @@ class Reporter:
         """One bundle after one tick, with the directory's migrations (those of other bundles are left out)."""
         i, bundle = self.instruments, state.bundle
         self._start(bundle)
-        self._set(i.bundle_state, bundle, {(bundle, word): word is state.word for word in Word})
+        self._set(i.bundle_state, bundle, {(bundle, word): word is state.word for word in StateWord})
         self._set(i.bundle_mode, bundle, {(bundle, mode): mode is state.mode for mode in Mode})
         self._set(i.paused, bundle, {(bundle,): state.paused})
         self._set(i.tick_at, bundle, {(bundle,): state.at.timestamp()})

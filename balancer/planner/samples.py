@@ -36,7 +36,7 @@ class AskNode(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class KeySample:
     """A use of a key, as a client reported it."""
 
     at: float
@@ -51,7 +51,7 @@ class Samples:
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
         self._seen: dict[str, float] = {}
-        self._tables: dict[int, deque[Sample]] = {}
+        self._tables: dict[int, deque[KeySample]] = {}
 
     def gather(self, now: float) -> None:
         """Takes in the notes that are new, and forgets what is old."""
@@ -74,7 +74,7 @@ class Samples:
     def _take(self, note: Mapping[str, Json]) -> None:
         at = float(note["at"])
         for table, samples in note["tables"].items():
-            read = [Sample(at, bytes.fromhex(key), float(weight), bool(write)) for key, weight, write in samples]
+            read = [KeySample(at, bytes.fromhex(key), float(weight), bool(write)) for key, weight, write in samples]
             self._tables.setdefault(int(table), deque(maxlen=MOST_SAMPLES)).extend(read)
 
     def of(
@@ -96,7 +96,9 @@ class Samples:
                 found[tablet] = told if table.hash else replace(told, row_keys=ask.row_keys(tablet))
         return found
 
-    def _sorted(self, snapshot: Snapshot, bundle: str, tables: set[str]) -> dict[str, tuple[list[Sample], list[bytes]]]:
+    def _sorted(
+        self, snapshot: Snapshot, bundle: str, tables: set[str]
+    ) -> dict[str, tuple[list[KeySample], list[bytes]]]:
         """Per table what clients have told, by key, and the keys."""
         ids = {table.name: table.id for table in snapshot.tables.values() if table.bundle == bundle}
         told = {name: sorted(self._tables.get(ids[name], ()), key=lambda sample: sample.key) for name in tables}
@@ -119,7 +121,7 @@ def _rows(view: BundleView, tablets: Sequence[int]) -> list[int]:
     return [int(np.flatnonzero(view.tablets.ids == tablet)[0]) for tablet in tablets]
 
 
-def _told(samples: Sequence[Sample]) -> KeySamples:
+def _told(samples: Sequence[KeySample]) -> KeySamples:
     return KeySamples(
         SampleSource.CLIENTS,
         tuple(sample.key for sample in samples),

@@ -12,7 +12,7 @@ from balancer.settings import Mode
 from policies.model import BundleView, PlanResult
 
 
-class Word(StrEnum):
+class StateWord(StrEnum):
     """The state of a bundle in one word."""
 
     BALANCED = "balanced"
@@ -60,7 +60,7 @@ class BundleState:
     bundle: str
     at: datetime
     mode: Mode
-    word: Word
+    word: StateWord
     sentence: str  # the word with what, how long still, until when or by what
     nodes: tuple[NodeReport, ...]
     schedule: ScheduleReport

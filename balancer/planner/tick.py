@@ -21,7 +21,7 @@ from balancer.planner.memory import Memory
 from balancer.planner.openings import Openings, look
 from balancer.planner.reports import in_words, node_reports, running
 from balancer.planner.samples import AskNode, Samples
-from balancer.planner.state import BundleState, NodeReport, ScheduleReport, Word
+from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
 from balancer.planner.steady import much_the_same, nothing_to_do
 from balancer.planner.verdict import Situation, verdict
 from balancer.polling.poller import ClusterPoll, Poller
@@ -374,7 +374,7 @@ def failed_tick(bundle: BundleSettings, error: str, now: datetime) -> BundleStat
     """The state of a bundle whose tick itself failed: nothing is known of it but that."""
     schedule = ScheduleReport("", "", bundle.timezone, False, None, None)
     word = f"the tick failed: {error}"
-    return BundleState(bundle.name, now, bundle.mode, Word.BLOCKED, word, (), schedule, error=error)
+    return BundleState(bundle.name, now, bundle.mode, StateWord.BLOCKED, word, (), schedule, error=error)
 
 
 def _measured_rate(migrations: Sequence[Migration]) -> float | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from balancer.planner.state import NodeReport, ScheduleReport, Word
+from balancer.planner.state import NodeReport, ScheduleReport, StateWord
 from balancer.settings import Mode
 from policies.model import PlanResult
 
@@ -37,20 +37,20 @@ class Situation:
     ] = ()  # operators' orders in words, and whether they need not wait for the schedule
 
 
-def verdict(situation: Situation) -> tuple[Word, str]:
+def verdict(situation: Situation) -> tuple[StateWord, str]:
     """The word, and the sentence that says what, how long still, until when or by what."""
     # Moves that help only after others stay pending where those others do not come: by themselves they are none.
     wanted = len(situation.plan.actions) and len(situation.plan.actions) + situation.plan.pending_moves
     broken = [node for node in situation.nodes if _is_broken(node)]
     broken.sort(key=lambda node: not node.rewound)
     if broken and broken[0].rewound:  # before all that runs: acknowledged writes are missing
-        return Word.BLOCKED, _broken(broken[0], len(broken))
+        return StateWord.BLOCKED, _broken(broken[0], len(broken))
     if situation.running:
-        return Word.WORKING, _working(situation)
+        return StateWord.WORKING, _working(situation)
     if situation.held:
-        return Word.WAITING, _held(situation)
+        return StateWord.WAITING, _held(situation)
     if broken:
-        return Word.BLOCKED, _broken(broken[0], len(broken))
+        return StateWord.BLOCKED, _broken(broken[0], len(broken))
     return _healthy(situation, wanted)
 
 
@@ -59,19 +59,19 @@ def _is_broken(node: NodeReport) -> bool:
     return node.state != "lost" and bool(not node.reachable or node.is_standby or node.disagreements)
 
 
-def _healthy(situation: Situation, wanted: int) -> tuple[Word, str]:
+def _healthy(situation: Situation, wanted: int) -> tuple[StateWord, str]:
     if situation.orders or not wanted:
         return _ordered(situation) if situation.orders else _idle(situation)
     blocked = _steering(situation) or situation.refused
     if blocked:
-        return Word.BLOCKED, blocked
+        return StateWord.BLOCKED, blocked
     return _to_come(situation, wanted)
 
 
-def _to_come(situation: Situation, wanted: int) -> tuple[Word, str]:
+def _to_come(situation: Situation, wanted: int) -> tuple[StateWord, str]:
     if not situation.schedule.open:
-        return Word.WAITING, _waiting(situation, wanted)
-    return Word.WORKING, f"{_actions(wanted)} about to start"
+        return StateWord.WAITING, _waiting(situation, wanted)
+    return StateWord.WORKING, f"{_actions(wanted)} about to start"
 
 
 def _working(situation: Situation) -> str:
@@ -89,18 +89,18 @@ def _held(situation: Situation) -> str:
     return f"{words} {_until(situation.schedule)}"
 
 
-def _ordered(situation: Situation) -> tuple[Word, str]:
+def _ordered(situation: Situation) -> tuple[StateWord, str]:
     """An order is being worked off, and nothing runs at this moment."""
     order, unscheduled = situation.orders[0]
     if situation.paused:
-        return Word.BLOCKED, f"{_paused(situation)}; {order}"
+        return StateWord.BLOCKED, f"{_paused(situation)}; {order}"
     if not situation.leading and situation.leader is None:
-        return Word.BLOCKED, f"no instance leads; {order}"
+        return StateWord.BLOCKED, f"no instance leads; {order}"
     if situation.refused:
-        return Word.BLOCKED, f"{situation.refused}; {order}"
+        return StateWord.BLOCKED, f"{situation.refused}; {order}"
     if not situation.schedule.open and not unscheduled:
-        return Word.WAITING, f"{order}; the rest {_until(situation.schedule)}"
-    return Word.WORKING, order
+        return StateWord.WAITING, f"{order}; the rest {_until(situation.schedule)}"
+    return StateWord.WORKING, order
 
 
 def _paused(situation: Situation) -> str:
@@ -118,20 +118,20 @@ def _broken(node: NodeReport, count: int) -> str:
     return f"node {node.id} is not trusted: {node.disagreements[0]}{more}"
 
 
-def _idle(situation: Situation) -> tuple[Word, str]:
+def _idle(situation: Situation) -> tuple[StateWord, str]:
     hindrance = _hindrance(situation.plan)
     draining = [node.id for node in situation.nodes if node.state == "draining"]
     stuck = [node for node in draining if situation.owned.get(node)]
     if stuck:
         left = situation.owned[stuck[0]]
         why = hindrance or "no node may take them"
-        return Word.BLOCKED, f"node {stuck[0]} cannot be emptied, {_count(left, 'tablet')} left: {why}"
+        return StateWord.BLOCKED, f"node {stuck[0]} cannot be emptied, {_count(left, 'tablet')} left: {why}"
     if hindrance and situation.plan.score_before < situation.plan.bound - 1:
-        return Word.BLOCKED, hindrance
+        return StateWord.BLOCKED, hindrance
     if draining:
         names, verb = " and ".join(draining), "are" if len(draining) > 1 else "is"
-        return Word.BALANCED, f"nothing to do; node {names} {verb} empty and may be taken away"
-    return Word.BALANCED, f"score {situation.plan.score_before:.0f} of 100; nothing to do"
+        return StateWord.BALANCED, f"nothing to do; node {names} {verb} empty and may be taken away"
+    return StateWord.BALANCED, f"score {situation.plan.score_before:.0f} of 100; nothing to do"
 
 
 def _hindrance(plan: PlanResult) -> str:

@@ -19,13 +19,13 @@ from balancer.errors import BalancerError
 from balancer.nodes.connection import Address, ConnectionHolder, Target, Timeouts, connect, deadline, translated
 from balancer.nodes.footing import Forks
 from balancer.nodes.names import Name
-from balancer.nodes.ownership import Disagreement, Expected, World, claims_words, disagreements, stale_claims
+from balancer.nodes.ownership import DirectoryView, Disagreement, Expected, claims_words, disagreements, stale_claims
 from balancer.nodes.poll import Claim, NodePoll, poll_node, read_forks
 from balancer.polling.fanout import FanOut, Unreachable
 from balancer.polling.footings import FootingBook
 from balancer.polling.index import TabletIndex, build_index
 from balancer.polling.own_work import own_work
-from balancer.polling.rates import COUNTERS, Heir, Rates, Sample, advance, first_rates
+from balancer.polling.rates import COUNTERS, CounterSample, Heir, Rates, advance, first_rates
 from policies.model import Floats, Ints
 
 log = structlog.get_logger()
@@ -44,7 +44,7 @@ class Health(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeReport:
+class NodeAnswer:
     """One node after a poll."""
 
     node: str
@@ -73,7 +73,7 @@ class ClusterPoll:
 
     at: float  # seconds since 1970
     version: int  # of the directory's snapshot
-    nodes: Mapping[str, NodeReport]
+    nodes: Mapping[str, NodeAnswer]
     rates: Rates
 
 
@@ -173,16 +173,16 @@ class Poller:
         answer: NodePoll | Unreachable,
         snapshot: Snapshot,
         index: TabletIndex,
-    ) -> NodeReport:
+    ) -> NodeAnswer:
         if isinstance(answer, Unreachable):
-            return NodeReport(node, Health.UNREACHABLE, unreachable=answer)
+            return NodeAnswer(node, Health.UNREACHABLE, unreachable=answer)
         if answer.facts.in_recovery:
             self._holder.forget(node)  # after a failover another host of the DSN may be the primary
-            return NodeReport(node, Health.STANDBY, answer)
+            return NodeAnswer(node, Health.STANDBY, answer)
         record = snapshot.nodes[node]
         mine, ours = index.by_node.get(node, {}), answer.identity is not None and answer.identity.node == node
         why = record.rewound or (self._book.look(record, answer) if ours else "")
-        world = World(
+        world = DirectoryView(
             cluster=self._cluster,
             node=node,
             leader_epoch=self._leader_epoch(snapshot, answer),
@@ -197,7 +197,7 @@ class Poller:
             world = replace(world, rewound=why)
         found = disagreements(answer, world)
         health = Health.QUARANTINED if found else Health.GOOD
-        return NodeReport(node, health, answer, None, tuple(found), why, tuple(stale))
+        return NodeAnswer(node, health, answer, None, tuple(found), why, tuple(stale))
 
     def _leader_epoch(self, snapshot: Snapshot, answer: NodePoll) -> int:
         known = answer.identity
@@ -215,7 +215,9 @@ def _heirs(snapshot: Snapshot) -> dict[int, Heir]:
     }
 
 
-def _sample(reports: Mapping[str, NodeReport], index: TabletIndex, at: float, touched: Mapping[int, int]) -> Sample:
+def _sample(
+    reports: Mapping[str, NodeAnswer], index: TabletIndex, at: float, touched: Mapping[int, int]
+) -> CounterSample:
     """Sums the partitions of each tablet. Only the owner's partitions count: a copy in the making does not.
 
     In columns from the start: with ten thousand tablets this is a good part of what an idle daemon does.
@@ -243,7 +245,7 @@ def _sample(reports: Mapping[str, NodeReport], index: TabletIndex, at: float, to
     measured_too = np.isin(busy, ids)
     origins[np.searchsorted(ids, busy[measured_too])] ^= works[measured_too]
     sizes, rows, counters = np.split(sums, (len(_SIZES), len(_SIZES) + 1), axis=1)
-    return Sample(ids, origins, np.full(len(ids), at), counters, sizes.sum(axis=1), rows[:, 0])
+    return CounterSample(ids, origins, np.full(len(ids), at), counters, sizes.sum(axis=1), rows[:, 0])
 
 
 _SIZES = ("heap_bytes", "toast_bytes", "index_bytes")

@@ -34,7 +34,7 @@ class Heir(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sample:
+class CounterSample:
     """Tablets as polls saw them, one row each, sorted by id."""
 
     ids: Ints
@@ -52,7 +52,7 @@ class Rates:
     """What is known of every tablet after some samples, sorted by id. A value; `advance` makes the next one."""
 
     ids: Ints
-    last: Sample
+    last: CounterSample
     rates: Floats  # (tablets, len(COUNTERS), len(WINDOWS)), per second
     seen: Floats  # (tablets, len(WINDOWS)): what part of each window the rates rest on, from 0 to 1
 
@@ -70,10 +70,10 @@ class Rates:
         return np.asarray(self.rates[:, READS, window].sum(axis=1))
 
 
-def empty_sample() -> Sample:
+def empty_sample() -> CounterSample:
     """No tablets."""
     none = np.zeros(0)
-    return Sample(np.zeros(0, np.int64), np.zeros(0, np.int64), none, np.zeros((0, len(COUNTERS))), none, none)
+    return CounterSample(np.zeros(0, np.int64), np.zeros(0, np.int64), none, np.zeros((0, len(COUNTERS))), none, none)
 
 
 def first_rates() -> Rates:
@@ -82,7 +82,7 @@ def first_rates() -> Rates:
     return Rates(np.zeros(0, np.int64), empty_sample(), np.zeros(shape), np.zeros((0, len(WINDOWS))))
 
 
-def advance(before: Rates, sample: Sample, known: Ints, heirs: Mapping[int, Heir] | None = None) -> Rates:
+def advance(before: Rates, sample: CounterSample, known: Ints, heirs: Mapping[int, Heir] | None = None) -> Rates:
     """The rates after one more sample.
 
     `known` are the tablets that exist, sorted. Those that the sample lacks (their node did not answer) keep what was
@@ -129,7 +129,7 @@ def _common(left: Ints, right: Ints) -> tuple[Ints, Ints]:
     return left_rows, right_rows
 
 
-def _merge(old: Sample, new: Sample, known: Ints) -> Sample:
+def _merge(old: CounterSample, new: CounterSample, known: Ints) -> CounterSample:
     """The new rows, and the old ones of known tablets that are not among them."""
     keep = np.isin(old.ids, known) & ~np.isin(old.ids, new.ids)
     fresh = np.isin(new.ids, known)
@@ -139,7 +139,7 @@ def _merge(old: Sample, new: Sample, known: Ints) -> Sample:
     def join(mine: Floats, theirs: Floats) -> Floats:
         return np.concatenate([mine[keep], theirs[fresh]])[order]
 
-    return Sample(
+    return CounterSample(
         ids[order],
         np.concatenate([old.sources[keep], new.sources[fresh]])[order],
         join(old.at, new.at),

@@ -11,7 +11,7 @@ import numpy as np
 from balancer.directory.model import CLOSED_BY_DAEMON, Layout, Migration, Node, NodeState, Table, TabletState
 from balancer.directory.pages import STATES
 from balancer.directory.snapshot import Columns, Snapshot
-from balancer.polling.poller import ClusterPoll, Health, NodeReport
+from balancer.polling.poller import ClusterPoll, Health, NodeAnswer
 from policies.model import (
     BundleView,
     Floats,
@@ -93,7 +93,7 @@ class _Part:
     quarantined: tuple[int, ...]
 
 
-def _node(node: Node, report: NodeReport | None, capacity: Capacity) -> NodeView:
+def _node(node: Node, report: NodeAnswer | None, capacity: Capacity) -> NodeView:
     good = report is not None and report.health is Health.GOOD
     used = report.poll.facts.database_bytes if report is not None and report.poll is not None else None
     return NodeView(

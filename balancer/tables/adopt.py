@@ -17,11 +17,11 @@ from balancer.directory.model import (
     Change,
     Counter,
     KeyColumn,
-    Kind,
     Layout,
     Node,
     Put,
     RangeBounds,
+    RecordKind,
     Table,
     Tablet,
     Transaction,
@@ -229,10 +229,10 @@ def _already(snapshot: Snapshot, table: Table, found: Found) -> list[Tablet]:
 
 def missing_parents(bundle: str, snapshot: Snapshot, records: Sequence[Node]) -> Iterator[Change]:
     """The bundle and its nodes, as far as the directory does not have them."""
-    if snapshot.find(Kind.BUNDLE, bundle) is None:
+    if snapshot.find(RecordKind.BUNDLE, bundle) is None:
         yield Put(Bundle(bundle))
     for node in records:
-        if snapshot.find(Kind.NODE, node.id) is None:
+        if snapshot.find(RecordKind.NODE, node.id) is None:
             yield Put(node)
 
 

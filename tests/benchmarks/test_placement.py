@@ -10,7 +10,7 @@ import pytest
 from policies.model import BundleView
 from policies.options import BundleOptions, PlacementOptions
 from policies.placement import balance, ceilings
-from policies.placement_loads import Problem, State, build_problem, excess, initial_state
+from policies.placement_loads import Placement, Problem, build_problem, excess, initial_state
 from policies.placement_refine import Able
 from policies.placement_shed import least_bytes
 from tests.support.clusters import skewed
@@ -49,7 +49,9 @@ def _least(view: BundleView) -> float:
     return least_bytes(problem, initial_state(problem), everything, ceiling, rounds=30)
 
 
-def _measure(name: str, view: BundleView, plan: Callable[[Problem, State], None], least: float) -> tuple[object, ...]:
+def _measure(
+    name: str, view: BundleView, plan: Callable[[Problem, Placement], None], least: float
+) -> tuple[object, ...]:
     began = time.process_time()
     problem = build_problem(view, OPTIONS)
     state = initial_state(problem)
@@ -62,12 +64,12 @@ def _measure(name: str, view: BundleView, plan: Callable[[Problem, State], None]
     return (name, *figures, float(problem.sizes[moved].sum()) / least)
 
 
-def _objective(problem: Problem, state: State) -> None:
+def _objective(problem: Problem, state: Placement) -> None:
     everything = np.ones(len(problem.ids), dtype=np.bool_)
     balance(problem, state, Able(everything, ~everything), OPTIONS)
 
 
-def _plain(problem: Problem, state: State) -> None:
+def _plain(problem: Problem, state: Placement) -> None:
     """What a simple balancer does: the tightest node's densest tablet goes to the node with the most room."""
     order = np.argsort(-(problem.loads.max(axis=1) / problem.sizes), kind="stable")
     queues: list[list[int]] = [[] for _ in problem.nodes]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from policies.heat_judge import judge
-from policies.heat_verdict import Facts, Word
+from policies.heat_verdict import Facts, HeatWord
 from policies.keys import KeyType, decode_key, encode_key
 from policies.model import KeySamples, SampleSource
 from policies.options import HeatOptions
@@ -64,7 +64,7 @@ def _split(numbers: Numbers) -> tuple[int, float]:
     began = time.perf_counter()
     verdict = judge(Facts(1, TYPES), samples, HeatOptions())
     taken = time.perf_counter() - began
-    assert verdict.word is Word.SPLIT
+    assert verdict.word is HeatWord.SPLIT
     (number,) = decode_key(TYPES, verdict.cuts[0])
     assert isinstance(number, int)
     return number, taken

@@ -10,7 +10,6 @@ from balancer.directory.model import (
     Bundle,
     Command,
     Counter,
-    Kind,
     Node,
     NodeState,
     Pause,
@@ -18,6 +17,7 @@ from balancer.directory.model import (
     Plan,
     Put,
     Record,
+    RecordKind,
     Remove,
     Tablet,
 )
@@ -128,11 +128,11 @@ def test_removing_and_making_again_is_a_change_too(directory: Directory) -> None
     base = fill(directory)
     command = Command("c1", "drain", {}, "ann", 1.0)
     version = directory.commit(transaction([Put(command)], base.version))
-    version = directory.commit(transaction([Remove(Kind.COMMAND, "c1")], version))
+    version = directory.commit(transaction([Remove(RecordKind.COMMAND, "c1")], version))
     with pytest.raises(Conflict):
         directory.commit(transaction([Put(command)], base.version))
     with pytest.raises(Conflict, match="it is not there any more"):
-        directory.commit(transaction([Remove(Kind.COMMAND, "c1")], version))
+        directory.commit(transaction([Remove(RecordKind.COMMAND, "c1")], version))
     assert directory.commit(transaction([Put(command)], version)) == version + 1
 
 
@@ -207,10 +207,10 @@ def test_splits_and_merges_keep_the_key_space_covered(directory: Directory, open
     parent = view.tablet(1)
     assert isinstance(parent.bounds, Leaf)
     children = [Tablet(1500 + i, 1, leaf, parent.node) for i, leaf in enumerate(parent.bounds.children())]
-    version = directory.commit(transaction([Remove(Kind.TABLET, "1"), *puts(children)], view.version))
+    version = directory.commit(transaction([Remove(RecordKind.TABLET, "1"), *puts(children)], view.version))
     assert [t.bounds for t in opener().snapshot().tablets(1)][:2] == [Leaf(16, 0), Leaf(16, 8)]
     merged = Tablet(1510, 1, parent.bounds, parent.node, 7)
-    removals = [Remove(Kind.TABLET, child.key) for child in children]
+    removals = [Remove(RecordKind.TABLET, child.key) for child in children]
     directory.commit(transaction([*removals, Put(merged)], version))
     assert list(opener().snapshot().tablets(1)) == list(directory.snapshot().tablets(1))
     assert opener().snapshot().tablet(1510) == merged
@@ -218,8 +218,8 @@ def test_splits_and_merges_keep_the_key_space_covered(directory: Directory, open
 
 def test_a_table_can_be_removed_with_its_tablets(directory: Directory, opener: Opener) -> None:
     view = fill(directory)
-    gone = [Remove(Kind.TABLET, tablet.key) for tablet in ranges([10, 20, 30])]
-    directory.commit(transaction([*gone, Remove(Kind.TABLE, "2")], view.version))
+    gone = [Remove(RecordKind.TABLET, tablet.key) for tablet in ranges([10, 20, 30])]
+    directory.commit(transaction([*gone, Remove(RecordKind.TABLE, "2")], view.version))
     for after in (directory.snapshot(), opener().snapshot()):
         assert list(after.tables) == [1]
         assert list(after.tablets(2)) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from balancer.client.pgbouncer import Bouncer, Per
-from balancer.daemon.bouncing import BouncerWatch
+from balancer.daemon.bouncing import BouncerSwitch
 from balancer.embedded.postgres import PostgresServer
 from tests.support.bouncers import PgBouncer, running_pgbouncer
 from tests.support.shards import Shards, databases, new_shards, user_of
@@ -32,7 +32,7 @@ def test_pgbench_through_pgbouncer_fails_no_transaction_during_ten_moves(
     shards: Shards, pgbouncer: PgBouncer, postgres18: PostgresServer, tmp_path: Path
 ) -> None:
     bouncer = Bouncer(pgbouncer.admin, pgbouncer.file, Per.TABLET)
-    watch = BouncerWatch(bouncer, shards.directory.snapshot)
+    watch = BouncerSwitch(bouncer, shards.directory.snapshot)
     watch.recover()
     user = user_of(shards, 1)
     shards.node("pg-a").execute("INSERT INTO orders VALUES (%s, 0)", (user,))
@@ -72,11 +72,11 @@ def test_a_new_leader_lets_go_of_what_its_predecessor_left_paused(shards: Shards
     dead = Bouncer(pgbouncer.admin, pgbouncer.file)
     dead.sync(shards.directory.snapshot())
     dead.hold(["orders_t1"])
-    BouncerWatch(Bouncer(pgbouncer.admin, pgbouncer.file), shards.directory.snapshot).recover()
+    BouncerSwitch(Bouncer(pgbouncer.admin, pgbouncer.file), shards.directory.snapshot).recover()
     assert Bouncer(pgbouncer.admin, pgbouncer.file).resume_all() == []
 
 
 def test_a_pgbouncer_out_of_reach_stops_no_move(shards: Shards, tmp_path: Path) -> None:
     gone = Bouncer("host=127.0.0.1 port=1 dbname=pgbouncer", tmp_path / "databases.ini")
-    with shards.leading(BouncerWatch(gone, shards.directory.snapshot)) as move:
+    with shards.leading(BouncerSwitch(gone, shards.directory.snapshot)) as move:
         assert move(1, "pg-b").state == "done"

@@ -14,7 +14,7 @@ from balancer.daemon.daemon import HOUSEKEEPING, Daemon
 from balancer.directory.model import Command, CommandState, Put
 from balancer.errors import Unavailable
 from balancer.instruments import declared
-from balancer.planner.state import BundleState, Word
+from balancer.planner.state import BundleState, StateWord
 from balancer.settings import load_settings
 from tests.support.directories import transaction
 from tests.support.fleet import Fleet, owners, until
@@ -55,7 +55,7 @@ class Instance:
     def state(self, bundle: str = "shop") -> BundleState | None:
         return self.daemon.states().get(bundle)
 
-    def word(self, bundle: str = "shop") -> Word | None:
+    def word(self, bundle: str = "shop") -> StateWord | None:
         found = self.state(bundle)
         return found.word if found else None
 
@@ -109,7 +109,7 @@ def test_autonomous_balances_by_itself_and_feeds_every_metric(fleet: Fleet) -> N
 
         def balanced() -> bool:
             fed.update(sample.name for family in registry.collect() for sample in family.samples)
-            return running.word() is Word.BALANCED and running.owners() == {"a": 4, "b": 4}
+            return running.word() is StateWord.BALANCED and running.owners() == {"a": 4, "b": 4}
 
         until(balanced, 90, "the balance")
         assert "nothing to do" in running.sentence()
@@ -140,7 +140,7 @@ def actions(registry: CollectorRegistry) -> list[float]:
 def test_observe_proposes_and_starts_nothing(fleet: Fleet) -> None:
     fleet.write("observe")
     with instance(fleet) as running:
-        until(lambda: running.word() is Word.BLOCKED, 30, "a verdict")
+        until(lambda: running.word() is StateWord.BLOCKED, 30, "a verdict")
         running.ticks()
         assert "the mode is observe: 4 actions proposed, none will be started" in running.sentence()
         snapshot = running.daemon.follower().snapshot
@@ -154,13 +154,13 @@ def test_a_closed_schedule_waits_and_an_open_one_acts(fleet: Fleet) -> None:
     )
     clock = SetClock(datetime(2026, 3, 1, 2, 0, tzinfo=UTC))
     with instance(fleet, clock) as running:
-        until(lambda: running.word() is Word.WAITING, 30, "a verdict")
+        until(lambda: running.word() is StateWord.WAITING, 30, "a verdict")
         running.ticks()
         assert "4 actions until the schedule opens, until 2026-03-01 03:00 UTC (hours == 3)" in running.sentence()
         assert running.owners() == {"a": 8, "b": 0}
         clock.offset += timedelta(minutes=60)
         until(lambda: running.owners() == {"a": 4, "b": 4}, 60, "the balance")
-        until(lambda: running.word() is Word.BALANCED, 30, "a verdict")
+        until(lambda: running.word() is StateWord.BALANCED, 30, "a verdict")
 
 
 def test_a_successor_keeps_to_the_schedule_that_its_predecessor_waited_for(fleet: Fleet) -> None:
@@ -171,14 +171,14 @@ def test_a_successor_keeps_to_the_schedule_that_its_predecessor_waited_for(fleet
     with instance(fleet, clock) as first, instance(fleet, clock, fleet.write_daemon("second")) as second:
         until(lambda: first.daemon.leading is not None or second.daemon.leading is not None, 30, "an election")
         leader, standby = (first, second) if first.daemon.leading is not None else (second, first)
-        until(lambda: {leader.word(), standby.word()} == {Word.WAITING}, 30, "both verdicts")
+        until(lambda: {leader.word(), standby.word()} == {StateWord.WAITING}, 30, "both verdicts")
         leader.daemon.hand_over()
         until(lambda: standby.daemon.leading is not None, 30, "a handover")
         standby.ticks()
         assert not standby.daemon.follower().snapshot.migrations, "it is closed for the successor, too"
         clock.offset += timedelta(minutes=60)
         until(lambda: standby.owners() == {"a": 4, "b": 4}, 60, "the balance")
-        until(lambda: standby.word() is Word.BALANCED, 30, "a verdict")
+        until(lambda: standby.word() is StateWord.BALANCED, 30, "a verdict")
 
 
 SLOW = 'finish_by = "park"\nthrottle = "20kB"\nretire_grace = "100ms"\nmoves_per_node = 1\nmoves_total = 1'
@@ -195,7 +195,7 @@ def test_what_runs_over_the_end_of_its_window_is_parked_and_goes_on_in_the_next(
         until(lambda: running.daemon.follower().snapshot.migrations, 30, "a move")
         (begun,) = running.daemon.follower().snapshot.migrations
         clock.offset += timedelta(minutes=40)
-        until(lambda: running.word() is Word.WAITING, 30, "parking")
+        until(lambda: running.word() is StateWord.WAITING, 30, "parking")
         assert running.sentence().startswith("move of tablet")
         assert "held" in running.sentence()
         note = running.daemon.directory().published("progress").get(begun, {})
@@ -239,9 +239,9 @@ def test_a_dead_node_blocks_its_bundle_and_no_other(fleet: Fleet, second_bundle:
     second_bundle("dead")
     with instance(fleet) as running:
         until(lambda: running.owners() == {"a": 4, "b": 4}, 60, "the balance of the living bundle")
-        until(lambda: running.word("other") is Word.BLOCKED, 30, "a verdict")
+        until(lambda: running.word("other") is StateWord.BLOCKED, 30, "a verdict")
         assert running.sentence("other").startswith("node dead is unreachable since ")
-        until(lambda: running.word() is Word.BALANCED, 30, "a verdict")
+        until(lambda: running.word() is StateWord.BALANCED, 30, "a verdict")
 
 
 def test_a_tick_that_fails_is_a_state_and_the_next_one_is_as_good_as_any(

@@ -7,7 +7,7 @@ import pytest
 
 from balancer.daemon.enrol import enrol
 from balancer.directory.contract import Directory, Leadership
-from balancer.directory.model import Kind, NodeState, Put, Remove
+from balancer.directory.model import NodeState, Put, RecordKind, Remove
 from balancer.settings import Settings, load_settings
 from tests.support.directories import migration, moved, transaction
 
@@ -60,6 +60,6 @@ def test_a_node_that_left_the_file_goes_when_it_is_empty_and_free(
     directory.commit(transaction([Put(coming)], snapshot.version))
     assert enrol(directory, leadership, settings) == 0  # a migration brings it one
     snapshot = directory.snapshot()
-    directory.commit(transaction([Remove(Kind.MIGRATION, coming.id)], snapshot.version))
+    directory.commit(transaction([Remove(RecordKind.MIGRATION, coming.id)], snapshot.version))
     assert enrol(directory, leadership, settings) == 1
     assert sorted(directory.snapshot().nodes) == ["pg-a", "pg-b"]

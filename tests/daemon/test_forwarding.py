@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from balancer.daemon.forwarding import ForwardingWatch, forward_bundle, stop_forwarding
+from balancer.daemon.forwarding import ForwardingUpdater, forward_bundle, stop_forwarding
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import Refused
 from balancer.nodes.connection import Address
@@ -190,7 +190,7 @@ def test_reads_through_it_are_never_too_old_while_a_tablet_moves_around(shards: 
     threads += [threading.Thread(target=row.read, args=(node,)) for node in shards.dsns]
     for thread in threads:
         thread.start()
-    watch = ForwardingWatch(lambda _: True, shards.directory.snapshot, address(shards).__getitem__)
+    watch = ForwardingUpdater(lambda _: True, shards.directory.snapshot, address(shards).__getitem__)
     try:
         with shards.leading(watch) as move:
             for number in range(4):
@@ -208,7 +208,7 @@ def test_reads_through_it_are_never_too_old_while_a_tablet_moves_around(shards: 
 def test_a_migration_keeps_it_right(shards: Shards) -> None:
     forward(shards)
     user = user_of(shards, 1)
-    watch = ForwardingWatch(lambda _: True, shards.directory.snapshot, address(shards).__getitem__)
+    watch = ForwardingUpdater(lambda _: True, shards.directory.snapshot, address(shards).__getitem__)
     with shards.leading(watch) as move:
         for target, number in (("pg-b", 1), ("pg-a", 2)):
             assert move(1, target).state == "done"
@@ -217,7 +217,7 @@ def test_a_migration_keeps_it_right(shards: Shards) -> None:
 
 
 def test_it_is_left_alone_where_it_is_not_wanted(shards: Shards) -> None:
-    ForwardingWatch(lambda _: False, shards.directory.snapshot, address(shards).__getitem__).follow("shop")
+    ForwardingUpdater(lambda _: False, shards.directory.snapshot, address(shards).__getitem__).follow("shop")
     assert shards.node("pg-a").execute("SELECT to_regnamespace('balancer_all')").fetchone() == (None,)
 
 

@@ -9,7 +9,7 @@ from balancer.clock import SystemClock
 from balancer.daemon import housekeeping
 from balancer.daemon.housekeeping import Housekeeping, forgettable
 from balancer.directory.contract import Directory, Leadership
-from balancer.directory.model import Command, CommandState, Kind, MigrationKind, Pause, Pin, Put, Record, Remove
+from balancer.directory.model import Command, CommandState, MigrationKind, Pause, Pin, Put, Record, RecordKind, Remove
 from balancer.migration.progress import TOPIC
 from balancer.settings import load_settings
 from tests.support.directories import migration, transaction
@@ -63,7 +63,7 @@ def test_what_made_tablets_for_heat_is_kept_as_long_as_they_live(
     )
     gone = replace(split, id="gone", targets=(replace(split.targets[0], id=777),))
     directory.commit(transaction([Put(split), Put(gone)], snapshot.version))
-    assert list(forgettable(directory.snapshot(), 0.0)) == [Remove(Kind.MIGRATION, "gone")]
+    assert list(forgettable(directory.snapshot(), 0.0)) == [Remove(RecordKind.MIGRATION, "gone")]
 
 
 def test_notes_of_ended_migrations_go(directory: Directory, keeper: Housekeeping) -> None:

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.planner.state import Word
+from balancer.planner.state import StateWord
 from tests.daemon.test_daemon import Instance
 from tests.support.fleet import Fleet, until
 from tests.support.servers import Database
@@ -41,10 +41,10 @@ def test_two_quiet_elections_with_forwarding_block_nobody(
             until(standing.leads, 60, "a handover")
             version = standing.daemon.directory().snapshot().version
             standing.ticks(3)
-            assert standing.word() is Word.BALANCED, standing.sentence()
+            assert standing.word() is StateWord.BALANCED, standing.sentence()
             leader.start()
             leader.ticks(3)
-            assert leader.word() is Word.BALANCED, leader.sentence()
+            assert leader.word() is StateWord.BALANCED, leader.sentence()
             assert leader.daemon.directory().snapshot().version == version, "the cluster was quiet"
             standing, leader = leader, standing
     finally:

@@ -12,7 +12,7 @@ import pytest
 
 from balancer.embedded.postgres import PostgresServer
 from balancer.nodes.standbys import not_replayed, position
-from balancer.planner.state import Word
+from balancer.planner.state import StateWord
 from tests.daemon.test_daemon import Instance
 from tests.support.commands import Result
 from tests.support.commands import balancer_here as balancer
@@ -131,7 +131,7 @@ def test_a_source_that_went_back_is_not_a_second_owner(story: Story) -> None:
     instance = story.start()
     lost = story.id_in("a", 1)
     backup = story.back_up("a")
-    until(lambda: instance.word() is not Word.BLOCKED, 30, "the return of a")
+    until(lambda: instance.word() is not StateWord.BLOCKED, 30, "the return of a")
     story.move_to_b()
     until(lambda: not story.unfinished(), 60, "its end")
     story.stop()
@@ -149,7 +149,7 @@ def test_a_source_that_went_back_is_not_a_second_owner(story: Story) -> None:
     assert refused.diag.message_hint == "An operator decides: balancer node rejoin a"
     assert story.refusal("a", "CALL balancer.hold(2, 1, true)").sqlstate in ("TB001", "40001")
     assert story.refusal("a", "TRUNCATE orders_t2").sqlstate == "TB004"
-    assert instance.word() is Word.BLOCKED
+    assert instance.word() is StateWord.BLOCKED
     assert "node a is not trusted: it has gone back in time" in instance.sentence()
     assert "`balancer node rejoin a --dry-run`" in instance.sentence()
 
@@ -158,7 +158,7 @@ def test_an_owner_that_went_back_although_nothing_moved_is_closed_until_the_loss
     instance = story.start()
     backup = story.back_up("a")
     story.execute("a", "UPDATE orders SET n = 1")
-    until(lambda: instance.word() is not Word.BLOCKED, 30, "the return of a")
+    until(lambda: instance.word() is not StateWord.BLOCKED, 30, "the return of a")
     instance.ticks(2)
     story.stop()
     story.take_back("a", backup)
@@ -191,7 +191,7 @@ def test_an_owner_that_went_back_although_nothing_moved_is_closed_until_the_loss
     story.execute("a", "CALL balancer.hold(2, 1, true)")
     instance.ticks(3)
     assert story.rewound() == {}
-    assert instance.word() is Word.BALANCED, instance.sentence()
+    assert instance.word() is StateWord.BALANCED, instance.sentence()
     assert instance.metric("balancer_node_rewound", bundle="shop", node="a") == 0
     assert story.balancer("doctor").out == "nothing is wrong\n"
     assert story.balancer("node", "rejoin", "a", "--accept-loss").code == 4
@@ -200,7 +200,7 @@ def test_an_owner_that_went_back_although_nothing_moved_is_closed_until_the_loss
 def test_a_target_that_went_back_after_the_rows_were_dropped_is_named(story: Story) -> None:
     instance = story.start()
     backup = story.back_up("b")
-    until(lambda: instance.word() is not Word.BLOCKED, 30, "the return of b")
+    until(lambda: instance.word() is not StateWord.BLOCKED, 30, "the return of b")
     story.move_to_b()
     until(lambda: not story.unfinished(), 60, "its end")
     instance.ticks(2)
@@ -232,7 +232,7 @@ def test_a_target_that_went_back_after_the_rows_were_dropped_is_named(story: Sto
     )
     assert story.balancer("node", "rejoin", "b", "--accept-loss").code == 0
     instance.ticks(4)
-    assert instance.word() is Word.BALANCED, instance.sentence()
+    assert instance.word() is StateWord.BALANCED, instance.sentence()
     assert story.balancer("tablet", "lost", "1", "--recreate-empty-on", "b", "--accept-loss").code == 4, (
         "it is not lost"
     )
@@ -243,7 +243,7 @@ def test_what_the_former_owner_still_has_is_kept_and_can_be_taken(story: Story) 
     story.fleet.write("observe", migration=SWIFT.replace('"0s"', '"6s"'))
     instance = story.start()
     backup = story.back_up("b")
-    until(lambda: instance.word() is not Word.BLOCKED, 30, "the return of b")
+    until(lambda: instance.word() is not StateWord.BLOCKED, 30, "the return of b")
     rows = story.execute("a", "SELECT count(*) FROM orders_t1")[0][0]
     story.move_to_b()
     assert story.unfinished(), "its grace is not over"
@@ -260,7 +260,7 @@ def test_what_the_former_owner_still_has_is_kept_and_can_be_taken(story: Story) 
     story.execute("a", "CALL balancer.hold(1, 3, true)")
     assert story.balancer("node", "rejoin", "b", "--accept-loss").code == 0
     instance.ticks(4)
-    assert instance.word() is Word.BALANCED, instance.sentence()
+    assert instance.word() is StateWord.BALANCED, instance.sentence()
 
 
 def test_a_target_that_went_back_by_less_than_the_time_between_two_polls_is_found(story: Story) -> None:
@@ -283,7 +283,7 @@ def test_a_node_that_is_gone_for_good_is_given_up(story: Story) -> None:
     story.move_to_b()
     until(lambda: not story.unfinished(), 60, "its end")
     story.servers["b"].kill()
-    until(lambda: instance.word() is Word.BLOCKED, 30, "the death of b")
+    until(lambda: instance.word() is StateWord.BLOCKED, 30, "the death of b")
     early = story.balancer("tablet", "lost", "1", "--recreate-empty-on", "a", "--accept-loss")
     assert (early.code, "see `balancer node lost`" in early.err) == (4, True)
     dry = story.balancer("node", "lost", "b", "--dry-run")
@@ -295,7 +295,7 @@ def test_a_node_that_is_gone_for_good_is_given_up(story: Story) -> None:
     assert made.code == 0, made.err
     until(lambda: story.state("a", 1) == ("owned", 3, None, None), 30, "the opening")
     instance.ticks(3)
-    assert instance.word() is Word.BALANCED, instance.sentence()
+    assert instance.word() is StateWord.BALANCED, instance.sentence()
     story.servers["b"].start()
     until(story.rewound, 30, "the return of b, with an old claim")
     until(lambda: story.state("b", 1) == ("moved", 3, "a", None), 30, "the fence")
@@ -308,7 +308,7 @@ def test_a_crash_and_a_restart_lose_nothing(story: Story) -> None:
         instance.ticks(1)
         story.servers["a"].kill()
         story.servers["a"].start()
-        until(lambda: instance.word() is not Word.BLOCKED, 30, "the return of a")
+        until(lambda: instance.word() is not StateWord.BLOCKED, 30, "the return of a")
         instance.ticks(2)
     assert story.rewound() == {}
 
@@ -346,7 +346,7 @@ def test_a_failover_to_a_standby_that_has_everything_is_left_alone(story: Story)
         story.servers["a"].kill()
         with psycopg.connect(second.dsn(), autocommit=True) as link:
             link.execute("SELECT pg_promote()")
-        until(lambda: story.instance and story.instance.word() is not Word.BLOCKED, 60, "the failover")
+        until(lambda: story.instance and story.instance.word() is not StateWord.BLOCKED, 60, "the failover")
         story.restart().ticks(3)
         assert story.rewound() == {}
         story.execute("a", "UPDATE orders SET n = 2")

@@ -9,13 +9,13 @@ from balancer.directory.invariants import check, violations
 from balancer.directory.model import (
     Change,
     Counter,
-    Kind,
     Node,
     Pause,
     Pin,
     Put,
     RangeBounds,
     Record,
+    RecordKind,
     Remove,
     Tablet,
 )
@@ -37,7 +37,7 @@ def view(records: list[Record] | None = None) -> Snapshot:
 FIRST = leaves(8)[0]
 RANGE = ranges([10, 20, 30])[1]
 CASES: list[tuple[str, list[Change]]] = [
-    ("leave a gap", [Remove(Kind.TABLET, "1")]),
+    ("leave a gap", [Remove(RecordKind.TABLET, "1")]),
     ("leave a gap", [Put(replace(FIRST, bounds=Leaf(16, 0)))]),
     ("overlap", [Put(Tablet(1500, 1, Leaf(8, 3), "pg-a"))]),
     ("leave a gap", [Put(replace(RANGE, bounds=RangeBounds(key(10), key(19))))]),
@@ -52,15 +52,15 @@ CASES: list[tuple[str, list[Change]]] = [
     ("names node 'nope', which does not exist", [Put(moved(FIRST, "nope"))]),
     ("names bundle 'nope', which does not exist", [Put(Node("x", "nope", ""))]),
     ("names bundle 'nope', which does not exist", [Put(Pause("nope", None))]),
-    ("still owns tablet", [Remove(Kind.NODE, "pg-a")]),
-    ("still has", [Remove(Kind.BUNDLE, "shop")]),
-    ("some of its tablets are not", [Remove(Kind.TABLE, "1"), Remove(Kind.TABLET, "1")]),
+    ("still owns tablet", [Remove(RecordKind.NODE, "pg-a")]),
+    ("still has", [Remove(RecordKind.BUNDLE, "shop")]),
+    ("some of its tablets are not", [Remove(RecordKind.TABLE, "1"), Remove(RecordKind.TABLET, "1")]),
     ("cannot change its layout", [Put(replace(HASHED, columns=RANGED.columns))]),
     ("two tables named 'orders'", [Put(replace(RANGED, name="orders"))]),
     ("root 'public.orders' belongs to two tables", [Put(replace(RANGED, roots=("public.orders",)))]),
     ("names 2 partitions for 1 roots", [Put(replace(FIRST, partitions=("a", "b")))]),
     ("would go back from 2000 to 5", [Put(Counter("tablet", 5))]),
-    ("has not given out yet", [Remove(Kind.TABLET, "1"), Put(replace(FIRST, id=3000))]),
+    ("has not given out yet", [Remove(RecordKind.TABLET, "1"), Put(replace(FIRST, id=3000))]),
     ("no tablet 77777 to pin", [Put(Pin(77777, None))]),
     ("weight 0", [Put(Node("x", "shop", "", weight=0.0))]),
     ("cannot be the key", [Put(Node("a/b", "shop", ""))]),
@@ -109,9 +109,9 @@ def test_epochs_only_grow() -> None:
 
 def test_a_node_can_go_when_it_is_empty() -> None:
     before = view([*small_cluster(), Node("pg-d", "shop", "")])
-    check(before, [Remove(Kind.NODE, "pg-d")])
+    check(before, [Remove(RecordKind.NODE, "pg-d")])
     with pytest.raises(Refused, match="still owns tablet 1"):
-        check(before, [Remove(Kind.NODE, "pg-a"), Put(replace(FIRST, epoch=2))])
+        check(before, [Remove(RecordKind.NODE, "pg-a"), Put(replace(FIRST, epoch=2))])
 
 
 def test_a_lawful_directory_has_no_violations() -> None:
@@ -120,7 +120,7 @@ def test_a_lawful_directory_has_no_violations() -> None:
 
 def test_violations_of_a_whole_directory_are_each_a_sentence() -> None:
     good = view()
-    gap = apply(good, [Remove(Kind.TABLET, "3"), Remove(Kind.NODE, "pg-c")], 2, None).snapshot
+    gap = apply(good, [Remove(RecordKind.TABLET, "3"), Remove(RecordKind.NODE, "pg-c")], 2, None).snapshot
     found = list(violations(gap))
     assert any("leave a gap before tablet" in one for one in found)
     assert any("names node 'pg-c', which does not exist" in one for one in found)

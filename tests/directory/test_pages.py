@@ -11,7 +11,7 @@ from balancer.directory import delta
 from balancer.directory.codec import StoredEntry, pack_entry, unpack_entry
 from balancer.directory.delta import MAX_ROWS, MIN_ROWS, apply
 from balancer.directory.invariants import check, violations
-from balancer.directory.model import Change, Kind, LogEntry, Put, RangeBounds, Record, Remove, Tablet
+from balancer.directory.model import Change, LogEntry, Put, RangeBounds, Record, RecordKind, Remove, Tablet
 from balancer.directory.page_codec import pack_page, unpack_page
 from balancer.directory.pages import start_of
 from balancer.directory.snapshot import Snapshot
@@ -68,7 +68,7 @@ def split(tablet: Tablet, first: int, rng: random.Random) -> list[Change]:
                 first + 1, tablet.table, RangeBounds(middle, tablet.bounds.upper), tablet.node, 3, partitions=("x",)
             ),
         ]
-    return [Remove(Kind.TABLET, tablet.key), *puts(parts)]
+    return [Remove(RecordKind.TABLET, tablet.key), *puts(parts)]
 
 
 def merge(view: Snapshot, table: int, at: int, first: int, count: int) -> list[Change] | None:
@@ -85,7 +85,7 @@ def merge(view: Snapshot, table: int, at: int, first: int, count: int) -> list[C
     else:
         assert isinstance(right.bounds, RangeBounds)
         joined = Tablet(first, table, RangeBounds(left.bounds.lower, right.bounds.upper), left.node)
-    return [*(Remove(Kind.TABLET, one.key) for one in run), Put(joined)]
+    return [*(Remove(RecordKind.TABLET, one.key) for one in run), Put(joined)]
 
 
 @settings(max_examples=30, deadline=None)
@@ -130,16 +130,16 @@ def test_a_page_splits_when_it_grows_and_merges_when_it_shrinks() -> None:
     assert [len(page) for page in view.pages_of(2)] == [450]
     edges = [key(0), *(key(0) + bytes((i // 200 + 1, i % 200 + 1)) for i in range(600)), key(1)]
     parts = [Tablet(5000 + i, 2, RangeBounds(edges[i], edges[i + 1]), "pg-a") for i in range(601)]
-    grown = step(view, [Remove(Kind.TABLET, "2"), *puts(parts)])
+    grown = step(view, [Remove(RecordKind.TABLET, "2"), *puts(parts)])
     assert [len(page) for page in grown.pages_of(2)] == [350, 350, 350]
     agrees(grown, {tablet.id: tablet for tablet in grown.tablets(2)}, 2)
     gone = [tablet for tablet in grown.tablets(2) if 5000 <= tablet.id < 5550]
     whole = Tablet(6000, 2, RangeBounds(gone[0].bounds.lower, gone[-1].bounds.upper), "pg-a")  # type: ignore[union-attr]
-    shrunk = step(grown, [*(Remove(Kind.TABLET, one.key) for one in gone), Put(whole)])
+    shrunk = step(grown, [*(Remove(RecordKind.TABLET, one.key) for one in gone), Put(whole)])
     assert [len(page) for page in shrunk.pages_of(2)] == [151, 350]
     rest = [tablet for tablet in shrunk.tablets(2) if 5550 <= tablet.id < 6000]
     last = Tablet(6001, 2, RangeBounds(rest[0].bounds.lower, rest[-1].bounds.upper), "pg-a")  # type: ignore[union-attr]
-    merged = step(shrunk, [*(Remove(Kind.TABLET, one.key) for one in rest), Put(last)])
+    merged = step(shrunk, [*(Remove(RecordKind.TABLET, one.key) for one in rest), Put(last)])
     assert [len(page) for page in merged.pages_of(2)] == [451]
     assert list(violations(merged)) == []
     assert list(violations(shrunk)) == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from balancer.directory.model import Bundle, Change, Command, Counter, Kind, Node, Pause, Pin, Put, Remove
+from balancer.directory.model import Bundle, Change, Command, Counter, Node, Pause, Pin, Put, RecordKind, Remove
 from balancer.directory.snapshot import Snapshot
 from balancer.directory.telling import bundle_of, nodes_of, tablets_of, told
 from tests.support.directories import HASHED, leaves, migration
@@ -31,11 +31,11 @@ def command(**arguments: object) -> Put:
         (command(tablet="3", node="pg-a"), {3}, {"pg-a"}, None),
         (command(tablets=["3", "4"], bundle="shop"), {3, 4}, set(), "shop"),
         (command(tablet="three"), set(), set(), None),
-        (Remove(Kind.TABLET, "3"), {3}, set(), None),
-        (Remove(Kind.PIN, "3"), {3}, set(), None),
-        (Remove(Kind.NODE, "pg-a"), set(), {"pg-a"}, None),
-        (Remove(Kind.PAUSE, "shop"), set(), set(), "shop"),
-        (Remove(Kind.MIGRATION, "m1"), set(), set(), None),
+        (Remove(RecordKind.TABLET, "3"), {3}, set(), None),
+        (Remove(RecordKind.PIN, "3"), {3}, set(), None),
+        (Remove(RecordKind.NODE, "pg-a"), set(), {"pg-a"}, None),
+        (Remove(RecordKind.PAUSE, "shop"), set(), set(), "shop"),
+        (Remove(RecordKind.MIGRATION, "m1"), set(), set(), None),
     ],
 )
 def test_what_a_change_is_about(change: Change, tablets: set[int], nodes: set[str], bundle: str | None) -> None:
@@ -47,5 +47,5 @@ def test_what_a_change_is_about(change: Change, tablets: set[int], nodes: set[st
 def test_a_change_is_told_in_a_few_words() -> None:
     assert told(Put(TABLET)) == "tablet 3 on pg-c, epoch 1, owned"
     assert told(Put(MOVE)) == f"move {MOVE.id} of 3: planned"
-    assert told(Remove(Kind.NODE, "pg-a")) == "node pg-a removed"
+    assert told(Remove(RecordKind.NODE, "pg-a")) == "node pg-a removed"
     assert told(Put(Pin(3, None, reason="its disk"))) == "tablet 3 pinned: its disk"

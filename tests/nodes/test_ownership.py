@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from balancer.nodes.names import Name
-from balancer.nodes.ownership import Expected, Kind, World, disagreements, stale_claims
+from balancer.nodes.ownership import DirectoryView, DisagreementKind, Expected, disagreements, stale_claims
 from balancer.nodes.poll import Claim, NodeFacts, NodePoll, Partitions, PartitionStats
 from balancer.nodes.schema import NodeIdentity, OwnState
 
@@ -17,9 +17,9 @@ P1 = Name("public", "p1")
 HELD = PartitionStats(0, *P1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, None)
 
 
-def world(epoch: int = 5, busy: frozenset[int] = frozenset(), rewound: str = "") -> World:
+def world(epoch: int = 5, busy: frozenset[int] = frozenset(), rewound: str = "") -> DirectoryView:
     mine = {1: Expected("a", epoch, (P1,))}
-    return World("shop", "a", 9, mine, mine | {2: Expected("b", 7)}, busy, rewound)
+    return DirectoryView("shop", "a", 9, mine, mine | {2: Expected("b", 7)}, busy, rewound)
 
 
 def poll(*claims: Claim, leader: int = 8, attached: bool = True, node: str = "a") -> NodePoll:
@@ -29,7 +29,7 @@ def poll(*claims: Claim, leader: int = 8, attached: bool = True, node: str = "a"
 OWNED = Claim(1, 5, OwnState.OWNED, None)
 
 
-def kinds(found: NodePoll, expected: World) -> list[Kind]:
+def kinds(found: NodePoll, expected: DirectoryView) -> list[DisagreementKind]:
     return [one.kind for one in disagreements(found, expected)]
 
 
@@ -40,20 +40,20 @@ def test_a_node_that_agrees_is_trusted() -> None:
 @pytest.mark.parametrize(
     ("found", "expected", "kind"),
     [
-        (poll(), world(), Kind.MISSING),
-        (poll(OWNED), world(epoch=6), Kind.OLD_EPOCH),
-        (poll(OWNED), world(epoch=4), Kind.DIRECTORY_BEHIND),
-        (poll(Claim(1, 5, OwnState.MOVED, "b")), world(), Kind.NOT_OWNED),
-        (poll(OWNED, attached=False), world(), Kind.DETACHED),
-        (poll(OWNED, Claim(2, 6, OwnState.OWNED, None)), world(), Kind.FORMER_OWNER),
-        (poll(OWNED, Claim(99, 1, OwnState.FENCED, None)), world(), Kind.FORMER_OWNER),
-        (poll(OWNED), world(rewound="an old backup"), Kind.REWOUND),
-        (poll(OWNED, leader=10), world(), Kind.DIRECTORY_BEHIND),
-        (poll(OWNED, node="z"), world(), Kind.WRONG_DATABASE),
-        (NodePoll(FACTS, Partitions(()), None, ()), world(), Kind.NOT_INSTALLED),
+        (poll(), world(), DisagreementKind.MISSING),
+        (poll(OWNED), world(epoch=6), DisagreementKind.OLD_EPOCH),
+        (poll(OWNED), world(epoch=4), DisagreementKind.DIRECTORY_BEHIND),
+        (poll(Claim(1, 5, OwnState.MOVED, "b")), world(), DisagreementKind.NOT_OWNED),
+        (poll(OWNED, attached=False), world(), DisagreementKind.DETACHED),
+        (poll(OWNED, Claim(2, 6, OwnState.OWNED, None)), world(), DisagreementKind.FORMER_OWNER),
+        (poll(OWNED, Claim(99, 1, OwnState.FENCED, None)), world(), DisagreementKind.FORMER_OWNER),
+        (poll(OWNED), world(rewound="an old backup"), DisagreementKind.REWOUND),
+        (poll(OWNED, leader=10), world(), DisagreementKind.DIRECTORY_BEHIND),
+        (poll(OWNED, node="z"), world(), DisagreementKind.WRONG_DATABASE),
+        (NodePoll(FACTS, Partitions(()), None, ()), world(), DisagreementKind.NOT_INSTALLED),
     ],
 )
-def test_each_contradiction_has_its_name(found: NodePoll, expected: World, kind: Kind) -> None:
+def test_each_contradiction_has_its_name(found: NodePoll, expected: DirectoryView, kind: DisagreementKind) -> None:
     assert kinds(found, expected) == [kind]
 
 
@@ -62,12 +62,14 @@ def test_tablets_in_a_migration_may_differ_for_a_while() -> None:
 
 
 def test_a_new_node_without_tablets_needs_no_schema() -> None:
-    assert kinds(NodePoll(FACTS, Partitions(()), None, ()), World("shop", "c", 9, {}, {1: Expected("a", 5)})) == []
+    assert (
+        kinds(NodePoll(FACTS, Partitions(()), None, ()), DirectoryView("shop", "c", 9, {}, {1: Expected("a", 5)})) == []
+    )
 
 
 def test_a_default_partition_is_a_reason_not_to_trust_a_node() -> None:
     found = replace(poll(OWNED), defaults=((Name("public", "orders"), Name("public", "rest")),))
-    assert kinds(found, world()) == [Kind.DEFAULT_PARTITION]
+    assert kinds(found, world()) == [DisagreementKind.DEFAULT_PARTITION]
     assert disagreements(found, world())[0].text == (
         "public.orders has the DEFAULT partition public.rest, which takes rows of other nodes' tablets: detach it"
     )

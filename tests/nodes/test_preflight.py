@@ -14,7 +14,7 @@ from balancer.nodes.grants import grant_script
 from balancer.nodes.leader import node_transaction
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.poll import poll_node
-from balancer.nodes.preflight import Finding, Level, Needs, TableNeeds, preflight
+from balancer.nodes.preflight import Needs, Severity, Shortfall, TableNeeds, preflight
 from balancer.nodes.schema import install_schema
 from tests.support.servers import Database
 
@@ -53,24 +53,24 @@ def as_role(address: Address, name: str) -> Connection:
     return connect(Address("a", f"postgresql://{name}@{hosts}", "secret"))
 
 
-def levels(findings: list[Finding]) -> dict[str, Level]:
+def levels(findings: list[Shortfall]) -> dict[str, Severity]:
     return {finding.subject: finding.level for finding in findings}
 
 
 def test_a_superuser_on_our_test_server_lacks_only_a_key(tables: Connection) -> None:
-    assert levels(preflight(tables, NEEDS)) == {'shop."Items"': Level.LIMIT}
+    assert levels(preflight(tables, NEEDS)) == {'shop."Items"': Severity.LIMIT}
 
 
 def test_a_bare_role_is_told_each_missing_privilege_and_the_statement(tables: Connection, address: Address) -> None:
     with role(tables) as name, as_role(address, name) as mine:
         found = preflight(mine, NEEDS)
         known = tables.info.server_version >= 160000
-        assert levels(found)["CREATE"] is Level.ERROR
-        assert levels(found)["pg_monitor"] is Level.ERROR
-        assert levels(found)["REPLICATION"] is Level.LIMIT
-        assert levels(found)["pg_create_subscription" if known else "subscriptions"] is Level.LIMIT
-        assert levels(found)["public.orders"] is Level.ERROR
-        assert [f.level for f in found] == sorted((f.level for f in found), key=list(Level).index)
+        assert levels(found)["CREATE"] is Severity.ERROR
+        assert levels(found)["pg_monitor"] is Severity.ERROR
+        assert levels(found)["REPLICATION"] is Severity.LIMIT
+        assert levels(found)["pg_create_subscription" if known else "subscriptions"] is Severity.LIMIT
+        assert levels(found)["public.orders"] is Severity.ERROR
+        assert [f.level for f in found] == sorted((f.level for f in found), key=list(Severity).index)
         # Each statement is one that PostgreSQL takes, and together they mend everything but the key.
         for finding in found:
             if "PRIMARY KEY" not in finding.remedy:
@@ -133,8 +133,8 @@ def test_a_server_as_it_comes_is_told_to_stream_and_to_limit_its_slots(server_fo
     ):
         found = preflight(connection, Needs())
     assert [(finding.level, finding.remedy) for finding in found] == [
-        (Level.LIMIT, "ALTER SYSTEM SET wal_level = 'logical'"),
-        (Level.WARNING, "ALTER SYSTEM SET max_slot_wal_keep_size = '16GB'"),
+        (Severity.LIMIT, "ALTER SYSTEM SET wal_level = 'logical'"),
+        (Severity.WARNING, "ALTER SYSTEM SET max_slot_wal_keep_size = '16GB'"),
     ]
 
 
@@ -146,4 +146,4 @@ def test_a_database_in_another_encoding_is_refused(postgres18: PostgresServer) -
                 found = preflight(other, Needs())
         finally:
             connection.execute("DROP DATABASE latin")
-    assert [(finding.subject, finding.level) for finding in found] == [("encoding", Level.ERROR)]
+    assert [(finding.subject, finding.level) for finding in found] == [("encoding", Severity.ERROR)]

@@ -10,7 +10,7 @@ from balancer.api.app import create_app
 from balancer.api.server import ApiServer
 from balancer.directory.model import Bundle, Node, Put, Remove, Tablet
 from balancer.planner.recorder import Recorder
-from balancer.planner.state import Word
+from balancer.planner.state import StateWord
 from policies.keys import KeyType, encode_key
 from tests.support.browser import visit
 from tests.support.directories import migration, moved, puts, transaction
@@ -164,9 +164,9 @@ def test_old_figures_and_a_missing_leader_are_shown(browser: Browser, server: Ap
         wait_for(seen.page, "#facts", "no leader")
 
 
-@pytest.mark.parametrize("word", list(Word))
+@pytest.mark.parametrize("word", list(StateWord))
 def test_each_of_the_four_words_is_told_apart(
-    browser: Browser, server: ApiServer, instance: Instance, word: Word
+    browser: Browser, server: ApiServer, instance: Instance, word: StateWord
 ) -> None:
     report_small(instance, word=word, sentence=f"{word}: and why")
     with visit(browser, server.url) as seen:

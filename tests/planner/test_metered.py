@@ -6,7 +6,7 @@ import pytest
 
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
-from balancer.directory.model import Kind, Remove
+from balancer.directory.model import RecordKind, Remove
 from balancer.directory.open import open_directory
 from balancer.errors import Conflict, Fenced, Refused
 from balancer.instruments import Instruments
@@ -31,7 +31,7 @@ def test_each_outcome_is_counted_on_its_own(tmp_path: Path) -> None:
         with pytest.raises(Conflict):
             directory.commit(transaction(puts([moved(snapshot.tablet(1), "pg-c")]), snapshot.version))
         with pytest.raises(Refused):
-            directory.commit(transaction([Remove(Kind.TABLET, "1")], directory.snapshot().version))
+            directory.commit(transaction([Remove(RecordKind.TABLET, "1")], directory.snapshot().version))
         with pytest.raises(Fenced):
             directory.commit(transaction(puts([moved(snapshot.tablet(1), "pg-c")]), directory.snapshot().version, 7))
         assert (count("committed"), count("conflict"), count("refused"), count("fenced")) == (2, 1, 1, 1)

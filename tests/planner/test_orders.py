@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from balancer.directory.lawful import TABLET_COUNTER
-from balancer.directory.model import Change, CommandState, Counter, Kind, Pin, Plan, Put, Remove, Tablet
+from balancer.directory.model import Change, CommandState, Counter, Pin, Plan, Put, RecordKind, Remove, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.directory.sqlite import SqliteDirectory
 from balancer.planner import orders, plans
@@ -81,7 +81,7 @@ def carried_out(directory: SqliteDirectory, action: Action) -> None:
             for at, part in enumerate(action.parts)
             if part.leaf is not None
         ]
-        gone = tuple(Remove(Kind.TABLET, str(tablet.id)) for tablet in old)
+        gone = tuple(Remove(RecordKind.TABLET, str(tablet.id)) for tablet in old)
         changes = (*gone, *map(Put, made), Put(Counter(TABLET_COUNTER, first + len(made))))
     directory.commit(transaction(changes, snapshot.version))
 

@@ -9,7 +9,7 @@ import pytest
 from balancer.directory.model import Migration, MigrationKind
 from balancer.instruments import Instruments
 from balancer.planner.report import Reporter
-from balancer.planner.state import NodeReport, ScheduleReport, Word
+from balancer.planner.state import NodeReport, ScheduleReport, StateWord
 from policies.model import Action, ActionKind, InFlight, NodeView, PlanResult
 from policies.options import MigrationMode
 from tests.support.states import NOON, state_of, view_of
@@ -117,7 +117,7 @@ def test_the_schedule_says_how_long_it_stays_closed(
     metrics: Metrics, is_open: bool, after: timedelta | None, minutes: float
 ) -> None:
     schedule = ScheduleReport("hours < 6", "bundle shop", "UTC", is_open, None, NOON + after if after else None)
-    metrics.reporter.observe(state_of(view_of({"orders": 4}), schedule=schedule, word=Word.WAITING))
+    metrics.reporter.observe(state_of(view_of({"orders": 4}), schedule=schedule, word=StateWord.WAITING))
     assert metrics.value("schedule_open", bundle="shop") == is_open
     assert metrics.value("schedule_minutes_until_open", bundle="shop") == minutes
     assert metrics.value("bundle_state", bundle="shop", state="waiting for the schedule") == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from balancer.planner.state import NodeReport, ScheduleReport, Word
+from balancer.planner.state import NodeReport, ScheduleReport, StateWord
 from balancer.planner.verdict import Situation, verdict
 from balancer.settings import Mode
 from policies.model import Action, ActionKind, PlanResult
@@ -44,98 +44,98 @@ CALM = Situation(
 @pytest.mark.parametrize(
     ("changes", "word", "sentence"),
     [
-        ({}, Word.BALANCED, "score 97 of 100; nothing to do"),
+        ({}, StateWord.BALANCED, "score 97 of 100; nothing to do"),
         (
             {"nodes": (A, DRAINING), "owned": {"a": 4, "b": 0}},
-            Word.BALANCED,
+            StateWord.BALANCED,
             "nothing to do; node b is empty and may be taken away",
         ),
         (
             {"nodes": (A, DRAINING), "owned": {"a": 4, "b": 2}, "plan": replace(NONE, counts={"pinned": 2})},
-            Word.BLOCKED,
+            StateWord.BLOCKED,
             "node b cannot be emptied, 2 tablets left: 2 candidates kept back: their tablets are pinned",
         ),
         (
             {"nodes": (A, DRAINING), "owned": {"b": 1}},
-            Word.BLOCKED,
+            StateWord.BLOCKED,
             "node b cannot be emptied, 1 tablet left: no node may take them",
         ),
         (
             {"plan": PlanResult(score_before=50, bound=90, counts={"target-disk": 3, "pinned": 1, "cool-down": 9})},
-            Word.BLOCKED,
+            StateWord.BLOCKED,
             "3 candidates kept back: no node has the disk space for them",
         ),
         (
             {"plan": PlanResult(score_before=89.5, bound=90, counts={"pinned": 1})},
-            Word.BALANCED,
+            StateWord.BALANCED,
             "score 90 of 100; nothing to do",
         ),
-        ({"plan": ONE}, Word.WORKING, "1 action about to start"),
-        ({"plan": ONE, "running": ("move of tablet 9",)}, Word.WORKING, "move of tablet 9; 1 action to follow"),
+        ({"plan": ONE}, StateWord.WORKING, "1 action about to start"),
+        ({"plan": ONE, "running": ("move of tablet 9",)}, StateWord.WORKING, "move of tablet 9; 1 action to follow"),
         (
             {"plan": ONE, "running": ("first", "second"), "started": 1},
-            Word.WORKING,
+            StateWord.WORKING,
             "first and 1 more",
         ),
         (
             {"plan": ONE, "schedule": SHUT},
-            Word.WAITING,
+            StateWord.WAITING,
             "1 action until the schedule opens, until 2026-03-02 03:00 UTC (hours == 3)",
         ),
         (
             {"plan": ONE, "schedule": NEVER},
-            Word.WAITING,
+            StateWord.WAITING,
             "1 action until the schedule opens, for ever: it never opens (hours > 25)",
         ),
         (
             {"held": ("move of tablet 9 (copying, held)",), "schedule": SHUT},
-            Word.WAITING,
+            StateWord.WAITING,
             "move of tablet 9 (copying, held) until the schedule opens, until 2026-03-02 03:00 UTC (hours == 3)",
         ),
         (
             {"nodes": (A, replace(DRAINING, reachable=False, unreachable_since=NOW, error="no answer within 5 s"))},
-            Word.BLOCKED,
+            StateWord.BLOCKED,
             "node b is unreachable since 12:00:00 UTC: no answer within 5 s",
         ),
         (
             {"nodes": (replace(A, is_standby=True), replace(DRAINING, is_standby=True))},
-            Word.BLOCKED,
+            StateWord.BLOCKED,
             "node a is a standby: name the primary in its DSN, and 1 more",
         ),
         (
             {"nodes": (replace(A, disagreements=("tablet 3 is claimed here",)),)},
-            Word.BLOCKED,
+            StateWord.BLOCKED,
             "node a is not trusted: tablet 3 is claimed here",
         ),
         (
             {"plan": ONE, "paused": True, "paused_until": NOW},
-            Word.BLOCKED,
+            StateWord.BLOCKED,
             "paused by an operator until 2026-03-01 12:00 UTC; 1 action kept back",
         ),
-        ({"plan": ONE, "paused": True}, Word.BLOCKED, "paused by an operator; 1 action kept back"),
+        ({"plan": ONE, "paused": True}, StateWord.BLOCKED, "paused by an operator; 1 action kept back"),
         (
             {"plan": replace(ONE, pending_moves=2), "mode": Mode.OBSERVE},
-            Word.BLOCKED,
+            StateWord.BLOCKED,
             "the mode is observe: 3 actions proposed, none will be started",
         ),
         (
             {"plan": ONE, "mode": Mode.APPROVE, "waiting_plan": "p1"},
-            Word.BLOCKED,
+            StateWord.BLOCKED,
             "plan p1 waits for approval: balancer apply p1",
         ),
         (
             {"plan": ONE, "leading": False, "leader": None},
-            Word.BLOCKED,
+            StateWord.BLOCKED,
             "no instance leads; 1 action kept back",
         ),
-        ({"plan": ONE, "refused": "the disk is full"}, Word.BLOCKED, "the disk is full"),
+        ({"plan": ONE, "refused": "the disk is full"}, StateWord.BLOCKED, "the disk is full"),
     ],
 )
-def test_a_word_and_a_sentence_for_every_situation(changes: dict[str, Any], word: Word, sentence: str) -> None:
+def test_a_word_and_a_sentence_for_every_situation(changes: dict[str, Any], word: StateWord, sentence: str) -> None:
     assert verdict(replace(CALM, **changes)) == (word, sentence)
 
 
 def test_what_runs_is_said_before_what_is_broken_and_that_before_what_is_waited_for() -> None:
     broken = replace(CALM, nodes=(replace(A, reachable=False, error="gone"),), schedule=SHUT, plan=ONE)
-    assert verdict(broken)[0] is Word.BLOCKED
-    assert verdict(replace(broken, running=("move",)))[0] is Word.WORKING
+    assert verdict(broken)[0] is StateWord.BLOCKED
+    assert verdict(replace(broken, running=("move",)))[0] is StateWord.WORKING

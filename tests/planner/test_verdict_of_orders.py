@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from balancer.planner.state import ScheduleReport, Word
+from balancer.planner.state import ScheduleReport, StateWord
 from balancer.planner.verdict import Situation, verdict
 from balancer.settings import Mode
 from policies.model import PlanResult
@@ -38,20 +38,20 @@ SITUATION = Situation(
 
 
 def test_an_order_is_work_in_any_mode() -> None:
-    assert verdict(SITUATION) == (Word.WORKING, ORDER)
+    assert verdict(SITUATION) == (StateWord.WORKING, ORDER)
     running = replace(SITUATION, running=["split of tablet 1 on a (copying)"])
-    assert verdict(running) == (Word.WORKING, f"split of tablet 1 on a (copying); {ORDER}")
+    assert verdict(running) == (StateWord.WORKING, f"split of tablet 1 on a (copying); {ORDER}")
 
 
 def test_an_order_waits_for_the_schedule() -> None:
     word, sentence = verdict(replace(SITUATION, schedule=SHUT))
-    assert word is Word.WAITING
+    assert word is StateWord.WAITING
     assert sentence == f"{ORDER}; the rest until the schedule opens, until 2026-03-02 00:00 UTC (hours < 6)"
-    assert verdict(replace(SITUATION, schedule=SHUT, orders=[(ORDER, True)]))[0] is Word.WORKING
+    assert verdict(replace(SITUATION, schedule=SHUT, orders=[(ORDER, True)]))[0] is StateWord.WORKING
 
 
 def test_what_blocks_an_order_is_named() -> None:
-    assert verdict(replace(SITUATION, paused=True)) == (Word.BLOCKED, f"paused by an operator; {ORDER}")
-    assert verdict(replace(SITUATION, leading=False, leader=None)) == (Word.BLOCKED, f"no instance leads; {ORDER}")
+    assert verdict(replace(SITUATION, paused=True)) == (StateWord.BLOCKED, f"paused by an operator; {ORDER}")
+    assert verdict(replace(SITUATION, leading=False, leader=None)) == (StateWord.BLOCKED, f"no instance leads; {ORDER}")
     refused = replace(SITUATION, refused="split of tablet 1 cannot be started: no")
-    assert verdict(refused) == (Word.BLOCKED, f"split of tablet 1 cannot be started: no; {ORDER}")
+    assert verdict(refused) == (StateWord.BLOCKED, f"split of tablet 1 cannot be started: no; {ORDER}")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from policies.heat_judge import judge
 from policies.heat_samples import Requests, best_cut
-from policies.heat_verdict import Facts, Word
+from policies.heat_verdict import Facts, HeatWord
 from policies.keys import HIGHEST, KeyType, decode_bound, encode_key
 from policies.leaves import MAX_MODULUS, Leaf, uncovered
 from policies.model import KeySamples, SampleSource
@@ -23,7 +23,7 @@ WHOLE = Facts(7, TYPES)
 
 def test_an_even_load_is_cut_in_the_middle() -> None:
     verdict = judge(WHOLE, samples(range(1000)), OPTIONS)
-    assert verdict.word is Word.SPLIT
+    assert verdict.word is HeatWord.SPLIT
     assert verdict.cuts == encoded(500)
     assert verdict.evidence.figures == pytest.approx({"left": 0.5, "right": 0.5, "crossing": 0.0})
     assert "50 % of the load is before 500" in verdict.reason
@@ -44,23 +44,23 @@ def test_a_heavy_key_at_the_median_goes_to_the_side_where_it_does_less_harm(befo
 def test_too_few_samples_decide_nothing() -> None:
     for given_samples in (None, samples(range(99))):
         verdict = judge(WHOLE, given_samples, OPTIONS)
-        assert verdict.word is Word.TOO_FEW
+        assert verdict.word is HeatWord.TOO_FEW
         assert not verdict.cuts
         assert "100 are needed" in verdict.reason
-    assert judge(WHOLE, samples(range(100)), OPTIONS).word is Word.SPLIT
+    assert judge(WHOLE, samples(range(100)), OPTIONS).word is HeatWord.SPLIT
 
 
 def test_samples_outside_the_tablet_do_not_count() -> None:
     lower, upper = encoded(1000, 2000)
     facts = Facts(7, TYPES, lower, upper)
     verdict = judge(facts, samples([*range(900), *range(1000, 1099), *range(2000, 2900)]), OPTIONS)
-    assert verdict.word is Word.TOO_FEW
+    assert verdict.word is HeatWord.TOO_FEW
     assert verdict.evidence.samples == 99
 
 
 def test_a_key_with_a_quarter_of_the_load_is_named_and_isolated() -> None:
     verdict = judge(WHOLE, samples([*range(300), *[150] * 99]), OPTIONS)
-    assert verdict.word is Word.HOT_KEY
+    assert verdict.word is HeatWord.HOT_KEY
     assert verdict.key == encoded(150)[0]
     assert verdict.cuts == encoded(150, 151)
     assert "key 150 has 25 %" in verdict.reason
@@ -68,7 +68,7 @@ def test_a_key_with_a_quarter_of_the_load_is_named_and_isolated() -> None:
 
 
 def test_a_key_below_a_quarter_is_not_called_hot() -> None:
-    assert judge(WHOLE, samples([*range(302), *[150] * 99]), OPTIONS).word is Word.SPLIT
+    assert judge(WHOLE, samples([*range(302), *[150] * 99]), OPTIONS).word is HeatWord.SPLIT
 
 
 def test_a_hot_key_at_the_edge_needs_one_cut() -> None:
@@ -82,7 +82,7 @@ def test_a_hot_key_at_the_edge_needs_one_cut() -> None:
 def test_a_hot_key_that_has_a_tablet_of_its_own_cannot_be_split() -> None:
     lower, upper = encoded(150, 151)
     verdict = judge(Facts(7, TYPES, lower, upper), samples([150] * 200), OPTIONS)
-    assert verdict.word is Word.HOT_KEY
+    assert verdict.word is HeatWord.HOT_KEY
     assert not verdict.cuts
     assert "of its own already" in verdict.reason
 
@@ -107,7 +107,7 @@ def test_a_hot_key_of_several_columns_is_isolated_by_its_last_column() -> None:
 def test_writes_at_the_upper_end_are_a_moving_front() -> None:
     rows = encoded(*range(0, 10_000, 100))
     verdict = judge(WHOLE, samples([*range(9_990, 10_190), *range(0, 9000, 200)], row_keys=rows), OPTIONS)
-    assert verdict.word is Word.FRONT
+    assert verdict.word is HeatWord.FRONT
     assert verdict.front == -1
     assert verdict.cuts == encoded(9990)
     assert verdict.evidence.figures["front"] == pytest.approx(200 / 245)
@@ -117,50 +117,50 @@ def test_writes_at_the_upper_end_are_a_moving_front() -> None:
 def test_writes_at_the_lower_end_are_a_front_too() -> None:
     rows = encoded(*range(0, 10_000, 100))
     verdict = judge(WHOLE, samples(range(-150, 50), row_keys=rows), OPTIONS)
-    assert (verdict.word, verdict.front, verdict.cuts) == (Word.FRONT, 0, encoded(50))
+    assert (verdict.word, verdict.front, verdict.cuts) == (HeatWord.FRONT, 0, encoded(50))
 
 
 def test_without_a_histogram_the_end_is_found_between_the_bounds() -> None:
     facts = Facts(7, TYPES, encoded(0)[0])
     verdict = judge(facts, samples(range(100_000, 100_200)), OPTIONS)
-    assert (verdict.word, verdict.cuts) == (Word.FRONT, encoded(100_000))
+    assert (verdict.word, verdict.cuts) == (HeatWord.FRONT, encoded(100_000))
 
 
 def test_a_popular_end_is_no_moving_front() -> None:
     rows = encoded(*range(0, 10_000, 100))
     numbers = [number for number in range(9_950, 9_990) for _ in range(5)]
-    assert judge(WHOLE, samples(numbers, row_keys=rows), OPTIONS).word is Word.SPLIT
+    assert judge(WHOLE, samples(numbers, row_keys=rows), OPTIONS).word is HeatWord.SPLIT
 
 
 def test_reads_do_not_make_a_front() -> None:
     rows = encoded(*range(0, 10_000, 100))
     numbers = [*range(9_800, 10_000), *range(0, 9800, 98)]
     writes = (False,) * 200 + (True,) * 100
-    assert judge(WHOLE, samples(numbers, row_keys=rows, writes=writes), OPTIONS).word is Word.SPLIT
+    assert judge(WHOLE, samples(numbers, row_keys=rows, writes=writes), OPTIONS).word is HeatWord.SPLIT
 
 
 def test_less_than_the_share_of_writes_is_no_front() -> None:
     rows = encoded(*range(0, 10_000, 100))
     numbers = [*range(9_800, 9_958), *range(0, 8_000, 200)]
-    assert judge(WHOLE, samples(numbers, row_keys=rows), OPTIONS).word is Word.SPLIT
+    assert judge(WHOLE, samples(numbers, row_keys=rows), OPTIONS).word is HeatWord.SPLIT
 
 
 def test_scans_over_everything_cannot_be_divided() -> None:
     verdict = judge(WHOLE, scans([(number, 10_000) for number in range(200)]), OPTIONS)
-    assert verdict.word is Word.SCAN
+    assert verdict.word is HeatWord.SCAN
     assert not verdict.cuts
     assert verdict.evidence.figures["crossing"] > 0.4
 
 
 def test_scans_from_one_key_have_no_cut_at_all() -> None:
-    assert judge(WHOLE, scans([(0, 1000)] * 200), OPTIONS).word is Word.SCAN
+    assert judge(WHOLE, scans([(0, 1000)] * 200), OPTIONS).word is HeatWord.SCAN
 
 
 def test_a_cut_between_scans_is_better_than_one_through_them() -> None:
     blocks = [(start, start + 99) for start in range(0, 1000, 100) for _ in range(20)]
     inner = [(start + 5, start + 90) for start in range(0, 1000, 100) for _ in range(10)]
     verdict = judge(WHOLE, scans([*blocks, *inner]), OPTIONS)
-    assert verdict.word is Word.SPLIT
+    assert verdict.word is HeatWord.SPLIT
     assert verdict.cuts == encoded(500)
     assert verdict.evidence.figures["crossing"] == 0
 
@@ -177,21 +177,21 @@ HASHED = Facts(7, TYPES, leaf=LEAF)
 
 def test_a_hot_vbucket_is_split_into_its_children() -> None:
     verdict = judge(HASHED, positions(LEAF, []), OPTIONS)
-    assert verdict.word is Word.SPLIT
+    assert verdict.word is HeatWord.SPLIT
     assert verdict.parts == LEAF.children()
     assert verdict.evidence.figures["hottest"] == pytest.approx(0.5)
 
 
 def test_a_vbucket_is_split_towards_a_hot_key_while_others_can_be_taken_away() -> None:
     verdict = judge(HASHED, positions(LEAF, [0.6]), OPTIONS)
-    assert verdict.word is Word.HOT_KEY
+    assert verdict.word is HeatWord.HOT_KEY
     assert len(verdict.parts) == 4
     assert verdict.evidence.figures["hottest"] == pytest.approx(0.7, abs=0.02)
 
 
 def test_a_vbucket_with_nothing_but_a_hot_key_is_left_and_the_key_is_named() -> None:
     verdict = judge(HASHED, positions(LEAF, [0.9]), OPTIONS)
-    assert verdict.word is Word.HOT_KEY
+    assert verdict.word is HeatWord.HOT_KEY
     assert not verdict.parts
     assert verdict.key is not None
     assert f"position 0x{verdict.key.hex()}" in verdict.reason

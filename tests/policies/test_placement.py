@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from policies.model import BundleView, NodeView
 from policies.options import BundleOptions, PlacementOptions
 from policies.placement import balance, ceilings
-from policies.placement_loads import Problem, State, build_problem, initial_state, tension
+from policies.placement_loads import Placement, Problem, build_problem, initial_state, tension
 from policies.placement_refine import Able
 from policies.placement_shed import least_bytes
 from tests.support.clusters import GB, bundle, nodes, skewed
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.quick
 OPTIONS = BundleOptions()
 
 
-def run(view: BundleView, options: BundleOptions = OPTIONS, pinned: tuple[int, ...] = ()) -> tuple[Problem, State]:
+def run(view: BundleView, options: BundleOptions = OPTIONS, pinned: tuple[int, ...] = ()) -> tuple[Problem, Placement]:
     problem = build_problem(view, options)
     state = initial_state(problem)
     balance(problem, state, Able(~np.isin(problem.ids, pinned), np.zeros(len(problem.ids), dtype=np.bool_)), options)
     return problem, state
 
 
-def held_bytes(problem: Problem, state: State) -> list[float]:
+def held_bytes(problem: Problem, state: Placement) -> list[float]:
     held = np.bincount(state.owner, weights=problem.sizes, minlength=len(problem.nodes)) / GB
     return [float(value) for value in held]
 

@@ -10,7 +10,7 @@ from balancer.clock import ManualClock
 from balancer.directory.contract import Directory
 from balancer.embedded.postgres import PostgresServer
 from balancer.nodes.connection import Address
-from balancer.nodes.ownership import Kind
+from balancer.nodes.ownership import DisagreementKind
 from balancer.polling.poller import ClusterPoll, Health, Poller
 from tests.polling.conftest import Adopt
 from tests.support.servers import Database
@@ -129,7 +129,10 @@ def test_a_node_restored_from_a_backup_is_quarantined(
         connection.execute("UPDATE balancer.tablet SET epoch = 0")
     poll = poller.poll(directory.snapshot(), addresses(databases))
     assert healths(poll) == {"a": Health.GOOD, "b": Health.QUARANTINED}
-    assert [found.kind for found in poll.nodes["b"].disagreements] == [Kind.REWOUND, Kind.OLD_EPOCH]
+    assert [found.kind for found in poll.nodes["b"].disagreements] == [
+        DisagreementKind.REWOUND,
+        DisagreementKind.OLD_EPOCH,
+    ]
     assert poll.nodes["b"].rewound == "it claims tablet 2 with epoch 0, and the directory gave epoch 1 to node b"
     assert list(poll.rates.ids) == [1]  # its figures are not believed
 

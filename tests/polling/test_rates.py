@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.polling.rates import COUNTERS, WINDOWS, Heir, Rates, Sample, advance, first_rates
+from balancer.polling.rates import COUNTERS, WINDOWS, CounterSample, Heir, Rates, advance, first_rates
 
 pytestmark = pytest.mark.quick
 
 
-def sample(at: float, counters: dict[int, float], source: int = 1) -> Sample:
+def sample(at: float, counters: dict[int, float], source: int = 1) -> CounterSample:
     """Tablets whose counters all stand at the same number."""
     ids = sorted(counters)
-    return Sample(
+    return CounterSample(
         np.array(ids, np.int64),
         np.full(len(ids), source, np.int64),
         np.full(len(ids), at),
@@ -25,7 +25,7 @@ def sample(at: float, counters: dict[int, float], source: int = 1) -> Sample:
     )
 
 
-def run(*samples: Sample, known: tuple[int, ...] = (1, 2)) -> Rates:
+def run(*samples: CounterSample, known: tuple[int, ...] = (1, 2)) -> Rates:
     rates = first_rates()
     for one in samples:
         rates = advance(rates, one, np.array(known, np.int64))

@@ -13,8 +13,8 @@ from balancer.directory.model import NodeState, Pin, Put, Tablet, TabletState
 from balancer.directory.open import open_directory
 from balancer.nodes.poll import NodeFacts, NodePoll, Partitions
 from balancer.polling.fanout import Unreachable
-from balancer.polling.poller import ClusterPoll, Health, NodeReport
-from balancer.polling.rates import COUNTERS, Sample, advance, first_rates
+from balancer.polling.poller import ClusterPoll, Health, NodeAnswer
+from balancer.polling.rates import COUNTERS, CounterSample, advance, first_rates
 from balancer.polling.view import Capacity, Remembered, build_view
 from policies.leaves import Leaf
 from policies.model import BundleView, NodeCondition
@@ -43,9 +43,9 @@ def measured(ids: list[int]) -> ClusterPoll:
         counters[:, COUNTERS.index("inserted")] = numbers * at
         counters[:, COUNTERS.index("index_reads")] = numbers * at
         sizes = numbers.astype(np.float64)
-        sample = Sample(numbers, np.ones_like(numbers), np.full(len(ids), at), counters, sizes, sizes * 2)
+        sample = CounterSample(numbers, np.ones_like(numbers), np.full(len(ids), at), counters, sizes, sizes * 2)
         rates = advance(rates, sample, numbers)
-    return ClusterPoll(1000.0, 1, {node: NodeReport(node, Health.GOOD, GOOD) for node in NODES}, rates)
+    return ClusterPoll(1000.0, 1, {node: NodeAnswer(node, Health.GOOD, GOOD) for node in NODES}, rates)
 
 
 def view(directory: Directory, poll: ClusterPoll, options: BundleOptions | None = None) -> BundleView:
@@ -98,8 +98,8 @@ def test_nodes_that_cannot_be_trusted_are_down(directory: Directory) -> None:
     poll = measured([1])
     reports = {
         "pg-a": poll.nodes["pg-a"],
-        "pg-b": NodeReport("pg-b", Health.QUARANTINED, GOOD),
-        "pg-c": NodeReport("pg-c", Health.UNREACHABLE, unreachable=Unreachable(0.0, "gone")),
+        "pg-b": NodeAnswer("pg-b", Health.QUARANTINED, GOOD),
+        "pg-c": NodeAnswer("pg-c", Health.UNREACHABLE, unreachable=Unreachable(0.0, "gone")),
     }
     seen = view(directory, replace(poll, nodes=reports))
     assert [node.condition for node in seen.nodes] == [NodeCondition.ACTIVE, NodeCondition.DOWN, NodeCondition.DOWN]

@@ -9,7 +9,7 @@ import threading
 from balancer.clock import SystemClock
 from balancer.directory import zookeeper_import
 from balancer.directory.open import open_directory
-from balancer.directory.zookeeper_session import Session, Verdict
+from balancer.directory.zookeeper_session import Session, SessionVerdict
 from tests.support.directories import RANGED, frame, ranges
 
 TABLETS = 3000
@@ -20,9 +20,9 @@ _REQUESTS = 8  # the mark, five to delete what was there, two of the three that 
 def main(url: str) -> None:
     zookeeper_import._CHUNK_ROWS = _ROWS
     send = Session.multi
-    sent: list[Verdict] = []
+    sent: list[SessionVerdict] = []
 
-    def counted(session: Session, *arguments: object) -> Verdict:
+    def counted(session: Session, *arguments: object) -> SessionVerdict:
         if threading.current_thread() is not threading.main_thread():  # the leader's beats: any number
             return send(session, *arguments)  # type: ignore[arg-type]
         if len(sent) == _REQUESTS:

@@ -8,7 +8,7 @@ import numpy as np
 
 from balancer.directory.model import Layout, RangeBounds, Tablet
 from balancer.directory.snapshot import Snapshot
-from balancer.planner.state import BundleState, Word
+from balancer.planner.state import BundleState, StateWord
 from policies.leaves import Leaf
 from policies.model import (
     Action,
@@ -66,7 +66,7 @@ def report_small(instance: Instance, writes: Rate | None = None, **fields: Any) 
         score_after=93.0,
         bound=95.0,
     )
-    state = state_of(view, plan, word=Word.WORKING, sentence="working: 1 move", plan_id="p1")
+    state = state_of(view, plan, word=StateWord.WORKING, sentence="working: 1 move", plan_id="p1")
     state = replace(state, at=instance.clock.now(), **fields)
     instance.report(state)
     return state

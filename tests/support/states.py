@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from balancer.planner.state import BundleState, NodeReport, ScheduleReport, Word
+from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
 from balancer.settings import Mode
 from policies.keys import LOWEST, KeyType, encode_key
 from policies.leaves import Leaf
@@ -71,7 +71,7 @@ def state_of(view: BundleView, plan: PlanResult | None = None, seconds: float = 
         bundle=view.bundle,
         at=NOON + timedelta(seconds=seconds),
         mode=Mode.AUTONOMOUS,
-        word=Word.BALANCED,
+        word=StateWord.BALANCED,
         sentence="balanced: nothing to do",
         nodes=reports,
         schedule=OPEN,

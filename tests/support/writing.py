@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from balancer.directory.model import Change, Counter, Kind, Put, RangeBounds, Remove, Tablet
+from balancer.directory.model import Change, Counter, Put, RangeBounds, RecordKind, Remove, Tablet
 from balancer.directory.open import open_directory
 from balancer.directory.snapshot import Snapshot
 from tests.support.directories import NODES, RANGED, moved, transaction
@@ -46,7 +46,7 @@ def gather(view: Snapshot, victim: int, fresh: int) -> list[Change]:
     assert isinstance(tablet.bounds, RangeBounds)
     assert isinstance(last.bounds, RangeBounds)
     whole = replace(tablet, bounds=RangeBounds(tablet.bounds.lower, last.bounds.upper))
-    return [Put(whole), *(Remove(Kind.TABLET, str(fresh + i)) for i in range(PARTS))]
+    return [Put(whole), *(Remove(RecordKind.TABLET, str(fresh + i)) for i in range(PARTS))]
 
 
 def rounds(view: Snapshot, rng: random.Random) -> Iterator[Callable[[Snapshot], list[Change]]]:

@@ -6,7 +6,7 @@ from balancer.errors import Refused
 from balancer.nodes.bounds import KeyRange
 from balancer.nodes.connection import Connection
 from balancer.nodes.names import Name, parse_name
-from balancer.nodes.preflight import Level, Needs, TableNeeds, preflight
+from balancer.nodes.preflight import Needs, Severity, TableNeeds, preflight
 from balancer.tables.coverage import check_coverage
 from balancer.tables.survey import Found, survey
 from policies.keys import HIGHEST, KeyType, encode_key
@@ -231,5 +231,5 @@ def test_columns_that_mean_less_on_another_node_are_noted(nodes: dict[str, Conne
         'column "other" of public.orders is of type oid',
     ]
     found = preflight(nodes["a"], Needs((TableNeeds((Name("public", "orders"),), ("id",)),)))
-    texts = [finding.text for finding in found if finding.level is Level.WARNING]
+    texts = [finding.text for finding in found if finding.level is Severity.WARNING]
     assert [f"node a: {text}" for text in texts if "CACHE" in text or "large objects" in text] == list(notes)

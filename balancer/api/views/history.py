@@ -19,7 +19,7 @@ _MOST_CHANGES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class HistoryQuery:
     """Which commits are wanted; None: all."""
 
     bundle: str | None = None
@@ -27,7 +27,7 @@ class Wanted:
     tablet: int | None = None
 
 
-def page(directory: Directory, snapshot: Snapshot, wanted: Wanted, before: int | None, limit: int) -> HistoryPage:
+def page(directory: Directory, snapshot: Snapshot, wanted: HistoryQuery, before: int | None, limit: int) -> HistoryPage:
     """Up to `limit` commits below the version `before`."""
     found: list[HistoryEntry] = []
     last = top = (snapshot.version + 1) if before is None else before
@@ -52,13 +52,13 @@ def _backwards(directory: Directory, below: int) -> Iterator[LogEntry]:
         below = entries[0].version
 
 
-def _concerns(entry: LogEntry, wanted: Wanted, snapshot: Snapshot) -> bool:
-    if wanted == Wanted():
+def _concerns(entry: LogEntry, wanted: HistoryQuery, snapshot: Snapshot) -> bool:
+    if wanted == HistoryQuery():
         return True
     return any(_change_concerns(change, wanted, snapshot) for change in entry.changes)
 
 
-def _change_concerns(change: Change, wanted: Wanted, snapshot: Snapshot) -> bool:
+def _change_concerns(change: Change, wanted: HistoryQuery, snapshot: Snapshot) -> bool:
     return (
         (wanted.tablet is None or wanted.tablet in tablets_of(change))
         and (wanted.node is None or wanted.node in nodes_of(change))

@@ -26,7 +26,7 @@ class Filter:
     state: TabletState | None = None
 
 
-class Figures:
+class TabletFigures:
     """The last poll's figures by tablet id."""
 
     def __init__(self, states: Mapping[str, BundleState]) -> None:
@@ -59,7 +59,7 @@ class Shaper:
 
     def __init__(self, source: Source) -> None:
         self.snapshot = source.follower().snapshot
-        self._figures = Figures(source.states())
+        self._figures = TabletFigures(source.states())
 
     def shape(self, tablet: Tablet) -> TabletShape:
         """One tablet with everything that is known of it."""

@@ -18,7 +18,7 @@ from balancer.daemon.daemon import Daemon
 from balancer.directory.model import Migration, MigrationKind
 from balancer.errors import UserError
 from balancer.migration.observer import Observer, Progress
-from balancer.planner.state import BundleState, Word
+from balancer.planner.state import BundleState, StateWord
 from balancer.settings import Mode, Settings
 from policies.model import ActionKind
 
@@ -99,7 +99,7 @@ class Show:
 
     def _look(self, state: BundleState, seconds: float) -> None:
         """Once per tick."""
-        busy = self._watching or state.word is not Word.BALANCED
+        busy = self._watching or state.word is not StateWord.BALANCED
         self._steady = 0 if busy else self._steady + 1
         if self._watching:
             # The score of the cluster as it was found: once rates are known, and before anything was done about it.
