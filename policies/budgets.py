@@ -6,8 +6,8 @@ is in the way. Nothing is admitted beyond a budget, whatever its reason.
 
 from dataclasses import dataclass, field
 
+from policies.bundle_view import Action, ActionKind, BundleView
 from policies.figures import bytes_text
-from policies.model import Action, ActionKind, BundleView
 from policies.options import BundleOptions
 from policies.reasons import Left
 

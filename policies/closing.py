@@ -6,8 +6,8 @@ operator has closed stays closed.
 
 import numpy as np
 
+from policies.bundle_view import Floats, NodeChange, NodeCondition
 from policies.figures import share_text
-from policies.model import Floats, NodeChange, NodeCondition
 from policies.options import BundleOptions
 from policies.placement_loads import Problem, node_shares, sums
 

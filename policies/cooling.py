@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from policies.bundle_view import BundleView, Floats
 from policies.figures import rate_text
-from policies.model import BundleView, Floats
 from policies.options import HeatOptions
 
 

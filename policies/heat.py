@@ -10,12 +10,12 @@ from bisect import bisect_left
 
 import numpy as np
 
+from policies.bundle_view import ActionKind, BundleView, Part, Rejection, TabletHistory, TableView
 from policies.cooling import Cooling
 from policies.figures import bytes_text, rate_text, share_text
 from policies.heat_judge import judge
 from policies.heat_verdict import Facts, HeatWord, Verdict
 from policies.keys import HIGHEST
-from policies.model import ActionKind, BundleView, Part, Rejection, TabletHistory, TableView
 from policies.options import BundleOptions, HeatOptions
 from policies.sizes import table_bounds
 from policies.sizes_hash import sibling_row

@@ -8,12 +8,12 @@ about.
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
+from policies.bundle_view import KeySamples
 from policies.figures import share_text
+from policies.hash_leaves import MAX_MODULUS, POSITIONS, Leaf, descendants
 from policies.heat_samples import Cut, Requests, best_cut
 from policies.heat_verdict import Evidence, Facts, HeatWord, Verdict, evidence
 from policies.keys import HIGHEST, LOWEST
-from policies.leaves import MAX_MODULUS, POSITIONS, Leaf, descendants
-from policies.model import KeySamples
 from policies.options import HeatOptions
 from policies.successors import successor
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from policies.bundle_view import KeySamples
 from policies.keys import HIGHEST
-from policies.model import KeySamples
 
 
 class Request(NamedTuple):

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import sqrt
 
+from policies.bundle_view import KeySamples
 from policies.figures import share_text
+from policies.hash_leaves import Leaf
 from policies.heat_samples import Requests
 from policies.key_text import show_value
 from policies.keys import HIGHEST, KeyType, decode_key
-from policies.leaves import Leaf
-from policies.model import KeySamples
 
 
 class HeatWord(StrEnum):

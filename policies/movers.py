@@ -7,11 +7,11 @@ nothing more, so that planning again finds nothing either.
 
 import numpy as np
 
+from policies.bundle_view import Floats, Ints, NodeCondition
 from policies.metric import Metric, parse_metric
-from policies.model import Floats, Ints, NodeCondition
 from policies.options import BundleOptions, GroupOptions
 from policies.placement_candidates import Decider, decider, group_of
-from policies.placement_loads import Bools, Placement, Problem, keeps, node_shares
+from policies.placement_loads import Bools, LoadState, Problem, keeps, node_shares
 
 _ROUNDS = 100
 
@@ -23,7 +23,7 @@ def relative_weights(problem: Problem, dimension: str) -> Floats:
     return shares / mean if mean > 0 else np.ones(len(shares))
 
 
-def move_in_memory(problem: Problem, state: Placement, mine: Bools, free: Bools, options: BundleOptions) -> None:
+def move_in_memory(problem: Problem, state: LoadState, mine: Bools, free: Bools, options: BundleOptions) -> None:
     """Starts at the hard threshold, ends at the soft one: from the fullest node, tablets by id, to the emptiest.
 
     `mine` are the tablets of in-memory tables, `free` those of them that may move.
@@ -37,7 +37,7 @@ def move_in_memory(problem: Problem, state: Placement, mine: Bools, free: Bools,
 class _InMemory:
     """One round of the in-memory mover."""
 
-    def __init__(self, problem: Problem, state: Placement, mine: Bools, free: Bools, sizes: Floats) -> None:
+    def __init__(self, problem: Problem, state: LoadState, mine: Bools, free: Bools, sizes: Floats) -> None:
         self.problem, self.state, self.free, self.sizes = problem, state, free, sizes
         self.weights = relative_weights(problem, "memory")
         self.cells = problem.conditions(NodeCondition.ACTIVE) | np.array(
@@ -78,7 +78,7 @@ class _InMemory:
         return int(able[self.load[able].argmin()]) if len(able) else None
 
 
-def able_nodes(problem: Problem, state: Placement, row: int) -> Bools:
+def able_nodes(problem: Problem, state: LoadState, row: int) -> Bools:
     """N: nodes that may be given this tablet: receiving, in its zones, with room on disk and in memory."""
     able = problem.receiving & problem.allowed[problem.tables[row]] & (state.disk_room >= problem.sizes[row])
     if problem.memory[row] > 0:
@@ -88,7 +88,7 @@ def able_nodes(problem: Problem, state: Placement, row: int) -> Bools:
     return nodes
 
 
-def move_by_count(problem: Problem, state: Placement, free: Bools, options: BundleOptions) -> None:
+def move_by_count(problem: Problem, state: LoadState, free: Bools, options: BundleOptions) -> None:
     """Per table every node gets an equal number; those that have most now keep what does not divide."""
     weights = relative_weights(problem, "tablets")
     for at, table in enumerate(problem.view.tables):
@@ -96,7 +96,7 @@ def move_by_count(problem: Problem, state: Placement, free: Bools, options: Bund
             _even_out(problem, state, problem.tables == at, free, weights * (problem.receiving & problem.allowed[at]))
 
 
-def _even_out(problem: Problem, state: Placement, mine: Bools, free: Bools, weights: Floats) -> None:
+def _even_out(problem: Problem, state: LoadState, mine: Bools, free: Bools, weights: Floats) -> None:
     cells = weights > 0
     rows = np.flatnonzero(mine & cells[state.owner])
     count = np.bincount(state.owner[rows], minlength=len(cells))
@@ -128,7 +128,7 @@ def quotas(count: Ints, weights: Floats, total: int) -> Ints:
     return quota
 
 
-def move_by_metric(problem: Problem, state: Placement, free: Bools, options: BundleOptions) -> None:
+def move_by_metric(problem: Problem, state: LoadState, free: Bools, options: BundleOptions) -> None:
     """Each group with a metric: the move that lowers the sum of squares most, again and again."""
     for name, group in metric_groups(problem, options).items():
         metric = parse_metric(group.metric)
@@ -157,7 +157,7 @@ def resting(problem: Problem, options: BundleOptions, metric: Metric, rows: Ints
 class _Squares:
     """The greedy of one group."""
 
-    def __init__(self, problem: Problem, state: Placement, rows: Ints, values: Floats) -> None:
+    def __init__(self, problem: Problem, state: LoadState, rows: Ints, values: Floats) -> None:
         self.problem, self.state, self.rows, self.values = problem, state, rows, values
         self.weights = relative_weights(problem, "tablets")
         load = np.bincount(state.owner[rows], weights=values[rows], minlength=len(problem.nodes))

@@ -7,8 +7,8 @@ it is the same sum each time, nothing goes round in circles.
 
 import numpy as np
 
-from policies.model import Floats, Ints
-from policies.placement_loads import Placement, Problem
+from policies.bundle_view import Floats, Ints
+from policies.placement_loads import LoadState, Problem
 
 _OVERLOAD = 16.0  # from a quarter above the due share on, overload counts more than the square
 # From here on the extra price grows in a straight line: were it steeper still, one tablet too hot for any node would
@@ -16,7 +16,7 @@ _OVERLOAD = 16.0  # from a quarter above the due share on, overload counts more 
 _STEEPEST = 0.5
 
 
-def node_costs(problem: Problem, state: Placement, nodes: Ints, change: Floats) -> Floats:
+def node_costs(problem: Problem, state: LoadState, nodes: Ints, change: Floats) -> Floats:
     """…×nodes: what each of the nodes would cost after a change of its load (…×nodes×dimensions).
 
     A draining node has no share of its own: all that it holds counts as excess over a node's share.
@@ -30,7 +30,7 @@ def node_costs(problem: Problem, state: Placement, nodes: Ints, change: Floats) 
     return costs
 
 
-def move_gains(problem: Problem, state: Placement, rows: Ints, targets: Ints) -> Floats:
+def move_gains(problem: Problem, state: LoadState, rows: Ints, targets: Ints) -> Floats:
     """How much smaller the objective becomes by each of these moves on its own."""
     sources, loads = state.owner[rows], problem.loads[rows]
     nothing = np.zeros_like(loads)
@@ -50,7 +50,7 @@ def exchange_floor(problem: Problem, give: Ints, take: Ints, min_gain: float) ->
     return floor
 
 
-def swap_gain(problem: Problem, state: Placement, give: int, take: int) -> float:
+def swap_gain(problem: Problem, state: LoadState, give: int, take: int) -> float:
     """How much smaller it becomes when two tablets change places."""
     nodes = np.array([state.owner[give], state.owner[take]])
     change = problem.loads[take] - problem.loads[give]

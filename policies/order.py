@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from policies.budgets import Admission
-from policies.model import Floats, Ints
-from policies.moves import CODES, URGENT, Moves
+from policies.bundle_view import Floats, Ints
 from policies.objective import exchange_floor, move_gains, swap_gain
-from policies.placement_loads import Bools, Placement
+from policies.placement_loads import Bools, LoadState
 from policies.reasons import Left, Taken
+from policies.wanted_moves import CODES, URGENT, Moves
 
 _LOOKS = 256  # picks that look at the gains anew; afterwards the last look decides the order
 _LOAD, _SWAP = CODES.index(Taken.LOAD), CODES.index(Taken.SWAP)
@@ -26,7 +26,7 @@ class Picker:
 
     moves: Moves
     admission: Admission
-    state: Placement = field(init=False)  # as it is, plus what was picked
+    state: LoadState = field(init=False)  # as it is, plus what was picked
     disk_room: Floats = field(init=False)  # what leaves a node frees its room only when it is done
     memory_room: Floats = field(init=False)
     left: Ints = field(init=False)

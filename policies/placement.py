@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from policies.budgets import bytes_per_second
-from policies.model import Floats
+from policies.bundle_view import Floats
 from policies.options import BundleOptions, PlacementOptions
 from policies.placement_fill import Spread, fill
-from policies.placement_loads import Bools, Placement, Problem, excess, tension, underuse
+from policies.placement_loads import Bools, LoadState, Problem, excess, tension, underuse
 from policies.placement_refine import Able, Goal, Refinement
 from policies.placement_shed import choose_rows
 
@@ -36,7 +36,7 @@ def is_unbalanced(problem: Problem, held: Floats, above: float, below: float) ->
 
 
 def balance(
-    problem: Problem, state: Placement, able: Able, options: BundleOptions, spread: Spread | None = None
+    problem: Problem, state: LoadState, able: Able, options: BundleOptions, spread: Spread | None = None
 ) -> Balanced:
     """Changes the state until it is balanced, or as balanced as the tablets that may move allow."""
     settings = options.placement
@@ -63,7 +63,7 @@ def balance(
     return Balanced(started=True, swapped=tuple(swapped))
 
 
-def pays_back(problem: Problem, state: Placement, options: BundleOptions) -> Bools:
+def pays_back(problem: Problem, state: LoadState, options: BundleOptions) -> Bools:
     """T: whether a move of the tablet from where it is would be worth its bytes.
 
     Relief of a disk or a memory budget always is. Otherwise the part of a node's load that goes away, over the horizon,
@@ -98,7 +98,7 @@ def ceilings(problem: Problem, threshold: float) -> Floats:
 
 
 def _bulk(
-    problem: Problem, state: Placement, movable: Bools, settings: PlacementOptions, spread: Spread | None
+    problem: Problem, state: LoadState, movable: Bools, settings: PlacementOptions, spread: Spread | None
 ) -> None:
     """Brings a large bundle close: overfull nodes lose the cheapest tablets that make the difference."""
     ceiling = ceilings(problem, settings.stop_threshold * 0.99)
@@ -107,7 +107,7 @@ def _bulk(
     fill(problem, state, rows, ceiling, spread)
 
 
-def _levels(problem: Problem, state: Placement, threshold: float) -> Floats:
+def _levels(problem: Problem, state: LoadState, threshold: float) -> Floats:
     """N×D: how far the fuller nodes must come down to lift those that have far too little."""
     hungry = underuse(problem, state.held) > threshold
     if not hungry.any():

@@ -9,7 +9,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from policies.model import BundleView, NodeCondition, TabletHistory, TableView
+from policies.bundle_view import BundleView, NodeCondition, TabletHistory, TableView
 from policies.options import BundleOptions, GroupOptions, InMemoryMode, Mover, Placement
 from policies.placement_loads import Bools, Problem, keeps
 from policies.reasons import Left

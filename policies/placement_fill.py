@@ -10,8 +10,8 @@ from typing import cast
 
 import numpy as np
 
-from policies.model import Floats, Ints
-from policies.placement_loads import Bools, Placement, Problem, sums
+from policies.bundle_view import Floats, Ints
+from policies.placement_loads import Bools, LoadState, Problem, sums
 
 _CHOICES = 8  # nodes per group: more choose better and cost more
 _EPSILON = 1e-15
@@ -45,7 +45,7 @@ def make_spread(problem: Problem, owner: Ints, spread: float | None) -> Spread |
     return Spread(counts.astype(np.int64), np.ceil(even * max(spread, 1.0)).astype(np.int64))
 
 
-def fill(problem: Problem, state: Placement, rows: Ints, ceiling: Floats | None, spread: Spread | None) -> Ints:
+def fill(problem: Problem, state: LoadState, rows: Ints, ceiling: Floats | None, spread: Spread | None) -> Ints:
     """Gives the rows to receiving nodes and says which found none.
 
     With a ceiling no node is filled above it in any dimension; without one only the hard limits hold: zones, disks,
@@ -61,7 +61,7 @@ class _Filling:
     """One run of `fill`: the receivers' figures, changed round by round and booked in the state at the end."""
 
     def __init__(
-        self, problem: Problem, state: Placement, rows: Ints, ceiling: Floats | None, spread: Spread | None
+        self, problem: Problem, state: LoadState, rows: Ints, ceiling: Floats | None, spread: Spread | None
     ) -> None:
         self.problem, self.state, self.spread = problem, state, spread
         self.strict = ceiling is not None

@@ -1,22 +1,22 @@
 """Tables whose vbuckets are placed by a sharding function: the function's choice, as far as nodes can take it.
 
-`moves` calls it for the tables of `Decider.FUNCTION`. The function sees every node that stays in the bundle, also one
-that is down or closed for the moment: it must not deal everything out anew because a node was away for a minute.
+`wanted_moves` calls it for the tables of `Decider.FUNCTION`. The function sees every node that stays in the bundle, also
+one that is down or closed for the moment: it must not deal everything out again because a node was away for a minute.
 """
 
 import re
 
 import numpy as np
 
-from policies.model import Ints, NodeCondition
+from policies.bundle_view import Ints, NodeCondition
 from policies.movers import able_nodes
 from policies.options import BundleOptions
 from policies.placement_candidates import Decider, decider
-from policies.placement_loads import Bools, Placement, Problem
+from policies.placement_loads import Bools, LoadState, Problem
 from policies.sharding import place
 
 
-def follow_functions(problem: Problem, state: Placement, mine: Bools, options: BundleOptions) -> None:
+def follow_functions(problem: Problem, state: LoadState, mine: Bools, options: BundleOptions) -> None:
     """Moves `mine` to where their functions put them; what cannot be taken there stays."""
     for at, table in enumerate(problem.view.tables):
         if decider(options, table) is not Decider.FUNCTION:

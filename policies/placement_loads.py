@@ -1,7 +1,7 @@
 """A bundle as numbers: each tablet's share of every dimension, what each node holds and what it should hold.
 
-`placement` and the movers build a `Problem` from a `BundleView` once and work on a `Placement` of it. Tablets are in the
-order of their ids and nodes in the order of theirs, so that the order of the input changes nothing in the plan.
+`placement` and the movers build a `Problem` from a `BundleView` once and work on a `LoadState` of it. Tablets are in
+the order of their ids and nodes in the order of theirs, so that the order of the input changes nothing in the plan.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from policies.model import BundleView, Floats, Ints, NodeCondition, NodeView
+from policies.bundle_view import BundleView, Floats, Ints, NodeCondition, NodeView
 from policies.options import BundleOptions
 
 Bools = npt.NDArray[np.bool_]
@@ -62,7 +62,7 @@ class Problem:
 
 
 @dataclass(slots=True)
-class Placement:
+class LoadState:
     """Who holds what while a plan is made; `home` plus the moves chosen so far."""
 
     owner: Ints  # T
@@ -81,9 +81,9 @@ class Placement:
         self.memory_room[target] -= problem.memory[row]
         self.owner[row] = target
 
-    def copy(self) -> "Placement":
+    def copy(self) -> "LoadState":
         """Another state that may change on its own."""
-        return Placement(self.owner.copy(), self.held.copy(), self.disk_room.copy(), self.memory_room.copy())
+        return LoadState(self.owner.copy(), self.held.copy(), self.disk_room.copy(), self.memory_room.copy())
 
 
 def build_problem(view: BundleView, options: BundleOptions) -> Problem:
@@ -128,10 +128,10 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
     )
 
 
-def initial_state(problem: Problem) -> Placement:
+def initial_state(problem: Problem) -> LoadState:
     """Everything where it is, or will be when what is in flight has landed."""
     held = sums(problem.home, problem.loads, len(problem.nodes))
-    return Placement(problem.home.copy(), held, problem.disk_room.copy(), problem.memory_room.copy())
+    return LoadState(problem.home.copy(), held, problem.disk_room.copy(), problem.memory_room.copy())
 
 
 def excess(problem: Problem, held: Floats) -> Floats:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.model import Floats, Ints
+from policies.bundle_view import Floats, Ints
 from policies.objective import exchange_floor, node_costs
 from policies.placement_fill import Spread
-from policies.placement_loads import Bools, Placement, Problem, tension, underuse
+from policies.placement_loads import Bools, LoadState, Problem, tension, underuse
 
 _SWEEPS = 200
 _STEPS = 20_000
@@ -44,7 +44,7 @@ class Able:
 class Refinement:
     """One run over a state; `swapped` has the pairs of rows that changed places."""
 
-    def __init__(self, problem: Problem, state: Placement, able: Able, goal: Goal, spread: Spread | None) -> None:
+    def __init__(self, problem: Problem, state: LoadState, able: Able, goal: Goal, spread: Spread | None) -> None:
         self.problem, self.state, self.goal, self.spread = problem, state, goal, spread
         movable = able.movable
         self.resting = np.flatnonzero(able.resting)

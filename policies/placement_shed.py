@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.model import Floats, Ints
-from policies.placement_loads import Bools, Placement, Problem, excess, sums
+from policies.bundle_view import Floats, Ints
+from policies.placement_loads import Bools, LoadState, Problem, excess, sums
 
 _SAMPLE = 100_000
 _ROUNDS = 12
@@ -21,7 +21,7 @@ _SIDE_PRICE = 0.2
 _EPSILON = 1e-12
 
 
-def choose_rows(problem: Problem, state: Placement, movable: Bools, ceiling: Floats) -> Ints:
+def choose_rows(problem: Problem, state: LoadState, movable: Bools, ceiling: Floats) -> Ints:
     """The tablets to take away so that no node holds more than its ceiling, as far as that is possible."""
     need = needs(problem, state, ceiling)
     rows = np.flatnonzero(movable & _some(need > 0)[state.owner])
@@ -40,12 +40,12 @@ def choose_rows(problem: Problem, state: Placement, movable: Bools, ceiling: Flo
     return np.concatenate(chosen) if chosen else np.zeros(0, dtype=np.int64)
 
 
-def needs(problem: Problem, state: Placement, ceiling: Floats) -> Floats:
+def needs(problem: Problem, state: LoadState, ceiling: Floats) -> Floats:
     """N×D: the load each node must lose."""
     return np.where(problem.due > 0, np.maximum(state.held - ceiling, 0.0), 0.0)
 
 
-def least_bytes(problem: Problem, state: Placement, movable: Bools, ceiling: Floats, rounds: int = 60) -> float:
+def least_bytes(problem: Problem, state: LoadState, movable: Bools, ceiling: Floats, rounds: int = 60) -> float:
     """Bytes that must leave the overfull nodes, whatever the plan: the best dual value found for each node."""
     need = needs(problem, state, ceiling)
     rows = np.flatnonzero(movable & _some(need > 0)[state.owner])

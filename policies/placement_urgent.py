@@ -6,12 +6,12 @@ empty even if the others then hold more than their share.
 
 import numpy as np
 
-from policies.model import Ints, NodeCondition
+from policies.bundle_view import Ints, NodeCondition
 from policies.options import BundleOptions
 from policies.placement import ceilings
 from policies.placement_candidates import LAST_HARD, Standings
 from policies.placement_fill import Spread, fill
-from policies.placement_loads import Bools, Placement, Problem
+from policies.placement_loads import Bools, LoadState, Problem
 
 
 def movable_in_need(standing: Standings) -> Bools:
@@ -20,7 +20,7 @@ def movable_in_need(standing: Standings) -> Bools:
     return able
 
 
-def drain(problem: Problem, state: Placement, able: Bools, options: BundleOptions, spread: Spread | None) -> Ints:
+def drain(problem: Problem, state: LoadState, able: Bools, options: BundleOptions, spread: Spread | None) -> Ints:
     """Empties draining nodes; gives back the tablets that no node can take."""
     draining = problem.conditions(NodeCondition.DRAINING)
     rows = np.flatnonzero(able & draining[state.owner])
@@ -28,7 +28,7 @@ def drain(problem: Problem, state: Placement, able: Bools, options: BundleOption
 
 
 def relieve_disks(
-    problem: Problem, state: Placement, able: Bools, options: BundleOptions, spread: Spread | None
+    problem: Problem, state: LoadState, able: Bools, options: BundleOptions, spread: Spread | None
 ) -> Ints:
     """Takes the largest tablets off nodes whose disks are too full, until they are below the share that reopens."""
     settings = options.placement
@@ -44,7 +44,7 @@ def relieve_disks(
     return _place(problem, state, np.concatenate(chosen), options, spread)
 
 
-def spread_out(problem: Problem, state: Placement, free: Bools, options: BundleOptions, spread: Spread | None) -> None:
+def spread_out(problem: Problem, state: LoadState, free: Bools, options: BundleOptions, spread: Spread | None) -> None:
     """Takes the smallest tablets of a table off nodes that have more of them than `table_spread` allows."""
     if spread is None:
         return
@@ -68,7 +68,7 @@ def _largest(problem: Problem, rows: Ints, surplus: float) -> Ints:
     return np.append(rows[:full], rows[last])
 
 
-def _place(problem: Problem, state: Placement, rows: Ints, options: BundleOptions, spread: Spread | None) -> Ints:
+def _place(problem: Problem, state: LoadState, rows: Ints, options: BundleOptions, spread: Spread | None) -> Ints:
     if problem.dimensions:
         rows = fill(problem, state, rows, ceilings(problem, options.placement.stop_threshold), spread)
     return fill(problem, state, rows, None, spread)

@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 
 from policies.budgets import Admission
+from policies.bundle_view import Action, ActionKind, BundleView, Floats, PlanResult, Rejection, TabletHistory
 from policies.closing import node_changes
 from policies.heat import plan_heat
 from policies.metric import parse_metric
-from policies.model import Action, ActionKind, BundleView, Floats, PlanResult, Rejection, TabletHistory
-from policies.moves import Moves, plan_moves
+from policies.move_reasons import reason_for
 from policies.options import BundleOptions, GroupOptions
 from policies.order import Picker
 from policies.placement_candidates import LAST_HARD, group_of, history_standing
@@ -23,7 +23,7 @@ from policies.plan_record import Record
 from policies.reasons import MEANINGS, Left
 from policies.score import bound, score
 from policies.sizes import plan_sizes
-from policies.wording import reason_for
+from policies.wanted_moves import Moves, plan_moves
 
 HEAT = "heat-"  # how the codes of actions for heat begin
 GATHERING = "gathering"  # the code with which `sizes` says that tablets are brought together to be merged

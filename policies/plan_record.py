@@ -7,15 +7,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from policies.bundle_view import Action, ActionKind, Ints, NodeCondition, Rejection
 from policies.figures import bytes_text, share_text
-from policies.model import Action, ActionKind, Ints, NodeCondition, Rejection
-from policies.moves import Moves
+from policies.move_reasons import NAMES, level_text, tightest
 from policies.options import BundleOptions
 from policies.order import Picker
 from policies.placement_candidates import STANDINGS
 from policies.placement_loads import Bools, Problem, tension, underuse
 from policies.reasons import MEANINGS, Left
-from policies.wording import NAMES, level_text, tightest
+from policies.wanted_moves import Moves
 
 EXAMPLES = 5
 

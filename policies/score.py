@@ -7,17 +7,17 @@ counts half), times the part of the load that is not on draining nodes: 100 is e
 import numpy as np
 
 from policies.budgets import Admission
-from policies.model import Floats, NodeCondition
-from policies.placement_loads import Bools, Placement, Problem, tension
+from policies.bundle_view import Floats, NodeCondition
+from policies.placement_loads import Bools, LoadState, Problem, tension
 
 
-def score(problem: Problem, state: Placement) -> float:
+def score(problem: Problem, state: LoadState) -> float:
     """The score of a state."""
     worst = float(tension(problem, state.held).max(initial=0.0))
     return _score(worst, _stranded_share(problem, state.held))
 
 
-def bound(problem: Problem, state: Placement, movable: Bools, admission: Admission) -> float:
+def bound(problem: Problem, state: LoadState, movable: Bools, admission: Admission) -> float:
     """No plan within the budgets can reach a better score than this.
 
     A node cannot become lighter than by losing its heaviest free tablets, as many as may leave it at once; and some
@@ -46,7 +46,7 @@ def _stranded_share(problem: Problem, held: Floats) -> float:
     return float(held[draining].sum(axis=0).max(initial=0.0)) if draining.any() else 0.0
 
 
-def _left_draining(problem: Problem, state: Placement, movable: Bools, admission: Admission, slots: int) -> float:
+def _left_draining(problem: Problem, state: LoadState, movable: Bools, admission: Admission, slots: int) -> float:
     """What must stay on draining nodes: all but the heaviest tablets that may leave now."""
     rest = np.zeros(len(problem.dimensions))
     for node in np.flatnonzero(problem.conditions(NodeCondition.DRAINING)).tolist():
@@ -55,7 +55,7 @@ def _left_draining(problem: Problem, state: Placement, movable: Bools, admission
     return max(0.0, float(rest.max(initial=0.0)))
 
 
-def _lightest(problem: Problem, state: Placement, node: int, movable: Bools, slots: int) -> float:
+def _lightest(problem: Problem, state: LoadState, node: int, movable: Bools, slots: int) -> float:
     """The node's tension if, dimension by dimension, its heaviest tablets left."""
     due = problem.due[node]
     if not (due > 0).all():
@@ -64,7 +64,7 @@ def _lightest(problem: Problem, state: Placement, node: int, movable: Bools, slo
     return float(((held / due - 1.0) * problem.weights).max())
 
 
-def _top(problem: Problem, state: Placement, node: int, movable: Bools, slots: int) -> Floats:
+def _top(problem: Problem, state: LoadState, node: int, movable: Bools, slots: int) -> Floats:
     """D: the most load that so many of the node's free tablets carry, in each dimension on its own."""
     rows = np.flatnonzero(movable & (state.owner == node))
     if not slots or not len(rows):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from policies.bundle_view import Action, ActionKind, BundleView, NodeChange, NodeCondition, PlanResult
 from policies.figures import bytes_text
-from policies.model import Action, ActionKind, BundleView, NodeChange, NodeCondition, PlanResult
 from policies.placement_loads import Bools, build_problem, initial_state, tension, underuse
 from policies.plan import make_plan, restricted
 from policies.simulator_events import apply_event

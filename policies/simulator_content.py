@@ -1,15 +1,15 @@
 """What a simulated table contains: points in its key space, each with bytes and a part of the load.
 
 A tablet's size and rates are sums over the points in its part of the key space, so splits and merges keep everything,
-wherever they cut. Keys of hash tables are positions (see `leaves`), halved so that they fit a signed 64-bit number.
+wherever they cut. Keys of hash tables are positions (see `hash_leaves`), halved so that they fit a signed 64 bits.
 """
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies.leaves import Leaf
-from policies.model import Floats, Ints
+from policies.bundle_view import Floats, Ints
+from policies.hash_leaves import Leaf
 
 POINTS = 2048
 STEP = 1000  # distance between a range table's keys

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from policies.leaves import Leaf
-from policies.model import NodeCondition, NodeView
+from policies.bundle_view import NodeCondition, NodeView
+from policies.hash_leaves import Leaf
 from policies.simulator_content import Content, interval, make_content
 from policies.simulator_scenario import ScenarioError, Statement, parse_size
 from policies.simulator_world import LOWEST_KEY, World, tablets_text

@@ -6,8 +6,8 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
+from policies.bundle_view import ActionKind
 from policies.figures import bytes_text
-from policies.model import ActionKind
 from policies.simulator import SimulatedSample, Story
 from policies.simulator_scenario import ScenarioError, Statement, parse_size, parse_time
 

@@ -9,10 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from policies.heat import hot_tablets
-from policies.keys import KeyType, decode_key, encode_key
-from policies.leaves import Leaf
-from policies.model import (
+from policies.bundle_view import (
     Action,
     ActionKind,
     BundleView,
@@ -25,6 +22,9 @@ from policies.model import (
     TabletHistory,
     TableView,
 )
+from policies.hash_leaves import Leaf
+from policies.heat import hot_tablets
+from policies.keys import KeyType, decode_key, encode_key
 from policies.options import HeatOptions
 from policies.simulator_content import Content, interval
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from policies.bundle_view import ActionKind, BundleView, Floats, Rejection, TableView
 from policies.cooling import Cooling
-from policies.model import ActionKind, BundleView, Floats, Rejection, TableView
 from policies.options import BundleOptions
 from policies.sizes_bounds import MAX_TABLETS, SizeBounds, size_bounds
 from policies.sizes_hash import merge_leaf, plan_hash, split_leaf

@@ -9,8 +9,8 @@ from math import ceil, log2
 
 import numpy as np
 
+from policies.bundle_view import Action, ActionKind, Floats
 from policies.figures import bytes_text
-from policies.model import Action, ActionKind, Floats
 from policies.sizes_hash import merge_leaf, sibling_row, split_leaf
 from policies.sizes_scope import Scope
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from policies.bundle_view import Action, ActionKind, BundleView, NodeCondition, NodeView, Part, Rejection, TableView
 from policies.cooling import Cooling
 from policies.figures import bytes_text
-from policies.model import Action, ActionKind, BundleView, NodeCondition, NodeView, Part, Rejection, TableView
 from policies.options import BundleOptions, GroupOptions, Placement, TableOptions
 from policies.sizes_bounds import MAX_TABLETS
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policies.bundle_view import BundleView, NodeCondition
 from policies.figures import bytes_text, share_text
-from policies.model import BundleView, NodeCondition
-from policies.moves import Moves, headroom, plan_moves
+from policies.move_reasons import NAMES, level_text, tightest
 from policies.objective import move_gains
 from policies.options import BundleOptions
 from policies.placement import payback_seconds, pays_back
 from policies.placement_candidates import STANDINGS, Decider, back_off_seconds, decider
 from policies.placement_fill import make_spread
-from policies.placement_loads import Placement, Problem, build_problem, tension, underuse
+from policies.placement_loads import LoadState, Problem, build_problem, tension, underuse
 from policies.reasons import MEANINGS, Left
-from policies.wording import NAMES, level_text, tightest
+from policies.wanted_moves import Moves, headroom, plan_moves
 
 
 class Unknown(LookupError):
@@ -194,7 +194,7 @@ class _Question:
             )
         return self._say(Left.NO_GAIN, text, self._relief_needed(state))
 
-    def _relief_needed(self, state: Placement) -> str:
+    def _relief_needed(self, state: LoadState) -> str:
         """How much less the target must hold for the move to be worth it; found by halving."""
         changed = state.copy()
         low, high = 0.0, 1.0
@@ -219,7 +219,7 @@ class _Question:
             text = f"{self._name(self.source)} need not lose anything, and other nodes fill {self._name(self.target)}"
         return self._say(Left.OTHERS_BETTER, text, f"pin tablets {names}" if len(leaving) else "")
 
-    def _gain(self, state: Placement) -> float:
+    def _gain(self, state: LoadState) -> float:
         return float(move_gains(self.problem, state, np.array([self.row]), np.array([self.target]))[0])
 
     def _wanted(self) -> float:

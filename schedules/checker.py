@@ -7,7 +7,7 @@ the printer deal with numbers only.
 
 from typing import NamedTuple
 
-from schedules.errors import FormulaSyntaxError
+from schedules.formula_errors import FormulaSyntaxError
 from schedules.lexer import Token, TokenKind
 from schedules.operators import COMMA, IN
 from schedules.parser import Program

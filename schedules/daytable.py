@@ -5,8 +5,8 @@ from functools import lru_cache
 from typing import Final
 
 from schedules.columns import HOURS, MINUTES, evaluate_day
-from schedules.errors import FormulaEvaluationError
 from schedules.formula import TIME_OF_DAY, Formula
+from schedules.formula_errors import FormulaEvaluationError
 
 DAY_MINUTES: Final = HOURS * MINUTES
 OPEN: Final = b"\1"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from schedules.errors import FormulaEvaluationError
+from schedules.formula_errors import FormulaEvaluationError
 from schedules.lexer import TokenKind
 from schedules.operators import IN, NUMERIC
 from schedules.parser import Program

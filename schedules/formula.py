@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import Final
 
 from schedules.checker import fold_sets
-from schedules.errors import FormulaEvaluationError
 from schedules.evaluator import evaluate
+from schedules.formula_errors import FormulaEvaluationError
 from schedules.lexer import TokenKind
 from schedules.operators import HIGHEST, IN, LOWEST
 from schedules.parser import Program, parse

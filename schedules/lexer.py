@@ -8,7 +8,7 @@ import re
 from enum import Enum
 from typing import Final, NamedTuple
 
-from schedules.errors import FormulaSyntaxError
+from schedules.formula_errors import FormulaSyntaxError
 from schedules.operators import HIGHEST, IN, LOWEST, NOT, PRECEDENCE
 
 OPERAND: Final = "a number, a name, %true, %false, `!` or `(`"

@@ -7,7 +7,7 @@ Python's own limit. The two limits below bound the work that a formula can ask f
 from collections.abc import Collection
 from typing import Final
 
-from schedules.errors import FormulaSyntaxError
+from schedules.formula_errors import FormulaSyntaxError
 from schedules.lexer import OPERAND, Token, TokenKind, tokenize
 from schedules.operators import NOT_PRECEDENCE, PRECEDENCE
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.embedded.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
+from balancer.embedded.zookeeper_server import ZooKeeperEnsemble, ZooKeeperServer
 from tests.support.servers import Database, kept, new_database, postgres
 
 # A busy machine is no reason to fail; the printed blob replays a failure.

@@ -11,11 +11,11 @@ from balancer import __version__
 from balancer.api.access import Access
 from balancer.api.guard import Guard
 from balancer.api.health import health
+from balancer.api.long_poll import VersionWatch
 from balancer.api.page_files import PAGE_PATHS, page
 from balancer.api.problems import add_handlers
 from balancer.api.routes import v1
 from balancer.api.source import Source
-from balancer.api.watch import VersionWatch
 from balancer.settings.files import HttpSettings
 
 

@@ -11,14 +11,14 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from pydantic import BaseModel
 
 from balancer.api import shapes
-from balancer.api.commands import Commands
-from balancer.api.notes import Notes
+from balancer.api.command_routes import Commands
+from balancer.api.long_poll import MAX_WAIT, VersionWatch
+from balancer.api.note_cache import Notes
 from balancer.api.problems import RESPONSES
-from balancer.api.samples import publish
+from balancer.api.sample_notes import publish
 from balancer.api.source import Source
 from balancer.api.views import bundles, heat, history, migrations, overview, plans, route, tablets
 from balancer.api.views.schedule import schedule
-from balancer.api.watch import MAX_WAIT, VersionWatch
 from balancer.directory.model import TabletState
 from balancer.planner.recorder import LAYERS
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from balancer.cli.output import Output, OutputOption, Row, console, show_json, show_rows, tell
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
-from balancer.cli.watching import WatchOption, shown
+from balancer.cli.refresh import WatchOption, shown
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.model import Migration, Table

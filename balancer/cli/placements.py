@@ -13,7 +13,7 @@ from balancer.clock import SystemClock
 from balancer.directory.model import Layout, Node, NodeState
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
-from policies.leaves import Leaf
+from policies.hash_leaves import Leaf
 from policies.sharding import FUNCTIONS, UInts, place
 from policies.sharding import Node as Weighted
 from policies.sharding_compare import Comparison, compare, present

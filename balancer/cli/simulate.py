@@ -11,8 +11,8 @@ from balancer.errors import UserError
 from policies.simulator import Story, simulate
 from policies.simulator_report import StoryVerdict, check, draw
 from policies.simulator_scenario import Scenario, ScenarioError, parse_scenario
-from schedules.errors import FormulaEvaluationError, FormulaSyntaxError
 from schedules.formula import Formula
+from schedules.formula_errors import FormulaEvaluationError, FormulaSyntaxError
 
 FileArgument = Annotated[Path, typer.Argument(help="the scenario, a text file")]
 

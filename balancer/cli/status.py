@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from balancer.cli.bounds import bounds_text
+from balancer.cli.bounds_text import bounds_text
 from balancer.cli.output import Output, OutputOption, say, show_json, show_rows
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
-from balancer.cli.watching import WatchOption, shown
+from balancer.cli.refresh import WatchOption, shown
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.model import NodeState

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from balancer.api.keytext import tablet_bounds
-from balancer.cli.bounds import bounds_text
+from balancer.cli.bounds_text import bounds_text
 from balancer.cli.output import Output, OutputOption, fail, show_json, show_rows
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
 from balancer.directory.model import Pin, Table, Tablet

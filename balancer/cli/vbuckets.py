@@ -4,18 +4,18 @@ from typing import Annotated, Any
 
 import typer
 
+from balancer.cli.migrate import DryRunOption, Failed, Manner, WaitOption, check_dry
 from balancer.cli.moves import REFRESH
 from balancer.cli.operate import submit
 from balancer.cli.output import Output, OutputOption, console, say, show_json
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
-from balancer.cli.wishes import DryRunOption, Failed, Manner, WaitOption, check_dry
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.model import Plan
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Unavailable
 from balancer.planner import orders
-from policies.leaves import Leaf
+from policies.hash_leaves import Leaf
 
 BundleArgument = Annotated[str, typer.Argument(help="the bundle")]
 TableArgument = Annotated[str, typer.Argument(help="the table")]

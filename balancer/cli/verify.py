@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from balancer.cli.bounds import bounds_text
+from balancer.cli.bounds_text import bounds_text
 from balancer.cli.output import Output, OutputOption, say, show_json, show_rows
 from balancer.cli.places import ConfigOption, open_configured
 from balancer.clock import SystemClock

@@ -4,11 +4,11 @@ It needs the directory and psycopg; neither the daemon nor numpy (except for `gr
 """
 
 from balancer.client.async_router import AsyncRouter
-from balancer.client.entry import Isolation
-from balancer.client.ids import Ids, LocatedIds
+from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.locate import Location, RowId, locate_key, parse_key
 from balancer.client.pools import PoolSettings
 from balancer.client.router import Router
+from balancer.client.transaction_steps import Isolation
 
 __all__ = [
     "AsyncRouter",

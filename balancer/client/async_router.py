@@ -15,8 +15,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
-from balancer.client.commands import command
-from balancer.client.entry import (
+from balancer.client.id_blocks import Ids, LocatedIds
+from balancer.client.locate import AnyKey
+from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async
+from balancer.client.retry import Attempts
+from balancer.client.router import PATIENCE
+from balancer.client.routing import Routes
+from balancer.client.sampler import Sampler
+from balancer.client.transaction_steps import (
     AwaitChange,
     Borrow,
     Execute,
@@ -28,13 +34,7 @@ from balancer.client.entry import (
     enter,
     leave,
 )
-from balancer.client.ids import Ids, LocatedIds
-from balancer.client.locate import AnyKey
-from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async
-from balancer.client.retry import Attempts
-from balancer.client.router import PATIENCE
-from balancer.client.routes import Routes
-from balancer.client.samples import Sampler
+from balancer.client.wire import command
 from balancer.directory.snapshot import Snapshot
 
 if TYPE_CHECKING:

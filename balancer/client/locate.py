@@ -11,19 +11,19 @@ from typing import NamedTuple
 from balancer.directory.model import Layout, Table
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
+from policies.hash_leaves import position
 from policies.hashing import partition_hash
 from policies.key_text import parse_value
 from policies.keys import KeyMismatch, KeyType, KeyValue, encode_key
-from policies.leaves import position
 
 POSITION_BITS = 16
 SEQUENCE_BITS = 63 - POSITION_BITS
-"""Of an id that carries its vbucket: see `ids`."""
+"""Of an id that carries its vbucket: see `id_blocks`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowId:
-    """An id made by `ids.LocatedIds`, to be given in place of the key that it was made for."""
+    """An id made by `id_blocks.LocatedIds`, to be given in place of the key that it was made for."""
 
     id: int
 

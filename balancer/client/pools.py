@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import psycopg
 
-from balancer.client.routes import Routes
+from balancer.client.routing import Routes
 from balancer.errors import UserError
 
 Pool = TypeVar("Pool")

@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import psycopg
 from psycopg_pool import ConnectionPool
 
-from balancer.client.commands import command
-from balancer.client.entry import (
+from balancer.client.id_blocks import Ids, LocatedIds
+from balancer.client.locate import AnyKey
+from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare
+from balancer.client.retry import Attempts
+from balancer.client.routing import Routes
+from balancer.client.sampler import Sampler
+from balancer.client.transaction_steps import (
     AwaitChange,
     Borrow,
     Execute,
@@ -24,12 +29,7 @@ from balancer.client.entry import (
     enter,
     leave,
 )
-from balancer.client.ids import Ids, LocatedIds
-from balancer.client.locate import AnyKey
-from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare
-from balancer.client.retry import Attempts
-from balancer.client.routes import Routes
-from balancer.client.samples import Sampler
+from balancer.client.wire import command
 from balancer.directory.snapshot import Snapshot
 
 if TYPE_CHECKING:

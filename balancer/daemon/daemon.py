@@ -12,20 +12,20 @@ import structlog
 
 from balancer.api.source import LeaderView
 from balancer.clock import Clock
-from balancer.daemon.beginner import Beginner
 from balancer.daemon.bouncing import bouncing_of
+from balancer.daemon.campaign import LeaderLoop
 from balancer.daemon.enrol import enrol
 from balancer.daemon.forwarding import ForwardingUpdater
 from balancer.daemon.housekeeping import Housekeeping
-from balancer.daemon.leader import LeaderLoop
-from balancer.daemon.leading import Leading
+from balancer.daemon.leader_duties import Leading
 from balancer.daemon.leftovers import LOOK_SECONDS, LeftoverWatch
+from balancer.daemon.migration_metrics import MigrationMetrics
 from balancer.daemon.notify import Notifier
 from balancer.daemon.pool import MigrationPool
 from balancer.daemon.reload import ConfigurationWatch
+from balancer.daemon.starter import Beginner
 from balancer.daemon.ticker import Ticker
 from balancer.daemon.ticks import Ticks
-from balancer.daemon.watching import MigrationMetrics
 from balancer.directory.configured import open_configured
 from balancer.directory.contract import Directory, Follower, Leadership
 from balancer.directory.snapshot import Snapshot
@@ -34,9 +34,9 @@ from balancer.instruments import Instruments
 from balancer.migration.observer import Observer
 from balancer.nodes.connection import Address
 from balancer.planner.metered import MeteredDirectory
+from balancer.planner.metrics import Reporter
 from balancer.planner.node_samples import NodeSampler
 from balancer.planner.recorder import Recorder
-from balancer.planner.report import Reporter
 from balancer.planner.state import BundleState
 from balancer.polling.addresses import address_in
 from balancer.settings import MigrationSettings, Settings

@@ -18,8 +18,8 @@ from balancer.migration.context import places
 from balancer.migration.machine import State
 from balancer.migration.observer import Observer, Progress
 from balancer.nodes.connection import Address, Cursor, connect
+from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.forwarding import Forward, check_available, remove_forwarding, set_forwards, set_servers
-from balancer.nodes.leader import node_transaction
 from balancer.nodes.proven_views import Proven, make_views, prune
 from balancer.nodes.schema import upgrade_schema
 

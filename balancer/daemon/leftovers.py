@@ -15,7 +15,7 @@ from balancer.migration.links import Addresses, Links
 from balancer.nodes.connection import translated
 from balancer.nodes.leftovers import find_leftovers
 from balancer.nodes.schema import installed
-from balancer.planner.report import Reporter
+from balancer.planner.metrics import Reporter
 
 log = structlog.get_logger()
 

@@ -30,8 +30,8 @@ from balancer.errors import BalancerError, Fenced, Unavailable
 from balancer.migration.machine import State
 from balancer.nodes.closed import MARK_EVERY, close_tablet, give_away, locked_rows, open_tablet, write_mark
 from balancer.nodes.connection import Address, Connection, Cursor, connect
+from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.fence import drop_fence
-from balancer.nodes.leader import node_transaction
 from balancer.nodes.objects import CLOSED
 from balancer.nodes.ownership import DisagreementKind
 from balancer.nodes.poll import Claim, NodePoll

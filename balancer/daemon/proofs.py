@@ -13,7 +13,7 @@ from balancer.clock import Clock
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.nodes.connection import Address, connect, translated
-from balancer.nodes.leader import node_transaction
+from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.proof import set_proof, unlike
 from balancer.nodes.schema import upgrade_schema

@@ -8,15 +8,15 @@ from typing import Protocol
 import structlog
 
 from balancer.clock import Clock
-from balancer.daemon.leading import Leading
+from balancer.daemon.leader_duties import Leading
 from balancer.directory.contract import Directory, Follower
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.planner import orders, plans
+from balancer.planner.keys_in_use import Samples
+from balancer.planner.metrics import Reporter
 from balancer.planner.node_samples import NodeSampler
 from balancer.planner.recorder import Recorder
-from balancer.planner.report import Reporter
-from balancer.planner.samples import Samples
 from balancer.planner.state import BundleState
 from balancer.planner.summary import STATUS_TOPIC, summary
 from balancer.planner.tick import BundleTick, Occasion, failed_tick

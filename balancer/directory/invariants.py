@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from balancer.directory.delta import key_of, tablets_of
-from balancer.directory.lawful import record_faults
 from balancer.directory.model import Change, Layout, Put, Record, RecordKind, Remove, Table
 from balancer.directory.pages import end_of, start_of, whole
+from balancer.directory.record_rules import record_faults
 from balancer.directory.snapshot import Snapshot, typed_key
 from balancer.errors import Conflict, Refused
 

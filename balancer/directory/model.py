@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import Any, ClassVar
 from uuid import uuid4
 
+from policies.hash_leaves import Leaf
 from policies.keys import HIGHEST, LOWEST, KeyType
-from policies.leaves import Leaf
 from policies.options import MigrationMode as MigrationMode  # part of the model for everybody above
 
 Json = Any

@@ -1,8 +1,8 @@
 """Pages: the tablets of one table between two positions, in columns. A page never changes; an edit makes a new one.
 
-A position is what tablets are ordered by: the encoded key for range tables, the 64-bit position of `policies.leaves`
-for hash tables. `snapshot` reads pages, `delta` makes new ones, `page_codec` stores them. Nobody else looks inside:
-the arrays could be changed, and must not be.
+A position is what tablets are ordered by: the encoded key for range tables, the 64-bit position of `hash_leaves` for
+hash tables. `snapshot` reads pages, `delta` makes new ones, `page_codec` stores them. Nobody else looks inside: the
+arrays could be changed, and must not be.
 """
 
 from array import array
@@ -13,8 +13,8 @@ from sys import intern
 from typing import Any, cast
 
 from balancer.directory.model import Bounds, RangeBounds, Tablet, TabletState
+from policies.hash_leaves import POSITIONS, Leaf, reverse_bits
 from policies.keys import HIGHEST, LOWEST
-from policies.leaves import POSITIONS, Leaf, reverse_bits
 
 Position = int | bytes
 

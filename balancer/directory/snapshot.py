@@ -13,7 +13,6 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, TypeVar, cast, overload
 
-from balancer.directory.ids import IdIndex
 from balancer.directory.model import (
     Bundle,
     Command,
@@ -29,6 +28,7 @@ from balancer.directory.model import (
     Table,
     Tablet,
 )
+from balancer.directory.page_index import IdIndex
 from balancer.directory.page_map import PageMap
 from balancer.directory.pages import Page, Position
 from balancer.errors import UserError
@@ -211,7 +211,7 @@ class Snapshot:
         return [self.pages[number] for number in index.numbers] if index else []
 
     def locate(self, table_id: int, position: Position) -> Tablet:
-        """The tablet that owns a position: the encoded key (range) or `policies.leaves.position(hash)` (hash)."""
+        """The tablet that owns a position: the encoded key (range) or `policies.hash_leaves.position(hash)` (hash)."""
         page, row = self.locate_row(table_id, position)
         return page.tablet(row)
 

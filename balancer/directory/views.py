@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-from balancer.directory.ids import IdIndex
+from balancer.directory.page_index import IdIndex
 from balancer.directory.page_map import PageMap
 from balancer.directory.pages import Page
 from balancer.directory.snapshot import Snapshot, TableIndex

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory, Leadership
-from balancer.directory.lawful import TABLET_COUNTER
 from balancer.directory.model import (
     Bounds,
     Counter,
@@ -21,13 +20,14 @@ from balancer.directory.model import (
     Tablet,
     Transaction,
 )
+from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
 from balancer.migration.begin import Also, check_free, new_id, nothing_else
 from balancer.migration.journal import AUTHOR
 from balancer.migration.machine import State
 from balancer.migration.record import Detail, pack_tablet
-from policies.leaves import MAX_MODULUS, Leaf
+from policies.hash_leaves import MAX_MODULUS, Leaf
 
 
 def begin_split(

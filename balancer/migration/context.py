@@ -20,8 +20,8 @@ from balancer.migration.progress import ProgressMeter
 from balancer.migration.record import Detail, read_detail
 from balancer.nodes.bounds import KeyColumn, KeyRange
 from balancer.nodes.connection import Connection, Cursor, Statement, translated
+from balancer.nodes.epoch_check import node_command, node_transaction
 from balancer.nodes.fence import Fence
-from balancer.nodes.leader import node_command, node_transaction
 from balancer.nodes.names import Name, parse_name, partition_name
 from balancer.nodes.partition import Place
 from balancer.nodes.shape import Shape

@@ -17,7 +17,7 @@ from balancer.migration.context import partitions_of
 from balancer.migration.links import Addresses, Links
 from balancer.nodes import partition
 from balancer.nodes.connection import Connection, Cursor, translated
-from balancer.nodes.leader import node_transaction
+from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.leftovers import Leftover, LeftoverKind, find_leftovers, remove_leftover
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.objects import CLOSED

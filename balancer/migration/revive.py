@@ -16,7 +16,7 @@ from balancer.nodes.catalog import read_root
 from balancer.nodes.closed import close_tablet, locked_rows
 from balancer.nodes.connection import Cursor, translated
 from balancer.nodes.creation import create_partition
-from balancer.nodes.leader import node_transaction
+from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.names import Name
 from balancer.nodes.partition import attach, attachments, count_rows, exists
 from balancer.nodes.schema import OwnedTablet, OwnState, read_tablets

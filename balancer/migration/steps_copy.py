@@ -11,12 +11,12 @@ from contextlib import ExitStack, contextmanager
 from balancer.clock import Clock
 from balancer.directory.model import MigrationKind, MigrationMode
 from balancer.errors import Refused, Unavailable
-from balancer.migration import guards, retries, verify
+from balancer.migration import comparison, guards, retries
 from balancer.migration.background import Background, stop_at
 from balancer.migration.context import Context, partitions_of
-from balancer.migration.keeper import FenceKeeper
+from balancer.migration.fence_renewal import FenceKeeper
 from balancer.migration.machine import Event
-from balancer.migration.modes import choose_mode
+from balancer.migration.mode_choice import choose_mode
 from balancer.nodes import blockers, capture, copy, fence, partition, references, replication, schema, warming
 from balancer.nodes.checksum import Digest, Rows
 from balancer.nodes.connection import Connection, Cursor, full_conninfo, translated
@@ -166,7 +166,7 @@ def _make_slot(ctx: Context, maker: Connection) -> replication.MadeSlot:
 
 def _copy_one(ctx: Context, place: partition.Place, shape: Shape, reader: Connection, summer: Connection) -> int:
     """Copies a partition and builds its indexes; sums up the source meanwhile, then the target. Returns its rows."""
-    rows = verify.rows_of(shape)
+    rows = comparison.rows_of(shape)
     node = ctx.record.target_node
     read, write = copy.statements(shape.name, shape.name, shape.copied, shape.portable)
     ctx.progress.expect(ctx.detail.size)
@@ -191,7 +191,7 @@ def _copy_one(ctx: Context, place: partition.Place, shape: Shape, reader: Connec
                 partition.build_index(cursor, shape, index, shape.name)
         ctx.progress.waiting(f"the checksum of {shape.name}")
         sums = source_sum.result(), target_sum.result()
-        count = verify.compare_bulk(summer, checker, rows, *sums, pages=ctx.settings.checksum_pages)
+        count = comparison.compare_bulk(summer, checker, rows, *sums, pages=ctx.settings.checksum_pages)
         checker.execute("COMMIT")  # what follows needs the table for itself
         with ctx.long_work(writer, node) as cursor:
             for index in shape.indexes:
@@ -200,7 +200,7 @@ def _copy_one(ctx: Context, place: partition.Place, shape: Shape, reader: Connec
 
 
 def _digest(ctx: Context, connection: Connection, rows: Rows) -> Callable[[threading.Event], Digest]:
-    return lambda stop: verify.bulk_digest(ctx, connection, rows, lambda _: stop_at(stop))
+    return lambda stop: comparison.bulk_digest(ctx, connection, rows, lambda _: stop_at(stop))
 
 
 def _on_block(ctx: Context) -> Callable[[int], None]:

@@ -14,17 +14,17 @@ from psycopg import sql
 from balancer.directory.model import MigrationMode
 from balancer.errors import Refused, Unavailable
 from balancer.migration import guards
+from balancer.migration.comparison import compared
 from balancer.migration.context import Context
 from balancer.migration.control import Difference
-from balancer.migration.keeper import FenceKeeper
+from balancer.migration.fence_renewal import FenceKeeper
 from balancer.migration.machine import Event
 from balancer.migration.steps_copy import Throttle, create_incoming, read_shapes, start_captures
 from balancer.migration.steps_switch import back_off, let_writers_on
-from balancer.migration.verify import compared
 from balancer.nodes import blockers, capture, partition, references, reshard, snapshots
 from balancer.nodes.checksum import BUCKETS
 from balancer.nodes.connection import Connection, Cursor, translated
-from balancer.nodes.leader import node_transaction
+from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.names import Name
 from balancer.nodes.objects import bound_constraint
 from balancer.nodes.reshard import Family

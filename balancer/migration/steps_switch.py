@@ -10,7 +10,7 @@ from psycopg import sql
 
 from balancer.directory.model import MigrationMode, Tablet
 from balancer.errors import Refused, Unavailable
-from balancer.migration import guards, retries, verify
+from balancer.migration import comparison, guards, retries
 from balancer.migration.background import Background
 from balancer.migration.context import Context, OpenTransaction, partitions_of
 from balancer.migration.control import Overrun
@@ -38,7 +38,7 @@ PING_PATIENCE = 30.0
 LOOK_INTERVAL = 0.2
 
 
-Rest = tuple[tuple[Rows, verify.Changed], ...]
+Rest = tuple[tuple[Rows, comparison.Changed], ...]
 """Of each partition, the changed rows that have not been compared, as the source has them."""
 
 
@@ -143,8 +143,8 @@ def _read_rest(ctx: Context) -> Rest:
     limit = ctx.settings.verify_keys_in_fence * 4 + 1
     rest = []
     with translated(node), ctx.links.control(node).cursor() as cursor:
-        for index, rows in enumerate(map(verify.rows_of, read_shapes(ctx))):
-            found = verify.read_changed(cursor, rows, ctx.id, index, limit)
+        for index, rows in enumerate(map(comparison.rows_of, read_shapes(ctx))):
+            found = comparison.read_changed(cursor, rows, ctx.id, index, limit)
             if len(found) >= limit:
                 raise Overrun(f"{rows.partition} changes faster than it can be compared")
             rest.append((rows, found))
@@ -160,7 +160,7 @@ def verifying(ctx: Context) -> Event:
     node = ctx.record.target_node
     with translated(node), ctx.links.control(node).cursor() as cursor:
         for rows, found in ctx.prepared:
-            verify.compare_rest(cursor, rows, found)
+            comparison.compare_rest(cursor, rows, found)
     return Event.STEP
 
 
@@ -317,21 +317,21 @@ def back_off(ctx: Context) -> None:
 
 
 def _round(ctx: Context, shapes: tuple[Shape, ...], watch: LagGauge) -> Forecast:
-    """Sends a marker behind what is compared, waits for it, compares; see `verify` for why this is sound."""
+    """Sends a marker behind what is compared, waits for it, compares; see `comparison` for why this is sound."""
     node = ctx.record.source_node
     changed = []
     with ctx.source() as cursor:
         for index, shape in enumerate(shapes):
-            rows = verify.rows_of(shape)
-            changed.append((rows, verify.read_changed(cursor, rows, ctx.id, index)))
+            rows = comparison.rows_of(shape)
+            changed.append((rows, comparison.read_changed(cursor, rows, ctx.id, index)))
         number = _next_marker(ctx, cursor)
     sent = ctx.clock.monotonic()
     _await_marker(ctx, number, PING_PATIENCE, watch)
     trip = ctx.clock.monotonic() - sent
     for index, (rows, found) in enumerate(changed):
         with translated(ctx.record.target_node), ctx.links.control(ctx.record.target_node).cursor() as cursor:
-            equal = verify.equal_keys(cursor, rows, found)
-        verify.forget(ctx, index, found, equal)
+            equal = comparison.equal_keys(cursor, rows, found)
+        comparison.forget(ctx, index, found, equal)
     with translated(node), ctx.links.control(node).cursor() as cursor:
         left = sum(capture.pending(cursor, ctx.id, index, 100_000) for index in range(len(shapes)))
     return Forecast(trip, left, ctx.detail.attach)

@@ -2,7 +2,7 @@
 
 `for_values` gives the clause of CREATE/ATTACH PARTITION, `check_expression` the CHECK constraint from which PostgreSQL
 proves that clause without scanning (so ATTACH takes a moment), `parse_bound` reads what the catalog prints. Bounds are
-the bytes of `policies.keys`, leaves are those of `policies.leaves`.
+the bytes of `policies.keys`, leaves are those of `policies.hash_leaves`.
 """
 
 import re
@@ -12,9 +12,9 @@ from typing import NamedTuple
 from psycopg import sql
 
 from balancer.errors import Refused
+from policies.hash_leaves import Leaf, check_leaf
 from policies.key_text import parse_value, show_value
 from policies.keys import HIGHEST, LOWEST, Key, KeyMismatch, KeyType, KeyValue, decode_bound, encode_key
-from policies.leaves import Leaf, check_leaf
 
 
 class KeyRange(NamedTuple):

@@ -4,7 +4,7 @@ A row's hash is made of PostgreSQL's own hashes of its columns, those behind has
 change between versions. Each column's hash is the seed of the next one's, so that values cannot change places. A column
 whose type has none that means the same elsewhere (an enum's is its oid) is hashed as text, with all output settings
 pinned (`pin_output`). A partition's checksum is the sum over its rows; where two differ, they are summed up once more
-in buckets, so that the difference says where. Called by `balancer.migration.verify`; reading only.
+in buckets, so that the difference says where. Called by `balancer.migration.comparison`; reading only.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

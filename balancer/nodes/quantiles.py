@@ -1,4 +1,4 @@
-"""Cuts through weighted keys. Pure arithmetic on what `samples` has read."""
+"""Cuts through weighted keys. Pure arithmetic on what `key_samples` has read."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -9,7 +9,7 @@ from balancer.directory.model import Change, Node, Tablet, TabletState
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
 from balancer.settings import Mode, WantedMode
-from policies.model import Action
+from policies.bundle_view import Action
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from balancer.directory.model import NodeState, Pin, Tablet, TabletState
 from balancer.directory.snapshot import Snapshot
 from policies.budgets import Admission
-from policies.model import Action, ActionKind, BundleView, InFlight
+from policies.bundle_view import Action, ActionKind, BundleView, InFlight
 from policies.options import BundleOptions
 
 CODE = "follow-up"

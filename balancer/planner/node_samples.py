@@ -1,7 +1,7 @@
 """Asks the node that owns a tablet about its keys: which rows were written lately, and where to cut by size.
 
 The tick asks for hot tablets whose clients tell too little; whoever begins a split by size asks for keys. Each question
-is bounded in time by `balancer.nodes.samples`, and asked of the first root, which names a table's heat.
+is bounded in time by `balancer.nodes.key_samples`, and asked of the first root, which names a table's heat.
 """
 
 import threading
@@ -13,9 +13,9 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.nodes.bounds import KeyColumn
 from balancer.nodes.connection import Address, Connection, ConnectionHolder, translated
+from balancer.nodes.key_samples import current_xid, row_age_samples, split_keys, statistics_samples
 from balancer.nodes.names import Name, parse_name, partition_name
-from balancer.nodes.samples import current_xid, row_age_samples, split_keys, statistics_samples
-from policies.model import KeySamples
+from policies.bundle_view import KeySamples
 
 ROW_KEYS = 20  # twentieths of the rows: enough to say what an edge is
 ROW_KEYS_SECONDS = 60.0

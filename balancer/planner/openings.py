@@ -10,13 +10,13 @@ from datetime import datetime
 
 from balancer.directory.model import Migration
 from balancer.directory.snapshot import Snapshot
-from balancer.planner import orders, windows
+from balancer.planner import orders, schedule_now
 from balancer.planner.follow_up import CODE as FOLLOW_UP
 from balancer.planner.memory import HEAT
 from balancer.planner.state import ScheduleReport
 from balancer.settings import BundleSettings, FinishBy, Settings
 from balancer.settings.windows import bundle_schedule, group_schedule, heat_schedule
-from policies.model import Action
+from policies.bundle_view import Action
 from policies.options import BundleOptions
 from policies.plan import restricted
 
@@ -91,8 +91,8 @@ def look(settings: Settings, bundle: BundleSettings, now: datetime, since: datet
     found = {name: group_schedule(settings, bundle, name) for name in own}
     patience = settings.daemon.look_back
     return Openings(
-        windows.report(bundle_schedule(settings, bundle), bundle.timezone, now, since, patience),
-        windows.report(heat_schedule(settings, bundle), bundle.timezone, now, since, patience),
-        {name: windows.report(one, bundle.timezone, now, since, patience) for name, one in found.items()},
+        schedule_now.report(bundle_schedule(settings, bundle), bundle.timezone, now, since, patience),
+        schedule_now.report(heat_schedule(settings, bundle), bundle.timezone, now, since, patience),
+        {name: schedule_now.report(one, bundle.timezone, now, since, patience) for name, one in found.items()},
         bundle.options,
     )

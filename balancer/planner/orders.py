@@ -15,8 +15,8 @@ from balancer.directory.model import Layout, Migration, Plan, Put, Table
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
 from policies.budgets import Admission
-from policies.leaves import MAX_MODULUS, Leaf
-from policies.model import Action, ActionKind, BundleView, Rejection, TabletHistory
+from policies.bundle_view import Action, ActionKind, BundleView, Rejection, TabletHistory
+from policies.hash_leaves import MAX_MODULUS, Leaf
 from policies.options import BundleOptions
 from policies.placement_candidates import history_standing
 from policies.reasons import MEANINGS, Left

@@ -12,9 +12,9 @@ from uuid import uuid4
 from balancer.directory.model import Change, Plan, Put, RecordKind, Remove
 from balancer.directory.snapshot import Snapshot
 from balancer.planner.orders import ended_orders, is_order
-from balancer.planner.plan_record import plan_document, read_actions
+from balancer.planner.stored_plan import plan_document, read_actions
 from balancer.settings import Mode
-from policies.model import Action, BundleView, PlanResult
+from policies.bundle_view import Action, BundleView, PlanResult
 from policies.options import BundleOptions
 
 PROPOSED, APPROVED, DONE, SUPERSEDED = "proposed", "approved", "done", "superseded"

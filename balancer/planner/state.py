@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from balancer.settings import Mode
-from policies.model import BundleView, PlanResult
+from policies.bundle_view import BundleView, PlanResult
 
 
 class StateWord(StrEnum):

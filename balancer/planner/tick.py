@@ -17,10 +17,10 @@ from balancer.errors import BalancerError, Fenced
 from balancer.nodes.connection import Address
 from balancer.planner import orders
 from balancer.planner.follow_up import affordable, credited, follow_ups
+from balancer.planner.keys_in_use import AskNode, Samples
 from balancer.planner.memory import Memory
 from balancer.planner.openings import Openings, look
 from balancer.planner.reports import in_words, node_reports, running
-from balancer.planner.samples import AskNode, Samples
 from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
 from balancer.planner.steady import much_the_same, nothing_to_do
 from balancer.planner.verdict import Situation, verdict
@@ -28,8 +28,8 @@ from balancer.polling.poller import ClusterPoll, Poller
 from balancer.polling.view import Capacity, Remembered, build_view
 from balancer.settings import BundleSettings, Mode, Settings
 from policies.budgets import Admission
+from policies.bundle_view import Action, BundleView, NodeChange, PlanResult
 from policies.heat import hot_tablets
-from policies.model import Action, BundleView, NodeChange, PlanResult
 from policies.options import BundleOptions
 from policies.plan import make_plan
 

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from balancer.planner.state import NodeReport, ScheduleReport, StateWord
 from balancer.settings import Mode
-from policies.model import PlanResult
+from policies.bundle_view import PlanResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from balancer.polling.footings import FootingBook
 from balancer.polling.index import TabletIndex, build_index
 from balancer.polling.own_work import own_work
 from balancer.polling.rates import COUNTERS, CounterSample, Heir, Rates, advance, first_rates
-from policies.model import Floats, Ints
+from policies.bundle_view import Floats, Ints
 
 log = structlog.get_logger()
 

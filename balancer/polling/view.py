@@ -12,7 +12,7 @@ from balancer.directory.model import CLOSED_BY_DAEMON, Layout, Migration, Node, 
 from balancer.directory.pages import STATES
 from balancer.directory.snapshot import Columns, Snapshot
 from balancer.polling.poller import ClusterPoll, Health, NodeAnswer
-from policies.model import (
+from policies.bundle_view import (
     BundleView,
     Floats,
     InFlight,

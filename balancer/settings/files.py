@@ -18,9 +18,9 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from balancer.settings.autonomy import Mode
 from balancer.settings.derive import check_formula, model_of
 from balancer.settings.migration import MigrationSettings
-from balancer.settings.modes import Mode
 from balancer.settings.units import Dsn, parse_duration, parse_size
 from policies.options import (
     BalancerOptions,

@@ -17,11 +17,11 @@ from pydantic_settings.exceptions import SettingsError
 
 from balancer.errors import UserError
 from balancer.settings import rules
+from balancer.settings.autonomy import Mode
 from balancer.settings.derive import build
 from balancer.settings.files import BundleFile, DaemonFile, NodeSection
 from balancer.settings.migration import MigrationSettings
 from balancer.settings.mistakes import ConfigurationError, Mistake, translate
-from balancer.settings.modes import Mode
 from policies.options import (
     BalancerOptions,
     BudgetOptions,

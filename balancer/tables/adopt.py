@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from balancer.directory.contract import Directory
-from balancer.directory.lawful import TABLET_COUNTER
 from balancer.directory.model import (
     Bounds,
     Bundle,
@@ -27,20 +26,21 @@ from balancer.directory.model import (
     Transaction,
 )
 from balancer.directory.newest import commit_on_newest
+from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
 from balancer.nodes.bounds import Part
 from balancer.nodes.catalog import Root
 from balancer.nodes.connection import Connection, translated
 from balancer.nodes.definition import Definition, make_roots, read_definition
-from balancer.nodes.leader import node_transaction
+from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.proof import set_proof
 from balancer.nodes.schema import OwnedTablet, OwnState, add_tablets, install_schema
 from balancer.settings import BundleSettings
 from balancer.tables.coverage import check_coverage, in_key_order
 from balancer.tables.survey import Found, survey
-from policies.leaves import Leaf
+from policies.hash_leaves import Leaf
 
 _TABLE_COUNTER = "table"
 

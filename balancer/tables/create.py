@@ -18,7 +18,7 @@ from balancer.nodes.bounds import Part
 from balancer.nodes.catalog import HASH, Root, find_root, read_root
 from balancer.nodes.connection import Connection
 from balancer.nodes.creation import create_partition, drop_empty, run_definition
-from balancer.nodes.leader import node_transaction
+from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.names import Name, partition_name
 from balancer.nodes.outside_keys import check_outside_keys
 from balancer.nodes.schema import add_tablets, forget_tablets, install_schema

@@ -15,13 +15,13 @@ import pytest
 from uhashring import HashRing
 
 from balancer.client import PoolSettings, Router
-from balancer.client.routes import Routes
-from balancer.directory.lawful import TABLET_COUNTER
+from balancer.client.routing import Routes
 from balancer.directory.model import Counter, KeyColumn, Layout, RangeBounds, Table, Tablet
 from balancer.directory.open import open_directory
+from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.embedded.postgres import PostgresServer
+from policies.hash_leaves import Leaf
 from policies.keys import HIGHEST, LOWEST, KeyType, encode_key
-from policies.leaves import Leaf
 from tests.support.directories import fill, frame
 from tests.support.servers import postgres
 from tests.support.shards import databases, new_shards

@@ -15,7 +15,7 @@ import pytest
 
 from balancer.directory.model import Node
 from balancer.embedded.postgres import PostgresServer
-from balancer.embedded.zookeeper import ZooKeeperServer
+from balancer.embedded.zookeeper_server import ZooKeeperServer
 from balancer.nodes.connection import Address, connect
 from balancer.nodes.names import parse_name
 from balancer.polling.addresses import cluster_name

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from policies.model import BundleView
+from policies.bundle_view import BundleView
 from policies.options import BundleOptions, PlacementOptions
 from policies.placement import balance, ceilings
-from policies.placement_loads import Placement, Problem, build_problem, excess, initial_state
+from policies.placement_loads import LoadState, Problem, build_problem, excess, initial_state
 from policies.placement_refine import Able
 from policies.placement_shed import least_bytes
 from tests.support.clusters import skewed
@@ -39,7 +39,7 @@ def test_cost_of_a_plan_at_three_sizes() -> None:
         least = _least(view)
         rows.append(_measure("objective", view, _objective, least))
         rows.append(_measure("one move at a time, from the tightest node to the emptiest", view, _plain, least))
-    show_table(f"Placement, 3 dimensions, one core, seed {SEED}", COLUMNS, rows)
+    show_table(f"LoadState, 3 dimensions, one core, seed {SEED}", COLUMNS, rows)
 
 
 def _least(view: BundleView) -> float:
@@ -50,7 +50,7 @@ def _least(view: BundleView) -> float:
 
 
 def _measure(
-    name: str, view: BundleView, plan: Callable[[Problem, Placement], None], least: float
+    name: str, view: BundleView, plan: Callable[[Problem, LoadState], None], least: float
 ) -> tuple[object, ...]:
     began = time.process_time()
     problem = build_problem(view, OPTIONS)
@@ -64,12 +64,12 @@ def _measure(
     return (name, *figures, float(problem.sizes[moved].sum()) / least)
 
 
-def _objective(problem: Problem, state: Placement) -> None:
+def _objective(problem: Problem, state: LoadState) -> None:
     everything = np.ones(len(problem.ids), dtype=np.bool_)
     balance(problem, state, Able(everything, ~everything), OPTIONS)
 
 
-def _plain(problem: Problem, state: Placement) -> None:
+def _plain(problem: Problem, state: LoadState) -> None:
     """What a simple balancer does: the tightest node's densest tablet goes to the node with the most room."""
     order = np.argsort(-(problem.loads.max(axis=1) / problem.sizes), kind="stable")
     queues: list[list[int]] = [[] for _ in problem.nodes]

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from policies.bundle_view import BundleView, NodeView, TabletColumns, TableView
 from policies.heat import plan_heat
 from policies.keys import KeyType
-from policies.model import BundleView, NodeView, TabletColumns, TableView
 from policies.options import GB, MB, BundleOptions
 from policies.sizes import plan_sizes
 from tests.support.tables import show_table

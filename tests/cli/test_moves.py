@@ -7,8 +7,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from balancer.cli.migrate import encoded_key
 from balancer.cli.moves import bar
-from balancer.cli.wishes import encoded_key
 from balancer.directory.model import RangeBounds
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import UserError

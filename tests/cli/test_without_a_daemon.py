@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from balancer.cli.bounds import bounds_text
+from balancer.cli.bounds_text import bounds_text
 from balancer.cli.main import COMMANDS
 from balancer.cli.moves import finished_row, migration_document, running_row
 from balancer.cli.status import read, status_documents
 from balancer.clock import SystemClock
 from balancer.directory.model import KeyColumn, NodeState, Plan, Put, RangeBounds, Tablet
 from balancer.directory.sqlite import SqliteDirectory
-from balancer.planner.plan_record import plan_document
+from balancer.planner.stored_plan import plan_document
 from balancer.planner.summary import STATUS_TOPIC
+from policies.bundle_view import Action, ActionKind, PlanResult
 from policies.keys import HIGHEST, KeyType, encode_key
-from policies.model import Action, ActionKind, PlanResult
 from policies.options import BundleOptions
 from tests.support.commands import Result, balancer_here
 from tests.support.directories import HASHED, NODES, RANGED, fill, migration, transaction

@@ -14,14 +14,14 @@ from balancer.client.bulk import BulkMap
 from balancer.client.inthash import LOW_BITS, low_hash, slot_finder
 from balancer.client.locate import locate_key, parse_key
 from balancer.client.lookup import Maps
-from balancer.directory.lawful import TABLET_COUNTER
 from balancer.directory.model import Counter, KeyColumn, Layout, Put, RangeBounds, Record, Table, Tablet
 from balancer.directory.open import open_directory
+from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
+from policies.hash_leaves import Leaf
 from policies.hashing import partition_hash
 from policies.keys import HIGHEST, LOWEST, KeyType, KeyValue, encode_key
-from policies.leaves import Leaf
 from tests.support.directories import fill, frame, moved, transaction
 from tests.support.keys import random_keys
 

@@ -13,7 +13,7 @@ from balancer.instruments import Instruments
 from balancer.nodes.connection import Address, connect
 from balancer.nodes.objects import stream_name
 from balancer.nodes.schema import install_schema
-from balancer.planner.report import Reporter
+from balancer.planner.metrics import Reporter
 from tests.support.directories import fill, migration, transaction
 from tests.support.servers import Database
 

@@ -10,7 +10,7 @@ from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.model import Counter, Put
 from balancer.directory.open import open_directory
-from balancer.embedded.zookeeper import ZooKeeperEnsemble
+from balancer.embedded.zookeeper_server import ZooKeeperEnsemble
 from tests.support.directories import fill, frame, transaction
 
 

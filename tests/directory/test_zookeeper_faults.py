@@ -9,7 +9,7 @@ from balancer.clock import SystemClock
 from balancer.directory import batch
 from balancer.directory.model import Counter, Put
 from balancer.directory.open import open_directory
-from balancer.embedded.zookeeper import ZooKeeperServer
+from balancer.embedded.zookeeper_server import ZooKeeperServer
 from balancer.errors import OutcomeUnknown, Unavailable
 from tests.support.directories import fill, frame, moved, transaction
 from tests.support.proxy import Fault, Proxy

@@ -10,7 +10,7 @@ from balancer.directory.invariants import violations
 from balancer.directory.model import Put
 from balancer.directory.open import open_directory
 from balancer.directory.zookeeper import ZooKeeperDirectory
-from balancer.embedded.zookeeper import ZooKeeperServer
+from balancer.embedded.zookeeper_server import ZooKeeperServer
 from balancer.errors import Unavailable
 from tests.support.commands import started
 from tests.support.directories import RANGED, fill, frame, moved, ranges, transaction

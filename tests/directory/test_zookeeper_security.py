@@ -13,7 +13,7 @@ from balancer.directory.credentials import Credentials, Scheme
 from balancer.directory.model import Bundle, Put
 from balancer.directory.open import open_directory
 from balancer.embedded import process
-from balancer.embedded.zookeeper import ZooKeeperServer
+from balancer.embedded.zookeeper_server import ZooKeeperServer
 from balancer.errors import Refused, Unavailable, UserError
 from tests.support.directories import fill, transaction
 from tests.support.zookeeper_certificates import Authority

@@ -11,7 +11,7 @@ import pytest
 
 from balancer.embedded import process
 from balancer.embedded.postgres import PostgresServer, embedded_binaries, system_binaries
-from balancer.embedded.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
+from balancer.embedded.zookeeper_server import ZooKeeperEnsemble, ZooKeeperServer
 from balancer.errors import UserError
 from tests.support.commands import started
 from tests.support.servers import postgres
@@ -98,7 +98,7 @@ def test_servers_end_when_their_starter_is_killed(server_folder: Path) -> None:
     program = textwrap.dedent("""
         import sys, time
         from pathlib import Path
-        from balancer.embedded.keeper import Keeper
+        from balancer.embedded.reaper import Keeper
         from balancer.embedded.postgres import PostgresServer, embedded_binaries
         folder = Path(sys.argv[1])
         folder.mkdir(parents=True, exist_ok=True)

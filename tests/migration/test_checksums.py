@@ -6,8 +6,8 @@ from contextlib import ExitStack
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
+from balancer.migration.comparison import compare_bulk, rows_of
 from balancer.migration.control import Difference
-from balancer.migration.verify import compare_bulk, rows_of
 from balancer.nodes.checksum import Rows, digest, pin_output
 from balancer.nodes.connection import Address, Connection, connect
 from balancer.nodes.names import Name

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from balancer.directory.lawful import TABLET_COUNTER
 from balancer.directory.model import CommandState, Counter, NodeState, Pin, Plan, Put
+from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.snapshot import Snapshot
 from balancer.directory.sqlite import SqliteDirectory
 from balancer.errors import Refused
 from balancer.planner.command_context import Outcome
 from balancer.planner.commands import carry_out, request
 from balancer.settings import Mode
-from policies.leaves import Leaf
-from policies.model import ActionKind
+from policies.bundle_view import ActionKind
+from policies.hash_leaves import Leaf
 from tests.support.directories import HASHED, RANGED, fill, frame, key, leaves, migration, ranges, transaction
 
 pytestmark = pytest.mark.quick

@@ -14,8 +14,8 @@ from balancer.nodes.connection import Address, connect
 from balancer.nodes.names import parse_name
 from balancer.planner.node_samples import NodeSampler
 from balancer.tables.adopt import TableRequest, adopt
+from policies.bundle_view import SampleSource
 from policies.keys import decode_key
-from policies.model import SampleSource
 from tests.support.directories import moved, transaction
 from tests.support.servers import Database
 

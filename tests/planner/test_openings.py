@@ -12,7 +12,7 @@ from balancer.directory.open import open_directory
 from balancer.planner import orders
 from balancer.planner.openings import Openings, look
 from balancer.settings import FinishBy, Settings, load_settings
-from policies.model import Action, ActionKind
+from policies.bundle_view import Action, ActionKind
 from tests.support.directories import fill, migration, transaction
 
 pytestmark = pytest.mark.quick

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from balancer.directory.lawful import TABLET_COUNTER
 from balancer.directory.model import Change, CommandState, Counter, Pin, Plan, Put, RecordKind, Remove, Tablet
+from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.snapshot import Snapshot
 from balancer.directory.sqlite import SqliteDirectory
 from balancer.planner import orders, plans
@@ -17,8 +17,8 @@ from balancer.planner.command_context import Outcome
 from balancer.planner.commands import carry_out, request
 from balancer.settings import Mode
 from policies.budgets import Admission
-from policies.leaves import Leaf
-from policies.model import Action, ActionKind, BundleView, NodeCondition, PlanResult, TabletHistory
+from policies.bundle_view import Action, ActionKind, BundleView, NodeCondition, PlanResult, TabletHistory
+from policies.hash_leaves import Leaf
 from policies.options import BudgetOptions, BundleOptions, TableOptions
 from tests.support.directories import HASHED, RANGED, fill, frame, leaves, migration, ranges, transaction
 from tests.support.made_states import view_of_snapshot

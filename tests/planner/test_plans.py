@@ -11,7 +11,7 @@ from balancer.directory.model import Change, Plan, Put
 from balancer.directory.open import open_directory
 from balancer.planner import plans
 from balancer.settings import Mode
-from policies.model import Action, ActionKind, PlanResult
+from policies.bundle_view import Action, ActionKind, PlanResult
 from policies.options import BundleOptions
 from tests.support.bundles import Tablets, bundle, leaves
 from tests.support.directories import fill, transaction

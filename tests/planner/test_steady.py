@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.planner.steady import KEPT_SECONDS, much_the_same, nothing_to_do
-from policies.model import Action, ActionKind, BundleView, InFlight, NodeCondition, PlanResult, TabletHistory
+from policies.bundle_view import Action, ActionKind, BundleView, InFlight, NodeCondition, PlanResult, TabletHistory
 from policies.options import BundleOptions
 from policies.plan import make_plan
 from tests.support.clusters import GB, bundle

@@ -9,7 +9,7 @@ import pytest
 from balancer.planner.state import NodeReport, ScheduleReport, StateWord
 from balancer.planner.verdict import Situation, verdict
 from balancer.settings import Mode
-from policies.model import Action, ActionKind, PlanResult
+from policies.bundle_view import Action, ActionKind, PlanResult
 
 pytestmark = pytest.mark.quick
 

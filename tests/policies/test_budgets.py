@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from policies.budgets import Admission
-from policies.model import Action, ActionKind, InFlight
+from policies.bundle_view import Action, ActionKind, InFlight
 from policies.options import MB, BudgetOptions, BundleOptions
 from policies.reasons import Left
 from tests.support.clusters import GB, bundle

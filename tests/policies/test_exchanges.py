@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.budgets import Admission
-from policies.model import BundleView, TabletHistory
-from policies.moves import plan_moves
+from policies.bundle_view import BundleView, TabletHistory
 from policies.objective import exchange_floor
 from policies.options import BalancerOptions, BudgetOptions, BundleOptions
 from policies.order import Picker
 from policies.placement_loads import build_problem
 from policies.plan import make_plan
+from policies.wanted_moves import plan_moves
 from tests.support.clusters import bundle
 
 pytestmark = pytest.mark.quick

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from policies.bundle_view import BundleView, InFlight, NodeCondition, NodeView, TabletHistory
 from policies.explain import explain_action, explain_node, explain_tablet
-from policies.model import BundleView, InFlight, NodeCondition, NodeView, TabletHistory
 from policies.options import BalancerOptions, BudgetOptions, BundleOptions, HeatOptions, InMemoryMode, PlacementOptions
 from policies.options import TableOptions as Table
 from policies.plan import make_plan

@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.heat import hot_tablets, plan_heat
-from policies.leaves import Leaf
-from policies.model import (
+from policies.bundle_view import (
     Action,
     ActionKind,
     BundleView,
@@ -19,6 +17,8 @@ from policies.model import (
     Part,
     TabletHistory,
 )
+from policies.hash_leaves import Leaf
+from policies.heat import hot_tablets, plan_heat
 from policies.options import (
     BalancerOptions,
     BundleOptions,

@@ -5,10 +5,10 @@ from bisect import bisect_right
 import numpy as np
 import pytest
 
+from policies.bundle_view import BundleView, KeySamples, SampleSource, TabletHistory
+from policies.hash_leaves import POSITIONS, Leaf, uncovered
 from policies.heat import plan_heat
 from policies.keys import HIGHEST, KeyType, encode_key
-from policies.leaves import POSITIONS, Leaf, uncovered
-from policies.model import BundleView, KeySamples, SampleSource, TabletHistory
 from policies.options import BundleOptions, HeatOptions
 from tests.support.bundles import Tablets, bundle
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.model import BundleView, NodeView
+from policies.bundle_view import BundleView, NodeView
 from policies.options import BundleOptions, PlacementOptions
 from policies.placement import balance, ceilings
-from policies.placement_loads import Placement, Problem, build_problem, initial_state, tension
+from policies.placement_loads import LoadState, Problem, build_problem, initial_state, tension
 from policies.placement_refine import Able
 from policies.placement_shed import least_bytes
 from tests.support.clusters import GB, bundle, nodes, skewed
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.quick
 OPTIONS = BundleOptions()
 
 
-def run(view: BundleView, options: BundleOptions = OPTIONS, pinned: tuple[int, ...] = ()) -> tuple[Problem, Placement]:
+def run(view: BundleView, options: BundleOptions = OPTIONS, pinned: tuple[int, ...] = ()) -> tuple[Problem, LoadState]:
     problem = build_problem(view, options)
     state = initial_state(problem)
     balance(problem, state, Able(~np.isin(problem.ids, pinned), np.zeros(len(problem.ids), dtype=np.bool_)), options)
     return problem, state
 
 
-def held_bytes(problem: Problem, state: Placement) -> list[float]:
+def held_bytes(problem: Problem, state: LoadState) -> list[float]:
     held = np.bincount(state.owner, weights=problem.sizes, minlength=len(problem.nodes)) / GB
     return [float(value) for value in held]
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.model import NodeCondition, NodeView
+from policies.bundle_view import NodeCondition, NodeView
 from policies.options import BalancerOptions, BudgetOptions, BundleOptions, HeatOptions, Placement
 from policies.options import TableOptions as Table
 from policies.placement_functions import natural_order

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from policies.model import ActionKind, BundleView, InFlight, NodeCondition, NodeView, PlanResult, TabletHistory
+from policies.bundle_view import ActionKind, BundleView, InFlight, NodeCondition, NodeView, PlanResult, TabletHistory
 from policies.options import BalancerOptions, BudgetOptions, BundleOptions, HeatOptions, PlacementOptions
 from policies.options import TableOptions as Table
 from policies.plan import make_plan, restricted

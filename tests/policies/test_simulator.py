@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.leaves import Leaf
-from policies.model import Action, ActionKind, Part
+from policies.bundle_view import Action, ActionKind, Part
+from policies.hash_leaves import Leaf
 from policies.options import Mover, Placement
 from policies.simulator import simulate
 from policies.simulator_content import make_content, shuffle

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.leaves import MAX_MODULUS, Leaf, uncovered
-from policies.model import ActionKind, BundleView, Rejection, TabletHistory
+from policies.bundle_view import ActionKind, BundleView, Rejection, TabletHistory
+from policies.hash_leaves import MAX_MODULUS, Leaf, uncovered
 from policies.options import BalancerOptions, BundleOptions, Placement, TableOptions
 from policies.sizes import Proposals, double, halve, plan_sizes
 from tests.support.bundles import NOW, Tablets, bundle, leaves

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.leaves import Leaf
-from policies.model import ActionKind
+from policies.bundle_view import ActionKind
+from policies.hash_leaves import Leaf
 from policies.options import BundleOptions, HeatOptions, TableOptions
 from policies.sizes import Proposals, plan_sizes
 from tests.support.bundles import Tablets, bundle, leaves

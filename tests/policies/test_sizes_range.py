@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.model import Action, ActionKind, InFlight, NodeCondition, NodeView
+from policies.bundle_view import Action, ActionKind, InFlight, NodeCondition, NodeView
 from policies.options import BalancerOptions, BundleOptions, GroupOptions, Placement, TableOptions
 from policies.sizes import Proposals, plan_sizes
 from policies.sizes_range import merge_shares

@@ -16,8 +16,8 @@ from balancer.polling.fanout import Unreachable
 from balancer.polling.poller import ClusterPoll, Health, NodeAnswer
 from balancer.polling.rates import COUNTERS, CounterSample, advance, first_rates
 from balancer.polling.view import Capacity, Remembered, build_view
-from policies.leaves import Leaf
-from policies.model import BundleView, NodeCondition
+from policies.bundle_view import BundleView, NodeCondition
+from policies.hash_leaves import Leaf
 from policies.options import BundleOptions, InMemoryMode, TableOptions
 from tests.support.directories import NODES, fill, leaves, migration, ranges, transaction
 

@@ -12,7 +12,6 @@ import psycopg
 
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory, Leadership
-from balancer.directory.lawful import TABLET_COUNTER
 from balancer.directory.model import (
     Bundle,
     Counter,
@@ -27,6 +26,7 @@ from balancer.directory.model import (
     Transaction,
 )
 from balancer.directory.open import open_directory
+from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.embedded.postgres import PostgresServer
 from balancer.migration.context import places
 from balancer.migration.observer import Observer
@@ -35,8 +35,8 @@ from balancer.nodes.bounds import check_expression, for_values
 from balancer.nodes.connection import Address, connect
 from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
 from balancer.settings import MigrationSettings
+from policies.hash_leaves import Leaf
 from policies.keys import HIGHEST, LOWEST, KeyType, encode_key
-from policies.leaves import Leaf
 
 AMPLE: dict[str, Any] = {"write_pause_budget": 5.0, "fence_deadline": 10.0, "lock_timeout": 1.0, "retry_patience": 90.0}
 """For tests that are not about the pause: a machine that others keep busy must not decide them."""

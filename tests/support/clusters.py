@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from policies.bundle_view import BundleView, Floats, NodeView, TabletColumns, TableView
 from policies.keys import KeyType
-from policies.model import BundleView, Floats, NodeView, TabletColumns, TableView
 
 GB = float(1 << 30)
 

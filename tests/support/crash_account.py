@@ -14,9 +14,9 @@ from balancer.directory.model import Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.migration.doctor import examine
 from balancer.migration.machine import State
+from policies.hash_leaves import position
 from policies.hashing import partition_hash
 from policies.keys import KeyType
-from policies.leaves import position
 from tests.support.cluster import Cluster
 from tests.support.refusals import refused_with
 from tests.support.workload import Ledger

@@ -32,7 +32,7 @@ from balancer.migration.observer import Observer
 from balancer.migration.recovery import recover
 from balancer.migration.runner import Runner
 from balancer.nodes.connection import Address, Connection, Cursor
-from balancer.nodes.leader import node_command, node_transaction
+from balancer.nodes.epoch_check import node_command, node_transaction
 from balancer.settings import MigrationSettings
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from uuid import uuid4
 
 from balancer.directory.contract import Directory
-from balancer.directory.lawful import TABLET_COUNTER
 from balancer.directory.model import (
     Bundle,
     Change,
@@ -22,9 +21,10 @@ from balancer.directory.model import (
     Tablet,
     Transaction,
 )
+from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.snapshot import Snapshot
+from policies.hash_leaves import Leaf
 from policies.keys import HIGHEST, LOWEST, KeyType, encode_key
-from policies.leaves import Leaf
 
 Opener = Callable[[], Directory]
 """Opens the same directory once more, as another process would."""

@@ -15,8 +15,8 @@ from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory, Follower
 from balancer.directory.open import open_directory
 from balancer.instruments import Instruments
+from balancer.planner.metrics import Reporter
 from balancer.planner.recorder import Recorder
-from balancer.planner.report import Reporter
 from balancer.planner.state import BundleState
 from balancer.settings import Settings, load_settings
 from balancer.settings.files import HttpSettings

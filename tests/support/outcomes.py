@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from policies.model import Action, ActionKind, BundleView
+from policies.bundle_view import Action, ActionKind, BundleView
 from tests.support.bundles import Tablets, bundle
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from policies.bundle_view import KeySamples, SampleSource
+from policies.hash_leaves import Leaf
 from policies.keys import KeyType, encode_key
-from policies.leaves import Leaf
-from policies.model import KeySamples, SampleSource
 
 TYPES = (KeyType.BIGINT,)
 

@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import psycopg
 
-from balancer.embedded.keeper import Keeper
 from balancer.embedded.postgres import PostgresServer, embedded_binaries, system_binaries
+from balancer.embedded.reaper import Keeper
 
 # A SIGKILL leaves the page cache alone, so nothing that the tests do can notice the difference.
 FAST = {"fsync": "off", "autovacuum_naptime": "10s"}

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from balancer.client.locate import locate_key
 from balancer.directory.contract import Directory, Leadership
-from balancer.directory.lawful import TABLET_COUNTER
 from balancer.directory.model import (
     Bundle,
     Counter,
@@ -26,6 +25,7 @@ from balancer.directory.model import (
     Transaction,
 )
 from balancer.directory.open import open_directory
+from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.embedded.postgres import PostgresServer
 from balancer.migration.begin import begin_move
 from balancer.migration.begin_reshard import begin_merge, begin_split
@@ -36,8 +36,8 @@ from balancer.nodes.fence import Fence, drop_fence, lift_fence, mark_moved, rais
 from balancer.nodes.names import Name
 from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
 from balancer.settings import MigrationSettings
+from policies.hash_leaves import Leaf
 from policies.keys import KeyType
-from policies.leaves import Leaf
 from tests.support.servers import new_database
 
 ROOTS = ("public.orders", "public.items")

@@ -20,9 +20,9 @@ import psycopg
 
 from balancer.directory.contract import Directory
 from balancer.directory.model import NodeState
-from balancer.embedded.keeper import Keeper
 from balancer.embedded.postgres import PostgresServer
-from balancer.embedded.zookeeper import ZooKeeperServer
+from balancer.embedded.reaper import Keeper
+from balancer.embedded.zookeeper_server import ZooKeeperServer
 from tests.support.commands import balancer
 from tests.support.fleet import Fleet, Process, application, owners, running, until
 from tests.support.servers import new_database, postgres

@@ -9,9 +9,9 @@ import numpy as np
 
 from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
 from balancer.settings import Mode
+from policies.bundle_view import BundleView, NodeView, PlanResult, TabletColumns, TableView
+from policies.hash_leaves import Leaf
 from policies.keys import LOWEST, KeyType, encode_key
-from policies.leaves import Leaf
-from policies.model import BundleView, NodeView, PlanResult, TabletColumns, TableView
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 OPEN = ScheduleReport("", "", "UTC", True, None, NOON)

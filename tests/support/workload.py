@@ -16,9 +16,9 @@ import psycopg
 
 from balancer.directory.contract import Follower
 from balancer.directory.model import Layout, Tablet
+from policies.hash_leaves import position
 from policies.hashing import partition_hash
 from policies.keys import KeyType, encode_key
-from policies.leaves import position
 from tests.support.cluster import Cluster
 from tests.support.refusals import refused_with
 

@@ -13,7 +13,7 @@ from balancer.nodes.connection import Connection
 from balancer.nodes.names import parse_name
 from balancer.nodes.schema import OwnState, read_tablets
 from balancer.tables.adopt import TableRequest, adopt, inspect
-from policies.leaves import Leaf
+from policies.hash_leaves import Leaf
 from tests.support.servers import Database
 
 Nodes = dict[str, Connection]

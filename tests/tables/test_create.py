@@ -13,8 +13,8 @@ from balancer.nodes.names import parse_name
 from balancer.tables.adopt import TableRequest, inspect
 from balancer.tables.create import create
 from balancer.tables.layout import hash_parts, range_parts, spread
+from policies.hash_leaves import Leaf, uncovered
 from policies.keys import KeyType
-from policies.leaves import Leaf, uncovered
 
 Nodes = dict[str, Connection]
 DEFINITION = """

@@ -9,8 +9,8 @@ from balancer.nodes.names import Name, parse_name
 from balancer.nodes.preflight import Needs, Severity, TableNeeds, preflight
 from balancer.tables.coverage import check_coverage
 from balancer.tables.survey import Found, survey
+from policies.hash_leaves import Leaf
 from policies.keys import HIGHEST, KeyType, encode_key
-from policies.leaves import Leaf
 
 Nodes = dict[str, Connection]
 

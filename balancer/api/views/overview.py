@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from balancer.api.notes import Notes
+from balancer.api.note_cache import Notes
 from balancer.api.shapes import Overview
 from balancer.api.source import Source
 from balancer.api.views import bundles, migrations, plans, tablets

@@ -9,9 +9,9 @@ import typer
 from rich.live import Live
 
 from balancer.cli.demo import stage
+from balancer.cli.demo.outcome import summarise
+from balancer.cli.demo.screen import Picture, Step, line, panel
 from balancer.cli.demo.show import Show
-from balancer.cli.demo.summary import summarise
-from balancer.cli.demo.view import Picture, Step, line, panel
 from balancer.cli.output import Output, OutputOption, console, say
 from balancer.embedded.cluster import EmbeddedCluster, default_folder
 from balancer.embedded.postgres import system_binaries

@@ -11,8 +11,8 @@ from pathlib import Path
 from balancer.api.app import create_app
 from balancer.api.server import ApiServer
 from balancer.cli.demo import story
-from balancer.cli.demo.load import Load
-from balancer.cli.demo.view import Picture, Step
+from balancer.cli.demo.application import Load
+from balancer.cli.demo.screen import Picture, Step
 from balancer.clock import SystemClock
 from balancer.daemon.daemon import Daemon
 from balancer.directory.model import Migration, MigrationKind
@@ -20,7 +20,7 @@ from balancer.errors import UserError
 from balancer.migration.observer import Observer, Progress
 from balancer.planner.state import BundleState, StateWord
 from balancer.settings import Mode, Settings
-from policies.model import ActionKind
+from policies.bundle_view import ActionKind
 
 STEADY = 6  # looks in a row without anything to do before the cluster is called balanced: longer than a tablet rests
 WATCHED = 13.0  # seconds in which the clients have told which keys they use: a cut by those is the best

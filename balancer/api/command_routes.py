@@ -1,0 +1,86 @@
+"""Operators' commands over HTTP: put into the directory, carried out by the leader, wherever that is."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from fastapi.concurrency import run_in_threadpool
+
+from balancer.api.long_poll import VersionWatch
+from balancer.api.shapes import CommandRequest, CommandShape
+from balancer.api.source import Source
+from balancer.directory.model import Command, CommandState, Put, Transaction
+from balancer.directory.snapshot import NotFound
+from balancer.errors import UserError
+from balancer.planner.commands import VERBS, request
+
+_SEEN_SECONDS: Final = 5.0
+_STATUSES: Final = {CommandState.DONE: 200, CommandState.REFUSED: 409}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A command that is in the directory, and the status to answer with."""
+
+    shape: CommandShape
+    status: int
+
+
+class Commands:
+    """Gives commands and follows them."""
+
+    def __init__(self, source: Source, watch: VersionWatch) -> None:
+        self._source = source
+        self._watch = watch
+
+    async def give(self, wish: CommandRequest, host: str) -> Given:
+        """Puts the command into the directory; waits for the leader's answer as long as was asked for."""
+        if wish.verb not in VERBS:
+            raise UserError(f"there is no command {wish.verb!r}; there are: {', '.join(sorted(VERBS))}")
+        author = f"{wish.author or 'http'}@{host}"
+        command = request(wish.verb, wish.arguments, author, self._source.clock.now())
+        version = await run_in_threadpool(self._commit, command)
+        # Whoever asks for it next must find it here.
+        await self._watch.newer(version - 1, _SEEN_SECONDS)
+        answered = await self._answered(command, wish.wait)
+        return Given(shape(answered), _STATUSES.get(answered.state, 202))
+
+    async def find(self, command: str, wait: float) -> CommandShape:
+        """A command by its id, after the leader has answered it or the time has passed."""
+        snapshot = self._source.follower().snapshot
+        found = snapshot.commands.get(command)
+        if found is None:
+            raise NotFound(f"there is no command {command!r} in the directory: old ones are forgotten")
+        return shape(await self._answered(found, wait))
+
+    def _commit(self, command: Command) -> int:
+        directory = self._source.directory()
+        base = self._source.follower().snapshot.version
+        reason = f"{command.verb} asked for over HTTP"
+        return directory.commit(Transaction((Put(command),), base, reason, command.author))
+
+    async def _answered(self, command: Command, wait: float) -> Command:
+        clock = self._source.clock
+        deadline = clock.monotonic() + wait
+        snapshot = self._source.follower().snapshot
+        while True:
+            command = snapshot.commands.get(command.id, command)
+            left = deadline - clock.monotonic()
+            if command.state is not CommandState.WAITING or left <= 0:
+                return command
+            newer = await self._watch.newer(snapshot.version, left)
+            if newer.version == snapshot.version:
+                return command  # the time has passed, or the server stops
+            snapshot = newer
+
+
+def shape(command: Command) -> CommandShape:
+    """A command as a document."""
+    return CommandShape(
+        id=command.id,
+        verb=command.verb,
+        arguments=dict(command.arguments),
+        author=command.author,
+        created=command.created,
+        state=command.state,
+        result=command.result,
+    )

@@ -1,0 +1,223 @@
+"""`balancer move | split | merge`: an operator's wishes for migrations, given to the leader through the directory.
+
+A dry run asks the very code that the leader asks (`planner.commands.carry_out`), without telling the leader.
+"""
+
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from balancer.cli.moves import (
+    FINISHED,
+    REFRESH,
+    finished_row,
+    migration_document,
+    running_row,
+)
+from balancer.cli.operate import ReasonOption, submit
+from balancer.cli.output import Output, OutputOption, Row, console, say, show_json, show_rows, tell
+from balancer.cli.places import ConfigOption, DirectoryOption, directory_of, operator
+from balancer.clock import SystemClock
+from balancer.directory.contract import Directory
+from balancer.directory.model import CommandState, RangeBounds
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import BalancerError, Refused, Unavailable, UserError
+from balancer.migration.progress import TOPIC
+from balancer.planner.commands import carry_out, request
+from balancer.settings import WantedMode
+from policies.bundle_view import Action, ActionKind
+from policies.key_text import parse_value
+from policies.keys import KeyMismatch, encode_key
+
+BEGIN_PATIENCE = 30.0
+
+WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="wait for its end, showing how far it is")]
+ModeOption = Annotated[
+    WantedMode | None, typer.Option("--mode", help="how writers are treated while rows are copied; else the bundle's")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only say what would be started, or why it would not")]
+
+
+class Failed(BalancerError):
+    """What was waited for did not succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a wish is to be given."""
+
+    wait: bool
+    dry_run: bool
+    directory: str | None
+    config: Path | None
+    output: Output
+
+
+def move(
+    tablet: Annotated[str, typer.Argument(help="the tablet's id")],
+    node: Annotated[str, typer.Argument(help="the node it should go to")],
+    wait: WaitOption = False,
+    dry_run: DryRunOption = False,
+    mode: ModeOption = None,
+    reason: ReasonOption = "",
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Moves a tablet to another node."""
+    arguments = {"tablet": tablet, "node": node, "reason": reason, **_mode(mode)}
+    _give("move", arguments, (tablet,), Manner(wait, dry_run, directory, config, output))
+
+
+def split(
+    tablet: Annotated[str, typer.Argument(help="the tablet's id")],
+    at: Annotated[list[str] | None, typer.Option("--at", help="where to cut a range; may be given again")] = None,
+    parts: Annotated[int, typer.Option(min=2, help="how many parts, where no keys are given")] = 2,
+    wait: WaitOption = False,
+    dry_run: DryRunOption = False,
+    mode: ModeOption = None,
+    reason: ReasonOption = "",
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Splits a tablet: a vbucket into 2, 4, 8 … parts, a range at keys (`5,x` for two columns) or in equal parts."""
+    arguments: dict[str, Any] = {"tablet": tablet, "parts": parts, "reason": reason, **_mode(mode)}
+    if at:
+        with directory_of(directory, config) as opened:
+            snapshot = opened.snapshot()
+        arguments["keys"] = [encoded_key(snapshot, tablet, text).hex() for text in at]
+    _give("split", arguments, (tablet,), Manner(wait, dry_run, directory, config, output))
+
+
+def merge(
+    tablets: Annotated[list[str], typer.Argument(help="the tablets' ids, in any order")],
+    wait: WaitOption = False,
+    dry_run: DryRunOption = False,
+    mode: ModeOption = None,
+    reason: ReasonOption = "",
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Merges neighbouring ranges, or the two halves of a vbucket. They must be on one node."""
+    arguments = {"tablets": tablets, "reason": reason, **_mode(mode)}
+    _give("merge", arguments, tuple(tablets), Manner(wait, dry_run, directory, config, output))
+
+
+def _mode(mode: WantedMode | None) -> dict[str, str]:
+    return {} if mode is None else {"mode": str(mode)}
+
+
+def encoded_key(snapshot: Snapshot, tablet: str, text: str) -> bytes:
+    """A key as a person writes it, with commas between its columns, as the directory keeps it."""
+    if not tablet.isdigit():
+        raise UserError(f"{tablet!r} is not a tablet's id: ids are numbers, see `balancer tablets`")
+    found = snapshot.tablet(int(tablet))
+    if not isinstance(found.bounds, RangeBounds):
+        raise UserError(f"tablet {tablet} is a vbucket: it is split into its halves, without keys")
+    types = snapshot.tables[found.table].key_types
+    words = [text] if len(types) == 1 else next(csv.reader([text], skipinitialspace=True))
+    try:
+        return encode_key(
+            types, [parse_value(kind, word) for kind, word in zip(types, words, strict=False)], prefix=True
+        )
+    except KeyMismatch as error:
+        raise UserError(f"{text!r} cannot be a key of this table: {error}") from None
+
+
+def check_dry(directory: Directory, verb: str, arguments: dict[str, Any]) -> str:
+    """What would be done, in words. Raises `Refused` where the leader would refuse."""
+    now = SystemClock().now()
+    answered, outcome = carry_out(request(verb, arguments, operator(), now), directory.snapshot(), now)
+    if answered.state is CommandState.REFUSED:
+        raise Refused(answered.result)
+    return "; ".join(map(_in_words, outcome.actions)) or outcome.result
+
+
+def _in_words(action: Action) -> str:
+    tablets = ", ".join(map(str, action.tablets))
+    if action.kind is ActionKind.MOVE:
+        return f"move of tablet {tablets} of {action.table} from {action.source} to {action.target}"
+    noun = "tablet" if len(action.tablets) == 1 else "tablets"
+    return f"{action.kind} of {noun} {tablets} of {action.table} into {action.count} on {action.source}"
+
+
+def _give(verb: str, arguments: dict[str, Any], tablets: tuple[str, ...], manner: Manner) -> None:
+    with directory_of(manner.directory, manner.config) as directory:
+        if manner.dry_run:
+            _answer({"dry_run": True, "result": check_dry(directory, verb, arguments)}, manner.output)
+            return
+        known = set(directory.snapshot().migrations)
+        answered = submit(directory, verb, arguments)
+        if not manner.wait:
+            _answer({"command": answered.id, "state": answered.state, "result": answered.result}, manner.output)
+            return
+        last = _followed(directory, _begun(directory, known, set(map(int, tablets))), manner.output)
+    if manner.output is Output.JSON:
+        show_json(last)
+    else:
+        show_rows([finished_row(last)], FINISHED, manner.output)
+    if last["state"] != "done":
+        raise Failed(f"migration {last['id']} is {last['state']}: {last['error'] or 'no error is known'}")
+
+
+def _answer(document: dict[str, Any], output: Output) -> None:
+    if output is Output.JSON:
+        show_json(document)
+    else:
+        say(("would be done: " if "dry_run" in document else "") + document["result"])
+
+
+def _begun(directory: Directory, known: set[str], tablets: set[int]) -> str:
+    """The migration that the command has come to."""
+    clock = SystemClock()
+    deadline = clock.monotonic() + BEGIN_PATIENCE
+    while clock.monotonic() < deadline:
+        for record in directory.snapshot().migrations.values():
+            if record.id not in known and tablets & set(record.sources):
+                return record.id
+        clock.sleep(0.1)
+    raise Unavailable(f"the migration has not begun within {BEGIN_PATIENCE:.0f} s; see `balancer moves`")
+
+
+def _followed(directory: Directory, migration: str, output: Output) -> dict[str, Any]:
+    """Waits for the end; on a terminal with a line that moves, else with a line for each phase."""
+    try:
+        if output is Output.TEXT and console.is_terminal:
+            with console.status(f"migration {migration}") as status:
+                return _until_finished(directory, migration, lambda row: status.update(Text(_line(row))))
+        seen: list[str] = []
+
+        def each_phase(row: Row) -> None:
+            if output is Output.TEXT and row["phase"] not in seen[-1:]:
+                seen.append(row["phase"])
+                tell(f"migration {migration}: {row['phase']}")
+
+        return _until_finished(directory, migration, each_phase)
+    except KeyboardInterrupt:
+        tell(f"migration {migration} goes on: `balancer moves` shows it, `balancer cancel {migration}` undoes it")
+        raise
+
+
+def _until_finished(directory: Directory, migration: str, show: Callable[[Row], object]) -> dict[str, Any]:
+    clock = SystemClock()
+    while True:
+        snapshot = directory.snapshot()
+        record = snapshot.migrations[migration]
+        note = {} if record.finished else directory.published(TOPIC).get(migration) or {}
+        document = migration_document(record, snapshot.tables.get(record.table), note)
+        if record.finished:
+            return document
+        show(running_row(document))
+        clock.sleep(REFRESH)
+
+
+def _line(row: Row) -> str:
+    words = (row[name] for name in ("id", "phase", "for", "done", "rate", "left", "waits_for"))
+    return "  ".join(str(word) for word in words if word)

@@ -1,0 +1,113 @@
+"""What every router knows: the directory, kept up to date by deltas, and where each key is by its newest snapshot.
+
+`Router` and `AsyncRouter` are made on top of it. Nothing here speaks to a node.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from balancer.client.locate import AnyKey, Location
+from balancer.client.lookup import Maps
+from balancer.clock import Clock, SystemClock
+from balancer.directory.contract import Directory
+from balancer.directory.model import Node
+from balancer.directory.open import open_directory
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import Unavailable
+
+if TYPE_CHECKING:
+    from balancer.client.bulk import BulkMap, Rows
+
+
+class Routes:
+    """The directory in memory. May be used from several threads."""
+
+    def __init__(self, directory: Directory, clock: Clock | None = None) -> None:
+        self.directory = directory
+        self.clock: Clock = clock or SystemClock()
+        self._follower = directory.follow()
+        self._maps = Maps(self._follower.snapshot)
+        self._memories = self._maps.memories
+        self._lock = threading.Lock()
+        self._closed = False
+        # Looking at the follower in each `locate` would cost as much as all the rest of it.
+        self._thread = threading.Thread(target=self._keep_newest, name="routes", daemon=True)
+        self._thread.start()
+        self._bulk: tuple[Maps, dict[str, BulkMap]] = (self._maps, {})
+
+    @classmethod
+    def open(cls, url: str, **options: Any) -> "Routes":
+        """Opens the directory at this address, which must be there; its first snapshot is loaded when this returns."""
+        directory = open_directory(url, create=False, **options)
+        try:
+            return cls(directory)
+        except BaseException:
+            directory.close()
+            raise
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The newest snapshot known."""
+        return self._follower.snapshot
+
+    def locate(self, table: str, key: AnyKey) -> Location:
+        """The owner of a key; the newest snapshot is heeded some moments after it became known."""
+        try:
+            return self._memories[table][key]
+        except TypeError:  # a list has no hash
+            return self._newest().table(table).locate(key)
+
+    def finder(self, table: str, key: AnyKey) -> Callable[[], tuple[int, Location]]:
+        """For `enter`: the version first, so that a change in between is waited for in vain at worst."""
+
+        def find() -> tuple[int, Location]:
+            maps = self._newest()
+            return maps.snapshot.version, maps.table(table).locate(key)
+
+        return find
+
+    def group(self, table: str, keys: Any) -> "dict[str, Rows]":
+        """See `Router.group`."""
+        from balancer.client.bulk import BulkMap  # noqa: PLC0415 - numpy is needed by this method alone
+
+        maps = self._newest()
+        of, known = self._bulk
+        if of is not maps:
+            known = {}
+            self._bulk = (maps, known)
+        if table not in known:
+            known[table] = BulkMap(maps.snapshot, maps.table(table))
+        return known[table].group(keys)
+
+    def node(self, node: str) -> Node:
+        """A node's record by the newest snapshot known: its address may change at any time."""
+        found = self.snapshot.nodes.get(node)
+        if found is None:
+            raise Unavailable(f"node {node} is not in the directory any more")
+        return found
+
+    def wait(self, version: int, timeout: float) -> None:
+        """Waits for a snapshot newer than this version, at most so many seconds."""
+        self._follower.wait(version, timeout)
+
+    def close(self) -> None:
+        """Stops following. Idempotent."""
+        self._closed = True
+        self._follower.close()
+        self._thread.join()
+        self.directory.close()
+
+    def _keep_newest(self) -> None:
+        while not self._closed:
+            self._follower.wait(self._newest().snapshot.version, 1.0)
+
+    def _newest(self) -> Maps:
+        snapshot = self._follower.snapshot
+        if self._maps.snapshot is not snapshot:
+            with self._lock:
+                snapshot = self._follower.snapshot
+                if self._maps.snapshot is not snapshot:
+                    self._maps = Maps(snapshot, self._maps)
+                    self._memories = self._maps.memories
+        return self._maps

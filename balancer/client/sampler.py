@@ -1,0 +1,126 @@
+"""Which keys are in use: a few samples per second and table, left as a note in the directory for hot-range splitting.
+
+`Router.transaction` notes each key, which costs about a microsecond; a thread publishes every `PERIOD` seconds what a
+weighted reservoir has kept. All of it is bounded: samples per table, tables per note, bytes per key. Samples are no
+part of the truth, so a directory that cannot be reached costs nothing but samples.
+
+The note `samples/<client>`: {"at": seconds since 1970, "seconds": how long it was collected,
+"tables": {table id: [[position in hexadecimal, weight, whether it was a write], …]}}. The position is the encoded key
+of a range table, or the 8 bytes of a hash table's position; a sample's weight is its share of the table's total.
+"""
+
+import heapq
+import threading
+from math import log
+from random import random
+from uuid import uuid4
+
+from balancer.client.locate import AnyKey, key_position
+from balancer.client.routing import Routes
+from balancer.directory.model import Json
+from balancer.errors import BalancerError, UserError
+
+TOPIC = "samples"
+PERIOD = 10.0
+PER_SECOND = 4
+MOST_TABLES = 50
+LONGEST_KEY = 128
+"""Bytes; a longer key is cut, which moves it by less than any split would care about."""
+
+
+class Reservoir:
+    """A sample of `size` keys in which each key's chance is in proportion to its weight (Efraimidis and Spirakis)."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._kept: list[tuple[float, int, AnyKey, bool]] = []
+        self._count = 0
+        self.total = 0.0
+
+    def add(self, key: AnyKey, weight: float, writing: bool) -> None:
+        """Considers a key. The logarithm of u ** (1 / weight) orders as that does, and does not underflow."""
+        self.total += weight
+        rank = log(1.0 - random()) / weight  # noqa: S311 - a sample, not a secret
+        if len(self._kept) < self._size:
+            self._count += 1
+            heapq.heappush(self._kept, (rank, self._count, key, writing))
+        elif rank > self._kept[0][0]:
+            self._count += 1
+            heapq.heapreplace(self._kept, (rank, self._count, key, writing))
+
+    def samples(self) -> list[tuple[AnyKey, float, bool]]:
+        """The keys kept, each with an equal share of the total weight."""
+        share = self.total / max(1, len(self._kept))
+        return [(key, share, writing) for _, _, key, writing in self._kept]
+
+
+class Sampler:
+    """Collects and publishes. May be used from several threads."""
+
+    def __init__(self, routes: Routes, period: float = PERIOD) -> None:
+        self._routes = routes
+        self._period = period
+        self._size = max(1, round(period * PER_SECOND))
+        self._client = uuid4().hex
+        self._lock = threading.Lock()
+        self._reservoirs: dict[str, Reservoir] = {}
+        self._since = routes.clock.monotonic()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._publish_for_ever, name="key-samples", daemon=True)
+        self._thread.start()
+
+    def note(self, table: str, key: AnyKey, weight: float, writing: bool) -> None:
+        """Counts a use of a key."""
+        if weight <= 0:
+            return
+        with self._lock:
+            reservoir = self._reservoirs.get(table)
+            if reservoir is None:
+                reservoir = self._reservoirs[table] = Reservoir(self._size)
+            reservoir.add(key, weight, writing)
+
+    def publish(self) -> None:
+        """Leaves the note and starts a new collection."""
+        with self._lock:
+            collected, self._reservoirs = self._reservoirs, {}
+            now = self._routes.clock.monotonic()
+            seconds, self._since = now - self._since, now
+        heaviest = sorted(collected.items(), key=lambda item: -item[1].total)[:MOST_TABLES]
+        tables = dict(entry for name, reservoir in heaviest if (entry := self._entry(name, reservoir)) is not None)
+        if tables:
+            at = self._routes.clock.now().timestamp()
+            note = {"at": at, "seconds": round(seconds, 3), "tables": tables}
+            self._routes.directory.publish(TOPIC, self._client, note)
+
+    def close(self) -> None:
+        """Stops, and takes the note away. Idempotent."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._thread.join()
+        try:
+            self._routes.directory.unpublish(TOPIC, self._client)
+        except BalancerError:
+            return  # out of reach: whoever reads notes ignores old ones
+
+    def _entry(self, name: str, reservoir: Reservoir) -> tuple[str, Json] | None:
+        try:
+            table = self._routes.snapshot.table(name)
+            samples = [
+                [_hexadecimal(key_position(table, key)), weight, writing]
+                for key, weight, writing in reservoir.samples()
+            ]
+        except UserError:
+            return None  # the transaction itself has told the application
+        return str(table.id), samples
+
+    def _publish_for_ever(self) -> None:
+        while not self._closed.wait(self._period):
+            try:
+                self.publish()
+            except BalancerError:
+                continue
+
+
+def _hexadecimal(position: int | bytes) -> str:
+    return f"{position:016x}" if isinstance(position, int) else position[:LONGEST_KEY].hex()

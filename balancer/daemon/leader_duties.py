@@ -1,0 +1,247 @@
+"""What only the leader does: begins and runs migrations, closes and opens nodes, keeps plans, carries out commands.
+
+One object per leadership; when that is over, every part of it refuses to act, because each step checks the epoch.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import structlog
+
+from balancer.clock import Clock
+from balancer.daemon.node_guard import NodeGuard
+from balancer.daemon.pool import MigrationPool
+from balancer.daemon.starter import Beginner
+from balancer.directory.contract import Directory, Leadership
+from balancer.directory.model import (
+    CLOSED_BY_DAEMON,
+    Change,
+    Command,
+    CommandState,
+    Migration,
+    NodeState,
+    Put,
+    TabletState,
+    Transaction,
+)
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Unavailable
+from balancer.migration.begin import Also, nothing_else
+from balancer.migration.links import Links
+from balancer.migration.revive import check_lost, make_ready
+from balancer.nodes.connection import Address
+from balancer.planner import orders, plans
+from balancer.planner.command_context import Outcome, Revival
+from balancer.planner.commands import carry_out, refused
+from balancer.planner.memory import failures_of
+from balancer.planner.metrics import Reporter
+from balancer.polling.poller import ClusterPoll
+from balancer.settings import BundleSettings, Settings
+from policies.bundle_view import Action, BundleView, NodeChange, PlanResult
+
+log = structlog.get_logger()
+
+ATTEMPTS = 5  # at a commit that others keep overtaking
+
+
+class Leading:
+    """Acts under one leadership."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        leadership: Leadership,
+        *,
+        pool: MigrationPool,
+        beginner: Beginner,
+        addresses: Callable[[str], Address],
+        settings: Callable[[], Settings],
+        replan: Callable[[str], None],
+        reporter: Reporter,
+        clock: Clock,
+    ) -> None:
+        self.leadership = leadership
+        self.pool = pool
+        self._directory = directory
+        self._beginner = beginner
+        self._settings = settings
+        self._replan = replan
+        self._reporter = reporter
+        self._clock = clock
+        self._addresses = addresses
+        self._guard = NodeGuard(directory, leadership, addresses, pool, clock)
+        self._lock = threading.Lock()  # commands come from the watcher and, at election, from the loop
+
+    def start(self, action: Action, bundle: BundleSettings, also: Also = nothing_else) -> Migration:
+        """Journals a migration and sets it to work."""
+        self.leadership.check()
+        migration = self._beginner.begin(action, bundle, also)
+        log.info(
+            "migration begun", migration=migration.id, kind=action.kind, tablets=action.tablets, reason=action.reason
+        )
+        self._reporter.started(bundle.name, action.kind, action.code)
+        self.pool.start(migration)
+        return migration
+
+    def change_node(self, change: NodeChange) -> None:
+        """Closes a node to new data, or opens it again."""
+        snapshot = self._directory.snapshot()
+        node = snapshot.nodes.get(change.node)
+        if node is None or str(node.state) == str(change.condition):
+            return
+        state = NodeState(str(change.condition))
+        reason = "" if state is NodeState.ACTIVE else f"{CLOSED_BY_DAEMON}{change.reason}"
+        self._commit(
+            (Put(replace(node, state=state, reason=reason)),), snapshot, f"{state} node {node.id}: {change.reason}"
+        )
+        log.info("node changed", node=node.id, state=state, reason=change.reason)
+
+    def guard(self, poll: ClusterPoll, snapshot: Snapshot) -> None:
+        """Keeps nodes that have gone back in time from doing harm; in every mode."""
+        self._guard.look(poll, snapshot)
+
+    def quarantine(self, tablets: Sequence[int], failures: int) -> None:
+        """Leaves tablets alone whose migrations failed so often in a row, until an operator releases them.
+
+        The tablet's state in the directory is the one truth of that: failures only lead to it.
+        """
+        if not tablets:
+            return
+        snapshot = self._directory.snapshot()
+        found = [snapshot.find_tablet(number) for number in tablets]
+        owned = [one for one in found if one is not None and one.state is TabletState.OWNED]
+        changes = tuple(
+            Put(replace(tablet, state=TabletState.QUARANTINED))
+            for tablet in owned
+            if snapshot.migration_of(tablet.id) is None
+            and len(failures_of(snapshot.migrations.values(), tablet.id)) >= failures
+        )
+        if changes:
+            self._record(changes, snapshot, f"{len(changes)} tablets quarantined: their migrations keep failing")
+
+    def propose(self, plan: PlanResult, view: BundleView, bundle: BundleSettings, *, asked: bool = False) -> str:
+        """Records a plan that is new or was asked for; returns the id of the one that stands, empty: there is none."""
+        snapshot = self._directory.snapshot()
+        plan_id, changes = plans.propose(snapshot, plan, view, bundle.options, bundle.mode, asked=asked)
+        if changes and not self._record(changes, snapshot, f"plan of bundle {bundle.name}"):
+            return ""
+        return plan_id
+
+    def settle(self, plan: str, handled: Sequence[Action], failures: Sequence[str]) -> None:
+        """Records which of a plan's actions have been handled, and why some could not be started."""
+        for _ in range(ATTEMPTS):
+            snapshot = self._directory.snapshot()
+            found = snapshot.plans.get(plan)
+            if found is None or found.state not in (plans.PROPOSED, plans.APPROVED):
+                return
+            if self._record((plans.settle(found, handled, failures),), snapshot, f"plan {plan} carried out"):
+                return
+
+    def settle_orders(self, bundle: str, dues: Sequence[orders.Due], view: BundleView) -> None:
+        """Records which of the operators' orders have come to their end, and forgets old ones."""
+        snapshot = self._directory.snapshot()
+        # One that was withdrawn since the tick has looked at it stays so.
+        standing = [one for one in dues if snapshot.plans.get(one.order.id) == one.order]
+        changes: tuple[Change, ...] = (*orders.settled(standing, view), *plans.forgotten_orders(snapshot, bundle))
+        if changes:
+            self._record(changes, snapshot, f"orders of bundle {bundle}")
+
+    def park(self, bundle: str, overrunning: frozenset[str]) -> None:
+        """Holds these migrations of a bundle at a safe point, and lets go on those it held before."""
+        self.pool.park(bundle, overrunning)
+
+    def answer_commands(self, snapshot: Snapshot) -> None:
+        """Carries out every command that waits, oldest first."""
+        with self._lock:
+            waiting = [command for command in snapshot.commands.values() if command.state is CommandState.WAITING]
+            for command in sorted(waiting, key=lambda command: command.created):
+                self._answer(command.id)
+
+    def _answer(self, command: str) -> None:
+        for _ in range(ATTEMPTS):
+            snapshot = self._directory.snapshot()
+            present = snapshot.commands.get(command)
+            if present is None or present.state is not CommandState.WAITING:
+                return
+            modes = {bundle.name: bundle.mode for bundle in self._settings().bundles.values()}
+            answered, outcome = carry_out(present, snapshot, self._clock.now(), modes)
+            try:
+                answered = self._carry_out(answered, outcome, snapshot)
+            except Conflict:
+                continue  # something moved meanwhile: nothing was done, and the command is looked at anew
+            self._answered(answered, outcome)
+            return
+        log.warning("a command waits: others keep changing what it touches", command=command)
+
+    def _answered(self, command: Command, outcome: Outcome) -> None:
+        log.info("command", verb=command.verb, author=command.author, state=command.state, result=command.result)
+        self._reporter.commanded(command.verb, command.state)
+        if outcome.replan and command.state is CommandState.DONE:
+            self._replan(outcome.replan)
+
+    def _carry_out(self, command: Command, outcome: Outcome, snapshot: Snapshot) -> Command:
+        """Acts as the outcome says and records the answer; a refusal of ours becomes the command's.
+
+        The answer is in the very commit that changes the directory or begins the migration: whatever dies in between,
+        a successor finds both or neither, and carries it out once.
+        """
+        try:
+            for verb, migration in outcome.steer:
+                self.pool.steer(verb, migration)
+            if outcome.actions:
+                return self._start(command, outcome, snapshot)
+            if outcome.revive is not None:
+                self._revive(outcome.revive, snapshot)
+            self._commit((*outcome.changes, Put(command)), snapshot, f"{command.verb}: {command.result}", command)
+        except (Conflict, Fenced, OutcomeUnknown, Unavailable):
+            raise  # not the command's fault: it still waits
+        except BalancerError as error:
+            command = refused(command, str(error))
+            self._commit((Put(command),), snapshot, f"{command.verb}: {command.result}", command)
+        return command
+
+    def _revive(self, revival: Revival, snapshot: Snapshot) -> None:
+        """Makes the tablet ready on its new node, closed; what dies before the commit is repeated by a successor."""
+        for migration in self.pool.running():
+            record = snapshot.migrations.get(migration)
+            if record is not None and revival.tablet.id in record.sources:
+                raise Unavailable(f"migration {migration} is still being ended")  # the command waits for that
+        links = Links(self._addresses, "revive")
+        try:
+            table = snapshot.tables[revival.tablet.table]
+            check_lost(links, snapshot, revival.tablet)
+            make_ready(links, self.leadership.epoch, table, revival.revived, empty=revival.empty)
+        finally:
+            links.close()
+
+    def _start(self, command: Command, outcome: Outcome, snapshot: Snapshot) -> Command:
+        action = outcome.actions[0]
+        answered: list[Command] = []
+
+        def answer(migration: Migration) -> tuple[Change, ...]:
+            answered.append(replace(command, result=f"{command.result}: {migration.id}"))
+            return (Put(answered[-1]),)
+
+        bundle = self._settings().bundle(snapshot.table(action.table).bundle)
+        if outcome.mode is not None:
+            bundle = replace(bundle, migration=replace(bundle.migration, mode=outcome.mode))
+        self.start(action, bundle, answer)
+        return answered[-1]
+
+    def _record(self, changes: tuple[Change, ...], snapshot: Snapshot, reason: str) -> bool:
+        """Writes what only explains; it is no reason to stop when that cannot be."""
+        try:
+            self._commit(changes, snapshot, reason)
+        except Fenced:
+            raise
+        except BalancerError as error:
+            log.warning("the plan could not be recorded", error=str(error))
+            return False
+        return True
+
+    def _commit(
+        self, changes: tuple[Change, ...], snapshot: Snapshot, reason: str, command: Command | None = None
+    ) -> None:
+        author = command.author if command is not None else self._settings().daemon.instance
+        self._directory.commit(Transaction(changes, snapshot.version, reason, author, self.leadership.epoch))

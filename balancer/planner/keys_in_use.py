@@ -1,0 +1,130 @@
+"""Keys in use of tablets that look hot: what clients have reported, else what the node's own rows tell.
+
+Asked by the tick for hot tablets only. Clients leave a few samples per second in the directory; here they are gathered
+over some minutes, because one note holds too few to decide on. Notes that were seen before are not counted twice.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from balancer.directory.contract import Directory
+from balancer.directory.model import Json
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import BalancerError
+from policies.bundle_view import BundleView, KeySamples, SampleSource, TableView
+from policies.hash_leaves import POSITIONS
+from policies.keys import HIGHEST
+
+TOPIC = "samples"
+MEMORY_SECONDS = 180.0
+MOST_SAMPLES = 5000  # per table: a weighted median is not better for more
+
+
+class AskNode(Protocol):
+    """The node that owns a tablet, asked about its keys."""
+
+    def ask(self, tablet_id: int) -> KeySamples | None:
+        """Keys written lately; None: it cannot tell."""
+
+    def row_keys(self, tablet_id: int) -> tuple[bytes, ...]:
+        """Where a range tablet's rows lie: keys evenly spaced by rank; empty: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeySample:
+    """A use of a key, as a client reported it."""
+
+    at: float
+    key: bytes
+    weight: float
+    write: bool
+
+
+class Samples:
+    """What clients have reported lately. One per bundle; belongs to its tick."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._seen: dict[str, float] = {}
+        self._tables: dict[int, deque[KeySample]] = {}
+
+    def gather(self, now: float) -> None:
+        """Takes in the notes that are new, and forgets what is old."""
+        try:
+            notes = self._directory.published(TOPIC)
+        except BalancerError:
+            return  # samples are no part of the truth: the next tick asks again
+        for client, note in notes.items():
+            try:
+                if self._seen.get(client) != note["at"]:
+                    self._seen[client] = note["at"]
+                    self._take(note)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                continue  # anybody may leave a note: one that is none must not end a tick
+        self._seen = {client: at for client, at in self._seen.items() if client in notes}
+        for samples in self._tables.values():
+            while samples and samples[0].at < now - MEMORY_SECONDS:
+                samples.popleft()
+
+    def _take(self, note: Mapping[str, Json]) -> None:
+        at = float(note["at"])
+        for table, samples in note["tables"].items():
+            read = [KeySample(at, bytes.fromhex(key), float(weight), bool(write)) for key, weight, write in samples]
+            self._tables.setdefault(int(table), deque(maxlen=MOST_SAMPLES)).extend(read)
+
+    def of(
+        self, view: BundleView, snapshot: Snapshot, tablets: Sequence[int], ask: AskNode, enough: int
+    ) -> dict[int, KeySamples]:
+        """Samples by tablet; the node is asked where clients have told less than `enough`."""
+        found: dict[int, KeySamples] = {}
+        rows = dict(zip(tablets, _rows(view, tablets), strict=True))
+        hot = {row: next(table for table in view.tables if table.first <= row < table.last) for row in rows.values()}
+        told_of = self._sorted(snapshot, view.bundle, {table.name for table in hot.values()})
+        for tablet, row in rows.items():
+            table = hot[row]
+            lower, upper = bounds(view, table, row)
+            samples, keys = told_of[table.name]
+            told = _told(samples[bisect_left(keys, lower) : bisect_left(keys, upper)])
+            if len(told.keys) < enough:
+                told = ask.ask(tablet) or told
+            if told.keys:
+                found[tablet] = told if table.hash else replace(told, row_keys=ask.row_keys(tablet))
+        return found
+
+    def _sorted(
+        self, snapshot: Snapshot, bundle: str, tables: set[str]
+    ) -> dict[str, tuple[list[KeySample], list[bytes]]]:
+        """Per table what clients have told, by key, and the keys."""
+        ids = {table.name: table.id for table in snapshot.tables.values() if table.bundle == bundle}
+        told = {name: sorted(self._tables.get(ids[name], ()), key=lambda sample: sample.key) for name in tables}
+        return {name: (samples, [sample.key for sample in samples]) for name, samples in told.items()}
+
+
+def bounds(view: BundleView, table: TableView, row: int) -> tuple[bytes, bytes]:
+    """Where a tablet's keys lie, as samples write them: encoded keys, or positions of a hash table."""
+    if not table.hash:
+        return view.tablets.lowers[row], view.tablets.lowers[row + 1] if row + 1 < table.last else HIGHEST
+    leaf = view.tablets.leaf(row)
+    end = leaf.start() + leaf.width()
+    return leaf.start().to_bytes(8, "big"), HIGHEST * 9 if end == POSITIONS else end.to_bytes(8, "big")
+
+
+def _rows(view: BundleView, tablets: Sequence[int]) -> list[int]:
+    places = {int(tablet): row for row, tablet in enumerate(view.tablets.ids.tolist())} if len(tablets) > 50 else None
+    if places is not None:
+        return [places[tablet] for tablet in tablets]
+    return [int(np.flatnonzero(view.tablets.ids == tablet)[0]) for tablet in tablets]
+
+
+def _told(samples: Sequence[KeySample]) -> KeySamples:
+    return KeySamples(
+        SampleSource.CLIENTS,
+        tuple(sample.key for sample in samples),
+        tuple(sample.weight for sample in samples),
+        writes=tuple(sample.write for sample in samples),
+    )

@@ -1,0 +1,195 @@
+"""Turns what ticks and migrations found out into metrics. The tick calls it; it decides nothing and does no I/O.
+
+Labels come and go (a node is taken away, a reason no longer holds): new values are set before stale series are taken
+away, so that a scrape in between never sees a hole.
+"""
+
+import math
+import threading
+from collections import Counter as Tally
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from prometheus_client import Gauge
+
+from balancer.directory.model import Migration, MigrationKind, NodeState
+from balancer.instruments import Instruments
+from balancer.planner.loads import imbalance, node_loads
+from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
+from balancer.settings import Mode
+from policies.bundle_view import BundleView, PlanResult
+
+Values = Mapping[tuple[str, ...], float]
+
+
+class Reporter:
+    """Keeps the metrics in step with the newest states. Safe to call from several bundles' threads."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        self.instruments = instruments
+        self._known: dict[tuple[Gauge, str], set[tuple[str, ...]]] = {}
+        self._lock = threading.Lock()
+
+    def observe(self, state: BundleState, migrations: Iterable[Migration] = ()) -> None:
+        """One bundle after one tick, with the directory's migrations (those of other bundles are left out)."""
+        i, bundle = self.instruments, state.bundle
+        self._start(bundle)
+        self._set(i.bundle_state, bundle, {(bundle, word): word is state.word for word in StateWord})
+        self._set(i.bundle_mode, bundle, {(bundle, mode): mode is state.mode for mode in Mode})
+        self._set(i.paused, bundle, {(bundle,): state.paused})
+        self._set(i.tick_at, bundle, {(bundle,): state.at.timestamp()})
+        i.tick_seconds.labels(bundle).observe(state.tick_seconds)
+        i.tick_errors.labels(bundle).inc(bool(state.error))
+        self._schedule(bundle, state.schedule, state.at.timestamp())
+        self._nodes(bundle, state)
+        self._migrations(bundle, migrations)
+        if state.view is not None:
+            self._view(bundle, state.view)
+        if state.plan is not None:
+            self._plan(bundle, state.plan)
+
+    def finished(self, migration: Migration, outcome: str, seconds: float, moved: float, pause: float | None) -> None:
+        """A migration came to an end: done, cancelled or failed; `pause` is None where writers were not held back."""
+        labels = migration.bundle, migration.operation.value
+        self.instruments.migrations_finished.labels(*labels, outcome).inc()
+        if outcome == "done":
+            self.instruments.migration_seconds.labels(*labels).observe(seconds)
+            self.instruments.moved_bytes.labels(*labels).inc(moved)
+        if pause is not None:
+            self.instruments.write_pause.labels(*labels).observe(pause)
+
+    def leftovers(self, bundle: str, counts: Mapping[str, int]) -> None:
+        """Objects of dead migrations on each node that could be looked at."""
+        self._set(self.instruments.leftovers, bundle, {(bundle, node): count for node, count in counts.items()})
+
+    def started(self, bundle: str, kind: str, code: str) -> None:
+        """An action became a migration."""
+        self.instruments.actions.labels(bundle, kind, code).inc()
+
+    def commanded(self, verb: str, result: str) -> None:
+        """A command was carried out or refused."""
+        self.instruments.commands.labels(verb, result).inc()
+
+    def verified(self, bundle: str, equal: bool) -> None:
+        """Source and target were compared before a commit."""
+        self.instruments.verifications.labels(bundle, "equal" if equal else "different").inc()
+
+    def forget(self, bundle: str) -> None:
+        """The bundle is no longer configured: what was said of it goes."""
+        with self._lock:
+            gauges = [gauge for gauge, name in self._known if name == bundle]
+        for gauge in gauges:
+            self._set(gauge, bundle, {})
+
+    def _start(self, bundle: str) -> None:
+        """Counters begin at 0: Prometheus sees no increase in a series whose first sample is already 1."""
+        i = self.instruments
+        for result in ("equal", "different"):
+            i.verifications.labels(bundle, result)
+        for operation in MigrationKind:
+            for outcome in ("done", "cancelled", "failed"):
+                i.migrations_finished.labels(bundle, operation.value, outcome)
+
+    def _schedule(self, bundle: str, schedule: ScheduleReport, now: float) -> None:
+        self._set(self.instruments.schedule_open, bundle, {(bundle,): schedule.open})
+        if schedule.open:
+            minutes = 0.0
+        elif schedule.next_open is None:
+            minutes = math.inf
+        else:
+            minutes = max(0.0, (schedule.next_open.timestamp() - now) / 60)
+        self._set(self.instruments.schedule_opens_in, bundle, {(bundle,): minutes})
+
+    def _nodes(self, bundle: str, state: BundleState) -> None:
+        i, nodes = self.instruments, state.nodes
+        states: Values = {(bundle, node.id, word): word == node.state for node in nodes for word in NodeState}
+        self._set(i.node_state, bundle, states)
+        self._set(i.node_reachable, bundle, {(bundle, node.id): node.reachable for node in nodes})
+        self._set(i.node_disagreements, bundle, {(bundle, node.id): len(node.disagreements) for node in nodes})
+        self._set(i.node_rewound, bundle, {(bundle, node.id): bool(node.rewound) for node in nodes})
+        reached = [node for node in nodes if node.reachable]
+        self._set(i.node_database, bundle, {(bundle, node.id): node.database_bytes for node in reached})
+        self._set(i.node_connections, bundle, {(bundle, node.id): node.connections for node in reached})
+        self._set(i.node_wal, bundle, {(bundle, node.id): node.retained_wal_bytes for node in reached})
+        self._set(i.poll_age, bundle, {(bundle, node.id): _age(node, state) for node in nodes})
+        for node in reached:
+            i.poll_seconds.labels(bundle).observe(node.poll_seconds)
+
+    def _migrations(self, bundle: str, migrations: Iterable[Migration]) -> None:
+        phases: Tally[tuple[str, ...]] = Tally(
+            (bundle, migration.operation.value, migration.state)
+            for migration in migrations
+            if migration.bundle == bundle and not migration.finished
+        )
+        self._set(self.instruments.migrations, bundle, phases)
+
+    def _view(self, bundle: str, view: BundleView) -> None:
+        i, names = self.instruments, [node.id for node in view.nodes]
+        loads: Values = {
+            (bundle, node, dimension): float(value)
+            for dimension, column in node_loads(view).items()
+            for node, value in zip(names, column, strict=True)
+        }
+        self._set(i.node_load, bundle, loads)
+        self._set(i.node_capacity, bundle, _capacities(bundle, view))
+        self._set(i.imbalance, bundle, {(bundle, name): ratio for name, ratio in imbalance(view).items()})
+        self._set(i.tablets, bundle, _tablets(bundle, view))
+        self._set(i.quarantined, bundle, {(bundle,): len(view.quarantined)})
+        sizes = view.tablets.sizes
+        if len(sizes):
+            quantiles = zip(("median", "p99", "max"), np.quantile(sizes, (0.5, 0.99, 1.0)), strict=True)
+            self._set(i.tablet_sizes, bundle, {(bundle, name): float(value) for name, value in quantiles})
+            rates = {"write": view.tablets.write_rate, "read": view.tablets.read_rate}
+            hottest: Values = {(bundle, name): float(column.max()) for name, column in rates.items()}
+            self._set(i.hottest_tablet, bundle, hottest)
+
+    def _plan(self, bundle: str, plan: PlanResult) -> None:
+        i = self.instruments
+        i.plans.labels(bundle).inc()
+        self._set(i.score, bundle, {(bundle,): plan.score_before})
+        self._set(i.score_bound, bundle, {(bundle,): plan.bound})
+        self._set(i.plan_score, bundle, {(bundle,): plan.score_after})
+        self._set(i.plan_pending_moves, bundle, {(bundle,): plan.pending_moves})
+        self._set(i.plan_pending_bytes, bundle, {(bundle,): plan.pending_bytes})
+        actions: Tally[tuple[str, ...]] = Tally((bundle, action.kind.value, action.code) for action in plan.actions)
+        self._set(i.plan_actions, bundle, actions)
+        self._set(i.plan_rejections, bundle, {(bundle, code): count for code, count in plan.counts.items()})
+
+    def _set(self, gauge: Gauge, bundle: str, values: Values) -> None:
+        """Makes these the only series of the gauge that belong to the bundle."""
+        for labels, value in values.items():
+            gauge.labels(*labels).set(float(value))
+        with self._lock:
+            stale = self._known.get((gauge, bundle), set()) - values.keys()
+            self._known[gauge, bundle] = set(values)
+        for labels in stale:
+            gauge.remove(*labels)
+
+
+def _age(node: NodeReport, state: BundleState) -> float:
+    """How old the node's figures are: those of a node that cannot be reached are as old as its silence."""
+    if node.reachable or node.unreachable_since is None:
+        return 0.0
+    return (state.at - node.unreachable_since).total_seconds()
+
+
+def _capacities(bundle: str, view: BundleView) -> Values:
+    capacities = {(bundle, node.id, "bytes"): node.disk_capacity for node in view.nodes}
+    capacities |= {(bundle, node.id, "memory"): node.memory for node in view.nodes}
+    return {labels: value for labels, value in capacities.items() if value is not None}
+
+
+def _tablets(bundle: str, view: BundleView) -> Values:
+    """Tablets by node and state; each counts once, and trouble goes before work."""
+    migrating = [tablet for flight in view.in_flight for tablet in flight.tablets]
+    count, columns = len(view.nodes), view.tablets
+    state = np.zeros(len(columns), dtype=np.int64)
+    for number, ids in enumerate((view.pinned, migrating, view.quarantined), start=1):
+        state[np.isin(columns.ids, np.fromiter(ids, dtype=np.int64))] = number
+    cells = np.bincount(columns.node * 4 + state, minlength=count * 4)
+    words = ("owned", "pinned", "migrating", "quarantined")
+    return {
+        (bundle, node.id, word): float(cells[at * 4 + number])
+        for at, node in enumerate(view.nodes)
+        for number, word in enumerate(words)
+    }

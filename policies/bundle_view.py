@@ -1,0 +1,228 @@
+"""What the policies see and what they say: one bundle's state in columns, and actions with their reasons.
+
+Tablets are columns (numpy), because a plan over a million of them must not make a million objects. Rows of a table
+are in key order: ranges by their lower bound, vbuckets by their position (see `hash_leaves`). Time is a number of
+seconds that the caller passes in; nothing here reads a clock.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.hash_leaves import Leaf
+from policies.keys import KeyType
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class NodeCondition(StrEnum):
+    """What may be done with a node; the directory's states, and what the last poll saw."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    CLOSED = "closed"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node as the policies see it."""
+
+    id: str
+    condition: NodeCondition = NodeCondition.ACTIVE
+    zone: str = ""
+    weight: float = 1.0
+    disk_capacity: float | None = None
+    """Bytes the node's disk holds in all; None: unknown."""
+    disk_used: float | None = None
+    """Bytes in use, other people's included; None: the sum of its tablets."""
+    memory: float | None = None
+    """Bytes of memory for in-memory tables; None: as much as any other."""
+    closed_by_daemon: bool = False
+    """A closed node that the daemon closed, and may open again; what an operator closed stays closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """One table: its tablets are the rows `first <= row < last` of the columns, in key order."""
+
+    name: str
+    hash: bool
+    key_types: tuple[KeyType, ...]
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class TabletColumns:
+    """All tablets of a bundle. Every array has one entry per tablet."""
+
+    ids: Ints
+    node: Ints  # index into BundleView.nodes
+    sizes: Floats  # bytes on disk
+    memory: Floats  # bytes that count against nodes' memory: 0 for tables that are not in-memory
+    rows: Floats
+    write_rate: Floats  # rows written per second
+    read_rate: Floats  # rows read per second
+    lowers: Sequence[bytes]  # range tables: lower bound; hash tables: b""
+    moduli: Ints  # hash tables; 0 for range tables
+    remainders: Ints
+    byte_rate: Floats | None = None  # bytes read and written per second; None: not measured
+    cpu_rate: Floats | None = None  # seconds of processor time per second; None: not measured
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def leaf(self, row: int) -> Leaf:
+        """The vbucket at this row of a hash table."""
+        return Leaf(int(self.moduli[row]), int(self.remainders[row]))
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A migration that runs: credited before planning, as if it had finished."""
+
+    migration: str
+    tablets: tuple[int, ...]
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class TabletHistory:
+    """What is remembered about a tablet, by id, where there is anything to remember."""
+
+    last_migrated: float | None = None  # seconds since 1970
+    failures: int = 0  # in a row
+    last_failed: float | None = None
+    split_for_heat_at: float | None = None
+    hot_polls: int = 0  # polls in a row over a heat threshold
+    max_rate_5m: float | None = None  # greatest rate (reads and writes) of the last five minutes
+
+
+@dataclass(frozen=True, slots=True)
+class BundleView:
+    """One bundle at one moment: what a plan is made from."""
+
+    bundle: str
+    now: float  # seconds since 1970
+    nodes: tuple[NodeView, ...]
+    tables: tuple[TableView, ...]
+    tablets: TabletColumns
+    in_flight: tuple[InFlight, ...] = ()
+    pinned: frozenset[int] = frozenset()
+    quarantined: frozenset[int] = frozenset()
+    history: Mapping[int, TabletHistory] = field(default_factory=dict)
+    samples: Mapping[int, "KeySamples"] = field(default_factory=dict)
+    window_seconds_left: float | None = None
+    """Seconds until the schedule's window closes; None: it does not close."""
+    bytes_moved_in_window: float = 0.0
+    measured_bytes_per_second: float | None = None
+
+
+class SampleSource(StrEnum):
+    """Where key samples came from, best first."""
+
+    CLIENTS = "client samples"
+    ROW_AGES = "row ages"
+    STATISTICS = "table statistics"
+
+
+@dataclass(frozen=True, slots=True)
+class KeySamples:
+    """Keys in use in one tablet, encoded by `keys` (range) or as positions of 8 bytes big-endian (hash)."""
+
+    source: SampleSource
+    keys: tuple[bytes, ...]
+    weights: tuple[float, ...]
+    spans: tuple[bytes, ...] = ()
+    """For requests over a range: the last key of each sample's request, in the order of `keys`; empty: single keys."""
+    writes: tuple[bool, ...] = ()
+    """Whether each sample was a write, in the order of `keys`; empty: all were."""
+    confidence: float = 1.0
+    """0 to 1: how far the figures may be believed."""
+    row_keys: tuple[bytes, ...] = ()
+    """Keys of the tablet's rows, ascending and evenly spaced by rank, as a histogram has them: where its rows lie,
+    whether in use or not; empty: unknown."""
+
+
+class ActionKind(StrEnum):
+    """What a policy may propose."""
+
+    MOVE = "move"
+    SPLIT = "split"
+    MERGE = "merge"
+    RESHARD = "reshard"  # a contiguous range of tablets becomes n others (many-to-many)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tablet that a reshard makes: a leaf, or the range from `lower` to the next part's."""
+
+    lower: bytes = b""
+    leaf: Leaf | None = None
+    node: str = ""  # where it should end up; empty: where its rows are
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A proposal with its reason. It becomes a migration when it is admitted."""
+
+    kind: ActionKind
+    table: str
+    tablets: tuple[int, ...]
+    reason: str  # one sentence with its numbers
+    code: str  # a short stable word for the reason: metrics and tests use it
+    source: str = ""  # node ids
+    target: str = ""
+    parts: tuple[Part, ...] = ()
+    count: int = 0
+    """For a reshard by size: how many tablets; the keys are chosen on the node when `parts` is empty."""
+    size: float = 0.0  # bytes to be moved or rewritten
+    gain: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A candidate that was not taken, and why: a value, so that `why-not` needs no second code path."""
+
+    kind: ActionKind
+    tablets: tuple[int, ...]
+    code: str
+    reason: str
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """A proposal to close a node to new data, or to open it again."""
+
+    node: str
+    condition: NodeCondition  # what it should become: closed or active
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """What a policy says of one bundle: actions in the order in which they should be started, and the rest."""
+
+    actions: tuple[Action, ...] = ()
+    """What may be started now, within the budgets."""
+    rejections: tuple[Rejection, ...] = ()
+    """Some examples for each code; `counts` has the numbers."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """How many candidates each code has kept back."""
+    node_changes: tuple[NodeChange, ...] = ()
+    pending_moves: int = 0
+    """Moves that lead to the same target and wait for the budgets: the next plans bring them."""
+    pending_bytes: float = 0.0
+    score_before: float = 100.0
+    score_after: float = 100.0
+    bound: float = 100.0
+    """No plan within these budgets can reach a better score."""
+    notes: tuple[str, ...] = ()

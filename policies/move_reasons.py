@@ -1,0 +1,119 @@
+"""Why a tablet should move, in one sentence with its numbers. Called while the actions of a plan are written down."""
+
+import numpy as np
+
+from policies.bundle_view import TabletColumns
+from policies.figures import bytes_text, rate_text, share_text
+from policies.options import BundleOptions
+from policies.placement_candidates import group_of
+from policies.placement_loads import LoadState, Problem, excess
+from policies.reasons import Taken
+from policies.wanted_moves import Moves
+
+NAMES = {
+    "bytes": "bytes",
+    "memory": "memory",
+    "write_rate": "writes",
+    "read_rate": "reads",
+    "tablets": "tablets",
+}
+
+
+def reason_for(moves: Moves, row: int, options: BundleOptions) -> str:
+    """The sentence of one move."""
+    problem = moves.problem
+    source, target = (problem.nodes[int(state.owner[row])].id for state in (moves.before, moves.after))
+    size = bytes_text(float(problem.sizes[row]))
+    table = problem.view.tables[int(problem.tables[row])].name
+    match moves.code(row):
+        case Taken.DRAIN:
+            text = f"{source} is draining: this tablet's {figures_of(problem, row)} go to {target}, which has room"
+        case Taken.DISK_FULL:
+            text = f"{_disk_text(moves, source, options)}: {size} go to {target}"
+        case Taken.SPREAD:
+            text = f"{source} has more tablets of {table} than table_spread allows: {size} go to {target}"
+        case Taken.FUNCTION:
+            text = f"{table} is placed by {options.table(table).placement}, which puts this tablet ({size}) on {target}"
+        case Taken.IN_MEMORY:
+            text = f"in-memory tables fill {source} more than {target}: this tablet's {size} even them out"
+        case Taken.COUNT:
+            text = f"{source} has more tablets of {table} than its even number, {target} has fewer"
+        case Taken.METRIC:
+            group, settings = group_of(options, table)
+            text = f"group {group} is spread by {settings.metric}: {source} has more of it than {target}"
+        case Taken.SWAP:
+            text = f"{_relief(moves, row)}, in exchange: no single move helps"
+        case Taken.LOAD:
+            text = _relief(moves, row)
+    return text
+
+
+def figures_of(problem: Problem, row: int) -> str:
+    """A tablet's size and, where it has one, its load."""
+    columns, at = problem.view.tablets, int(problem.rows[row])
+    rate = float(columns.write_rate[at] + columns.read_rate[at])
+    return bytes_text(float(columns.sizes[at])) + (f" and {rate_text(rate)}" if rate else "")
+
+
+def tightest(problem: Problem, state: LoadState, node: int) -> tuple[str, float]:
+    """The dimension in which a node is tightest, and how far it is above its due share there."""
+    over = excess(problem, state.held)[node]
+    at = int((over * problem.weights).argmax())
+    return problem.dimensions[at], float(over[at])
+
+
+def level_text(over: float) -> str:
+    """`12 % above its share`."""
+    if abs(over) < 0.005:
+        return "at its share"
+    return f"{share_text(abs(over))} {'above' if over > 0 else 'below'} its share"
+
+
+def value_text(columns: TabletColumns, row: int, dimension: str) -> str:
+    """A tablet's load in one dimension, with its unit."""
+    match dimension:
+        case "write_rate":
+            return f"{rate_text(float(columns.write_rate[row]))} written"
+        case "read_rate":
+            return f"{rate_text(float(columns.read_rate[row]))} read"
+        case "memory":
+            return f"{bytes_text(float(columns.memory[row]))} of memory"
+        case _:
+            return bytes_text(float(columns.sizes[row]))
+
+
+def _relief(moves: Moves, row: int) -> str:
+    """Where source and target stand in the dimension that this is about, and what the tablet carries."""
+    problem, state = moves.problem, moves.before
+    source, target = int(state.owner[row]), int(moves.after.owner[row])
+    at = _relieved(problem, state, row)
+    dimension, levels = problem.dimensions[at], excess(problem, state.held)[:, at]
+    over, there = float(levels[source]), float(levels[target])
+    at = int(problem.rows[row])
+    carried = value_text(problem.view.tablets, at, dimension)
+    cost = "" if dimension in ("bytes", "tablets") else f" for {bytes_text(float(problem.sizes[row]))} to copy"
+    return (
+        f"{problem.nodes[source].id} is {level_text(over)} of {NAMES[dimension]} and {problem.nodes[target].id} is "
+        f"{level_text(there)}: this tablet takes {carried} there{cost}"
+    )
+
+
+def _relieved(problem: Problem, state: LoadState, row: int) -> int:
+    """The dimension of whose surplus on its node the tablet takes most: not always the one that is tightest."""
+    source = int(state.owner[row])
+    surplus = state.held[source] - problem.due[source]
+    part = 1.0 - np.abs(surplus - problem.loads[row]) / np.where(surplus > 0, surplus, 1.0)
+    return int(np.where(surplus > 0, part * problem.weights, -np.inf).argmax())
+
+
+def _disk_text(moves: Moves, source: str, options: BundleOptions) -> str:
+    problem = moves.problem
+    at = problem.index(source)
+    used = float(problem.disk_used[at]) / (problem.nodes[at].disk_capacity or 1.0)
+    settings = options.placement
+    if used <= settings.close_at_disk_share:
+        limit = share_text(settings.reopen_at_disk_share)
+        return f"{source} was closed, and its disk is {share_text(used)} full, not yet below {limit}"
+    return (
+        f"the disk of {source} is {share_text(used)} full, over the {share_text(settings.close_at_disk_share)} allowed"
+    )

@@ -1,0 +1,142 @@
+"""All moves of a bundle, whoever asks for them: urgent ones first, then the mover in charge of each table.
+
+`plan` and the explanations call `plan_moves`. It says where every tablet should live in the end; how much of that is
+started now is for the budgets.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.bundle_view import Floats, Ints, NodeCondition
+from policies.movers import move_by_count, move_by_metric, move_in_memory
+from policies.options import BundleOptions
+from policies.placement import balance
+from policies.placement_candidates import Decider, Standings, deciders, is_resting, standings
+from policies.placement_fill import make_spread
+from policies.placement_functions import follow_functions
+from policies.placement_loads import Bools, LoadState, Problem, initial_state
+from policies.placement_refine import Able
+from policies.placement_urgent import drain, movable_in_need, relieve_disks, spread_out
+from policies.reasons import Taken
+
+CODES: tuple[Taken, ...] = tuple(Taken)
+URGENT = (Taken.DRAIN, Taken.DISK_FULL)
+
+
+@dataclass(slots=True)
+class Moves:
+    """Where everything is, where it should be, and why."""
+
+    problem: Problem
+    before: LoadState
+    after: LoadState
+    standing: Standings
+    codes: npt.NDArray[np.int8] = field(init=False)  # T: index into CODES, -1 for tablets that stay
+    stranded: Ints = field(init=False)  # rows that should leave at once and that no node can take
+    swaps: dict[int, int] = field(default_factory=dict)  # rows that change places, each with its counterpart
+    started: bool = False
+    """Whether some node was far enough from its share for the objective to start."""
+
+    def __post_init__(self) -> None:
+        self.codes = np.full(len(self.problem.ids), -1, dtype=np.int8)
+        self.stranded = np.zeros(0, dtype=np.int64)
+
+    def rows(self) -> Ints:
+        """The tablets that should move."""
+        return np.flatnonzero(self.after.owner != self.before.owner)
+
+    def urgent_rows(self) -> Ints:
+        """Those of them that cannot wait, and those that should not but must."""
+        rows = self.rows()
+        urgent = rows[np.isin(self.codes[rows], [CODES.index(code) for code in URGENT])]
+        return np.union1d(urgent, self.stranded)
+
+    def code(self, row: int) -> Taken:
+        """Why this tablet should move."""
+        return CODES[int(self.codes[row])]
+
+    def mark(self, previous: Ints, code: Taken) -> None:
+        """Notes the reason for all that has changed since `previous`; an urgent reason stays."""
+        changed = self.after.owner != previous
+        urgent = np.isin(self.codes, [CODES.index(known) for known in URGENT])
+        self.codes[changed & ~urgent] = CODES.index(code)
+
+
+def plan_moves(problem: Problem, options: BundleOptions, reserved: Bools | None = None) -> Moves:
+    """Runs everything that moves tablets. `reserved` tablets have another action in this plan and stay."""
+    before = initial_state(problem)
+    moves = Moves(problem, before, before.copy(), standings(problem, options))
+    unreserved = np.ones(len(problem.ids), dtype=np.bool_) if reserved is None else ~reserved
+    _urgent(moves, options, unreserved)
+    # What leaves a draining node may still be sent elsewhere, to where it fits best; what relieves a disk stays put.
+    free = (moves.standing == 0) & unreserved & (moves.codes != CODES.index(Taken.DISK_FULL))
+    moves.after.disk_room -= headroom(problem, options)
+    _movers(moves, options, free)
+    _objective(moves, options, free)
+    return moves
+
+
+def headroom(problem: Problem, options: BundleOptions) -> Floats:
+    """N: bytes that balancing leaves free below the share that closes a node, so that it may grow without closing."""
+    settings = options.placement
+    share = max(0.0, settings.close_at_disk_share - settings.reopen_at_disk_share)
+    return np.array([share * (node.disk_capacity or 0.0) for node in problem.nodes])
+
+
+def _urgent(moves: Moves, options: BundleOptions, unreserved: Bools) -> None:
+    problem, state = moves.problem, moves.after
+    able = movable_in_need(moves.standing)
+    spread = make_spread(problem, state.owner, options.placement.table_spread)
+    fixed = deciders(problem, options, Decider.FUNCTION)
+    previous = state.owner.copy()
+    follow_functions(problem, state, able & fixed & problem.conditions(NodeCondition.DRAINING)[state.owner], options)
+    stranded = [drain(problem, state, able, options, spread)]
+    moves.mark(previous, Taken.DRAIN)
+    previous = state.owner.copy()
+    stranded.append(relieve_disks(problem, state, able & ~fixed & unreserved, options, spread))
+    moves.mark(previous, Taken.DISK_FULL)
+    moves.stranded = np.unique(np.concatenate(stranded))
+
+
+def _movers(moves: Moves, options: BundleOptions, free: Bools) -> None:
+    problem, state = moves.problem, moves.after
+    mine = {who: deciders(problem, options, who) for who in Decider}
+    previous = state.owner.copy()
+    follow_functions(problem, state, free & mine[Decider.FUNCTION], options)
+    moves.mark(previous, Taken.FUNCTION)
+    previous = state.owner.copy()
+    move_in_memory(problem, state, mine[Decider.IN_MEMORY], free & mine[Decider.IN_MEMORY], options)
+    moves.mark(previous, Taken.IN_MEMORY)
+    previous = state.owner.copy()
+    move_by_count(problem, state, free & mine[Decider.COUNT], options)
+    moves.mark(previous, Taken.COUNT)
+    previous = state.owner.copy()
+    move_by_metric(problem, state, free & mine[Decider.METRIC], options)
+    moves.mark(previous, Taken.METRIC)
+
+
+def _objective(moves: Moves, options: BundleOptions, free: Bools) -> None:
+    problem, state = moves.problem, moves.after
+    mine = free & deciders(problem, options, Decider.OBJECTIVE)
+    spread = make_spread(problem, state.owner, options.placement.table_spread)
+    previous = state.owner.copy()
+    spread_out(problem, state, mine, options, spread)
+    moves.mark(previous, Taken.SPREAD)
+    previous = state.owner.copy()
+    resting = is_resting(moves.standing) & deciders(problem, options, Decider.OBJECTIVE)
+    result = balance(problem, state, Able(mine, resting), options, spread)
+    moves.started = result.started
+    moves.mark(previous, Taken.LOAD)
+    for give, take in result.swapped:
+        if _still_swapped(moves, give, take):
+            moves.swaps |= {give: take, take: give}
+            moves.codes[[give, take]] = CODES.index(Taken.SWAP)
+
+
+def _still_swapped(moves: Moves, give: int, take: int) -> bool:
+    """Whether, after all later steps, two tablets have just changed places, and are halves of no other exchange."""
+    before, after = moves.before.owner, moves.after.owner
+    crossed = after[give] == before[take] and after[take] == before[give] and before[give] != before[take]
+    return bool(crossed) and give not in moves.swaps and take not in moves.swaps

@@ -1,0 +1,93 @@
+"""Keys in use: gathered from clients' notes over minutes, each note once, and the node asked where they say little."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from balancer.directory.contract import Directory
+from balancer.directory.open import open_directory
+from balancer.planner.keys_in_use import MEMORY_SECONDS, TOPIC, Samples
+from policies.bundle_view import BundleView, KeySamples, SampleSource
+from tests.support.directories import fill, key
+from tests.support.made_states import view_of_snapshot
+
+pytestmark = pytest.mark.quick
+
+NODE_SAYS = KeySamples(SampleSource.ROW_AGES, (key(12),), (1.0,))
+
+
+class Node:
+    """Answers for every tablet."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def ask(self, tablet_id: int) -> KeySamples | None:
+        self.asked.append(tablet_id)
+        return NODE_SAYS
+
+    def row_keys(self, tablet_id: int) -> tuple[bytes, ...]:
+        return (key(15),)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Directory]:
+    with open_directory(f"sqlite://{tmp_path}/directory.db") as opened:
+        fill(opened)
+        yield opened
+
+
+@pytest.fixture
+def view(directory: Directory) -> BundleView:
+    view = view_of_snapshot(directory.snapshot())
+    assert isinstance(view, BundleView)
+    return view
+
+
+def note(directory: Directory, client: str, at: float, *numbers: int) -> None:
+    samples = [[key(number).hex(), 2.0, True] for number in numbers]
+    directory.publish(TOPIC, client, {"at": at, "tables": {"2": samples}})
+
+
+def found(directory: Directory, view: BundleView, samples: Samples, node: Node, enough: int) -> dict[int, KeySamples]:
+    return samples.of(view, directory.snapshot(), [1002], node, enough)  # the keys from 10 to 20
+
+
+def test_clients_are_heard_over_several_notes_and_each_of_them_once(directory: Directory, view: BundleView) -> None:
+    samples, node = Samples(directory), Node()
+    for at in (100.0, 101.0, 101.0):
+        note(directory, "client-1", at, 5, 11, 19, 25)
+        samples.gather(at)
+    told = found(directory, view, samples, node, 4)[1002]
+    assert told.keys == (key(11), key(11), key(19), key(19))
+    assert told.row_keys == (key(15),)
+    assert (told.weights, told.writes) == ((2.0,) * 4, (True,) * 4)
+    assert not node.asked
+
+
+def test_the_node_is_asked_where_clients_say_too_little(directory: Directory, view: BundleView) -> None:
+    samples, node = Samples(directory), Node()
+    note(directory, "client-1", 100.0, 11)
+    samples.gather(100.0)
+    assert found(directory, view, samples, node, 2)[1002].source is SampleSource.ROW_AGES
+    assert node.asked == [1002]
+
+
+def test_what_is_old_is_forgotten(directory: Directory, view: BundleView) -> None:
+    samples, node = Samples(directory), Node()
+    note(directory, "client-1", 100.0, 11, 12)
+    samples.gather(100.0)
+    samples.gather(101.0 + MEMORY_SECONDS)
+    assert found(directory, view, samples, node, 1)[1002].source is SampleSource.ROW_AGES
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"at": 1.0}, {"at": "x", "tables": {}}, {"at": 1.0, "tables": {"2": [["zz"]]}}, []]
+)
+def test_a_note_that_is_none_is_passed_over(directory: Directory, view: BundleView, wrong: object) -> None:
+    samples, node = Samples(directory), Node()
+    directory.publish(TOPIC, "broken", wrong)
+    note(directory, "client-1", 100.0, 11)
+    samples.gather(100.0)
+    assert found(directory, view, samples, node, 1)[1002].keys == (key(11),)
