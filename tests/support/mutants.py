@@ -81,7 +81,7 @@ def rewritten(function: str, changes: Mapping[str, str]) -> Patch:
                 if words not in text and others not in text:
                     raise MutantBroken(f"{function} does not contain: {words}")
                 text = text.replace(words, others)
-            connection.execute(sql.SQL(text.replace("{", "{{").replace("}", "}}")).format())  # type: ignore[arg-type]
+            connection.execute(sql.SQL(text.replace("{", "{{").replace("}", "}}")).format())
             return version
 
         return install_schema

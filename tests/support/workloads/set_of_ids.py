@@ -12,8 +12,10 @@ class SetOfIds(Workload):
 
     name = "set"
 
-    def __init__(self, keys: Sequence[int] = ()) -> None:
+    def __init__(self, keys: Sequence[int] = (), others: Sequence[int] = ()) -> None:
+        """`others`: rows that are there as well, and stay; they are not read."""
         self.keys = tuple(keys)
+        self.others = frozenset(others)
 
     def write(self, caller: Caller, client: Client) -> None:
         if client.mine and client.chance.random() < 0.45:
@@ -49,7 +51,7 @@ class SetOfIds(Workload):
         for one in history:
             by.setdefault((one.kind, one.outcome), set()).add(one.key)
         there = set(contents(shown))
-        inserted = by.get(("insert", "done"), set()) | set(self.keys)
+        inserted = by.get(("insert", "done"), set()) | set(self.keys) | self.others
         tried = by.get(("insert", "unknown"), set())
         deleted, perhaps = by.get(("delete", "done"), set()), by.get(("delete", "unknown"), set())
         found = misplaced(shown)
