@@ -1,5 +1,6 @@
 """DDL, triggers switched off, old snapshots and writers by a partition's name, each at the worst moment."""
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,10 @@ from balancer.directory.model import Migration
 from balancer.embedded.postgres import PostgresServer
 from tests.support import nemeses
 from tests.support.cluster import AMPLE, Cluster, build, hash_table, hash_tablets, insert_rows
+from tests.support.crash_matrix import Victims
 from tests.support.directed import LEAF, Beside, complaints, move, split, tally
 from tests.support.nemeses import ApplyWorker, EveryPoint
+from tests.support.servers import new_database
 
 MOVE_POINTS = (
     *("left:copying", "left:catching_up", "entered:fencing", "left:fencing", "left:draining", "left:verifying"),
@@ -149,3 +152,51 @@ def test_a_reader_with_one_snapshot_finds_every_row_though_a_tablet_has_moved(cl
         readers["a"].execute("COMMIT")
     assert found == (1000,)
     assert migration.result().state == "done"
+
+
+def test_a_target_that_stalls_past_the_deadline_is_no_difference(cluster: Cluster) -> None:
+    """The fence ends by itself, a writer goes on, and the comparison finds another row than it had read."""
+    cluster.settings = replace(cluster.settings, write_pause_budget=5.0, fence_deadline=0.4, retry_back_off=0.05)
+    row = tally(cluster)
+
+    def stall() -> None:
+        with nemeses.stalled(cluster.dsns["b"], "balancer.marker"):
+            held.set()
+
+            def let_through() -> bool:
+                row.write("a")
+                return row.kept > 1
+
+            nemeses.until(let_through, "a write after the deadline")
+
+    held = threading.Event()
+    stalling = threading.Thread(target=stall)
+
+    def at(point: str) -> None:
+        if point == "entered:fencing" and not row.kept:
+            row.write("a")
+            stalling.start()
+            held.wait(10)
+
+    done = move(cluster, EveryPoint(at))
+    stalling.join()
+    assert (done.state, done.error) == ("done", "")
+    assert row.kept > 1
+    assert row.faults() == []
+
+
+@pytest.mark.parametrize("node", ["a", "b"], ids=["source", "target"])
+def test_a_node_that_went_back_in_time_is_named(tmp_path: Path, killable: Victims, node: str) -> None:
+    """After a move its copy is of before the move: the doctor must not be content."""
+    with new_database(killable.nodes["a"]) as a, new_database(killable.nodes["b"]) as b:
+        tablets = hash_tablets(4, ["a"])
+        made = build(tmp_path, {"a": a.dsn, "b": b.dsn}, hash_table(), tablets)
+        insert_rows(made, tablets, range(100))
+        old = nemeses.OldCopy(killable.nodes[node])
+        old.take()
+        assert move(made, {}).state == "done"
+        assert complaints(made) == []
+        old.rewind()
+        found = complaints(made)
+        made.close()
+    assert found

@@ -6,7 +6,6 @@ Used by the directed tests, the crash matrix and `make soak`. All of them act on
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -125,18 +124,6 @@ class Sleeper:
 
 
 @contextmanager
-def kept_off(servers: Sequence[PostgresServer]) -> Iterator[None]:
-    """Servers that are killed at once, and come back at the end of the block."""
-    for server in servers:
-        server.kill()
-    try:
-        yield
-    finally:
-        for server in servers:
-            server.start()
-
-
-@contextmanager
 def settings(server: PostgresServer, **values: str) -> Iterator[None]:
     """Settings of a server for the length of a block, such as a `wal_writer_delay` of ten seconds."""
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
@@ -175,10 +162,11 @@ class OldCopy:
 
 
 @contextmanager
-def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
+def small_disk(folder: Path, megabytes: int, owner: int) -> Iterator[Path]:
     """A file system that is soon full."""
-    folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], check=True)
+    folder.mkdir(parents=True)
+    options = f"size={megabytes}m,uid={owner},mode=700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
     try:
         yield folder
     finally:
@@ -203,20 +191,12 @@ def dump(server: PostgresServer, dsn: str, table: str) -> int:
     return sum(line.startswith("INSERT INTO") for line in done.stdout.splitlines())
 
 
-class SlowTarget:
-    """A target that stalls: whoever writes to one of its tables waits."""
-
-    def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
-        self._timer: threading.Timer | None = None
-
-    def stall(self, table: str, seconds: float) -> None:
-        """Locks a table for so long; returns at once."""
-        connection = psycopg.connect(self._dsn)
+@contextmanager
+def stalled(dsn: str, table: str) -> Iterator[None]:
+    """A target that does not get on: whoever writes to one of its tables waits."""
+    with psycopg.connect(dsn) as connection:
         connection.execute(f"LOCK TABLE {table} IN EXCLUSIVE MODE".encode())
-        self._timer = threading.Timer(seconds, connection.close)
-        self._timer.daemon = True
-        self._timer.start()
+        yield
 
 
 def waits_for_lock(observer: Connection, relation: str | None = None) -> bool:
