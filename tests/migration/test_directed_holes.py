@@ -16,6 +16,7 @@ from tests.support.cluster import AMPLE, Cluster, build, hash_table, hash_tablet
 from tests.support.crash_matrix import Victims
 from tests.support.directed import LEAF, Beside, complaints, move, split, tally
 from tests.support.nemeses import ApplyWorker, EveryPoint
+from tests.support.sampling import sampled
 from tests.support.servers import new_database
 
 MOVE_POINTS = (
@@ -48,7 +49,7 @@ def ended(cluster: Cluster, migration: Beside) -> Migration:
     return migration.result(40.0)
 
 
-@pytest.mark.parametrize("point", MOVE_POINTS)
+@pytest.mark.parametrize("point", sampled(MOVE_POINTS, 3, "values"))
 def test_values_that_ddl_rewrites_during_a_move_are_the_new_ones(cluster: Cluster, point: str) -> None:
     cluster.settings = replace(cluster.settings, **AMPLE)
     rewrite = "ALTER TABLE orders ALTER COLUMN n TYPE bigint USING n + 1000"
@@ -60,7 +61,7 @@ def test_values_that_ddl_rewrites_during_a_move_are_the_new_ones(cluster: Cluste
     assert complaints(cluster) == []
 
 
-@pytest.mark.parametrize("point", MOVE_POINTS)
+@pytest.mark.parametrize("point", sampled(MOVE_POINTS, 3, "column"))
 def test_a_column_that_is_added_during_a_move_wedges_nothing(cluster: Cluster, point: str) -> None:
     cluster.settings = replace(cluster.settings, **AMPLE)
     add = "ALTER TABLE orders ADD COLUMN late text DEFAULT 'x'"
@@ -71,7 +72,7 @@ def test_a_column_that_is_added_during_a_move_wedges_nothing(cluster: Cluster, p
     assert complaints(cluster) == []
 
 
-@pytest.mark.parametrize("point", SPLIT_POINTS)
+@pytest.mark.parametrize("point", sampled(SPLIT_POINTS, 2, "split"))
 def test_values_that_ddl_rewrites_during_a_split_are_the_new_ones(single: Cluster, point: str) -> None:
     single.settings = replace(single.settings, **AMPLE)
     rewrite = "ALTER TABLE orders ALTER COLUMN n TYPE bigint USING n + 1000"
@@ -80,7 +81,8 @@ def test_values_that_ddl_rewrites_during_a_split_are_the_new_ones(single: Cluste
     assert sorted(single.rows()["a"].items()) == [(number, 1000) for number in range(1000)]
 
 
-@pytest.mark.parametrize("point", MOVE_POINTS[:6])  # nothing can be asked of a fence that is taken down after its seal
+# Nothing can be asked of a fence that is taken down after its seal.
+@pytest.mark.parametrize("point", sampled(MOVE_POINTS[:6], 2, "move without triggers"))
 def test_triggers_switched_off_and_on_lose_no_write_of_a_move(cluster: Cluster, point: str) -> None:
     cluster.settings = replace(cluster.settings, **AMPLE)
     row = tally(cluster)
@@ -99,7 +101,7 @@ def test_triggers_switched_off_and_on_lose_no_write_of_a_move(cluster: Cluster, 
     assert row.faults() == []
 
 
-@pytest.mark.parametrize("point", SPLIT_POINTS[:-1])
+@pytest.mark.parametrize("point", sampled(SPLIT_POINTS[:-1], 2, "split without triggers"))
 def test_triggers_switched_off_and_on_lose_no_write_of_a_split(single: Cluster, point: str) -> None:
     row = tally(single)
     done = split(single, {point: lambda: write_without_triggers(single, row.write)})

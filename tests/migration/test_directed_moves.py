@@ -19,6 +19,7 @@ from tests.support.cluster import Cluster, build, hash_table, hash_tablets, inse
 from tests.support.crash_matrix import Victims
 from tests.support.directed import LEAF, TABLET, Beside, Tally, complaints, move, tally
 from tests.support.nemeses import ApplyWorker, EveryPoint, Sleeper
+from tests.support.sampling import sampled
 from tests.support.servers import new_database
 from tests.support.spy import Spy
 
@@ -55,7 +56,7 @@ class Thawing(EveryPoint):
             self._worker.resume()
 
 
-@pytest.mark.parametrize("point", [*HELD_BACK, "left:committing"])
+@pytest.mark.parametrize("point", sampled((*HELD_BACK, "left:committing"), 2, "behind the fence"))
 def test_behind_the_fence_a_write_is_refused_or_kept(
     cluster: Cluster, row: Tally, worker: ApplyWorker, point: str
 ) -> None:

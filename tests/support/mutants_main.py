@@ -91,7 +91,7 @@ def _run(tests: tuple[str, ...], names: str, left_out: tuple[str, ...]) -> Catch
     output = _pytest(tests, names, "--exitfirst", *(f"--deselect={test}" for test in left_out))
     if BROKEN in output:
         return Catch(why=next(line for line in output.splitlines() if BROKEN in line)[:200], broken=True)
-    caught = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    caught = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", output, re.MULTILINE)
     if caught is None:
         nothing = not re.search(r"\d+ (passed|deselected)", output)
         return Catch(why=output[-300:], broken=True) if nothing else Catch()
@@ -101,7 +101,7 @@ def _run(tests: tuple[str, ...], names: str, left_out: tuple[str, ...]) -> Catch
 
 def _pytest(tests: tuple[str, ...], names: str, *options: str) -> str:
     command = [sys.executable, "-m", "pytest", "-q", "--timeout=120", *options, *tests]
-    environment = {**os.environ, VARIABLE: names}
+    environment = {**os.environ, VARIABLE: names, "SAMPLE_SEED": "all"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 

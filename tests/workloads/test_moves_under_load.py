@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from balancer.directory.model import Migration, MigrationMode
+from tests.support.sampling import sampled
 from tests.support.workloads.approach import DIRECT, HELD, HELD_SNAPSHOT, PLAIN, Approach
 from tests.support.workloads.trial import KINDS, TABLET, Mover, run_trial, two_nodes
 
@@ -21,7 +22,7 @@ def to_and_fro(mover: Mover) -> list[Migration]:
     return [mover.move(TABLET, "b"), mover.move(TABLET, "a", MigrationMode.READ_ONLY)]
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", sampled(tuple(KINDS), 2, "moves"))
 def test_a_tablet_moves_to_and_fro(kind: str, tmp_path: Path, pair: dict[str, str]) -> None:
     approach = random.Random(f"{SEED} moves {kind}").choice(DIRECT)
     with two_nodes(tmp_path, pair, kind) as (cluster, workload):
@@ -30,7 +31,7 @@ def test_a_tablet_moves_to_and_fro(kind: str, tmp_path: Path, pair: dict[str, st
         )
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", sampled(tuple(KINDS), 2, "reshards"))
 def test_a_tablet_is_split_and_merged(kind: str, tmp_path: Path, pair: dict[str, str]) -> None:
     through_root: tuple[Approach, ...] = (PLAIN, HELD, HELD_SNAPSHOT)
     approach = random.Random(f"{SEED} reshards {kind}").choice(through_root)
