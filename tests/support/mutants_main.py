@@ -16,7 +16,6 @@ from functools import cache
 from pathlib import Path
 
 from tests.support.mutants import EQUIVALENT, MUTANTS, NO_VERIFICATION, VARIABLE, Mutant
-from tests.support.tables import show_table
 
 ROOT = Path(__file__).parents[2]
 BROKEN = "MutantBroken"
@@ -112,13 +111,13 @@ def _combinable(mutant: Mutant) -> bool:
 
 def show(chosen: list[Mutant], catches: dict[tuple[Mutant, bool], Catch]) -> int:
     """The table. Returns the exit code."""
-    rows = []
+    print("\nmutants: what each leaves out, and what noticed, with verification on and off")
     for mutant in chosen:
+        print(f"\n{mutant.name}: {mutant.step}")
         for verified in (True, False):
             catch = catches.get((mutant, verified))
             if catch is not None:
-                rows.append([mutant.name, mutant.step, "on" if verified else "off", catch.words, catch.why])
-    show_table("mutants", ["mutant", "what it leaves out", "verification", "caught by", "how"], rows)
+                print(f"    {'on ' if verified else 'off'} {catch.words}\n        {catch.why}")
     print("\nequivalent, and why:")
     for what, why in EQUIVALENT.items():
         print(f"    {what}: {why}")
