@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: run test quick lint format bench crash-matrix soak setup setup-dev servers lock clean
+.PHONY: run test quick lint format bench crash-matrix mutants soak setup setup-dev servers lock clean
 
 run: setup  ## the main job on an embedded cluster
 	$(BIN)/balancer demo $(ARGS)
@@ -33,6 +33,9 @@ soak: setup-dev servers  ## an instance under load for ten minutes, its figures 
 
 crash-matrix: setup-dev servers  ## every state × everybody killed, JOBS=3 cells at a time; WORDS='split daemon' runs a part
 	$(BIN)/python -m tests.support.crash_matrix_main -j $(or $(JOBS),3) $(WORDS)
+
+mutants: setup-dev servers  ## the argument with a step left out: which end-to-end test notices; WORDS=no-drain runs a part
+	$(BIN)/python -m tests.support.mutants_main -j $(or $(JOBS),2) $(WORDS)
 
 setup: $(VENV)/.run
 

@@ -1,6 +1,6 @@
 """Tables whose vbuckets are placed by a sharding function: the function's choice, as far as nodes can take it.
 
-`wanted_moves` calls it for the tables of `Decider.FUNCTION`. The function sees every node that stays in the bundle, also
+`wanted_moves` calls it for the tables of `Decider.FUNCTION`. The function sees every node that stays, also
 one that is down or closed for the moment: it must not deal everything out again because a node was away for a minute.
 """
 

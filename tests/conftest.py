@@ -11,7 +11,10 @@ from hypothesis import settings
 
 from balancer.embedded.postgres import PostgresServer
 from balancer.embedded.zookeeper_server import ZooKeeperEnsemble, ZooKeeperServer
+from tests.support.mutants import mutate_from_environment
 from tests.support.servers import Database, kept, new_database, postgres
+
+mutate_from_environment()  # before anything that a mutant replaces is imported by name into a test
 
 # A busy machine is no reason to fail; the printed blob replays a failure.
 settings.register_profile("balancer", deadline=None, print_blob=True)

@@ -5,12 +5,14 @@ Called by `crash_matrix`. Everything is asked of the nodes themselves, whatever 
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import count, islice
+from random import Random
 
 import psycopg
 
-from balancer.directory.model import Tablet
+from balancer.directory.model import Tablet, TabletState
 from balancer.directory.snapshot import Snapshot
 from balancer.migration.doctor import examine
 from balancer.migration.machine import State
@@ -19,9 +21,15 @@ from policies.hashing import partition_hash
 from policies.keys import KeyType
 from tests.support.cluster import Cluster
 from tests.support.refusals import refused_with
-from tests.support.workload import Ledger
+from tests.support.workloads.approach import HELD, HELD_SNAPSHOT, PLAIN, Approach
+from tests.support.workloads.crew import Crew, at_work
+from tests.support.workloads.hot_registers import HotRegisters
+from tests.support.workloads.list_append import ListAppend
+from tests.support.workloads.set_of_ids import SetOfIds
+from tests.support.workloads.workload import is_within
 
-REFUSALS = {"TB001", "TB002", "23514"}
+REFUSALS = {"TB001", "TB002", "23514", "40001"}
+PACE = 0.002  # seconds between two operations of a client
 PROBES = 5_000_000  # ids from here on belong to nobody but this module
 COMMITTED = {State.OPENING, State.RETIRING, State.DONE}
 
@@ -37,37 +45,56 @@ def ids_in(cluster: Cluster, snapshot: Snapshot, tablet: int, first: int = PROBE
 
 
 class Traffic:
-    """Whether the application gets its writes through, to the tablets that are migrated."""
+    """The application: one crew through the root that inserts and deletes, one by the partitions' names that changes
+    few rows again and again. All of it is in the tablets that are migrated."""
 
-    def __init__(self, cluster: Cluster, ledger: Ledger, snapshot: Snapshot, tablets: tuple[int, ...]) -> None:
-        self._cluster = cluster
-        self._ledger = ledger
-        self._snapshot = snapshot
-        self._tablets = tablets
-        self._known: dict[int, bool] = {}
+    def __init__(self, crews: tuple[Crew, ...]) -> None:
+        self._crews = crews
 
     def await_writes(self, count: int, seconds: float) -> bool:
-        """Waits until so many more writes to these tablets were acknowledged."""
-        return self._await(self._ledger.writes, count, seconds)
+        """Waits until so many more writes through the root were asked for and acknowledged."""
+        return self._crews[0].await_writes(count, seconds)
 
     def await_reads(self, count: int, seconds: float) -> bool:
-        """Waits until so many more reads of these tablets were asked for and answered."""
-        return self._await(self._ledger.reads, count, seconds)
+        """Likewise for reads."""
+        return self._crews[0].await_reads(count, seconds)
 
-    def _await(self, log: list[tuple[float, int]], count: int, seconds: float) -> bool:
-        began = time.monotonic()
-        while time.monotonic() - began < seconds:
-            with self._ledger.lock:
-                fresh = [number for at, number in reversed(log) if at >= began]
-            if sum(map(self._concerned, fresh)) >= count:
-                return True
+    def await_operations(self, count: int, seconds: float) -> bool:
+        """Waits until so many were answered in all, from the beginning on."""
+        deadline = time.monotonic() + seconds
+        while self.operations < count and time.monotonic() < deadline:
             time.sleep(0.01)
-        return False
+        return self.operations >= count
 
-    def _concerned(self, number: int) -> bool:
-        if number not in self._known:
-            self._known[number] = tablet_of(self._cluster, self._snapshot, number).id in self._tablets
-        return self._known[number]
+    @property
+    def operations(self) -> int:
+        return sum(crew.operations for crew in self._crews)
+
+    def faults(self) -> list[str]:
+        """Ends the clients; everything that is wrong with their rows."""
+        for crew in self._crews:
+            crew.finish()
+        return [f"{crew.workload.name}: {fault}" for crew in self._crews for fault in crew.faults()]
+
+
+@contextmanager
+def traffic(
+    cluster: Cluster, tablets: tuple[int, ...], present: range, chance: Random, leaf: tuple[Approach, ...]
+) -> Iterator[Traffic]:
+    """Crews for the length of a block, on rows that are there already."""
+    snapshot = cluster.directory().snapshot()
+    bounds = [snapshot.tablet(tablet).bounds for tablet in tablets]
+    mine = [number for number in present if is_within(bounds, number)]
+    kind = chance.choice((ListAppend, HotRegisters))
+    through_root = SetOfIds(mine, others=present)
+    by_name = kind(mine[:6])
+    root = chance.choice((PLAIN, HELD, HELD_SNAPSHOT))
+    crew = partial(at_work, cluster, tablets=tablets, processes=1, writers=2, readers=1, pace=PACE)
+    with (
+        crew(through_root, root, seed=chance.randrange(10**6)) as first,
+        crew(by_name, chance.choice(leaf), seed=chance.randrange(10**6)) as second,
+    ):
+        yield Traffic((first, second))
 
 
 def owners_now(cluster: Cluster) -> Iterator[str]:
@@ -97,10 +124,13 @@ def _takes(connection: psycopg.Connection[tuple[object, ...]], root: str, number
     return True
 
 
-def account(cluster: Cluster, ledger: Ledger, crashed_in: State) -> Iterator[str]:
+def account(cluster: Cluster, application: Traffic, crashed_in: State) -> Iterator[str]:
     """Everything that is wrong in the end."""
     snapshot = cluster.directory().snapshot()
-    yield from ledger.faults(cluster.rows())
+    yield from application.faults()
+    for tablet in snapshot.tablets(cluster.table.id):
+        if tablet.state is TabletState.QUARANTINED:
+            yield f"a copy of tablet {tablet.id} differed from it, though nobody had touched either"
     for finding in examine(cluster.directory(), cluster.address):
         yield f"doctor, node {finding.node}: {finding.text}"
     for record in snapshot.migrations.values():

@@ -34,6 +34,7 @@ from balancer.migration.runner import Runner
 from balancer.nodes.connection import Address, Connection, Cursor
 from balancer.nodes.epoch_check import node_command, node_transaction
 from balancer.settings import MigrationSettings
+from tests.support.mutants import mutate_from_environment
 
 
 @dataclass(frozen=True)
@@ -246,4 +247,5 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
+    mutate_from_environment()
     serve()

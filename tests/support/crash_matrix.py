@@ -20,12 +20,12 @@ from balancer.embedded.process import free_port
 from balancer.embedded.zookeeper_server import ZooKeeperServer
 from balancer.migration.machine import State, is_final, row_of
 from tests.support.cluster import QUICK, Cluster, build, describe, hash_table, hash_tablets, insert_rows
-from tests.support.crash_account import Traffic, account, owners_now
+from tests.support.crash_account import Traffic, account, owners_now, traffic
 from tests.support.crash_cells import Cell
 from tests.support.crash_daemon import Plan
 from tests.support.crash_nursery import Daemon, Nursery
 from tests.support.servers import new_database, postgres
-from tests.support.workload import running
+from tests.support.workloads.approach import HELD_LEAF, HELD_SNAPSHOT_LEAF, PLAIN_LEAF, Approach
 
 PATIENCE = 90.0
 DOWN = 0.3  # seconds for which a killed server stays away, while the daemon goes on
@@ -38,9 +38,20 @@ LOST_DIRECTORY = 5
 QUICK_JAVA = ("-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no")
 PRESENT = range(400)
 TABLETS = hash_tablets(4, ["a"])
+OPERATIONS = 2000  # of the application on the tablets that are migrated, in each cell
+_HELD_BY_NAME = (HELD_LEAF, HELD_SNAPSHOT_LEAF)
+APPROACHES: Mapping[MigrationKind, tuple[Approach, ...]] = {
+    MigrationKind.MOVE: (PLAIN_LEAF, *_HELD_BY_NAME),
+    MigrationKind.SPLIT: _HELD_BY_NAME,
+    MigrationKind.MERGE: _HELD_BY_NAME,
+}
+"""How partitions are written to by their own names."""
 
 # The budget is no protection here: a daemon that wakes up late must be refused by fence, seal and epoch alone.
-SETTINGS = replace(QUICK, write_pause_budget=5.0, fence_deadline=10.0, retry_back_off=0.02)
+# Changed keys are counted as often as they changed, and few rows are changed all the time.
+SETTINGS = replace(
+    QUICK, write_pause_budget=5.0, fence_deadline=10.0, retry_back_off=0.02, verify_keys_in_fence=100_000
+)
 # The fence of a paused daemon ends by itself while it sleeps, and writers go on at the source.
 PAUSED = replace(SETTINGS, fence_deadline=1.5, read_only_fence_deadline=1.5)
 
@@ -59,7 +70,6 @@ class Outcome:
 
     faults: tuple[str, ...]
     operations: int
-    longest_wait: float
     state: str
 
 
@@ -98,6 +108,7 @@ def _fill(folder: Path, dsns: dict[str, str]) -> None:
     """Four tablets on node a, with some rows."""
     cluster = build(folder, dsns, hash_table(), TABLETS)
     insert_rows(cluster, TABLETS, PRESENT)
+    cluster.query("a", "UPDATE orders SET note = '' RETURNING 1")
     cluster.close()
 
 
@@ -111,7 +122,7 @@ def run_cell(cell: Cell, folder: Path, servers: Victims, seed: int) -> Outcome:
             return _Run(cell, place, servers, seed).run()
         except NotReached as error:
             words.append(str(error))
-    return Outcome((f"in {ATTEMPTS} attempts the point was not reached: {'; '.join(words)}",), 0, 0.0, "broken")
+    return Outcome((f"in {ATTEMPTS} attempts the point was not reached: {'; '.join(words)}",), 0, "broken")
 
 
 class _Run:
@@ -129,20 +140,17 @@ class _Run:
         cell = self._cell
         with ExitStack() as stack:
             cluster = self._cluster(stack)
-            snapshot = cluster.directory().snapshot()
-            ledger, finish = stack.enter_context(
-                running(cluster, 3, self._random.randrange(10**6), pace=0.02, present=PRESENT)
-            )
-            traffic = Traffic(cluster, ledger, snapshot, self._tablets)
-            self._check(traffic.await_writes(3, PATIENCE), "writers did not get going")
+            names = APPROACHES[cell.operation]
+            running = stack.enter_context(traffic(cluster, self._tablets, PRESENT, self._random, names))
+            self._check(running.await_writes(3, PATIENCE), "writers did not get going")
             with ExitStack() as daemons:
-                self._crash(cluster, traffic, daemons)
-            self._check(traffic.await_writes(3, PATIENCE), "writers did not go on afterwards")
-            self._check(traffic.await_reads(1, PATIENCE), "readers did not go on afterwards")
-            finish()
-            self._faults += account(cluster, ledger, _known_in(cell))
+                self._crash(cluster, running, daemons)
+            self._check(running.await_writes(3, PATIENCE), "writers did not go on afterwards")
+            self._check(running.await_reads(1, PATIENCE), "readers did not go on afterwards")
+            self._check(running.await_operations(OPERATIONS, PATIENCE), "the application did too little")
+            self._faults += account(cluster, running, _known_in(cell))
             state = ", ".join(record.state for record in cluster.directory().snapshot().migrations.values())
-            return Outcome(tuple(self._faults), ledger.operations, ledger.longest_wait, state)
+            return Outcome(tuple(self._faults), running.operations, state)
 
     def _cluster(self, stack: ExitStack) -> Cluster:
         servers = self._servers
@@ -193,12 +201,12 @@ class _Run:
         """At its end a state loses the directory for longer than the lease; else the same leader goes on."""
         return self._cell.victim == "directory" and self._cell.point.startswith("left")
 
-    def _crash(self, cluster: Cluster, traffic: Traffic, stack: ExitStack) -> None:
+    def _crash(self, cluster: Cluster, running: Traffic, stack: ExitStack) -> None:
         plan = self._plan(cluster)
         first = stack.enter_context(self._servers.nursery.daemon(plan, self._folder / "first.json"))
         self._await_point(plan, first, cluster)
         self._faults += owners_now(cluster)
-        self._look_at_traffic(traffic)
+        self._look_at_traffic(running)
         match plan.action:
             case "kill":
                 code = first.wait(PATIENCE)
@@ -216,14 +224,14 @@ class _Run:
                 self._await_survivor(first)
                 self._succeed(plan, stack)
 
-    def _look_at_traffic(self, traffic: Traffic) -> None:
+    def _look_at_traffic(self, running: Traffic) -> None:
         """While the daemon is dead or stands still: readers go on unless the new owner may be open, and writers
         wherever no fence is."""
         cell = self._cell
         if not (cell.operation is MigrationKind.MOVE and cell.state in SEALED):
-            self._check(traffic.await_reads(1, PATIENCE), f"readers were held back in {cell.state}")
+            self._check(running.await_reads(1, PATIENCE), f"readers were held back in {cell.state}")
         if not row_of(cell.track, cell.state).writers_held and cell.state is not State.CANCELLING:
-            self._check(traffic.await_writes(1, PATIENCE), f"writers were held back in {cell.state}")
+            self._check(running.await_writes(1, PATIENCE), f"writers were held back in {cell.state}")
 
     def _await_point(self, plan: Plan, first: Daemon, cluster: Cluster) -> None:
         reached = self._folder / "reached"

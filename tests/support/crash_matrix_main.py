@@ -76,7 +76,7 @@ def _outcome(cell: Cell, place: Path, servers: Victims, seed: int) -> Outcome:
         return run_cell(cell, place, servers, seed)
     except Exception as error:  # a cell that breaks is a result like any other, and the others go on
         traceback.print_exc()
-        return Outcome((repr(error),), 0, 0.0, "broken")
+        return Outcome((repr(error),), 0, "broken")
 
 
 def main() -> int:
@@ -128,8 +128,10 @@ def show(results: dict[Cell, Result], seconds: float, seed: int) -> int:
         print(f"    alone: make crash-matrix WORDS=\"--seed {seed} '{cell}'\"")
     spent = sum(result.seconds for result in results.values())
     operations = sum(result.outcome.operations for result in results.values())
+    least = min((result.outcome.operations for result in results.values()), default=0)
     print(
-        f"\n{len(results)} cells, {len(failed)} failed, {operations:,} operations of the application;"
+        f"\n{len(results)} cells, {len(failed)} failed, {operations:,} operations on the migrated tablets,"
+        f" at least {least:,} in a cell;"
         f" {spent:,.0f} s of cells in {seconds:,.0f} s"
     )
     return 1 if failed else 0

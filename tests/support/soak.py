@@ -3,16 +3,21 @@
 Three nodes, ZooKeeper, an application that writes and reads, and a node that is drained and filled again without end,
 so that migrations, plans and commands come and go as they would in months. Every running move has threads, connections
 and files of its own, so the instance is also looked at twice with none under way: after a quarter of the time, and at
-the end. Ends with 1 if anything that must stay flat has grown in the second half or from rest to rest, or if a write
-was lost.
+the end. Meanwhile `soak_nemeses` troubles its servers, and two crews of `workloads` keep account. Ends with 1 if
+anything that must stay flat has grown in the second half or from rest to rest, if a write was lost, or if the doctor
+finds something. `SOAK_SEED` repeats a run.
 """
 
+import os
+import random
 import shutil
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -23,15 +28,23 @@ from balancer.directory.model import NodeState
 from balancer.embedded.postgres import PostgresServer
 from balancer.embedded.reaper import Keeper
 from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.migration.doctor import examine
+from tests.support.cluster import Cluster
 from tests.support.commands import balancer
-from tests.support.fleet import Fleet, Process, application, owners, running, until
+from tests.support.fleet import Fleet, Process, owners, running, until
 from tests.support.servers import new_database, postgres
+from tests.support.soak_nemeses import Trouble
 from tests.support.tables import show_table
 from tests.support.vitals import Vitals, vitals
+from tests.support.workloads.approach import HELD, PLAIN
+from tests.support.workloads.crew import Crew, at_work
+from tests.support.workloads.list_append import ListAppend
+from tests.support.workloads.set_of_ids import SetOfIds
 
 LOOKS = 24
 DRAINED = "c"
 REST_SECONDS = 6.0
+LISTS = 40  # rows that are appended to
 SLACK = 2  # threads, connections and files more at rest than before: a tick or a question may be under way
 
 
@@ -80,6 +93,7 @@ class Soak:
     began: float = field(default_factory=time.monotonic)
     looks: list[Look] = field(default_factory=list)
     rests: list[Look] = field(default_factory=list)
+    trouble: Trouble | None = None
 
     def run(self) -> None:
         self.work(self.seconds / 4)
@@ -98,16 +112,21 @@ class Soak:
             elif not draining and count:
                 draining = act("drain", self.fleet)
             if now >= len(self.looks) * self.seconds / LOOKS:
-                self.looks.append(self.look())
+                with suppress(psycopg.OperationalError):  # the server is being killed: the next look comes soon
+                    self.looks.append(self.look())
             time.sleep(0.2)
 
     def rest(self) -> None:
         """Nothing new starts, and what runs comes to its end: a former owner shows its rows until they are retired."""
+        if self.trouble is not None:
+            self.trouble.rest()
         self.fleet.write("observe")
         time.sleep(REST_SECONDS)
         until(self.idle, 120, "the end of all moves")
         time.sleep(REST_SECONDS)
         self.rests.append(self.look())
+        if self.trouble is not None:
+            self.trouble.go_on()
 
     def idle(self) -> bool:
         return all(one.finished for one in self.directory.snapshot().migrations.values())
@@ -128,8 +147,11 @@ def figures(name: str, one: Look) -> tuple[object, ...]:
 
 
 def act(verb: str, fleet: Fleet) -> bool:
-    done = balancer(verb, DRAINED, "--config", fleet.config)
-    assert done.code == 0, done.err
+    """Until it is heard: the directory may be away for a moment."""
+    deadline = time.monotonic() + 60
+    while (done := balancer(verb, DRAINED, "--config", fleet.config)).code != 0:
+        assert time.monotonic() < deadline, done.err
+        time.sleep(0.5)
     return True
 
 
@@ -154,7 +176,7 @@ def left_over(before: Look, after: Look) -> list[str]:
     return found
 
 
-def soak(folder: Path, seconds: float) -> list[str]:
+def soak(folder: Path, seconds: float, seed: int) -> list[str]:
     """Runs it; returns what is wrong."""
     with ExitStack() as stack:
         stack.enter_context(Keeper(folder))
@@ -171,24 +193,50 @@ def soak(folder: Path, seconds: float) -> list[str]:
         fleet.write("autonomous")
         fleet.create(["a"], rows=5000)
         directory = stack.enter_context(fleet.directory())
-        with running(fleet.config) as process, application(fleet, seed=1) as ledger:
+        cluster = replace(fleet.cluster(directory.snapshot()), url=fleet.url)
+        stack.callback(cluster.close)
+        trouble = Trouble(server, zookeeper, dsns, seed)
+        with running(fleet.config) as process, crews(cluster, fleet.present, seed) as working:
             until(process.leads, 60, "an election")
-            run = Soak(fleet, process, server, directory, seconds)
-            run.run()
-        run.show(ledger.operations)
-        lost = ledger.faults(fleet.cluster(directory.snapshot()).rows())
-        return [*grown(run.looks), *left_over(*run.rests), *lost]
+            trouble.start()
+            run = Soak(fleet, process, server, directory, seconds, trouble=trouble)
+            try:
+                run.run()
+            finally:
+                trouble.stop()
+            found = [fault for crew in working for fault in crew.faults()]
+        run.show(sum(crew.operations for crew in working))
+        print(*(crew.summary() for crew in working), sep="\n")
+        print("troubles: " + ", ".join(f"{name} {count}" for name, count in sorted(trouble.made.items())))
+        found += [f"doctor, node {one.node}: {one.text}" for one in examine(directory, cluster.address)]
+        return [*grown(run.looks), *left_over(*run.rests), *found, *trouble.faults]
+
+
+@contextmanager
+def crews(cluster: Cluster, present: range, seed: int) -> Iterator[tuple[Crew, ...]]:
+    """A set through the root with proof, and lists in plain SQL, over all tablets."""
+    keys = [*present]
+    every = [tablet.id for tablet in cluster.directory().snapshot().tablets(cluster.table.id)]
+    cluster.query("a", f"UPDATE orders SET note = '' WHERE id <= {LISTS} RETURNING 1")
+    crew = partial(at_work, cluster, tablets=every, processes=1, writers=3, readers=1, pace=0.005)
+    with (
+        crew(SetOfIds(keys[LISTS:], others=keys), HELD, seed=seed) as first,
+        crew(ListAppend(keys[:LISTS]), PLAIN, seed=seed) as second,
+    ):
+        yield first, second
 
 
 def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 600.0
+    seed = int(os.environ.get("SOAK_SEED", random.SystemRandom().randrange(1_000_000)))
     folder = Path(tempfile.mkdtemp(prefix="balancer-soak-"))
     folder.chmod(0o755)
     try:
-        wrong = soak(folder, seconds)
+        print(f"SOAK_SEED={seed}", flush=True)
+        wrong = soak(folder, seconds, seed)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print("\n".join(wrong) or "everything that must stay flat did, and no write was lost")
+    print("\n".join(wrong) or "everything that must stay flat did, no write was lost, and the doctor is content")
     sys.exit(bool(wrong))
 
 

@@ -1,0 +1,522 @@
+"""The argument with a step left out: each mutant is a small patch, by name, and must be caught by an end-to-end test.
+
+`make mutants` runs `mutants_main`. A mutant is chosen by the environment (`BALANCER_MUTANT=no-drain,no-verification`);
+`tests/conftest.py` and the crash matrix's daemons apply it when they start. A name that is patched must exist, and a
+text that is replaced must be there: else `MutantBroken` is raised, which is no catch.
+
+To adapt the table to changed code: `replaced` names the function that a mutant replaces, `rewritten` the function in
+our schema on the nodes and the words that are replaced in it.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import sql
+
+VARIABLE = "BALANCER_MUTANT"
+Patch = Callable[[], None]
+
+
+class MutantBroken(Exception):
+    """What the mutant changes is not there: the table must be adapted to the code."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A step of the argument, what leaving it out means, and the tests that should notice first."""
+
+    name: str
+    step: str
+    patch: Patch
+    likely: tuple[str, ...]
+
+
+def replaced(path: str, make: Callable[[Any], Any]) -> Patch:
+    """Puts `make(original)` in the place of a function wherever it was imported to, and into tables of functions."""
+
+    def patch() -> None:
+        module_name, _, name = path.rpartition(".")
+        module = importlib.import_module(module_name)
+        if not hasattr(module, name):
+            raise MutantBroken(f"there is no {path}")
+        original = getattr(module, name)
+        mutant = make(original)
+        for other in [one for key, one in sys.modules.items() if key.startswith(("balancer", "tests"))]:
+            for attribute, value in list(vars(other).items()):
+                if value is original:
+                    setattr(other, attribute, mutant)
+                elif isinstance(value, dict) and attribute.isupper():
+                    value.update({key: mutant for key, entry in value.items() if entry is original})
+
+    return patch
+
+
+def method(path: str, name: str, make: Callable[[Any], Any]) -> Patch:
+    """The same for a method of a class."""
+
+    def patch() -> None:
+        module_name, _, kind = path.rpartition(".")
+        owner = getattr(importlib.import_module(module_name), kind, None)
+        if owner is None or not hasattr(owner, name):
+            raise MutantBroken(f"there is no {path}.{name}")
+        setattr(owner, name, make(getattr(owner, name)))
+
+    return patch
+
+
+def rewritten(function: str, changes: Mapping[str, str]) -> Patch:
+    """Replaces words in a function of our schema, after it was installed, as it then is."""
+
+    def make(original: Any) -> Any:
+        def install_schema(connection: Any, *rest: Any, **named: Any) -> Any:
+            version = original(connection, *rest, **named)
+            row = connection.execute("SELECT pg_get_functiondef(%s::regproc)", (function,)).fetchone()
+            text = str(row[0])
+            for words, others in changes.items():
+                if words not in text and others not in text:
+                    raise MutantBroken(f"{function} does not contain: {words}")
+                text = text.replace(words, others)
+            connection.execute(sql.SQL(text.replace("{", "{{").replace("}", "}}")).format())
+            return version
+
+        return install_schema
+
+    return replaced("balancer.nodes.schema.install_schema", make)
+
+
+def together(*patches: Patch) -> Patch:
+    """Several patches that are one mutant."""
+
+    def patch() -> None:
+        for one in patches:
+            one()
+
+    return patch
+
+
+def instead(result: object = None) -> Callable[[Any], Any]:
+    """A function that does nothing and answers this."""
+    return lambda _: lambda *given, **named: result
+
+
+def _no_drain(original: Any) -> Any:
+    """The last drain only: while catching up, with a watch, the stream is waited for as ever."""
+
+    def _await_marker(ctx: Any, number: int, patience: float, watch: Any = None) -> None:
+        if watch is not None:
+            original(ctx, number, patience, watch)
+
+    return _await_marker
+
+
+def _no_seal(original: Any) -> Any:
+    """Leaves the fence with its deadline."""
+
+    def seal_locked(cursor: Any, partitions: Any, standing: Any, transaction: str) -> Any:
+        return standing
+
+    return seal_locked
+
+
+def _looked_away(_: Any) -> Any:
+    """Reads what was seen, and is content with it."""
+    from balancer.nodes.connection import last_rows  # noqa: PLC0415 - patched modules are looked up when they are used
+
+    def check_looked(cursor: Any, standing: Any) -> str:
+        return str(last_rows(cursor)[0][-1])
+
+    return check_looked
+
+
+def _attached_lazily(original: Any) -> Any:
+    """The transaction that attaches does not wait for the disk."""
+
+    def _closing_statements(ctx: Any, names: Any) -> Any:
+        return [sql.SQL("SET LOCAL synchronous_commit TO off"), *original(ctx, names)]
+
+    return _closing_statements
+
+
+def _unlocked(original: Any) -> Any:
+    """Nothing is held from the fence to the word where the tablet went."""
+
+    def close_source(ctx: Any) -> Any:
+        closed = original(ctx)
+        closed.cursor.execute("COMMIT; BEGIN")
+        return closed
+
+    return close_source
+
+
+@contextmanager
+def _own_snapshot(ctx: Any) -> Iterator[Any]:
+    """Both readers see the same rows, but as they were before the slot was made."""
+    from balancer.migration import steps_copy  # noqa: PLC0415
+
+    node = ctx.record.source_node
+    with ctx.links.data(node) as reader, ctx.links.data(node) as summer:
+        reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        row = reader.execute("SELECT pg_export_snapshot()").fetchone()
+        summer.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        summer.execute(f"SET TRANSACTION SNAPSHOT '{row[0]}'")
+        summer.execute("SELECT 1")
+        if str(ctx.record.mode) == "replicate":
+            with ctx.links.replication(node) as maker:
+                steps_copy._make_slot(ctx, maker)
+        yield reader, summer
+
+
+def _marker_first(original: Any) -> Any:
+    """The marker is sent in a transaction of its own, before the fence waits for writers."""
+    from balancer.migration import steps_switch  # noqa: PLC0415
+
+    def _raise_fence(ctx: Any, *rest: Any) -> None:
+        if str(ctx.track) != "move, replicate":
+            original(ctx, *rest)
+            return
+        with ctx.source() as cursor:
+            number = steps_switch._next_marker(ctx, cursor)
+        original(ctx, *rest)
+        ctx.note(marker=number)
+
+    return _raise_fence
+
+
+def _open_early(original: Any) -> Any:
+    """The new owner opens before the directory has heard of it."""
+    from balancer.migration import steps_finish  # noqa: PLC0415
+
+    def sealing(ctx: Any) -> Any:
+        event = original(ctx)
+        if ctx.record.target_node != ctx.record.source_node:
+            with steps_finish._opened_target(ctx, straight=False):
+                pass
+        return event
+
+    return sealing
+
+
+def _roots_only(_: Any) -> Any:
+    """Everybody is kept out of the roots, and nobody out of the leaves."""
+    from balancer.nodes.locks import keep_all_out  # noqa: PLC0415
+
+    def keep_writers_out(cursor: Any, roots: Any, partitions: Any, lock_timeout: float) -> None:
+        cursor.execute("SELECT set_config('lock_timeout', %s, true)", (f"{max(1, round(lock_timeout * 1000))}ms",))
+        keep_all_out(cursor, partitions)
+        for root in roots:
+            cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN SHARE ROW EXCLUSIVE MODE").format(root.identifier))
+
+    return keep_writers_out
+
+
+def _replayed_unseen(original: Any) -> Any:
+    def replay(cursor: Any, family: Any) -> Any:
+        return original(cursor, family)[0], {}
+
+    return replay
+
+
+@contextmanager
+def _not_kept_out(*_: Any) -> Iterator[None]:
+    yield
+
+
+def _never_newer(original: Any) -> Any:
+    """The node says that it has seen this very leader, whoever asks."""
+
+    def _begin(cursor: Any, leader_epoch: int, node: str, start: Any, given: Any) -> None:
+        from balancer.nodes.connection import run_together  # noqa: PLC0415
+
+        run_together(cursor, [*start, sql.SQL("SELECT 1"), *given])
+
+    return _begin
+
+
+def _without_epoch(original: Any) -> Any:
+    """The directory is told nothing of the leader's epoch."""
+    from dataclasses import replace  # noqa: PLC0415
+
+    def _commit(self: Any, transaction: Any) -> int:
+        fresh = self._directory.snapshot().version
+        return int(original(self, replace(transaction, leader_epoch=None, base=fresh)))
+
+    return _commit
+
+
+_DIRECTED = "tests/migration/test_directed_moves.py::"
+_RESHARDS = "tests/migration/test_directed_reshards.py::"
+_HOLES = "tests/migration/test_directed_holes.py::"
+_ARGUMENT = "tests/migration/test_argument.py::"
+_HOLD = "tests/client/test_hold.py"
+_LOCK = "IF pg_try_advisory_xact_lock_shared("
+_ORDERS = "tests/migration/test_orders_of_events.py::"
+_FORWARDING = "tests/daemon/test_forwarding.py::"
+_FENCE_UNTIL = "extract(epoch FROM clock_timestamp()) < TG_ARGV[2]::float8"
+_UNCOUNTED = {"PERFORM nextval('balancer.breaches');": "PERFORM 1;"}
+_MOVED = "IF TG_ARGV[2] = 'moved' THEN"
+
+NO_VERIFICATION = Mutant(
+    "no-verification",
+    "machine 4: the copy is verified",
+    together(
+        replaced("balancer.migration.comparison.compare_rest", instead()),
+        replaced("balancer.migration.comparison.compare_bulk", instead(0)),
+        replaced("balancer.migration.steps_reshard._compare_all", instead()),
+        replaced("balancer.nodes.reshard.replay", _replayed_unseen),
+    ),
+    (
+        f"{_DIRECTED}test_a_row_that_is_changed_on_its_way_ends_the_move",
+        f"{_RESHARDS}test_a_copy_that_was_tampered_with_is_not_swapped_in",
+        f"{_ARGUMENT}test_step_4_a_row_that_differs_ends_the_migration_and_is_named",
+    ),
+)
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        "no-guard",
+        "machine 1: a write by the partition's own name meets the target's trigger",
+        replaced("balancer.nodes.fence.guard_incoming", instead()),
+        (f"{_DIRECTED}test_at_every_point_a_write_is_refused_or_kept",),
+    ),
+    Mutant(
+        "no-fence",
+        "machine 2: later writers meet the trigger",
+        rewritten("balancer.refuse_write", {_FENCE_UNTIL: "false", **_UNCOUNTED}),
+        (f"{_DIRECTED}test_behind_the_fence_a_write_is_refused_or_kept",),
+    ),
+    Mutant(
+        "marker-before-the-fence",
+        "machine 2: the marker follows every acknowledged write in the stream",
+        replaced("balancer.migration.steps_switch._raise_fence", _marker_first),
+        (f"{_DIRECTED}test_a_writer_that_the_fence_waited_for_is_in_the_copy",),
+    ),
+    Mutant(
+        "no-drain",
+        "machine 3: the marker is visible on the target before anything follows",
+        replaced("balancer.migration.steps_switch._await_marker", _no_drain),
+        (f"{_DIRECTED}test_the_switch_waits_for_what_is_still_in_the_stream",),
+    ),
+    Mutant(
+        "no-flush",
+        "machine 3: a synchronous commit on the target makes what was applied durable",
+        replaced("balancer.migration.steps_switch._closing_statements", _attached_lazily),
+        (f"{_DIRECTED}test_what_was_committed_survives_the_crash_of_both_nodes",),
+    ),
+    NO_VERIFICATION,
+    Mutant(
+        "no-seal",
+        "machine 5, 6: a sealed fence does not end by itself",
+        replaced("balancer.nodes.fence.seal_locked", _no_seal),
+        (f"{_DIRECTED}test_a_sealed_fence_does_not_expire",),
+    ),
+    Mutant(
+        "seal-without-effect",
+        "machine 6: a sealed fence refuses every write",
+        rewritten("balancer.refuse_write", {"IF TG_ARGV[2] = 'sealed' OR": "IF TG_ARGV[2] <> 'sealed' AND"}),
+        (f"{_DIRECTED}test_behind_the_fence_a_write_is_refused_or_kept",),
+    ),
+    Mutant(
+        "seal-unchecked",
+        "machine 5: sealing demands this very fence, unexpired and without a breach",
+        replaced("balancer.nodes.fence.check_looked", _looked_away),
+        (f"{_DIRECTED}test_a_fence_that_expired_is_not_sealed",),
+    ),
+    Mutant(
+        "no-breaches",
+        "machine 5: writes that were let through are counted",
+        rewritten("balancer.refuse_write", _UNCOUNTED),
+        (f"{_DIRECTED}test_a_clock_that_jumps_and_jumps_back_hides_no_write",),
+    ),
+    Mutant(
+        "commit-without-epoch",
+        "machine 9: the commit is conditional on the leader's epoch and the migration's version",
+        method("balancer.migration.journal.Journal", "_commit", _without_epoch),
+        (f"{_DIRECTED}test_a_leader_that_slept_cannot_commit",),
+    ),
+    Mutant(
+        "open-before-commit",
+        "machine 10: the target opens after the commit",
+        replaced("balancer.migration.steps_switch.sealing", _open_early),
+        (f"{_ARGUMENT}test_steps_8_to_10_the_new_owner_opens_only_after_the_old_one_is_closed_for_good",),
+    ),
+    Mutant(
+        "moved-without-effect",
+        "machine 10: a former owner refuses writes",
+        rewritten("balancer.refuse_write", {_MOVED: f"{_MOVED} RETURN coalesce(NEW, OLD); END IF; IF false THEN"}),
+        (f"{_DIRECTED}test_at_every_point_a_write_is_refused_or_kept",),
+    ),
+    Mutant(
+        "no-epoch-check",
+        "machine 11: a node that has seen a newer leader refuses",
+        together(
+            replaced("balancer.nodes.epoch_check._begin", _never_newer),
+            replaced("balancer.nodes.epoch_check._seen", instead(0)),
+        ),
+        (f"{_DIRECTED}test_a_leader_that_slept_does_no_harm_on_a_node",),
+    ),
+    Mutant(
+        "drop-attached",
+        "machine 12: what is attached is never dropped",
+        replaced("balancer.nodes.partition.detach_pending", instead()),
+        (f"{_ARGUMENT}test_step_12_a_partition_that_is_attached_is_never_dropped",),
+    ),
+    Mutant(
+        "own-snapshot",
+        "machine, end: the slot's consistent point is the snapshot of the copy",
+        replaced("balancer.migration.steps_copy._snapshots", lambda _: _own_snapshot),
+        (f"{_DIRECTED}test_rows_are_copied_at_the_snapshot_of_the_slot",),
+    ),
+    Mutant(
+        "no-capture",
+        "steps_reshard: a trigger logs the keys of changed rows",
+        replaced("balancer.nodes.reshard.changed_sources", instead(())),
+        (f"{_RESHARDS}test_at_every_point_a_write_is_refused_or_kept",),
+    ),
+    Mutant(
+        "no-replay-in-the-swap",
+        "steps_swap: the last changes are replayed under the locks",
+        replaced("balancer.migration.steps_swap.replay_once", instead(0)),
+        (f"{_RESHARDS}test_at_every_point_a_write_is_refused_or_kept",),
+    ),
+    Mutant(
+        "swap-without-leaves",
+        "steps_swap: the old leaves are locked right after the roots",
+        replaced("balancer.nodes.reshard.keep_writers_out", _roots_only),
+        (f"{_HOLES}test_a_delete_by_the_partitions_name_that_commits_during_the_swap_is_kept",),
+    ),
+    Mutant(
+        "no-fingerprints",
+        "machine 7: a definition that was changed ends the migration",
+        replaced("balancer.migration.guards.check_definitions", instead()),
+        (
+            f"{_HOLES}test_values_that_ddl_rewrites_during_a_move_are_the_new_ones",
+            f"{_HOLES}test_values_that_ddl_rewrites_during_a_split_are_the_new_ones",
+        ),
+    ),
+    Mutant(
+        "sealed-fence-left-alone",
+        "machine 6: a transaction holds the partitions' lock from the seal to the word where the tablet went",
+        together(
+            replaced("balancer.migration.steps_switch.close_source", _unlocked),
+            method("balancer.migration.context.OpenTransaction", "check", instead()),
+        ),
+        (f"{_ORDERS}test_an_update_with_all_triggers_switched_off_and_on_is_not_lost_in_a_move",),
+    ),
+    Mutant(
+        "snapshots-overtaken",
+        "steps_swap: sessions by an older snapshot are waited for",
+        replaced("balancer.nodes.snapshots.older_snapshots", instead([])),
+        (
+            f"{_ORDERS}test_a_split_waits_for_a_reader_by_an_older_snapshot_and_names_it",
+            f"{_ORDERS}test_a_former_owner_keeps_what_an_older_snapshot_reads_and_refuses_writes_to_the_end_of_the_grace",
+        ),
+    ),
+    Mutant(
+        "old-writers-admitted",
+        "steps_swap: writers by an older snapshot are refused",
+        replaced("balancer.nodes.reshard.refuse_old_snapshots", instead()),
+        (f"{_ORDERS}test_a_writer_by_an_older_snapshot_that_waited_for_the_swap_is_told_to_try_again",),
+    ),
+    Mutant(
+        "standbys-overtaken",
+        "machine 12: the target's standbys have replayed the switch",
+        replaced("balancer.nodes.standbys.not_replayed", instead([])),
+        (f"{_ORDERS}test_the_former_owner_keeps_its_rows_until_the_new_one_s_standbys_have_replayed_the_switch",),
+    ),
+    Mutant(
+        "difference-behind-no-fence",
+        "machine 4: a difference counts only if the fence still stands",
+        replaced("balancer.migration.guards.standing", instead()),
+        (f"{_ORDERS}test_what_stalls_past_the_fence_s_deadline_is_no_difference",),
+    ),
+    Mutant(
+        "forwarded-unproven",
+        "proven_views: every forwarded statement proves that the tablet is here",
+        rewritten(
+            "balancer.here",
+            {
+                "exclusive boolean :=": "exclusive boolean := false; unproven boolean :=",
+                "BEGIN\n        IF pg_try": "BEGIN\n        RETURN true;\n        IF pg_try",
+            },
+        ),
+        (f"{_FORWARDING}test_who_has_not_heard_of_a_move_is_told_to_try_again_and_reads_nothing_old",),
+    ),
+    Mutant(
+        "hold-without-lock",
+        "client_functions: hold takes the tablet's lock before it looks",
+        rewritten("balancer.hold", {_LOCK: "IF 0 < ("}),
+        (f"{_RESHARDS}test_a_fence_does_not_pass_a_writer_that_holds_the_tablet", _HOLD),
+    ),
+    Mutant(
+        "hold-any-epoch",
+        "client_functions: the row has the caller's epoch",
+        rewritten("balancer.hold", {"t.epoch = known_epoch": "true"}),
+        (_HOLD,),
+    ),
+    Mutant(
+        "hold-through-fences",
+        "client_functions: the row has no fence in it",
+        rewritten("balancer.hold", {"t.until IS NULL": "true", "t.state = 'owned'": "t.state IN ('owned', 'fenced')"}),
+        (_HOLD,),
+    ),
+    Mutant(
+        "hold-on-an-old-row",
+        "client_functions: xmax tells that the row was superseded",
+        rewritten("balancer.hold", {"t.xmax = 0": "true"}),
+        (_HOLD,),
+    ),
+    Mutant(
+        "hold-slowly-blind",
+        "client_functions: the catalog is asked in ways that do not go by snapshots",
+        rewritten("balancer.hold_slowly", {"IF one_snapshot THEN": "IF false THEN"}),
+        (_HOLD,),
+    ),
+    Mutant(
+        "fence-without-the-writers-lock",
+        "client_functions: a fence is raised under the writers' lock",
+        replaced("balancer.nodes.fence.writers_statement", lambda _: lambda *_: sql.SQL("SELECT 1")),
+        (f"{_RESHARDS}test_a_fence_does_not_pass_a_writer_that_holds_the_tablet", _HOLD),
+    ),
+    Mutant(
+        "swap-past-holders",
+        "client_functions: partitions are swapped under both locks",
+        replaced("balancer.nodes.locks.keep_all_out", instead()),
+        (f"{_RESHARDS}test_a_swap_does_not_pass_a_transaction_that_holds_the_tablet", _HOLD),
+    ),
+    Mutant(
+        "detach-past-readers",
+        "client_functions: a partition is detached under the readers' lock",
+        replaced("balancer.nodes.locks.readers_kept_out", lambda _: _not_kept_out),
+        (f"{_RESHARDS}test_a_reader_that_holds_the_tablet_finds_its_rows_though_it_has_moved", _HOLD),
+    ),
+)
+
+EQUIVALENT: Mapping[str, str] = {
+    "rows dropped without looking for `moved`": "only a leader under its own epoch comes there, and `retiring` has"
+    " written `moved` in an earlier transaction of the same step; without the epoch's check the step is reached by"
+    " others, and that mutant is caught",
+    "subscription left enabled at the opening": "the source is sealed, so nothing follows the marker in the stream, and"
+    " the marker was waited for",
+    "a fence's renewal left out": "the fence expires and cannot be sealed: nothing is lost, nothing is committed",
+}
+"""Steps whose absence changes nothing that anybody can see, and why."""
+
+
+def named(text: str) -> list[Mutant]:
+    """Mutants by their names, separated by commas."""
+    known = {mutant.name: mutant for mutant in MUTANTS}
+    names = [name for name in text.split(",") if name]
+    if strange := [name for name in names if name not in known]:
+        raise MutantBroken(f"there is no mutant {', '.join(strange)}; there are {', '.join(known)}")
+    return [known[name] for name in names]
+
+
+def mutate_from_environment() -> None:
+    """Called where tests and their daemons begin. Does nothing unless the variable is set."""
+    for mutant in named(os.environ.get(VARIABLE, "")):
+        mutant.patch()

@@ -1,0 +1,141 @@
+"""What troubles an instance while it soaks: one thing after another, chosen by a seed that is printed.
+
+The instance itself is left alive, so that its figures at rest can be compared; its servers are not.
+"""
+
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from random import Random
+
+import psycopg
+
+from balancer.embedded.postgres import PostgresServer
+from balancer.embedded.zookeeper_server import ZooKeeperServer
+from tests.support.nemeses import ApplyWorker, dump, long_snapshots
+
+PAUSE = (2.0, 6.0)
+DOWN = 0.5
+STALLED = 1.5
+
+
+class Trouble(threading.Thread):
+    """Makes trouble until it is told to stop. What it finds wrong by itself is in `faults`."""
+
+    def __init__(self, server: PostgresServer, keeper: ZooKeeperServer, dsns: Mapping[str, str], seed: int) -> None:
+        super().__init__(name="trouble", daemon=True)
+        self.faults: list[str] = []
+        self.made: Counter[str] = Counter()
+        self.calm = threading.Event()
+        self._halt = threading.Event()
+        self._idle = threading.Event()
+        self._server = server
+        self._keeper = keeper
+        self._dsns = dsns
+        self._chance = Random(seed)
+
+    def run(self) -> None:
+        kinds: tuple[Callable[[], None], ...] = (
+            *(self.apply_worker_stopped, self.server_killed, self.directory_killed, self.two_victims_at_once),
+            *(self.wal_written_late, self.snapshots_kept, self.dump_running, self.slow_target, self.triggers_switched),
+        )
+        while not self._halt.wait(self._chance.uniform(*PAUSE)):
+            if self.calm.is_set():
+                self._idle.set()
+                continue
+            self._idle.clear()
+            kind = self._chance.choice(kinds)
+            self.made[kind.__name__] += 1
+            try:
+                kind()
+            except psycopg.OperationalError:
+                continue  # it met the victim of the trouble before
+            except Exception:
+                self.faults.append(f"{kind.__name__}: {traceback.format_exc()}")
+
+    def rest(self) -> None:
+        """Returns when nothing is being broken any more."""
+        self.calm.set()
+        self._idle.wait(60)
+
+    def go_on(self) -> None:
+        self._idle.clear()
+        self.calm.clear()
+
+    def stop(self) -> None:
+        self._halt.set()
+        self.join(60)
+
+    def apply_worker_stopped(self) -> None:
+        with ApplyWorker(self._dsns[self._chance.choice(sorted(self._dsns))]) as worker:
+            try:
+                worker.stop()
+            except AssertionError:
+                return  # no move is streaming just now
+            self._halt.wait(STALLED)
+
+    def server_killed(self) -> None:
+        self._server.kill()
+        self._halt.wait(DOWN)
+        self._server.start()
+
+    def directory_killed(self) -> None:
+        self._keeper.kill()
+        self._halt.wait(DOWN)
+        self._keeper.start()
+
+    def two_victims_at_once(self) -> None:
+        self._keeper.kill()
+        self.server_killed()
+        self._keeper.start()
+
+    def wal_written_late(self) -> None:
+        """The log of an apply worker is not on the disk when the server is killed."""
+        with psycopg.connect(self._server.dsn(), autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
+            connection.execute("SELECT pg_reload_conf()")
+        self._halt.wait(STALLED)
+        self.server_killed()
+        with psycopg.connect(self._server.dsn(), autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM RESET wal_writer_delay")
+            connection.execute("SELECT pg_reload_conf()")
+
+    def snapshots_kept(self) -> None:
+        """Readers with one snapshot count the same rows at its end as at its beginning."""
+        with long_snapshots(self._dsns) as readers:
+            before = {node: _count(reader) for node, reader in readers.items()}
+            self._halt.wait(2 * STALLED)
+            after = {node: _count(reader) for node, reader in readers.items()}
+        if before != after:
+            self.faults.append(f"a snapshot had {before} rows, and later {after}")
+
+    def dump_running(self) -> None:
+        node = self._chance.choice(sorted(self._dsns))
+        dump(self._server, self._dsns[node], "public.orders")
+
+    def slow_target(self) -> None:
+        """Somebody holds a lock on a root for a while."""
+        with psycopg.connect(self._dsns[self._chance.choice(sorted(self._dsns))]) as connection:
+            connection.execute("LOCK TABLE ONLY orders IN SHARE UPDATE EXCLUSIVE MODE")
+            self._halt.wait(STALLED)
+
+    def triggers_switched(self) -> None:
+        """On a tablet of the root, as import scripts do; nothing is written meanwhile."""
+        with psycopg.connect(self._dsns[self._chance.choice(sorted(self._dsns))], autocommit=True) as connection:
+            connection.execute("SET lock_timeout TO '1s'")
+            found = connection.execute(
+                "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'orders'::regclass LIMIT 1"
+            ).fetchone()
+            if found is None:
+                return
+            try:
+                connection.execute(f"ALTER TABLE {found[0]} DISABLE TRIGGER USER".encode())
+                connection.execute(f"ALTER TABLE {found[0]} ENABLE TRIGGER USER".encode())
+            except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
+                return  # it is being moved away: there is nothing to switch
+
+
+def _count(reader: psycopg.Connection[tuple[object, ...]]) -> int:
+    row = reader.execute("SELECT count(*) FROM orders").fetchone()
+    return int(str(row[0])) if row else 0
