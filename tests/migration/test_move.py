@@ -12,7 +12,7 @@ from balancer.errors import Refused
 from balancer.migration.begin import begin_move
 from balancer.migration.doctor import examine
 from balancer.migration.record import read_detail
-from tests.support.cluster import Cluster
+from tests.support.cluster import AMPLE, Cluster
 from tests.support.spy import Spy
 
 
@@ -63,6 +63,36 @@ def test_changes_made_while_it_moves_arrive(cluster: Cluster) -> None:
     assert len(merged) == len(rows["a"]) + len(rows["b"])
     assert all(n == 7 for number, n in merged.items() if number % 3 == 0 and number < 100000)
     assert not any(number % 5 == 0 for number in merged if number < 100000)
+
+
+def test_a_row_that_changes_all_the_time_does_not_keep_its_tablet_from_moving(cluster: Cluster) -> None:
+    """Each of its changes is logged; what was not equal in a round stays, but once."""
+    cluster.settings = replace(cluster.settings, **AMPLE, verify_keys_in_fence=60)
+    number = cluster.query("a", "SELECT min(id) FROM orders_t2")[0][0]
+    stop, changes = threading.Event(), [0]
+
+    def hammer() -> None:
+        with cluster.connect("a") as connection:
+            while not stop.is_set():
+                try:
+                    changes[0] += connection.execute(
+                        f"UPDATE orders SET n = n + 1 WHERE id = {number}".encode()
+                    ).rowcount
+                except psycopg.errors.SerializationFailure:
+                    continue
+
+    thread = threading.Thread(target=hammer)
+    thread.start()
+    try:
+        directory = cluster.directory()
+        leadership = cluster.become_leader(directory)
+        done = cluster.runner(directory, leadership).run(begin_move(directory, leadership, 2, "b").id)
+    finally:
+        stop.set()
+        thread.join()
+    assert (done.state, done.error) == ("done", "")
+    assert changes[0] > 60
+    assert cluster.rows()["b"][int(str(number))] == changes[0]
 
 
 def test_it_is_too_late_to_cancel_after_the_commit(cluster: Cluster) -> None:
