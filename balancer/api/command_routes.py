@@ -8,10 +8,9 @@ from fastapi.concurrency import run_in_threadpool
 from balancer.api.long_poll import VersionWatch
 from balancer.api.shapes import CommandRequest, CommandShape
 from balancer.api.source import Source
-from balancer.directory.model import Command, CommandState, Put, Transaction
+from balancer.directory.model import Command, CommandState
 from balancer.directory.snapshot import NotFound
-from balancer.errors import UserError
-from balancer.planner.commands import VERBS, request
+from balancer.planner.commands import submit
 
 _SEEN_SECONDS: Final = 5.0
 _STATUSES: Final = {CommandState.DONE: 200, CommandState.REFUSED: 409}
@@ -34,11 +33,8 @@ class Commands:
 
     async def give(self, wish: CommandRequest, host: str) -> Given:
         """Puts the command into the directory; waits for the leader's answer as long as was asked for."""
-        if wish.verb not in VERBS:
-            raise UserError(f"there is no command {wish.verb!r}; there are: {', '.join(sorted(VERBS))}")
         author = f"{wish.author or 'http'}@{host}"
-        command = request(wish.verb, wish.arguments, author, self._source.clock.now())
-        version = await run_in_threadpool(self._commit, command)
+        command, version = await run_in_threadpool(self._submit, wish, author)
         # Whoever asks for it next must find it here.
         await self._watch.newer(version - 1, _SEEN_SECONDS)
         answered = await self._answered(command, wish.wait)
@@ -52,11 +48,10 @@ class Commands:
             raise NotFound(f"there is no command {command!r} in the directory: old ones are forgotten")
         return shape(await self._answered(found, wait))
 
-    def _commit(self, command: Command) -> int:
-        directory = self._source.directory()
-        base = self._source.follower().snapshot.version
-        reason = f"{command.verb} asked for over HTTP"
-        return directory.commit(Transaction((Put(command),), base, reason, command.author))
+    def _submit(self, wish: CommandRequest, author: str) -> tuple[Command, int]:
+        snapshot = self._source.follower().snapshot
+        now = self._source.clock.now()
+        return submit(self._source.directory(), snapshot, wish.verb, wish.arguments, author=author, now=now)
 
     async def _answered(self, command: Command, wait: float) -> Command:
         clock = self._source.clock
@@ -83,4 +78,5 @@ def shape(command: Command) -> CommandShape:
         created=command.created,
         state=command.state,
         result=command.result,
+        migration=command.migration,
     )

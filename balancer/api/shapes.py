@@ -301,6 +301,8 @@ class CommandShape(Document):
     created: float
     state: str
     result: str
+    migration: str = ""
+    """The migration that it began, if any."""
 
 
 class Sample(BaseModel):

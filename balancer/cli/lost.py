@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from balancer.cli.operate import submit
+from balancer.cli.operate import give
 from balancer.cli.output import Output, OutputOption, say, show_json
 from balancer.cli.places import ConfigOption
 from balancer.directory.configured import open_configured
@@ -99,7 +99,7 @@ def give_loss(verb: str, arguments: dict[str, Any], loss: Loss, losses: Losses) 
                 for sentence in found:
                     say(sentence)
             if not loss.dry_run:
-                result = submit(directory, verb, {**arguments, "accept_loss": loss.accepted}).result
+                result = give(directory, verb, {**arguments, "accept_loss": loss.accepted}).result
     finally:
         links.close()
     if loss.output is Output.JSON:

@@ -1,6 +1,6 @@
 """`balancer move | split | merge`: an operator's wishes for migrations, given to the leader through the directory.
 
-A dry run asks the very code that the leader asks (`planner.commands.carry_out`), without telling the leader.
+A dry run asks the very code that the leader asks (`commands.decide`), without telling the leader.
 """
 
 import csv
@@ -19,22 +19,20 @@ from balancer.cli.moves import (
     migration_document,
     running_row,
 )
-from balancer.cli.operate import ReasonOption, submit
+from balancer.cli.operate import ReasonOption, give
 from balancer.cli.output import Output, OutputOption, Row, console, say, show_json, show_rows, tell
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of, operator
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.model import CommandState, RangeBounds
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import BalancerError, Refused, Unavailable, UserError
+from balancer.errors import BalancerError, Refused, UserError
 from balancer.migration.progress import TOPIC
-from balancer.planner.commands import carry_out, request
+from balancer.planner.commands import decide, request
 from balancer.settings import WantedMode
 from policies.bundle_view import Action, ActionKind
 from policies.key_text import parse_value
 from policies.keys import KeyMismatch, encode_key
-
-BEGIN_PATIENCE = 30.0
 
 WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="wait for its end, showing how far it is")]
 ModeOption = Annotated[
@@ -71,7 +69,7 @@ def move(
 ) -> None:
     """Moves a tablet to another node."""
     arguments = {"tablet": tablet, "node": node, "reason": reason, **_mode(mode)}
-    _give("move", arguments, (tablet,), Manner(wait, dry_run, directory, config, output))
+    _give("move", arguments, Manner(wait, dry_run, directory, config, output))
 
 
 def split(
@@ -92,7 +90,7 @@ def split(
         with directory_of(directory, config) as opened:
             snapshot = opened.snapshot()
         arguments["keys"] = [encoded_key(snapshot, tablet, text).hex() for text in at]
-    _give("split", arguments, (tablet,), Manner(wait, dry_run, directory, config, output))
+    _give("split", arguments, Manner(wait, dry_run, directory, config, output))
 
 
 def merge(
@@ -107,7 +105,7 @@ def merge(
 ) -> None:
     """Merges neighbouring ranges, or the two halves of a vbucket. They must be on one node."""
     arguments = {"tablets": tablets, "reason": reason, **_mode(mode)}
-    _give("merge", arguments, tuple(tablets), Manner(wait, dry_run, directory, config, output))
+    _give("merge", arguments, Manner(wait, dry_run, directory, config, output))
 
 
 def _mode(mode: WantedMode | None) -> dict[str, str]:
@@ -134,7 +132,7 @@ def encoded_key(snapshot: Snapshot, tablet: str, text: str) -> bytes:
 def check_dry(directory: Directory, verb: str, arguments: dict[str, Any]) -> str:
     """What would be done, in words. Raises `Refused` where the leader would refuse."""
     now = SystemClock().now()
-    answered, outcome = carry_out(request(verb, arguments, operator(), now), directory.snapshot(), now)
+    answered, outcome = decide(request(verb, arguments, operator(), now), directory.snapshot(), now)
     if answered.state is CommandState.REFUSED:
         raise Refused(answered.result)
     return "; ".join(map(_in_words, outcome.actions)) or outcome.result
@@ -148,17 +146,17 @@ def _in_words(action: Action) -> str:
     return f"{action.kind} of {noun} {tablets} of {action.table} into {action.count} on {action.source}"
 
 
-def _give(verb: str, arguments: dict[str, Any], tablets: tuple[str, ...], manner: Manner) -> None:
+def _give(verb: str, arguments: dict[str, Any], manner: Manner) -> None:
     with directory_of(manner.directory, manner.config) as directory:
         if manner.dry_run:
             _answer({"dry_run": True, "result": check_dry(directory, verb, arguments)}, manner.output)
             return
-        known = set(directory.snapshot().migrations)
-        answered = submit(directory, verb, arguments)
+        answered = give(directory, verb, arguments)
         if not manner.wait:
-            _answer({"command": answered.id, "state": answered.state, "result": answered.result}, manner.output)
+            document = {"command": answered.id, "state": answered.state, "result": answered.result}
+            _answer({**document, "migration": answered.migration}, manner.output)
             return
-        last = _followed(directory, _begun(directory, known, set(map(int, tablets))), manner.output)
+        last = _followed(directory, answered.migration, manner.output)
     if manner.output is Output.JSON:
         show_json(last)
     else:
@@ -172,18 +170,6 @@ def _answer(document: dict[str, Any], output: Output) -> None:
         show_json(document)
     else:
         say(("would be done: " if "dry_run" in document else "") + document["result"])
-
-
-def _begun(directory: Directory, known: set[str], tablets: set[int]) -> str:
-    """The migration that the command has come to."""
-    clock = SystemClock()
-    deadline = clock.monotonic() + BEGIN_PATIENCE
-    while clock.monotonic() < deadline:
-        for record in directory.snapshot().migrations.values():
-            if record.id not in known and tablets & set(record.sources):
-                return record.id
-        clock.sleep(0.1)
-    raise Unavailable(f"the migration has not begun within {BEGIN_PATIENCE:.0f} s; see `balancer moves`")
 
 
 def _followed(directory: Directory, migration: str, output: Output) -> dict[str, Any]:

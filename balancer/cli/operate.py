@@ -9,10 +9,10 @@ from balancer.cli.output import Output, OutputOption, say, show_json
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of, operator
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
-from balancer.directory.model import Command, CommandState, Put, Transaction
+from balancer.directory.model import Command, CommandState
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused, Unavailable, UserError
-from balancer.planner.commands import carry_out, request
+from balancer.planner.commands import submit
 from balancer.settings.units import parse_duration
 
 PATIENCE = 30.0
@@ -21,18 +21,10 @@ ReasonOption = Annotated[str, typer.Option("--reason", help="kept in the history
 DurationOption = Annotated[str | None, typer.Option(help='how long, as in "90m" or "2d"; else until ended')]
 
 
-def submit(directory: Directory, verb: str, arguments: dict[str, Any], patience: float = PATIENCE) -> Command:
-    """Puts a command into the directory and waits until the leader has answered it.
-
-    What the leader would refuse is refused here, at once: nothing of it is left waiting where nobody leads.
-    """
+def give(directory: Directory, verb: str, arguments: dict[str, Any], patience: float = PATIENCE) -> Command:
+    """Submits a command and waits until the leader has answered it."""
     clock = SystemClock()
-    command = request(verb, arguments, operator(), clock.now())
-    snapshot = directory.snapshot()
-    tried, _ = carry_out(command, snapshot, clock.now())
-    if tried.state is CommandState.REFUSED:
-        raise Refused(tried.result)
-    directory.commit(Transaction((Put(command),), snapshot.version, f"{verb} asked for", command.author))
+    command, _ = submit(directory, directory.snapshot(), verb, arguments, author=operator(), now=clock.now())
     follower = directory.follow()
     try:
         deadline = clock.monotonic() + patience
@@ -60,7 +52,7 @@ def _answer(snapshot: Snapshot, command: str) -> Command | None:
 
 def _give(verb: str, arguments: dict[str, Any], directory: str | None, config: Path | None, output: Output) -> None:
     with directory_of(directory, config) as opened:
-        answered = submit(opened, verb, {name: value for name, value in arguments.items() if value is not None})
+        answered = give(opened, verb, {name: value for name, value in arguments.items() if value is not None})
     if output is Output.JSON:
         show_json({"command": answered.id, "state": answered.state, "result": answered.result})
     else:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from balancer.cli.operate import submit
+from balancer.cli.operate import give
 from balancer.cli.output import Output, OutputOption, say, show_json, show_rows
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
 from balancer.clock import SystemClock
@@ -80,7 +80,7 @@ def made_anew(directory: Directory, bundle: str) -> None:
     """Lets the leader plan, and waits until the plan is in the directory."""
     clock = SystemClock()
     known = {one.id for one in plans.of_bundle(directory.snapshot(), bundle)}
-    submit(directory, "plan", {"bundle": bundle})
+    give(directory, "plan", {"bundle": bundle})
     deadline = clock.monotonic() + REPLAN_PATIENCE
     while all(one.id in known for one in plans.of_bundle(directory.snapshot(), bundle)):
         if clock.monotonic() > deadline:

@@ -6,7 +6,7 @@ import typer
 
 from balancer.cli.migrate import DryRunOption, Failed, Manner, WaitOption, check_dry
 from balancer.cli.moves import REFRESH
-from balancer.cli.operate import submit
+from balancer.cli.operate import give
 from balancer.cli.output import Output, OutputOption, console, say, show_json
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
 from balancer.clock import SystemClock
@@ -70,7 +70,7 @@ def _order(what: str, arguments: dict[str, Any], manner: Manner) -> None:
             _show(_preview(opened.snapshot(), what, table), manner.output)
             return
         known = set(opened.snapshot().plans)
-        answered = submit(opened, what, arguments)
+        answered = give(opened, what, arguments)
         order = _given(opened, known, what, table)
         if not manner.wait:
             result = {"order": order.id, "command": answered.id, "result": answered.result}

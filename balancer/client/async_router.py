@@ -94,13 +94,13 @@ class AsyncRouter:
             self._sampler.note(table, key, weight, not read_only)
         clock = self._routes.clock
         wish = Wish(clock.monotonic() + patience, isolation, read_only)
-        held = await self._carry_out(enter(self._routes.finder(table, key), wish, clock.monotonic))
+        held = await self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
         try:
             yield held.loan.connection
         except BaseException:
-            await self._carry_out(leave(held, failed=True))
+            await self._drive(leave(held, failed=True))
             raise
-        await self._carry_out(leave(held, failed=False))
+        await self._drive(leave(held, failed=False))
 
     async def run(
         self,
@@ -150,7 +150,7 @@ class AsyncRouter:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    async def _carry_out(self, steps: Generator[Request, Any, Outcome]) -> Outcome:
+    async def _drive(self, steps: Generator[Request, Any, Outcome]) -> Outcome:
         """Awaits for requests; what they raise goes back into the steps."""
         try:
             request = next(steps)

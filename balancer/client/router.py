@@ -106,13 +106,13 @@ class Router:
             self._sampler.note(table, key, weight, not read_only)
         clock = self._routes.clock
         wish = Wish(clock.monotonic() + patience, isolation, read_only)
-        held = self._carry_out(enter(self._routes.finder(table, key), wish, clock.monotonic))
+        held = self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
         try:
             yield held.loan.connection
         except BaseException:
-            self._carry_out(leave(held, failed=True))
+            self._drive(leave(held, failed=True))
             raise
-        self._carry_out(leave(held, failed=False))
+        self._drive(leave(held, failed=False))
 
     def run(
         self,
@@ -165,7 +165,7 @@ class Router:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _carry_out(self, steps: Generator[Request, Any, Outcome]) -> Outcome:
+    def _drive(self, steps: Generator[Request, Any, Outcome]) -> Outcome:
         """Blocking calls for requests; what they raise goes back into the steps."""
         try:
             request = next(steps)

@@ -33,7 +33,7 @@ from balancer.migration.revive import check_lost, make_ready
 from balancer.nodes.connection import Address
 from balancer.planner import orders, plans
 from balancer.planner.command_context import Outcome, Revival
-from balancer.planner.commands import carry_out, refused
+from balancer.planner.commands import decide, refused
 from balancer.planner.memory import failures_of
 from balancer.planner.metrics import Reporter
 from balancer.polling.poller import ClusterPoll
@@ -165,9 +165,9 @@ class Leading:
             if present is None or present.state is not CommandState.WAITING:
                 return
             modes = {bundle.name: bundle.mode for bundle in self._settings().bundles.values()}
-            answered, outcome = carry_out(present, snapshot, self._clock.now(), modes)
+            answered, outcome = decide(present, snapshot, self._clock.now(), modes)
             try:
-                answered = self._carry_out(answered, outcome, snapshot)
+                answered = self._obey(answered, outcome, snapshot)
             except Conflict:
                 continue  # something moved meanwhile: nothing was done, and the command is looked at anew
             self._answered(answered, outcome)
@@ -180,7 +180,7 @@ class Leading:
         if outcome.replan and command.state is CommandState.DONE:
             self._replan(outcome.replan)
 
-    def _carry_out(self, command: Command, outcome: Outcome, snapshot: Snapshot) -> Command:
+    def _obey(self, command: Command, outcome: Outcome, snapshot: Snapshot) -> Command:
         """Acts as the outcome says and records the answer; a refusal of ours becomes the command's.
 
         The answer is in the very commit that changes the directory or begins the migration: whatever dies in between,
@@ -220,7 +220,7 @@ class Leading:
         answered: list[Command] = []
 
         def answer(migration: Migration) -> tuple[Change, ...]:
-            answered.append(replace(command, result=f"{command.result}: {migration.id}"))
+            answered.append(replace(command, result=f"{command.result}: {migration.id}", migration=migration.id))
             return (Put(answered[-1]),)
 
         bundle = self._settings().bundle(snapshot.table(action.table).bundle)

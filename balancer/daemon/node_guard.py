@@ -174,11 +174,11 @@ class NodeGuard:
         acts = list(acts_on(node, answer, snapshot))
         for at in range(0, len(acts), BATCH):
             with closing(self._connected(node.id, answer)) as connection:
-                self._carry_out(connection, node.id, acts[at : at + BATCH])
+                self._fence(connection, node.id, acts[at : at + BATCH])
         if acts:
             log.warning("claims of a node were settled", node=node.id, tablets=len(acts), rewound=bool(node.rewound))
 
-    def _carry_out(self, connection: Connection, node: str, acts: list[_Act]) -> None:
+    def _fence(self, connection: Connection, node: str, acts: list[_Act]) -> None:
         opened: list[OwnedTablet] = []
         with node_transaction(connection, self._leadership.epoch, node, durable=True) as cursor:
             rows = {row.id: row for row in locked_rows(cursor, (act.claim.tablet for act in acts))}

@@ -216,6 +216,8 @@ class Command:
     created: float
     state: CommandState = CommandState.WAITING
     result: str = ""
+    migration: str = ""
+    """The migration that it began, if it is a command that begins one."""
 
     @property
     def key(self) -> str:

@@ -1,8 +1,9 @@
 """Operators' commands: what each verb needs, and what the leader makes of it. A command is carried out exactly once.
 
-The command line puts a `Command` into the directory (`request`); the leader finds it and calls `carry_out`, which only
-decides: it returns changes of the directory, actions to start, or migrations to steer, and the sentence for the
-operator. Wrong arguments are refused with a sentence, by the leader, because only it knows the newest directory.
+The command line and HTTP both `submit`: what the leader would refuse is refused at once, the rest is put into the
+directory as a `Command`. The leader finds it and calls `decide`, which only decides: it returns changes of the
+directory, actions to start, or migrations to steer, and the sentence for the operator. The leader has the last word,
+because only it knows the newest directory.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
+from balancer.directory.contract import Directory
 from balancer.directory.model import (
     Command,
     CommandState,
@@ -23,9 +25,10 @@ from balancer.directory.model import (
     RecordKind,
     Remove,
     TabletState,
+    Transaction,
 )
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import BalancerError, Refused
+from balancer.errors import BalancerError, Refused, UserError
 from balancer.planner import orders
 from balancer.planner.command_acts import merge, move, split
 from balancer.planner.command_context import CommandContext, Outcome, Revival
@@ -36,11 +39,26 @@ from balancer.settings import Mode
 def request(verb: str, arguments: Mapping[str, Any], author: str, now: datetime) -> Command:
     """A new command for the directory."""
     if verb not in VERBS:
-        raise Refused(f"there is no command {verb!r}; there are: {', '.join(sorted(VERBS))}")
+        raise UserError(f"there is no command {verb!r}; there are: {', '.join(sorted(VERBS))}")
     return Command(uuid4().hex[:12], verb, dict(arguments), author, now.timestamp())
 
 
-def carry_out(
+def submit(
+    directory: Directory, snapshot: Snapshot, verb: str, arguments: Mapping[str, Any], *, author: str, now: datetime
+) -> tuple[Command, int]:
+    """Puts a command into the directory, for the leader; returns it, and the directory's version that has it.
+
+    Raises `Refused` with the leader's own words where it would refuse: nothing is left waiting where nobody leads.
+    """
+    command = request(verb, arguments, author, now)
+    tried, _ = decide(command, snapshot, now)
+    if tried.state is CommandState.REFUSED:
+        raise Refused(tried.result)
+    transaction = Transaction((Put(command),), snapshot.version, f"{verb} asked for", author)
+    return command, directory.commit(transaction)
+
+
+def decide(
     command: Command, snapshot: Snapshot, now: datetime, modes: Mapping[str, Mode] | None = None
 ) -> tuple[Command, Outcome]:
     """The command as it is kept in the history, and what is to be done. Errors of ours become its refusal."""

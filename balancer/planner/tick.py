@@ -155,7 +155,7 @@ class BundleTick:
         plan = self._plan(view, options, anew=occasion.asked)
         dues = [orders.due(order, view, options) for order in occasion.orders]
         moment = _Moment(occasion, now, openings, view, owed, plan, dues)
-        plan_id, acts = _carry_out(moment)
+        plan_id, acts = _plan_and_act(moment)
         nodes = node_reports(occasion.snapshot, occasion.bundle.name, poll)
         word, sentence = verdict(_situation(moment, plan_id, nodes, acts))
         self._last = now
@@ -238,7 +238,7 @@ class BundleTick:
         return affordable(owed, view, occasion.bundle.options)
 
 
-def _carry_out(moment: _Moment) -> tuple[str, _Acts]:
+def _plan_and_act(moment: _Moment) -> tuple[str, _Acts]:
     """Records the plan, acts, and records what came of plan and orders; returns the plan that stands."""
     occasion, starter = moment.occasion, moment.occasion.starter
     if starter is None:

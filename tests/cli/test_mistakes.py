@@ -38,7 +38,7 @@ def test_what_the_leader_would_refuse_is_refused_at_once_and_not_left_waiting(
 
 def test_where_nobody_leads_that_is_said_and_the_command_waits(directory: Directory) -> None:
     with pytest.raises(Unavailable, match=r"^no instance has led within 0 s; the command \w+ waits in the directory"):
-        operate.submit(directory, "drain", {"node": "pg-a"}, patience=0.1)
+        operate.give(directory, "drain", {"node": "pg-a"}, patience=0.1)
     assert len(directory.snapshot().commands) == 1
 
 
@@ -46,7 +46,7 @@ def test_a_leader_that_does_not_answer_is_named(directory: Directory) -> None:
     leadership = directory.campaign("host-a", timeout=10)
     assert leadership is not None
     with pytest.raises(Unavailable, match=r"^the leader host-a has not answered within 0 s"):
-        operate.submit(directory, "drain", {"node": "pg-a"}, patience=0.1)
+        operate.give(directory, "drain", {"node": "pg-a"}, patience=0.1)
     leadership.resign()
 
 

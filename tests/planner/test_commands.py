@@ -11,9 +11,9 @@ from balancer.directory.model import CommandState, Counter, NodeState, Pin, Plan
 from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.snapshot import Snapshot
 from balancer.directory.sqlite import SqliteDirectory
-from balancer.errors import Refused
+from balancer.errors import UserError
 from balancer.planner.command_context import Outcome
-from balancer.planner.commands import carry_out, request
+from balancer.planner.commands import decide, request
 from balancer.settings import Mode
 from policies.bundle_view import ActionKind
 from policies.hash_leaves import Leaf
@@ -35,7 +35,7 @@ def directory(tmp_path: Path) -> Iterator[SqliteDirectory]:
 def give(
     snapshot: Snapshot, verb: str, modes: Mapping[str, Mode] | None = None, **arguments: Any
 ) -> tuple[CommandState, Outcome]:
-    command, outcome = carry_out(request(verb, arguments, "ann@host", NOW), snapshot, NOW, modes)
+    command, outcome = decide(request(verb, arguments, "ann@host", NOW), snapshot, NOW, modes)
     assert command.result == outcome.result
     return command.state, outcome
 
@@ -151,5 +151,5 @@ def test_a_plan_is_approved_only_where_plans_wait_for_it(directory: SqliteDirect
 
 
 def test_an_unknown_verb_names_the_known_ones() -> None:
-    with pytest.raises(Refused, match="there is no command 'explode'; there are: apply, cancel"):
+    with pytest.raises(UserError, match="there is no command 'explode'; there are: apply, cancel"):
         request("explode", {}, "ann", NOW)

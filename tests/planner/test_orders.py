@@ -14,7 +14,7 @@ from balancer.directory.snapshot import Snapshot
 from balancer.directory.sqlite import SqliteDirectory
 from balancer.planner import orders, plans
 from balancer.planner.command_context import Outcome
-from balancer.planner.commands import carry_out, request
+from balancer.planner.commands import decide, request
 from balancer.settings import Mode
 from policies.budgets import Admission
 from policies.bundle_view import Action, ActionKind, BundleView, NodeCondition, PlanResult, TabletHistory
@@ -48,7 +48,7 @@ def test_old_orders_are_forgotten_but_not_a_table_s_newest(directory: SqliteDire
 def give(directory: SqliteDirectory, verb: str, **arguments: Any) -> Outcome:
     snapshot = directory.snapshot()
     now = NOW + timedelta(seconds=snapshot.version)
-    command, outcome = carry_out(request(verb, arguments, "ann@host", now), snapshot, now)
+    command, outcome = decide(request(verb, arguments, "ann@host", now), snapshot, now)
     if command.state is CommandState.DONE:
         directory.commit(transaction(outcome.changes, snapshot.version))
     return outcome

@@ -439,10 +439,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "proven_views: every forwarded statement proves that the tablet is here",
         rewritten(
             "balancer.here",
-            {
-                "exclusive boolean :=": "exclusive boolean := false; unproven boolean :=",
-                "BEGIN\n        IF pg_try": "BEGIN\n        RETURN true;\n        IF pg_try",
-            },
+            {"        IF NOT pg_try": "        RETURN true;\n        IF NOT pg_try"},
         ),
         (f"{_FORWARDING}test_who_has_not_heard_of_a_move_is_told_to_try_again_and_reads_nothing_old",),
     ),
