@@ -15,21 +15,18 @@ from balancer.directory.model import Migration, MigrationKind, MigrationMode
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.migration.machine import State, row_of, track_of
-from balancer.migration.observer import Observer, Progress
+from balancer.migration.observer import Observer
 from balancer.settings.files import PgBouncerSettings
 
 log = structlog.get_logger()
 
-_WAY_BACK = (State.CATCHING_UP, State.CANCELLING)
-
 
 class BouncerSwitch(Observer):
-    """Tells PgBouncer, then the next observer."""
+    """Tells PgBouncer."""
 
-    def __init__(self, bouncer: Bouncer, snapshot: Callable[[], Snapshot], other: Observer | None = None) -> None:
+    def __init__(self, bouncer: Bouncer, snapshot: Callable[[], Snapshot]) -> None:
         self._bouncer = bouncer
         self._snapshot = snapshot
-        self._other = other or Observer()
 
     def recover(self) -> None:
         """Of a new leader: lets go of what a predecessor left paused, and writes the file anew."""
@@ -40,23 +37,17 @@ class BouncerSwitch(Observer):
             self._carefully(
                 lambda: self._bouncer.hold(self._bouncer.names(self._snapshot(), migration)), "pausing", migration
             )
-        elif state in _WAY_BACK:
+        elif state in (State.CATCHING_UP, State.CANCELLING):  # the ways back from a fence
             self._carefully(
                 lambda: self._bouncer.release(self._bouncer.names(self._snapshot(), migration)), "resuming", migration
             )
-        self._other.entered(migration, state)
 
     def left(self, migration: Migration, state: State) -> None:
         if state is State.OPENING:
             self._carefully(lambda: self._follow(migration), "switching", migration)
-        self._other.left(migration, state)
-
-    def progressed(self, migration: Migration, progress: Progress) -> None:
-        self._other.progressed(migration, progress)
 
     def finished(self, migration: Migration) -> None:
         self._carefully(lambda: self._follow(migration), "finishing", migration)
-        self._other.finished(migration)
 
     def _recover(self) -> None:
         resumed = self._bouncer.resume_all()
@@ -77,11 +68,9 @@ class BouncerSwitch(Observer):
             log.warning(f"{what} PgBouncer failed", error=str(error), migration=migration.id if migration else None)
 
 
-def bouncing_of(
-    settings: PgBouncerSettings | None, snapshot: Callable[[], Snapshot], other: Observer | None
-) -> BouncerSwitch | None:
+def bouncing_of(settings: PgBouncerSettings | None, snapshot: Callable[[], Snapshot]) -> BouncerSwitch | None:
     """The observer that the configuration asks for; None where no PgBouncer is configured."""
-    return BouncerSwitch(bouncer_of(settings), snapshot, other) if settings else None
+    return BouncerSwitch(bouncer_of(settings), snapshot) if settings else None
 
 
 def bouncer_of(settings: PgBouncerSettings) -> Bouncer:

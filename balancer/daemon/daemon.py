@@ -31,7 +31,7 @@ from balancer.directory.contract import Directory, Follower, Leadership
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Unavailable
 from balancer.instruments import Instruments
-from balancer.migration.observer import Observer
+from balancer.migration.observer import Observer, Observers
 from balancer.nodes.connection import Address
 from balancer.planner.metered import MeteredDirectory
 from balancer.planner.metrics import Reporter
@@ -67,14 +67,13 @@ class Daemon:
         self._housekeeping: Housekeeping | None = None
         self._enrol_again = False
         self._reporter = Reporter(self._instruments)
-        self._bouncing = bouncing_of(settings.daemon.pgbouncer, lambda: self.directory().snapshot(), observer)
+        self._bouncing = bouncing_of(settings.daemon.pgbouncer, lambda: self.directory().snapshot())
         self._forwarding = ForwardingUpdater(
             lambda bundle: self.settings().bundle(bundle).forwarding,
             lambda: self.directory().snapshot(),
             self.address,
-            self._bouncing or observer,
         )
-        self._observer = MigrationMetrics(self._reporter, self._forwarding)
+        self._observer = Observers(MigrationMetrics(self._reporter), self._bouncing, observer, self._forwarding)
         self._sampler = NodeSampler(self.address, lambda: self.follower().snapshot, clock)
         self._ticks = Ticks(self, self._reporter, self._sampler, clock)
         self._leftovers = LeftoverWatch(lambda: self.follower().snapshot, self.address, self._reporter)

@@ -16,7 +16,7 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.migration.context import places
 from balancer.migration.machine import State
-from balancer.migration.observer import Observer, Progress
+from balancer.migration.observer import Observer
 from balancer.nodes.connection import Address, Cursor, connect
 from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.forwarding import Forward, check_available, remove_forwarding, set_forwards, set_servers
@@ -81,19 +81,17 @@ def stop_forwarding(snapshot: Snapshot, bundle: str, addresses: Callable[[str], 
 
 
 class ForwardingUpdater(Observer):
-    """Follows each migration, then tells the next observer. A node out of reach is brought up by the next one."""
+    """Follows each migration. A node out of reach is brought up to date by the next one."""
 
     def __init__(
         self,
         wanted: Callable[[str], bool],
         snapshot: Callable[[], Snapshot],
         addresses: Callable[[str], Address],
-        other: Observer | None = None,
     ) -> None:
         self._wanted = wanted
         self._snapshot = snapshot
         self._addresses = addresses
-        self._other = other or Observer()
 
     def follow(self, bundle: str) -> None:
         """Brings the bundle's nodes to what the directory says, if that is wanted."""
@@ -104,21 +102,12 @@ class ForwardingUpdater(Observer):
         except BalancerError as error:
             log.warning("forwarding is not up to date", bundle=bundle, error=str(error))
 
-    def entered(self, migration: Migration, state: State) -> None:
-        self._other.entered(migration, state)
-
     def left(self, migration: Migration, state: State) -> None:
-        # First whoever lets writers on; only then what takes longer.
-        self._other.left(migration, state)
         swapped = state is State.COMMITTING and migration.operation is not MigrationKind.MOVE
         if state is State.OPENING or swapped:
             self.follow(migration.bundle)
 
-    def progressed(self, migration: Migration, progress: Progress) -> None:
-        self._other.progressed(migration, progress)
-
     def finished(self, migration: Migration) -> None:
-        self._other.finished(migration)
         self.follow(migration.bundle)
 
 

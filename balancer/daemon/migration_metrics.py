@@ -1,10 +1,10 @@
-"""Turns what migrations tell into metrics and log lines; passes it on to whoever else wants to watch."""
+"""Turns what migrations tell into metrics and log lines."""
 
 import structlog
 
 from balancer.directory.model import Migration
 from balancer.migration.machine import State
-from balancer.migration.observer import Observer, Progress
+from balancer.migration.observer import Observer
 from balancer.planner.metrics import Reporter
 
 log = structlog.get_logger()
@@ -13,21 +13,15 @@ log = structlog.get_logger()
 class MigrationMetrics(Observer):
     """Called from the migrations' own threads; does nothing that could hold one up."""
 
-    def __init__(self, reporter: Reporter, other: Observer | None = None) -> None:
+    def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        self._other = other or Observer()
 
     def entered(self, migration: Migration, state: State) -> None:
         log.debug("state entered", state=state)
-        self._other.entered(migration, state)
 
     def left(self, migration: Migration, state: State) -> None:
         if state is State.VERIFYING and not migration.error:
             self._reporter.verified(migration.bundle, True)
-        self._other.left(migration, state)
-
-    def progressed(self, migration: Migration, progress: Progress) -> None:
-        self._other.progressed(migration, progress)
 
     def finished(self, migration: Migration) -> None:
         detail = migration.detail
@@ -40,4 +34,3 @@ class MigrationMetrics(Observer):
         )
         if migration.detail.get("different"):
             self._reporter.verified(migration.bundle, False)
-        self._other.finished(migration)

@@ -39,3 +39,26 @@ class Observer:
 
     def finished(self, migration: Migration) -> None:
         """Nothing follows."""
+
+
+class Observers(Observer):
+    """Tells several, in this order: those that let writers on come before those that take longer."""
+
+    def __init__(self, *told: Observer | None) -> None:
+        self._told = [one for one in told if one is not None]
+
+    def entered(self, migration: Migration, state: State) -> None:
+        for one in self._told:
+            one.entered(migration, state)
+
+    def left(self, migration: Migration, state: State) -> None:
+        for one in self._told:
+            one.left(migration, state)
+
+    def progressed(self, migration: Migration, progress: Progress) -> None:
+        for one in self._told:
+            one.progressed(migration, progress)
+
+    def finished(self, migration: Migration) -> None:
+        for one in self._told:
+            one.finished(migration)
