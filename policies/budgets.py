@@ -6,10 +6,10 @@ is in the way. Nothing is admitted beyond a budget, whatever its reason.
 
 from dataclasses import dataclass, field
 
-from policies.bundle_view import Action, ActionKind, BundleView
-from policies.figures import bytes_text
-from policies.options import BundleOptions
-from policies.reasons import Left
+from balancer.policies.bundle_view import Action, ActionKind, BundleView
+from balancer.policies.figures import bytes_text
+from balancer.policies.options import BundleOptions
+from balancer.policies.reasons import Left
 
 
 @dataclass(slots=True)

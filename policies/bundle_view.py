@@ -12,8 +12,8 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from policies.hash_leaves import Leaf
-from policies.keys import KeyType
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keys import KeyType
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

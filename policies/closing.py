@@ -6,10 +6,10 @@ operator has closed stays closed.
 
 import numpy as np
 
-from policies.bundle_view import Floats, NodeChange, NodeCondition
-from policies.figures import share_text
-from policies.options import BundleOptions
-from policies.placement_loads import Problem, node_shares, sums
+from balancer.policies.bundle_view import Floats, NodeChange, NodeCondition
+from balancer.policies.figures import share_text
+from balancer.policies.options import BundleOptions
+from balancer.policies.placement_loads import Problem, node_shares, sums
 
 
 def node_changes(problem: Problem, options: BundleOptions) -> tuple[NodeChange, ...]:

@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from policies.bundle_view import BundleView, Floats
-from policies.figures import rate_text
-from policies.options import HeatOptions
+from balancer.policies.bundle_view import BundleView, Floats
+from balancer.policies.figures import rate_text
+from balancer.policies.options import HeatOptions
 
 
 @dataclass(frozen=True)

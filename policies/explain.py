@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.bundle_view import Action, ActionKind, BundleView, NodeCondition, PlanResult
-from policies.closing import disk_share
-from policies.figures import bytes_text, rate_text, share_text
-from policies.move_reasons import NAMES, level_text, reason_for
-from policies.options import BundleOptions
-from policies.placement_candidates import STANDINGS, decider
-from policies.placement_loads import Problem, build_problem, excess
-from policies.reasons import MEANINGS
-from policies.wanted_moves import Moves, plan_moves
-from policies.why_not import find_node, find_row
+from balancer.policies.bundle_view import Action, ActionKind, BundleView, NodeCondition, PlanResult
+from balancer.policies.closing import disk_share
+from balancer.policies.figures import bytes_text, rate_text, share_text
+from balancer.policies.move_reasons import NAMES, level_text, reason_for
+from balancer.policies.options import BundleOptions
+from balancer.policies.placement_candidates import STANDINGS, decider
+from balancer.policies.placement_loads import Problem, build_problem, excess
+from balancer.policies.reasons import MEANINGS
+from balancer.policies.wanted_moves import Moves, plan_moves
+from balancer.policies.why_not import find_node, find_row
 
 __all__ = ["Explanation", "explain_action", "explain_node", "explain_tablet"]
 

@@ -1,6 +1,6 @@
 """How figures are written in the policies' sentences. Everything here is called while a reason is put into words."""
 
-from policies.options import GB, KB, MB
+from balancer.policies.options import GB, KB, MB
 
 
 def bytes_text(size: float) -> str:

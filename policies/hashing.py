@@ -13,7 +13,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from struct import unpack
 
-from policies.keys import (
+from balancer.policies.keys import (
     KeyMismatch,
     KeyType,
     KeyValue,

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.hashing import COMBINE, SEED, START, numeric_digits, seeded_state, stored_days
-from policies.keys import (
+from balancer.policies.hashing import COMBINE, SEED, START, numeric_digits, seeded_state, stored_days
+from balancer.policies.keys import (
     KeyMismatch,
     KeyType,
     KeyValue,

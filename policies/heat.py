@@ -10,16 +10,16 @@ from bisect import bisect_left
 
 import numpy as np
 
-from policies.bundle_view import ActionKind, BundleView, Part, Rejection, TabletHistory, TableView
-from policies.cooling import Cooling
-from policies.figures import bytes_text, rate_text, share_text
-from policies.heat_judge import judge
-from policies.heat_verdict import Facts, HeatWord, Verdict
-from policies.keys import HIGHEST
-from policies.options import BundleOptions, HeatOptions
-from policies.sizes import table_bounds
-from policies.sizes_hash import sibling_row
-from policies.sizes_scope import Proposals, Scope, blocked_tablets
+from balancer.policies.bundle_view import ActionKind, BundleView, Part, Rejection, TabletHistory, TableView
+from balancer.policies.cooling import Cooling
+from balancer.policies.figures import bytes_text, rate_text, share_text
+from balancer.policies.heat_judge import judge
+from balancer.policies.heat_verdict import Facts, HeatWord, Verdict
+from balancer.policies.keys import HIGHEST
+from balancer.policies.options import BundleOptions, HeatOptions
+from balancer.policies.sizes import table_bounds
+from balancer.policies.sizes_hash import sibling_row
+from balancer.policies.sizes_scope import Proposals, Scope, blocked_tablets
 
 CODES = {
     HeatWord.SPLIT: "heat-split",

@@ -8,14 +8,14 @@ about.
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-from policies.bundle_view import KeySamples
-from policies.figures import share_text
-from policies.hash_leaves import MAX_MODULUS, POSITIONS, Leaf, descendants
-from policies.heat_samples import Cut, Requests, best_cut
-from policies.heat_verdict import Evidence, Facts, HeatWord, Verdict, evidence
-from policies.keys import HIGHEST, LOWEST
-from policies.options import HeatOptions
-from policies.successors import successor
+from balancer.policies.bundle_view import KeySamples
+from balancer.policies.figures import share_text
+from balancer.policies.hash_leaves import MAX_MODULUS, POSITIONS, Leaf, descendants
+from balancer.policies.heat_samples import Cut, Requests, best_cut
+from balancer.policies.heat_verdict import Evidence, Facts, HeatWord, Verdict, evidence
+from balancer.policies.keys import HIGHEST, LOWEST
+from balancer.policies.options import HeatOptions
+from balancer.policies.successors import successor
 
 USELESS = 0.75
 """A split must leave its hottest part less than this share of the load: else it costs much and saves too little."""

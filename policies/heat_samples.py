@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from policies.bundle_view import KeySamples
-from policies.keys import HIGHEST
+from balancer.policies.bundle_view import KeySamples
+from balancer.policies.keys import HIGHEST
 
 
 class Request(NamedTuple):

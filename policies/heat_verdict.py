@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import sqrt
 
-from policies.bundle_view import KeySamples
-from policies.figures import share_text
-from policies.hash_leaves import Leaf
-from policies.heat_samples import Requests
-from policies.key_text import show_value
-from policies.keys import HIGHEST, KeyType, decode_key
+from balancer.policies.bundle_view import KeySamples
+from balancer.policies.figures import share_text
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.heat_samples import Requests
+from balancer.policies.key_text import show_value
+from balancer.policies.keys import HIGHEST, KeyType, decode_key
 
 
 class HeatWord(StrEnum):

@@ -8,7 +8,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from uuid import UUID
 
-from policies.keys import KeyMismatch, KeyType, KeyValue
+from balancer.policies.keys import KeyMismatch, KeyType, KeyValue
 
 _INFINITIES = {"infinity": float("inf"), "-infinity": float("-inf")}
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.bundle_view import Floats, TabletColumns
+from balancer.policies.bundle_view import Floats, TabletColumns
 
 STATISTICS = ("bytes", "memory", "rows", "write_rate", "read_rate", "tablets")
 RATES = ("write_rate", "read_rate")

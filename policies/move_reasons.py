@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from policies.bundle_view import TabletColumns
-from policies.figures import bytes_text, rate_text, share_text
-from policies.options import BundleOptions
-from policies.placement_candidates import group_of
-from policies.placement_loads import LoadState, Problem, excess
-from policies.reasons import Taken
-from policies.wanted_moves import Moves
+from balancer.policies.bundle_view import TabletColumns
+from balancer.policies.figures import bytes_text, rate_text, share_text
+from balancer.policies.options import BundleOptions
+from balancer.policies.placement_candidates import group_of
+from balancer.policies.placement_loads import LoadState, Problem, excess
+from balancer.policies.reasons import Taken
+from balancer.policies.wanted_moves import Moves
 
 NAMES = {
     "bytes": "bytes",

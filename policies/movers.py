@@ -7,11 +7,11 @@ nothing more, so that planning again finds nothing either.
 
 import numpy as np
 
-from policies.bundle_view import Floats, Ints, NodeCondition
-from policies.metric import Metric, parse_metric
-from policies.options import BundleOptions, GroupOptions
-from policies.placement_candidates import Decider, decider, group_of
-from policies.placement_loads import Bools, LoadState, Problem, keeps, node_shares
+from balancer.policies.bundle_view import Floats, Ints, NodeCondition
+from balancer.policies.metric import Metric, parse_metric
+from balancer.policies.options import BundleOptions, GroupOptions
+from balancer.policies.placement_candidates import Decider, decider, group_of
+from balancer.policies.placement_loads import Bools, LoadState, Problem, keeps, node_shares
 
 _ROUNDS = 100
 

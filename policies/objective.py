@@ -7,8 +7,8 @@ it is the same sum each time, nothing goes round in circles.
 
 import numpy as np
 
-from policies.bundle_view import Floats, Ints
-from policies.placement_loads import LoadState, Problem
+from balancer.policies.bundle_view import Floats, Ints
+from balancer.policies.placement_loads import LoadState, Problem
 
 _OVERLOAD = 16.0  # from a quarter above the due share on, overload counts more than the square
 # From here on the extra price grows in a straight line: were it steeper still, one tablet too hot for any node would

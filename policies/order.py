@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies.budgets import Admission
-from policies.bundle_view import Floats, Ints
-from policies.objective import exchange_floor, move_gains, swap_gain
-from policies.placement_loads import Bools, LoadState
-from policies.reasons import Left, Taken
-from policies.wanted_moves import CODES, URGENT, Moves
+from balancer.policies.budgets import Admission
+from balancer.policies.bundle_view import Floats, Ints
+from balancer.policies.objective import exchange_floor, move_gains, swap_gain
+from balancer.policies.placement_loads import Bools, LoadState
+from balancer.policies.reasons import Left, Taken
+from balancer.policies.wanted_moves import CODES, URGENT, Moves
 
 _LOOKS = 256  # picks that look at the gains anew; afterwards the last look decides the order
 _LOAD, _SWAP = CODES.index(Taken.LOAD), CODES.index(Taken.SWAP)

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from policies.budgets import bytes_per_second
-from policies.bundle_view import Floats
-from policies.options import BundleOptions, PlacementOptions
-from policies.placement_fill import Spread, fill
-from policies.placement_loads import Bools, LoadState, Problem, excess, tension, underuse
-from policies.placement_refine import Able, Goal, Refinement
-from policies.placement_shed import choose_rows
+from balancer.policies.budgets import bytes_per_second
+from balancer.policies.bundle_view import Floats
+from balancer.policies.options import BundleOptions, PlacementOptions
+from balancer.policies.placement_fill import Spread, fill
+from balancer.policies.placement_loads import Bools, LoadState, Problem, excess, tension, underuse
+from balancer.policies.placement_refine import Able, Goal, Refinement
+from balancer.policies.placement_shed import choose_rows
 
 _BULK_TABLETS = 200  # fewer are planned by single steps from the start: each is the best there is
 _ROUNDS = 6

@@ -9,10 +9,10 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from policies.bundle_view import BundleView, NodeCondition, TabletHistory, TableView
-from policies.options import BundleOptions, GroupOptions, InMemoryMode, Mover, Placement
-from policies.placement_loads import Bools, Problem, keeps
-from policies.reasons import Left
+from balancer.policies.bundle_view import BundleView, NodeCondition, TabletHistory, TableView
+from balancer.policies.options import BundleOptions, GroupOptions, InMemoryMode, Mover, Placement
+from balancer.policies.placement_loads import Bools, Problem, keeps
+from balancer.policies.reasons import Left
 
 Standings = npt.NDArray[np.int8]
 

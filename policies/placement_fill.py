@@ -10,8 +10,8 @@ from typing import cast
 
 import numpy as np
 
-from policies.bundle_view import Floats, Ints
-from policies.placement_loads import Bools, LoadState, Problem, sums
+from balancer.policies.bundle_view import Floats, Ints
+from balancer.policies.placement_loads import Bools, LoadState, Problem, sums
 
 _CHOICES = 8  # nodes per group: more choose better and cost more
 _EPSILON = 1e-15

@@ -8,12 +8,12 @@ import re
 
 import numpy as np
 
-from policies.bundle_view import Ints, NodeCondition
-from policies.movers import able_nodes
-from policies.options import BundleOptions
-from policies.placement_candidates import Decider, decider
-from policies.placement_loads import Bools, LoadState, Problem
-from policies.sharding import place
+from balancer.policies.bundle_view import Ints, NodeCondition
+from balancer.policies.movers import able_nodes
+from balancer.policies.options import BundleOptions
+from balancer.policies.placement_candidates import Decider, decider
+from balancer.policies.placement_loads import Bools, LoadState, Problem
+from balancer.policies.sharding import place
 
 
 def follow_functions(problem: Problem, state: LoadState, mine: Bools, options: BundleOptions) -> None:

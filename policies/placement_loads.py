@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from policies.bundle_view import BundleView, Floats, Ints, NodeCondition, NodeView
-from policies.options import BundleOptions
+from balancer.policies.bundle_view import BundleView, Floats, Ints, NodeCondition, NodeView
+from balancer.policies.options import BundleOptions
 
 Bools = npt.NDArray[np.bool_]
 

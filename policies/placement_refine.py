@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.bundle_view import Floats, Ints
-from policies.objective import exchange_floor, node_costs
-from policies.placement_fill import Spread
-from policies.placement_loads import Bools, LoadState, Problem, tension, underuse
+from balancer.policies.bundle_view import Floats, Ints
+from balancer.policies.objective import exchange_floor, node_costs
+from balancer.policies.placement_fill import Spread
+from balancer.policies.placement_loads import Bools, LoadState, Problem, tension, underuse
 
 _SWEEPS = 200
 _STEPS = 20_000

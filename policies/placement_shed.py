@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.bundle_view import Floats, Ints
-from policies.placement_loads import Bools, LoadState, Problem, excess, sums
+from balancer.policies.bundle_view import Floats, Ints
+from balancer.policies.placement_loads import Bools, LoadState, Problem, excess, sums
 
 _SAMPLE = 100_000
 _ROUNDS = 12

@@ -6,12 +6,12 @@ empty even if the others then hold more than their share.
 
 import numpy as np
 
-from policies.bundle_view import Ints, NodeCondition
-from policies.options import BundleOptions
-from policies.placement import ceilings
-from policies.placement_candidates import LAST_HARD, Standings
-from policies.placement_fill import Spread, fill
-from policies.placement_loads import Bools, LoadState, Problem
+from balancer.policies.bundle_view import Ints, NodeCondition
+from balancer.policies.options import BundleOptions
+from balancer.policies.placement import ceilings
+from balancer.policies.placement_candidates import LAST_HARD, Standings
+from balancer.policies.placement_fill import Spread, fill
+from balancer.policies.placement_loads import Bools, LoadState, Problem
 
 
 def movable_in_need(standing: Standings) -> Bools:

@@ -9,21 +9,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from policies.budgets import Admission
-from policies.bundle_view import Action, ActionKind, BundleView, Floats, PlanResult, Rejection, TabletHistory
-from policies.closing import node_changes
-from policies.heat import plan_heat
-from policies.metric import parse_metric
-from policies.move_reasons import reason_for
-from policies.options import BundleOptions, GroupOptions
-from policies.order import Picker
-from policies.placement_candidates import LAST_HARD, group_of, history_standing
-from policies.placement_loads import Bools, Problem, build_problem
-from policies.plan_record import Record
-from policies.reasons import MEANINGS, Left
-from policies.score import bound, score
-from policies.sizes import plan_sizes
-from policies.wanted_moves import Moves, plan_moves
+from balancer.policies.budgets import Admission
+from balancer.policies.bundle_view import Action, ActionKind, BundleView, Floats, PlanResult, Rejection, TabletHistory
+from balancer.policies.closing import node_changes
+from balancer.policies.heat import plan_heat
+from balancer.policies.metric import parse_metric
+from balancer.policies.move_reasons import reason_for
+from balancer.policies.options import BundleOptions, GroupOptions
+from balancer.policies.order import Picker
+from balancer.policies.placement_candidates import LAST_HARD, group_of, history_standing
+from balancer.policies.placement_loads import Bools, Problem, build_problem
+from balancer.policies.plan_record import Record
+from balancer.policies.reasons import MEANINGS, Left
+from balancer.policies.score import bound, score
+from balancer.policies.sizes import plan_sizes
+from balancer.policies.wanted_moves import Moves, plan_moves
 
 HEAT = "heat-"  # how the codes of actions for heat begin
 GATHERING = "gathering"  # the code with which `sizes` says that tablets are brought together to be merged

@@ -7,15 +7,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from policies.bundle_view import Action, ActionKind, Ints, NodeCondition, Rejection
-from policies.figures import bytes_text, share_text
-from policies.move_reasons import NAMES, level_text, tightest
-from policies.options import BundleOptions
-from policies.order import Picker
-from policies.placement_candidates import STANDINGS
-from policies.placement_loads import Bools, Problem, tension, underuse
-from policies.reasons import MEANINGS, Left
-from policies.wanted_moves import Moves
+from balancer.policies.bundle_view import Action, ActionKind, Ints, NodeCondition, Rejection
+from balancer.policies.figures import bytes_text, share_text
+from balancer.policies.move_reasons import NAMES, level_text, tightest
+from balancer.policies.options import BundleOptions
+from balancer.policies.order import Picker
+from balancer.policies.placement_candidates import STANDINGS
+from balancer.policies.placement_loads import Bools, Problem, tension, underuse
+from balancer.policies.reasons import MEANINGS, Left
+from balancer.policies.wanted_moves import Moves
 
 EXAMPLES = 5
 

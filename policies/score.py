@@ -6,9 +6,9 @@ counts half), times the part of the load that is not on draining nodes: 100 is e
 
 import numpy as np
 
-from policies.budgets import Admission
-from policies.bundle_view import Floats, NodeCondition
-from policies.placement_loads import Bools, LoadState, Problem, tension
+from balancer.policies.budgets import Admission
+from balancer.policies.bundle_view import Floats, NodeCondition
+from balancer.policies.placement_loads import Bools, LoadState, Problem, tension
 
 
 def score(problem: Problem, state: LoadState) -> float:

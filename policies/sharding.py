@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.hashing import hash_bytes
-from policies.options import Placement
+from balancer.policies.hashing import hash_bytes
+from balancer.policies.options import Placement
 
 UInts = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.options import Placement
-from policies.sharding import Node, Places, UInts, place
+from balancer.policies.options import Placement
+from balancer.policies.sharding import Node, Places, UInts, place
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from policies.bundle_view import Action, ActionKind, BundleView, NodeChange, NodeCondition, PlanResult
-from policies.figures import bytes_text
-from policies.placement_loads import Bools, build_problem, initial_state, tension, underuse
-from policies.plan import make_plan, restricted
-from policies.simulator_events import apply_event
-from policies.simulator_scenario import Scenario, ScenarioError
-from policies.simulator_world import World, tablets_text
+from balancer.policies.bundle_view import Action, ActionKind, BundleView, NodeChange, NodeCondition, PlanResult
+from balancer.policies.figures import bytes_text
+from balancer.policies.placement_loads import Bools, build_problem, initial_state, tension, underuse
+from balancer.policies.plan import make_plan, restricted
+from balancer.policies.simulator_events import apply_event
+from balancer.policies.simulator_scenario import Scenario, ScenarioError
+from balancer.policies.simulator_world import World, tablets_text
 
 MINUTES_PER_DAY = 1440
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies.bundle_view import Floats, Ints
-from policies.hash_leaves import Leaf
+from balancer.policies.bundle_view import Floats, Ints
+from balancer.policies.hash_leaves import Leaf
 
 POINTS = 2048
 STEP = 1000  # distance between a range table's keys

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from policies.bundle_view import NodeCondition, NodeView
-from policies.hash_leaves import Leaf
-from policies.simulator_content import Content, interval, make_content
-from policies.simulator_scenario import ScenarioError, Statement, parse_size
-from policies.simulator_world import LOWEST_KEY, World, tablets_text
+from balancer.policies.bundle_view import NodeCondition, NodeView
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.simulator_content import Content, interval, make_content
+from balancer.policies.simulator_scenario import ScenarioError, Statement, parse_size
+from balancer.policies.simulator_world import LOWEST_KEY, World, tablets_text
 
 _CONDITIONS = {
     "drain": NodeCondition.DRAINING,

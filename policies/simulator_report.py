@@ -6,10 +6,10 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-from policies.bundle_view import ActionKind
-from policies.figures import bytes_text
-from policies.simulator import SimulatedSample, Story
-from policies.simulator_scenario import ScenarioError, Statement, parse_size, parse_time
+from balancer.policies.bundle_view import ActionKind
+from balancer.policies.figures import bytes_text
+from balancer.policies.simulator import SimulatedSample, Story
+from balancer.policies.simulator_scenario import ScenarioError, Statement, parse_size, parse_time
 
 WIDTH = 60
 _BARS = "▁▂▃▄▅▆▇█"

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from policies.options import GB, KB, MB, BundleOptions, GroupOptions, TableOptions
+from balancer.policies.options import GB, KB, MB, BundleOptions, GroupOptions, TableOptions
 
 _UNITS = {"B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": GB * KB}
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from policies.bundle_view import (
+from balancer.policies.bundle_view import (
     Action,
     ActionKind,
     BundleView,
@@ -22,11 +22,11 @@ from policies.bundle_view import (
     TabletHistory,
     TableView,
 )
-from policies.hash_leaves import Leaf
-from policies.heat import hot_tablets
-from policies.keys import KeyType, decode_key, encode_key
-from policies.options import HeatOptions
-from policies.simulator_content import Content, interval
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.heat import hot_tablets
+from balancer.policies.keys import KeyType, decode_key, encode_key
+from balancer.policies.options import HeatOptions
+from balancer.policies.simulator_content import Content, interval
 
 LOWEST_KEY, HIGHEST_KEY = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 _KEYS = (KeyType.BIGINT,)

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from policies.bundle_view import ActionKind, BundleView, Floats, Rejection, TableView
-from policies.cooling import Cooling
-from policies.options import BundleOptions
-from policies.sizes_bounds import MAX_TABLETS, SizeBounds, size_bounds
-from policies.sizes_hash import merge_leaf, plan_hash, split_leaf
-from policies.sizes_load import load_bounds, load_outliers, plan_load
-from policies.sizes_range import plan_range
-from policies.sizes_scope import Proposals, Scope, blocked_tablets
+from balancer.policies.bundle_view import ActionKind, BundleView, Floats, Rejection, TableView
+from balancer.policies.cooling import Cooling
+from balancer.policies.options import BundleOptions
+from balancer.policies.sizes_bounds import MAX_TABLETS, SizeBounds, size_bounds
+from balancer.policies.sizes_hash import merge_leaf, plan_hash, split_leaf
+from balancer.policies.sizes_load import load_bounds, load_outliers, plan_load
+from balancer.policies.sizes_range import plan_range
+from balancer.policies.sizes_scope import Proposals, Scope, blocked_tablets
 
 __all__ = ["Proposals", "SizeBounds", "double", "halve", "plan_sizes", "size_bounds", "table_bounds"]
 

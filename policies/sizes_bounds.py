@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass
 
-from policies.options import BalancerOptions, InMemoryMode, TableOptions
+from balancer.policies.options import BalancerOptions, InMemoryMode, TableOptions
 
 MAX_TABLETS = 10000
 """Of one table: neither the user's wish nor the table's growth leads beyond it."""

@@ -6,12 +6,12 @@ its sibling. Doubling and halving a whole table are the same two operations over
 
 from math import log2
 
-from policies.bundle_view import ActionKind, Part
-from policies.figures import bytes_text
-from policies.hash_leaves import MAX_MODULUS, Leaf, descendants
-from policies.sizes_bounds import SizeBounds
-from policies.sizes_range import UNLIMITED, may_reshard, merge_shares, outlier_text
-from policies.sizes_scope import Scope
+from balancer.policies.bundle_view import ActionKind, Part
+from balancer.policies.figures import bytes_text
+from balancer.policies.hash_leaves import MAX_MODULUS, Leaf, descendants
+from balancer.policies.sizes_bounds import SizeBounds
+from balancer.policies.sizes_range import UNLIMITED, may_reshard, merge_shares, outlier_text
+from balancer.policies.sizes_scope import Scope
 
 
 def plan_hash(scope: Scope, bounds: SizeBounds, outliers: list[int]) -> None:

@@ -9,10 +9,10 @@ from math import ceil, log2
 
 import numpy as np
 
-from policies.bundle_view import Action, ActionKind, Floats
-from policies.figures import bytes_text
-from policies.sizes_hash import merge_leaf, sibling_row, split_leaf
-from policies.sizes_scope import Scope
+from balancer.policies.bundle_view import Action, ActionKind, Floats
+from balancer.policies.figures import bytes_text
+from balancer.policies.sizes_hash import merge_leaf, sibling_row, split_leaf
+from balancer.policies.sizes_scope import Scope
 
 FACTOR = 1.9
 

@@ -10,10 +10,10 @@ order the next small tablet would join the result of the last merge, and all its
 
 from dataclasses import dataclass
 
-from policies.bundle_view import ActionKind
-from policies.figures import bytes_text
-from policies.sizes_bounds import SizeBounds
-from policies.sizes_scope import IN_FLIGHT, Scope, kind_of
+from balancer.policies.bundle_view import ActionKind
+from balancer.policies.figures import bytes_text
+from balancer.policies.sizes_bounds import SizeBounds
+from balancer.policies.sizes_scope import IN_FLIGHT, Scope, kind_of
 
 UNLIMITED = 1 << 60
 

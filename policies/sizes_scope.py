@@ -6,11 +6,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.bundle_view import Action, ActionKind, BundleView, NodeCondition, NodeView, Part, Rejection, TableView
-from policies.cooling import Cooling
-from policies.figures import bytes_text
-from policies.options import BundleOptions, GroupOptions, Placement, TableOptions
-from policies.sizes_bounds import MAX_TABLETS
+from balancer.policies.bundle_view import (
+    Action,
+    ActionKind,
+    BundleView,
+    NodeCondition,
+    NodeView,
+    Part,
+    Rejection,
+    TableView,
+)
+from balancer.policies.cooling import Cooling
+from balancer.policies.figures import bytes_text
+from balancer.policies.options import BundleOptions, GroupOptions, Placement, TableOptions
+from balancer.policies.sizes_bounds import MAX_TABLETS
 
 IN_FLIGHT = "in-flight"
 """The code of what has to wait for a migration."""

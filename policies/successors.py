@@ -10,7 +10,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from uuid import UUID
 
-from policies.keys import HIGHEST, KeyType, KeyValue, decode_key, encode_key, integer_limits
+from balancer.policies.keys import HIGHEST, KeyType, KeyValue, decode_key, encode_key, integer_limits
 
 _LAST_UUID = UUID(int=(1 << 128) - 1)
 _LAST_TIME = datetime.max.replace(tzinfo=UTC)

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from policies.bundle_view import Floats, Ints, NodeCondition
-from policies.movers import move_by_count, move_by_metric, move_in_memory
-from policies.options import BundleOptions
-from policies.placement import balance
-from policies.placement_candidates import Decider, Standings, deciders, is_resting, standings
-from policies.placement_fill import make_spread
-from policies.placement_functions import follow_functions
-from policies.placement_loads import Bools, LoadState, Problem, initial_state
-from policies.placement_refine import Able
-from policies.placement_urgent import drain, movable_in_need, relieve_disks, spread_out
-from policies.reasons import Taken
+from balancer.policies.bundle_view import Floats, Ints, NodeCondition
+from balancer.policies.movers import move_by_count, move_by_metric, move_in_memory
+from balancer.policies.options import BundleOptions
+from balancer.policies.placement import balance
+from balancer.policies.placement_candidates import Decider, Standings, deciders, is_resting, standings
+from balancer.policies.placement_fill import make_spread
+from balancer.policies.placement_functions import follow_functions
+from balancer.policies.placement_loads import Bools, LoadState, Problem, initial_state
+from balancer.policies.placement_refine import Able
+from balancer.policies.placement_urgent import drain, movable_in_need, relieve_disks, spread_out
+from balancer.policies.reasons import Taken
 
 CODES: tuple[Taken, ...] = tuple(Taken)
 URGENT = (Taken.DRAIN, Taken.DISK_FULL)

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.bundle_view import BundleView, NodeCondition
-from policies.figures import bytes_text, share_text
-from policies.move_reasons import NAMES, level_text, tightest
-from policies.objective import move_gains
-from policies.options import BundleOptions
-from policies.placement import payback_seconds, pays_back
-from policies.placement_candidates import STANDINGS, Decider, back_off_seconds, decider
-from policies.placement_fill import make_spread
-from policies.placement_loads import LoadState, Problem, build_problem, tension, underuse
-from policies.reasons import MEANINGS, Left
-from policies.wanted_moves import Moves, headroom, plan_moves
+from balancer.policies.bundle_view import BundleView, NodeCondition
+from balancer.policies.figures import bytes_text, share_text
+from balancer.policies.move_reasons import NAMES, level_text, tightest
+from balancer.policies.objective import move_gains
+from balancer.policies.options import BundleOptions
+from balancer.policies.placement import payback_seconds, pays_back
+from balancer.policies.placement_candidates import STANDINGS, Decider, back_off_seconds, decider
+from balancer.policies.placement_fill import make_spread
+from balancer.policies.placement_loads import LoadState, Problem, build_problem, tension, underuse
+from balancer.policies.reasons import MEANINGS, Left
+from balancer.policies.wanted_moves import Moves, headroom, plan_moves
 
 
 class Unknown(LookupError):

@@ -1,10 +1,13 @@
-"""When: the formula language and the windows it opens. Pure: no clock, no input or output, nothing of ours imported."""
+"""When: the formula language and the windows it opens. Pure: no clock, no input or output, nothing else imported."""
 
-from schedules.daytable import DayTable, FormulaFailures, day_table
-from schedules.formula import Formula
-from schedules.formula_errors import FormulaEvaluationError, FormulaSyntaxError
-from schedules.levels import ALWAYS, Applicable, Level, applicable
-from schedules.schedule import LOOK_BACK, Schedule, Window
+if __name__ != "balancer.schedules":
+    raise ImportError("this folder is the package balancer.schedules: a module under two names would be two modules")
+
+from balancer.schedules.daytable import DayTable, FormulaFailures, day_table
+from balancer.schedules.formula import Formula
+from balancer.schedules.formula_errors import FormulaEvaluationError, FormulaSyntaxError
+from balancer.schedules.levels import ALWAYS, Applicable, Level, applicable
+from balancer.schedules.schedule import LOOK_BACK, Schedule, Window
 
 __all__ = [
     "ALWAYS",

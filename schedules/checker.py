@@ -7,10 +7,10 @@ the printer deal with numbers only.
 
 from typing import NamedTuple
 
-from schedules.formula_errors import FormulaSyntaxError
-from schedules.lexer import Token, TokenKind
-from schedules.operators import COMMA, IN
-from schedules.parser import Program
+from balancer.schedules.formula_errors import FormulaSyntaxError
+from balancer.schedules.lexer import Token, TokenKind
+from balancer.schedules.operators import COMMA, IN
+from balancer.schedules.parser import Program
 
 _EXPECTED = "a number: a set stands only right of `in`"
 

@@ -8,9 +8,9 @@ import operator
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from schedules.lexer import TokenKind
-from schedules.operators import HIGHEST, IN, LOWEST, NUMERIC, wrap
-from schedules.parser import Program
+from balancer.schedules.lexer import TokenKind
+from balancer.schedules.operators import HIGHEST, IN, LOWEST, NUMERIC, wrap
+from balancer.schedules.parser import Program
 
 HOURS: Final = 24
 MINUTES: Final = 60

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from schedules.columns import HOURS, MINUTES, evaluate_day
-from schedules.formula import TIME_OF_DAY, Formula
-from schedules.formula_errors import FormulaEvaluationError
+from balancer.schedules.columns import HOURS, MINUTES, evaluate_day
+from balancer.schedules.formula import TIME_OF_DAY, Formula
+from balancer.schedules.formula_errors import FormulaEvaluationError
 
 DAY_MINUTES: Final = HOURS * MINUTES
 OPEN: Final = b"\1"

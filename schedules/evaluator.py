@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from schedules.formula_errors import FormulaEvaluationError
-from schedules.lexer import TokenKind
-from schedules.operators import IN, NUMERIC
-from schedules.parser import Program
+from balancer.schedules.formula_errors import FormulaEvaluationError
+from balancer.schedules.lexer import TokenKind
+from balancer.schedules.operators import IN, NUMERIC
+from balancer.schedules.parser import Program
 
 
 def evaluate(program: Program, values: Mapping[str, int]) -> int:

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Final
 
-from schedules.checker import fold_sets
-from schedules.evaluator import evaluate
-from schedules.formula_errors import FormulaEvaluationError
-from schedules.lexer import TokenKind
-from schedules.operators import HIGHEST, IN, LOWEST
-from schedules.parser import Program, parse
-from schedules.printer import print_program
+from balancer.schedules.checker import fold_sets
+from balancer.schedules.evaluator import evaluate
+from balancer.schedules.formula_errors import FormulaEvaluationError
+from balancer.schedules.lexer import TokenKind
+from balancer.schedules.operators import HIGHEST, IN, LOWEST
+from balancer.schedules.parser import Program, parse
+from balancer.schedules.printer import print_program
 
 TIME_OF_DAY: Final = ("hours", "minutes")
 

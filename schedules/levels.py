@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from typing import Final
 
-from schedules.formula import Formula
-from schedules.schedule import Schedule
+from balancer.schedules.formula import Formula
+from balancer.schedules.schedule import Schedule
 
 ALWAYS: Final = Formula("%true")
 """Applies where no level says anything: nobody asked for a restriction."""

@@ -8,8 +8,8 @@ import re
 from enum import Enum
 from typing import Final, NamedTuple
 
-from schedules.formula_errors import FormulaSyntaxError
-from schedules.operators import HIGHEST, IN, LOWEST, NOT, PRECEDENCE
+from balancer.schedules.formula_errors import FormulaSyntaxError
+from balancer.schedules.operators import HIGHEST, IN, LOWEST, NOT, PRECEDENCE
 
 OPERAND: Final = "a number, a name, %true, %false, `!` or `(`"
 

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from schedules.formula_errors import FormulaEvaluationError
+from balancer.schedules.formula_errors import FormulaEvaluationError
 
 LOWEST: Final = -(1 << 63)
 HIGHEST: Final = (1 << 63) - 1

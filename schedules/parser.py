@@ -7,9 +7,9 @@ Python's own limit. The two limits below bound the work that a formula can ask f
 from collections.abc import Collection
 from typing import Final
 
-from schedules.formula_errors import FormulaSyntaxError
-from schedules.lexer import OPERAND, Token, TokenKind, tokenize
-from schedules.operators import NOT_PRECEDENCE, PRECEDENCE
+from balancer.schedules.formula_errors import FormulaSyntaxError
+from balancer.schedules.lexer import OPERAND, Token, TokenKind, tokenize
+from balancer.schedules.operators import NOT_PRECEDENCE, PRECEDENCE
 
 Program = tuple[Token, ...]
 """Operands before their operators; no parentheses."""

@@ -5,9 +5,9 @@
 
 from typing import NamedTuple
 
-from schedules.lexer import TokenKind
-from schedules.operators import ATOM_PRECEDENCE, COMMA, IN, NOT_PRECEDENCE, PRECEDENCE
-from schedules.parser import Program
+from balancer.schedules.lexer import TokenKind
+from balancer.schedules.operators import ATOM_PRECEDENCE, COMMA, IN, NOT_PRECEDENCE, PRECEDENCE
+from balancer.schedules.parser import Program
 
 
 class _Text(NamedTuple):

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Final
 
-from schedules.daytable import CLOSED, DAY_MINUTES, OPEN, DayTable, FormulaFailures, day_table
-from schedules.formula import Formula
-from schedules.stretches import MINUTE, Stretch, stretch_at, stretches, to_datetime, to_microseconds
+from balancer.schedules.daytable import CLOSED, DAY_MINUTES, OPEN, DayTable, FormulaFailures, day_table
+from balancer.schedules.formula import Formula
+from balancer.schedules.stretches import MINUTE, Stretch, stretch_at, stretches, to_datetime, to_microseconds
 
 LOOK_BACK: Final = timedelta(hours=1)
 """How far a late tick looks back by default: longer than any sensible tick, shorter than a night's pause."""

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from balancer.client.locate import key_position, parse_key
 from balancer.directory.model import RangeBounds, Table, Tablet
 from balancer.directory.pages import Position
-from policies.hash_leaves import Leaf
-from policies.key_text import show_value
-from policies.keys import HIGHEST, LOWEST, KeyType, decode_bound
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.key_text import show_value
+from balancer.policies.keys import HIGHEST, LOWEST, KeyType, decode_bound
 
 
 def position_of(table: Table, key: Sequence[str]) -> Position:

@@ -2,7 +2,7 @@
 
 from balancer.api.keytext import bound_values
 from balancer.directory.model import Table, Tablet
-from policies.hash_leaves import Leaf
+from balancer.policies.hash_leaves import Leaf
 
 
 def bounds_text(table: Table, tablet: Tablet) -> str:

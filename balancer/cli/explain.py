@@ -17,11 +17,11 @@ from balancer.directory.snapshot import NotFound, Snapshot
 from balancer.errors import Refused, UserError
 from balancer.migration.record import read_detail
 from balancer.planner.stored_plan import read_actions, unpack_input
-from policies import explain
-from policies import why_not as questions
-from policies.bundle_view import BundleView, PlanResult
-from policies.explain import Explanation
-from policies.options import BundleOptions
+from balancer.policies import explain
+from balancer.policies import why_not as questions
+from balancer.policies.bundle_view import BundleView, PlanResult
+from balancer.policies.explain import Explanation
+from balancer.policies.options import BundleOptions
 
 app = typer.Typer(help="Why things are as they are: a tablet, a node, an action.", no_args_is_help=True)
 

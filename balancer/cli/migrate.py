@@ -29,10 +29,10 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Refused, UserError
 from balancer.migration.progress import TOPIC
 from balancer.planner.commands import decide, request
+from balancer.policies.bundle_view import Action, ActionKind
+from balancer.policies.key_text import parse_value
+from balancer.policies.keys import KeyMismatch, encode_key
 from balancer.settings import WantedMode
-from policies.bundle_view import Action, ActionKind
-from policies.key_text import parse_value
-from policies.keys import KeyMismatch, encode_key
 
 WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="wait for its end, showing how far it is")]
 ModeOption = Annotated[

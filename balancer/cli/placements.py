@@ -13,10 +13,10 @@ from balancer.clock import SystemClock
 from balancer.directory.model import Layout, Node, NodeState
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
-from policies.hash_leaves import Leaf
-from policies.sharding import FUNCTIONS, UInts, place
-from policies.sharding import Node as Weighted
-from policies.sharding_compare import Comparison, compare, present
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.sharding import FUNCTIONS, UInts, place
+from balancer.policies.sharding import Node as Weighted
+from balancer.policies.sharding_compare import Comparison, compare, present
 
 COLUMNS = (
     "function",

@@ -15,8 +15,8 @@ from balancer.directory.snapshot import NotFound, Snapshot
 from balancer.errors import Refused, Unavailable, UserError
 from balancer.planner import plans
 from balancer.planner.orders import is_order
+from balancer.policies.reasons import MEANINGS
 from balancer.settings.units import format_duration, format_size
-from policies.reasons import MEANINGS
 
 ACTION_COLUMNS = ("number", "what", "tablets", "from", "to", "size", "code", "why")
 REJECTION_COLUMNS = ("what", "tablets", "to", "code", "why_not")

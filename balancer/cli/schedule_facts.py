@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 
-from schedules import FormulaFailures, Schedule, Window
+from balancer.schedules import FormulaFailures, Schedule, Window
 
 NEXT_WINDOWS = 5
 

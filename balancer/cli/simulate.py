@@ -8,11 +8,11 @@ import typer
 
 from balancer.cli.output import Output, OutputOption, show_json
 from balancer.errors import UserError
-from policies.simulator import Story, simulate
-from policies.simulator_report import StoryVerdict, check, draw
-from policies.simulator_scenario import Scenario, ScenarioError, parse_scenario
-from schedules.formula import Formula
-from schedules.formula_errors import FormulaEvaluationError, FormulaSyntaxError
+from balancer.policies.simulator import Story, simulate
+from balancer.policies.simulator_report import StoryVerdict, check, draw
+from balancer.policies.simulator_scenario import Scenario, ScenarioError, parse_scenario
+from balancer.schedules.formula import Formula
+from balancer.schedules.formula_errors import FormulaEvaluationError, FormulaSyntaxError
 
 FileArgument = Annotated[Path, typer.Argument(help="the scenario, a text file")]
 

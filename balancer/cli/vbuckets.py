@@ -15,7 +15,7 @@ from balancer.directory.model import Plan
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Unavailable
 from balancer.planner import orders
-from policies.hash_leaves import Leaf
+from balancer.policies.hash_leaves import Leaf
 
 BundleArgument = Annotated[str, typer.Argument(help="the bundle")]
 TableArgument = Annotated[str, typer.Argument(help="the table")]

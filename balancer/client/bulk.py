@@ -15,8 +15,8 @@ from balancer.client.lookup import TableMap
 from balancer.directory.model import Layout, Table
 from balancer.directory.snapshot import Columns, Snapshot
 from balancer.errors import UserError
-from policies.hashing_columns import INTEGERS, Column, partition_hashes, positions
-from policies.keys import KeyMismatch, decode_bound, integer_limits
+from balancer.policies.hashing_columns import INTEGERS, Column, partition_hashes, positions
+from balancer.policies.keys import KeyMismatch, decode_bound, integer_limits
 
 Rows = npt.NDArray[np.intp]
 Numbers = npt.NDArray[np.uint16]

@@ -7,7 +7,7 @@ the bits it makes; the tests compare the two.
 from collections.abc import Callable
 from typing import TypeVar
 
-from policies.hashing import COMBINE, seeded_state
+from balancer.policies.hashing import COMBINE, seeded_state
 
 _M32 = 0xFFFFFFFF
 _A, _B, _C = seeded_state(4)

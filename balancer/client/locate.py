@@ -11,10 +11,10 @@ from typing import NamedTuple
 from balancer.directory.model import Layout, Table
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
-from policies.hash_leaves import position
-from policies.hashing import partition_hash
-from policies.key_text import parse_value
-from policies.keys import KeyMismatch, KeyType, KeyValue, encode_key
+from balancer.policies.hash_leaves import position
+from balancer.policies.hashing import partition_hash
+from balancer.policies.key_text import parse_value
+from balancer.policies.keys import KeyMismatch, KeyType, KeyValue, encode_key
 
 POSITION_BITS = 16
 SEQUENCE_BITS = 63 - POSITION_BITS

@@ -18,9 +18,9 @@ from balancer.directory.model import Layout, Table
 from balancer.directory.pages import Page
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
-from policies.hash_leaves import reverse_bits
-from policies.hashing import key_hasher
-from policies.keys import KeyMismatch, KeyType, encode_value, integer_limits
+from balancer.policies.hash_leaves import reverse_bits
+from balancer.policies.hashing import key_hasher
+from balancer.policies.keys import KeyMismatch, KeyType, encode_value, integer_limits
 
 Locator = Callable[[AnyKey], Location]
 

@@ -7,7 +7,7 @@ twelve bytes, so a text that was never asked for before takes some microseconds,
 
 from struct import Struct
 
-from policies.hashing import COMBINE, seeded_state
+from balancer.policies.hashing import COMBINE, seeded_state
 
 _STATES = tuple(seeded_state(length) for length in range(256))
 _UNPACK = tuple(Struct(f"<{3 * blocks}I").unpack for blocks in range(1, len(_STATES) // 12 + 2))

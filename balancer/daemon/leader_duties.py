@@ -36,9 +36,9 @@ from balancer.planner.command_context import Outcome, Revival
 from balancer.planner.commands import decide, refused
 from balancer.planner.memory import failures_of
 from balancer.planner.metrics import Reporter
+from balancer.policies.bundle_view import Action, BundleView, NodeChange, PlanResult
 from balancer.polling.poller import ClusterPoll
 from balancer.settings import BundleSettings, Settings
-from policies.bundle_view import Action, BundleView, NodeChange, PlanResult
 
 log = structlog.get_logger()
 

@@ -13,10 +13,10 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
 from balancer.migration.begin import Also, begin_move, nothing_else
 from balancer.migration.begin_reshard import begin_reshard
+from balancer.policies.bundle_view import Action, ActionKind, Part
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.options import InMemoryMode
 from balancer.settings import BundleSettings, WantedMode
-from policies.bundle_view import Action, ActionKind, Part
-from policies.hash_leaves import Leaf
-from policies.options import InMemoryMode
 
 SplitKeys = Callable[[Snapshot, Sequence[Tablet], int], list[bytes]]
 """Neighbouring ranges on one node, and how many parts → the keys at which to cut them."""

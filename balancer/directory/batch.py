@@ -27,7 +27,7 @@ from balancer.directory.pages import Page, end_of, page_of, start_of
 from balancer.directory.snapshot import Snapshot
 from balancer.directory.views import with_pages
 from balancer.errors import Refused, TooLarge
-from policies.hash_leaves import Leaf
+from balancer.policies.hash_leaves import Leaf
 
 LOG_KEPT = 2000
 """Commits kept in the log: what a client that was away may catch up on without loading anew."""

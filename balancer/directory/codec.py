@@ -41,8 +41,8 @@ from balancer.directory.model import (
     TabletState,
 )
 from balancer.errors import Refused, UserError
-from policies.hash_leaves import Leaf
-from policies.keys import KeyType
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keys import KeyType
 
 FORMAT = 2
 """Of stored bytes, their first byte. Raise it with every change that older software would misread."""

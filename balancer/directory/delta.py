@@ -16,7 +16,7 @@ from balancer.directory.model import Change, Migration, Put, Record, RecordKind,
 from balancer.directory.page_map import Draft
 from balancer.directory.pages import Page, cut, edited, joined, page_of, start_of
 from balancer.directory.snapshot import Snapshot, TableIndex, typed_key
-from policies.hash_leaves import Leaf
+from balancer.policies.hash_leaves import Leaf
 
 MAX_ROWS = 1000
 TARGET_ROWS = 500

@@ -11,9 +11,9 @@ from enum import StrEnum
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from policies.hash_leaves import Leaf
-from policies.keys import HIGHEST, LOWEST, KeyType
-from policies.options import MigrationMode as MigrationMode  # part of the model for everybody above
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keys import HIGHEST, LOWEST, KeyType
+from balancer.policies.options import MigrationMode as MigrationMode  # part of the model for everybody above
 
 Json = Any
 """What `json.loads` gives: kept opaque here, owned by the package that wrote it."""

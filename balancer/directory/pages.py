@@ -13,8 +13,8 @@ from sys import intern
 from typing import Any, cast
 
 from balancer.directory.model import Bounds, RangeBounds, Tablet, TabletState
-from policies.hash_leaves import POSITIONS, Leaf, reverse_bits
-from policies.keys import HIGHEST, LOWEST
+from balancer.policies.hash_leaves import POSITIONS, Leaf, reverse_bits
+from balancer.policies.keys import HIGHEST, LOWEST
 
 Position = int | bytes
 

@@ -22,7 +22,7 @@ from balancer.directory.model import (
     Table,
     Tablet,
 )
-from policies.hash_leaves import Leaf, check_leaf
+from balancer.policies.hash_leaves import Leaf, check_leaf
 
 Find = Callable[[RecordKind, object], Any]
 _MAX_NAME = 200  # characters: a name is part of a znode's path

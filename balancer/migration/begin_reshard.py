@@ -27,7 +27,7 @@ from balancer.migration.begin import Also, check_free, new_id, nothing_else
 from balancer.migration.journal import AUTHOR
 from balancer.migration.machine import State
 from balancer.migration.record import Detail, pack_tablet
-from policies.hash_leaves import MAX_MODULUS, Leaf
+from balancer.policies.hash_leaves import MAX_MODULUS, Leaf
 
 
 def begin_split(

@@ -9,7 +9,7 @@ from typing import Any
 
 from balancer.directory.model import Json, Migration, RangeBounds, Tablet
 from balancer.errors import Refused
-from policies.hash_leaves import Leaf
+from balancer.policies.hash_leaves import Leaf
 
 VERSION = 1
 

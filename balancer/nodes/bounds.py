@@ -12,9 +12,9 @@ from typing import NamedTuple
 from psycopg import sql
 
 from balancer.errors import Refused
-from policies.hash_leaves import Leaf, check_leaf
-from policies.key_text import parse_value, show_value
-from policies.keys import HIGHEST, LOWEST, Key, KeyMismatch, KeyType, KeyValue, decode_bound, encode_key
+from balancer.policies.hash_leaves import Leaf, check_leaf
+from balancer.policies.key_text import parse_value, show_value
+from balancer.policies.keys import HIGHEST, LOWEST, Key, KeyMismatch, KeyType, KeyValue, decode_bound, encode_key
 
 
 class KeyRange(NamedTuple):

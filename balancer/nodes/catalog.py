@@ -11,7 +11,7 @@ from balancer.errors import Refused
 from balancer.nodes.bounds import KeyColumn, Part, parse_bound
 from balancer.nodes.connection import Cursor
 from balancer.nodes.names import Name
-from policies.keys import KeyType
+from balancer.policies.keys import KeyType
 
 HASH = "hash"
 RANGE = "range"

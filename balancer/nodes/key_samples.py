@@ -17,11 +17,11 @@ from balancer.nodes.bounds import KeyColumn
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.names import Name
 from balancer.nodes.quantiles import Point, cuts
-from policies.bundle_view import KeySamples, SampleSource
-from policies.hash_leaves import position
-from policies.hashing import partition_hash
-from policies.key_text import parse_value
-from policies.keys import Key, KeyMismatch, KeyType, encode_key
+from balancer.policies.bundle_view import KeySamples, SampleSource
+from balancer.policies.hash_leaves import position
+from balancer.policies.hashing import partition_hash
+from balancer.policies.key_text import parse_value
+from balancer.policies.keys import Key, KeyMismatch, KeyType, encode_key
 
 EXACT_ROWS = 200_000  # sorting as many keys takes some tenths of a second
 MAX_BLOCKS = 2_000  # 16 MB read at most by a sample

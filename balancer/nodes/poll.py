@@ -19,7 +19,7 @@ from balancer.nodes.connection import Connection
 from balancer.nodes.footing import Footing, Forks, parse_history
 from balancer.nodes.names import Name
 from balancer.nodes.schema import NodeIdentity, OwnState
-from policies.bundle_view import Floats
+from balancer.policies.bundle_view import Floats
 
 _STATES = {str(state): state for state in OwnState}
 

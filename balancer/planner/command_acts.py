@@ -6,9 +6,9 @@ from itertools import pairwise
 from balancer.directory.model import Layout, RangeBounds, Table, Tablet
 from balancer.errors import Refused
 from balancer.planner.command_context import CommandContext, Outcome
+from balancer.policies.bundle_view import Action, ActionKind, Part
+from balancer.policies.hash_leaves import Leaf
 from balancer.settings import WantedMode
-from policies.bundle_view import Action, ActionKind, Part
-from policies.hash_leaves import Leaf
 
 MOST_PARTS = 1000  # of one split: all of them are made at once on the tablet's node
 

@@ -8,8 +8,8 @@ from typing import Any
 from balancer.directory.model import Change, Node, Tablet, TabletState
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
+from balancer.policies.bundle_view import Action
 from balancer.settings import Mode, WantedMode
-from policies.bundle_view import Action
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from balancer.directory.model import NodeState, Pin, Tablet, TabletState
 from balancer.directory.snapshot import Snapshot
-from policies.budgets import Admission
-from policies.bundle_view import Action, ActionKind, BundleView, InFlight
-from policies.options import BundleOptions
+from balancer.policies.budgets import Admission
+from balancer.policies.bundle_view import Action, ActionKind, BundleView, InFlight
+from balancer.policies.options import BundleOptions
 
 CODE = "follow-up"
 PATIENCE = 3600.0  # seconds after which the load has changed so much that the wish means nothing any more

@@ -16,9 +16,9 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import Json
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
-from policies.bundle_view import BundleView, KeySamples, SampleSource, TableView
-from policies.hash_leaves import POSITIONS
-from policies.keys import HIGHEST
+from balancer.policies.bundle_view import BundleView, KeySamples, SampleSource, TableView
+from balancer.policies.hash_leaves import POSITIONS
+from balancer.policies.keys import HIGHEST
 
 TOPIC = "samples"
 MEMORY_SECONDS = 180.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from policies.bundle_view import BundleView, Floats, NodeCondition
+from balancer.policies.bundle_view import BundleView, Floats, NodeCondition
 
 
 def dimension_columns(view: BundleView) -> Mapping[str, Floats]:

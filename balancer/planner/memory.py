@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from balancer.directory.model import Migration, MigrationKind
-from policies.bundle_view import BundleView, Floats, Ints, TabletHistory
+from balancer.policies.bundle_view import BundleView, Floats, Ints, TabletHistory
 
 MINUTES = 5
 FAILED = "failed"

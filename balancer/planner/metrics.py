@@ -16,8 +16,8 @@ from balancer.directory.model import Migration, MigrationKind, NodeState
 from balancer.instruments import Instruments
 from balancer.planner.loads import imbalance, node_loads
 from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
+from balancer.policies.bundle_view import BundleView, PlanResult
 from balancer.settings import Mode
-from policies.bundle_view import BundleView, PlanResult
 
 Values = Mapping[tuple[str, ...], float]
 

@@ -15,7 +15,7 @@ from balancer.nodes.bounds import KeyColumn
 from balancer.nodes.connection import Address, Connection, ConnectionHolder, translated
 from balancer.nodes.key_samples import current_xid, row_age_samples, split_keys, statistics_samples
 from balancer.nodes.names import Name, parse_name, partition_name
-from policies.bundle_view import KeySamples
+from balancer.policies.bundle_view import KeySamples
 
 ROW_KEYS = 20  # twentieths of the rows: enough to say what an edge is
 ROW_KEYS_SECONDS = 60.0

@@ -14,11 +14,11 @@ from balancer.planner import orders, schedule_now
 from balancer.planner.follow_up import CODE as FOLLOW_UP
 from balancer.planner.memory import HEAT
 from balancer.planner.state import ScheduleReport
+from balancer.policies.bundle_view import Action
+from balancer.policies.options import BundleOptions
+from balancer.policies.plan import restricted
 from balancer.settings import BundleSettings, FinishBy, Settings
 from balancer.settings.windows import bundle_schedule, group_schedule, heat_schedule
-from policies.bundle_view import Action
-from policies.options import BundleOptions
-from policies.plan import restricted
 
 BY_OPERATORS = ("", "operator")
 """The codes of migrations that were asked for by name."""

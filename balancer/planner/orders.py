@@ -14,14 +14,14 @@ from uuid import uuid4
 from balancer.directory.model import Layout, Migration, Plan, Put, Table
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
-from policies.budgets import Admission
-from policies.bundle_view import Action, ActionKind, BundleView, Rejection, TabletHistory
-from policies.hash_leaves import MAX_MODULUS, Leaf
-from policies.options import BundleOptions
-from policies.placement_candidates import history_standing
-from policies.reasons import MEANINGS, Left
-from policies.sizes import double, halve
-from policies.sizes_bounds import MAX_TABLETS
+from balancer.policies.budgets import Admission
+from balancer.policies.bundle_view import Action, ActionKind, BundleView, Rejection, TabletHistory
+from balancer.policies.hash_leaves import MAX_MODULUS, Leaf
+from balancer.policies.options import BundleOptions
+from balancer.policies.placement_candidates import history_standing
+from balancer.policies.reasons import MEANINGS, Left
+from balancer.policies.sizes import double, halve
+from balancer.policies.sizes_bounds import MAX_TABLETS
 
 ORDERED, DONE, WITHDRAWN = "ordered", "done", "withdrawn"
 DOUBLE, HALVE = "double", "halve"

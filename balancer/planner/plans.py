@@ -13,9 +13,9 @@ from balancer.directory.model import Change, Plan, Put, RecordKind, Remove
 from balancer.directory.snapshot import Snapshot
 from balancer.planner.orders import ended_orders, is_order
 from balancer.planner.stored_plan import plan_document, read_actions
+from balancer.policies.bundle_view import Action, BundleView, PlanResult
+from balancer.policies.options import BundleOptions
 from balancer.settings import Mode
-from policies.bundle_view import Action, BundleView, PlanResult
-from policies.options import BundleOptions
 
 PROPOSED, APPROVED, DONE, SUPERSEDED = "proposed", "approved", "done", "superseded"
 KEPT = 10  # finished plans per bundle

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.planner.state import BundleState
-from policies.bundle_view import BundleView, Ints, TableView
+from balancer.policies.bundle_view import BundleView, Ints, TableView
 
 BINS: Final = 512
 TOTAL_CELLS: Final = 8192 * 360

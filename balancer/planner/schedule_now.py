@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from balancer.planner.state import ScheduleReport
-from schedules import Applicable
+from balancer.schedules import Applicable
 
 
 def report(found: Applicable, timezone: str, at: datetime, since: datetime | None, look_back: float) -> ScheduleReport:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from balancer.policies.bundle_view import BundleView, PlanResult
 from balancer.settings import Mode
-from policies.bundle_view import BundleView, PlanResult
 
 
 class StateWord(StrEnum):

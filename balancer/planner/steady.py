@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from policies.bundle_view import BundleView, Floats, NodeView, PlanResult
+from balancer.policies.bundle_view import BundleView, Floats, NodeView, PlanResult
 
 KEPT_SECONDS = 60.0
 RELATIVE = 0.01

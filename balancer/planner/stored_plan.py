@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from balancer.settings.derive import build, model_of
-from policies.bundle_view import (
+from balancer.policies.bundle_view import (
     Action,
     ActionKind,
     BundleView,
@@ -28,9 +27,10 @@ from policies.bundle_view import (
     TabletHistory,
     TableView,
 )
-from policies.hash_leaves import Leaf
-from policies.keys import KeyType
-from policies.options import BundleOptions
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keys import KeyType
+from balancer.policies.options import BundleOptions
+from balancer.settings.derive import build, model_of
 
 LARGEST_INPUT = 256 * 1024  # packed bytes: with the plan itself well below what the directory takes in one commit
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from balancer.planner.state import BundleState, NodeReport
-from policies.bundle_view import BundleView
+from balancer.policies.bundle_view import BundleView
 
 STATUS_TOPIC = "status"
 """The topic of the notes; their names are those of the bundles."""

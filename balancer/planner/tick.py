@@ -24,14 +24,14 @@ from balancer.planner.reports import in_words, node_reports, running
 from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
 from balancer.planner.steady import much_the_same, nothing_to_do
 from balancer.planner.verdict import Situation, verdict
+from balancer.policies.budgets import Admission
+from balancer.policies.bundle_view import Action, BundleView, NodeChange, PlanResult
+from balancer.policies.heat import hot_tablets
+from balancer.policies.options import BundleOptions
+from balancer.policies.plan import make_plan
 from balancer.polling.poller import ClusterPoll, Poller
 from balancer.polling.view import Capacity, Remembered, build_view
 from balancer.settings import BundleSettings, Mode, Settings
-from policies.budgets import Admission
-from policies.bundle_view import Action, BundleView, NodeChange, PlanResult
-from policies.heat import hot_tablets
-from policies.options import BundleOptions
-from policies.plan import make_plan
 
 RATE_SAMPLE = 20  # finished moves from which the rate of the next ones is estimated
 

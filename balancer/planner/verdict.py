@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from balancer.planner.state import NodeReport, ScheduleReport, StateWord
+from balancer.policies.bundle_view import PlanResult
 from balancer.settings import Mode
-from policies.bundle_view import PlanResult
 
 
 @dataclass(frozen=True, slots=True)

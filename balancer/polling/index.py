@@ -13,7 +13,7 @@ from balancer.directory.model import Table, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.nodes.names import Name, parse_name, partition_name
 from balancer.nodes.ownership import Expected
-from policies.bundle_view import Ints
+from balancer.policies.bundle_view import Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,12 @@ from balancer.nodes.footing import Forks
 from balancer.nodes.names import Name
 from balancer.nodes.ownership import DirectoryView, Disagreement, Expected, claims_words, disagreements, stale_claims
 from balancer.nodes.poll import Claim, NodePoll, poll_node, read_forks
+from balancer.policies.bundle_view import Floats, Ints
 from balancer.polling.fanout import FanOut, Unreachable
 from balancer.polling.footings import FootingBook
 from balancer.polling.index import TabletIndex, build_index
 from balancer.polling.own_work import own_work
 from balancer.polling.rates import COUNTERS, CounterSample, Heir, Rates, advance, first_rates
-from policies.bundle_view import Floats, Ints
 
 log = structlog.get_logger()
 

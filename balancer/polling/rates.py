@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from policies.bundle_view import Floats, Ints
+from balancer.policies.bundle_view import Floats, Ints
 
 COUNTERS = ("inserted", "updated", "deleted", "sequential_reads", "index_reads", "blocks_read", "blocks_hit")
 WINDOWS = (60.0, 600.0, 3600.0)

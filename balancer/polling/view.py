@@ -11,8 +11,7 @@ import numpy as np
 from balancer.directory.model import CLOSED_BY_DAEMON, Layout, Migration, Node, NodeState, Table, TabletState
 from balancer.directory.pages import STATES
 from balancer.directory.snapshot import Columns, Snapshot
-from balancer.polling.poller import ClusterPoll, Health, NodeAnswer
-from policies.bundle_view import (
+from balancer.policies.bundle_view import (
     BundleView,
     Floats,
     InFlight,
@@ -24,7 +23,8 @@ from policies.bundle_view import (
     TabletHistory,
     TableView,
 )
-from policies.options import BundleOptions, InMemoryMode
+from balancer.policies.options import BundleOptions, InMemoryMode
+from balancer.polling.poller import ClusterPoll, Health, NodeAnswer
 
 _CONDITIONS = {
     NodeState.ACTIVE: NodeCondition.ACTIVE,

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, create_model
 from pydantic import Field as ModelField
 
+from balancer.schedules import Formula
 from balancer.settings.units import parse_duration, parse_size
-from schedules import Formula
 
 
 def check_formula(text: str) -> str:

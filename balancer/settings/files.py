@@ -18,17 +18,17 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from balancer.settings.autonomy import Mode
-from balancer.settings.derive import check_formula, model_of
-from balancer.settings.migration import MigrationSettings
-from balancer.settings.units import Dsn, parse_duration, parse_size
-from policies.options import (
+from balancer.policies.options import (
     BalancerOptions,
     BudgetOptions,
     HeatOptions,
     PlacementOptions,
     TableOptions,
 )
+from balancer.settings.autonomy import Mode
+from balancer.settings.derive import check_formula, model_of
+from balancer.settings.migration import MigrationSettings
+from balancer.settings.units import Dsn, parse_duration, parse_size
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)?")
 

@@ -16,13 +16,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_settings.exceptions import SettingsError
 
 from balancer.errors import UserError
-from balancer.settings import rules
-from balancer.settings.autonomy import Mode
-from balancer.settings.derive import build
-from balancer.settings.files import BundleFile, DaemonFile, NodeSection
-from balancer.settings.migration import MigrationSettings
-from balancer.settings.mistakes import ConfigurationError, Mistake, translate
-from policies.options import (
+from balancer.policies.options import (
     BalancerOptions,
     BudgetOptions,
     BundleOptions,
@@ -30,6 +24,12 @@ from policies.options import (
     PlacementOptions,
     TableOptions,
 )
+from balancer.settings import rules
+from balancer.settings.autonomy import Mode
+from balancer.settings.derive import build
+from balancer.settings.files import BundleFile, DaemonFile, NodeSection
+from balancer.settings.migration import MigrationSettings
+from balancer.settings.mistakes import ConfigurationError, Mistake, translate
 
 DEFAULT_PLACES = (Path("balancer.toml"), Path("/etc/tablet-balancer/balancer.toml"))
 

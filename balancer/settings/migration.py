@@ -6,7 +6,7 @@ The other part (`policies.options.BudgetOptions`) decides how much is done at on
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policies.options import GB, Bytes, MigrationMode, Seconds
+from balancer.policies.options import GB, Bytes, MigrationMode, Seconds
 
 
 class FinishBy(StrEnum):

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from balancer.policies.options import BalancerOptions, GroupOptions, PlacementOptions, TableOptions
 from balancer.settings.migration import MigrationSettings
-from policies.options import BalancerOptions, GroupOptions, PlacementOptions, TableOptions
 
 _DIMENSIONS = ("bytes", "memory", "write_rate", "read_rate", "tablets")
 

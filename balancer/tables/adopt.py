@@ -37,10 +37,10 @@ from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.proof import set_proof
 from balancer.nodes.schema import OwnedTablet, OwnState, add_tablets, install_schema
+from balancer.policies.hash_leaves import Leaf
 from balancer.settings import BundleSettings
 from balancer.tables.coverage import check_coverage, in_key_order
 from balancer.tables.survey import Found, survey
-from policies.hash_leaves import Leaf
 
 _TABLE_COUNTER = "table"
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from balancer.errors import Refused
 from balancer.nodes.bounds import KeyColumn, KeyRange, Part, show_part
 from balancer.nodes.names import Name
-from policies.hash_leaves import POSITIONS, Leaf
-from policies.keys import HIGHEST, LOWEST
+from balancer.policies.hash_leaves import POSITIONS, Leaf
+from balancer.policies.keys import HIGHEST, LOWEST
 
 
 @dataclass(frozen=True, slots=True)

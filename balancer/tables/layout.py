@@ -11,9 +11,9 @@ from typing import Any
 
 from balancer.errors import UserError
 from balancer.nodes.bounds import KeyRange, Part
-from policies.hash_leaves import Leaf
-from policies.key_text import parse_value
-from policies.keys import HIGHEST, LOWEST, KeyMismatch, KeyType, KeyValue, encode_key
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.key_text import parse_value
+from balancer.policies.keys import HIGHEST, LOWEST, KeyMismatch, KeyType, KeyValue, encode_key
 
 
 def hash_parts(count: int) -> list[Part]:

@@ -11,9 +11,9 @@ import pytest
 from balancer.directory.model import CommandState, Put
 from balancer.planner.commands import decide
 from balancer.planner.keys_in_use import Samples
-from policies.hash_leaves import position
-from policies.hashing import partition_hash
-from policies.keys import KeyType, encode_key
+from balancer.policies.hash_leaves import position
+from balancer.policies.hashing import partition_hash
+from balancer.policies.keys import KeyType, encode_key
 from tests.support.directories import migration, moved, puts, transaction
 from tests.support.instance import Instance, bearer, serving
 from tests.support.made_states import view_of_snapshot

@@ -20,8 +20,8 @@ from balancer.directory.model import Counter, KeyColumn, Layout, RangeBounds, Ta
 from balancer.directory.open import open_directory
 from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.embedded.postgres import PostgresServer
-from policies.hash_leaves import Leaf
-from policies.keys import HIGHEST, LOWEST, KeyType, encode_key
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keys import HIGHEST, LOWEST, KeyType, encode_key
 from tests.support.directories import fill, frame
 from tests.support.servers import postgres
 from tests.support.shards import databases, new_shards

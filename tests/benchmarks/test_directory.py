@@ -20,7 +20,7 @@ from balancer.directory.model import Counter, Put, Tablet
 from balancer.directory.open import open_directory
 from balancer.directory.zookeeper import ZooKeeperDirectory
 from balancer.embedded.zookeeper_server import ZooKeeperServer
-from policies.hash_leaves import Leaf
+from balancer.policies.hash_leaves import Leaf
 from tests.support.directories import HASHED, fill, frame, moved, small_cluster, transaction
 from tests.support.tables import show_table
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from policies.bundle_view import BundleView
-from policies.options import BundleOptions, PlacementOptions
-from policies.placement import balance, ceilings
-from policies.placement_loads import LoadState, Problem, build_problem, excess, initial_state
-from policies.placement_refine import Able
-from policies.placement_shed import least_bytes
+from balancer.policies.bundle_view import BundleView
+from balancer.policies.options import BundleOptions, PlacementOptions
+from balancer.policies.placement import balance, ceilings
+from balancer.policies.placement_loads import LoadState, Problem, build_problem, excess, initial_state
+from balancer.policies.placement_refine import Able
+from balancer.policies.placement_shed import least_bytes
 from tests.support.clusters import skewed
 from tests.support.tables import show_table
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policies.bundle_view import BundleView, NodeView, TabletColumns, TableView
-from policies.heat import plan_heat
-from policies.keys import KeyType
-from policies.options import GB, MB, BundleOptions
-from policies.sizes import plan_sizes
+from balancer.policies.bundle_view import BundleView, NodeView, TabletColumns, TableView
+from balancer.policies.heat import plan_heat
+from balancer.policies.keys import KeyType
+from balancer.policies.options import GB, MB, BundleOptions
+from balancer.policies.sizes import plan_sizes
 from tests.support.tables import show_table
 
 pytestmark = pytest.mark.bench

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from apscheduler.triggers.cron import CronTrigger
 
-from schedules import Formula, Schedule, day_table
+from balancer.schedules import Formula, Schedule, day_table
 from tests.support.tables import show_table
 
 pytestmark = pytest.mark.bench

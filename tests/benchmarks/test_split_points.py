@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from policies.bundle_view import KeySamples, SampleSource
-from policies.heat_judge import judge
-from policies.heat_verdict import Facts, HeatWord
-from policies.keys import KeyType, decode_key, encode_key
-from policies.options import HeatOptions
+from balancer.policies.bundle_view import KeySamples, SampleSource
+from balancer.policies.heat_judge import judge
+from balancer.policies.heat_verdict import Facts, HeatWord
+from balancer.policies.keys import KeyType, decode_key, encode_key
+from balancer.policies.options import HeatOptions
 from tests.support.tables import show_table
 
 pytestmark = pytest.mark.bench

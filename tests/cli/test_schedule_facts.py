@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from balancer.cli.schedule_facts import ScheduleFacts, facts, length_text
-from schedules import Formula, Schedule
+from balancer.schedules import Formula, Schedule
 
 pytestmark = pytest.mark.quick
 

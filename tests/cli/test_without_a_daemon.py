@@ -18,9 +18,9 @@ from balancer.directory.model import KeyColumn, NodeState, Plan, Put, RangeBound
 from balancer.directory.sqlite import SqliteDirectory
 from balancer.planner.stored_plan import plan_document
 from balancer.planner.summary import STATUS_TOPIC
-from policies.bundle_view import Action, ActionKind, PlanResult
-from policies.keys import HIGHEST, KeyType, encode_key
-from policies.options import BundleOptions
+from balancer.policies.bundle_view import Action, ActionKind, PlanResult
+from balancer.policies.keys import HIGHEST, KeyType, encode_key
+from balancer.policies.options import BundleOptions
 from tests.support.commands import Result, balancer_here
 from tests.support.directories import HASHED, NODES, RANGED, fill, migration, transaction
 from tests.support.made_states import view_of_snapshot

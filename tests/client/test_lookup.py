@@ -19,9 +19,9 @@ from balancer.directory.open import open_directory
 from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
-from policies.hash_leaves import Leaf
-from policies.hashing import partition_hash
-from policies.keys import HIGHEST, LOWEST, KeyType, KeyValue, encode_key
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.hashing import partition_hash
+from balancer.policies.keys import HIGHEST, LOWEST, KeyType, KeyValue, encode_key
 from tests.support.directories import fill, frame, moved, transaction
 from tests.support.keys import random_keys
 

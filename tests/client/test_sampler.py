@@ -8,9 +8,9 @@ import pytest
 from balancer.client import Router
 from balancer.client.routing import Routes
 from balancer.client.sampler import TOPIC, Reservoir, Sampler
-from policies.hash_leaves import position
-from policies.hashing import partition_hash
-from policies.keys import encode_key
+from balancer.policies.hash_leaves import position
+from balancer.policies.hashing import partition_hash
+from balancer.policies.keys import encode_key
 from tests.support.directories import HASHED, RANGED
 from tests.support.shards import Shards
 

@@ -22,8 +22,8 @@ from balancer.migration.record import read_detail
 from balancer.nodes.connection import Address
 from balancer.planner import orders
 from balancer.planner.metrics import Reporter
+from balancer.policies.bundle_view import NodeChange, NodeCondition
 from balancer.settings import MigrationSettings, load_settings
-from policies.bundle_view import NodeChange, NodeCondition
 from tests.support.directories import transaction
 from tests.support.made_states import view_of_snapshot
 

@@ -11,7 +11,7 @@ from balancer.directory.document import export_document, import_document, record
 from balancer.directory.model import Pin, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
-from policies.hash_leaves import Leaf
+from balancer.policies.hash_leaves import Leaf
 from tests.support.directories import leaves, migration, puts, small_cluster
 
 pytestmark = pytest.mark.quick

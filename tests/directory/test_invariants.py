@@ -21,8 +21,8 @@ from balancer.directory.model import (
 )
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
-from policies.hash_leaves import Leaf
-from policies.keys import HIGHEST
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keys import HIGHEST
 from tests.support.directories import HASHED, RANGED, key, leaves, migration, moved, puts, ranges, small_cluster
 
 pytestmark = pytest.mark.quick

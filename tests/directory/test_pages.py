@@ -16,7 +16,7 @@ from balancer.directory.page_codec import pack_page, unpack_page
 from balancer.directory.pages import start_of
 from balancer.directory.snapshot import Snapshot
 from balancer.directory.views import with_pages
-from policies.hash_leaves import Leaf
+from balancer.policies.hash_leaves import Leaf
 from tests.support.directories import HASHED, RANGED, frame, key, leaves, moved, puts, ranges
 
 pytestmark = pytest.mark.quick

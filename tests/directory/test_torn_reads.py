@@ -14,7 +14,7 @@ from balancer.directory.open import open_directory
 from balancer.directory.paged import PagedDirectory
 from balancer.directory.snapshot import Snapshot
 from balancer.embedded.zookeeper_server import ZooKeeperServer
-from policies.keys import HIGHEST, LOWEST
+from balancer.policies.keys import HIGHEST, LOWEST
 from tests.support.commands import started
 from tests.support.directories import RANGED, frame, ranges
 from tests.support.writing import PARTS

@@ -22,7 +22,7 @@ from balancer.migration.doctor import examine
 from balancer.migration.machine import State, Track, path, track_of
 from balancer.migration.record import read_detail
 from balancer.nodes import reshard
-from policies.keys import KeyType, encode_key
+from balancer.policies.keys import KeyType, encode_key
 from tests.support.cluster import (
     AMPLE,
     Cluster,

@@ -16,8 +16,8 @@ from balancer.embedded.postgres import PostgresServer
 from balancer.migration.begin import begin_move
 from balancer.migration.begin_reshard import begin_merge, begin_split
 from balancer.migration.doctor import examine
-from policies.hash_leaves import Leaf
-from policies.keys import KeyType
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keys import KeyType
 from tests.support.cluster import Cluster, adopt
 
 ACCOUNTS = Table(1, "orders", "shop", Layout.HASH, (KeyColumn("aid", KeyType.INTEGER),), ("public.pgbench_accounts",))

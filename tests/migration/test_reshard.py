@@ -15,9 +15,9 @@ from balancer.migration.doctor import examine
 from balancer.migration.machine import State
 from balancer.migration.observer import Observer
 from balancer.migration.steps_reshard import too_much
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keys import KeyType, encode_key
 from balancer.settings import MigrationSettings
-from policies.hash_leaves import Leaf
-from policies.keys import KeyType, encode_key
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows, range_table, range_tablets
 from tests.support.servers import Database
 

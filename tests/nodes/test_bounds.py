@@ -12,8 +12,8 @@ from psycopg import sql
 from balancer.errors import Refused
 from balancer.nodes.bounds import KeyColumn, KeyRange, Part, check_expression, for_values, parse_bound
 from balancer.nodes.connection import Connection
-from policies.hash_leaves import Leaf
-from policies.keys import HIGHEST, KeyType, KeyValue, encode_key
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keys import HIGHEST, KeyType, KeyValue, encode_key
 
 VALUES: dict[KeyType, tuple[KeyValue, KeyValue]] = {
     KeyType.SMALLINT: (-32768, 7),

@@ -15,9 +15,9 @@ from balancer.nodes.connection import Connection, translated
 from balancer.nodes.key_samples import SplitKeys, current_xid, row_age_samples, split_keys, statistics_samples
 from balancer.nodes.names import Name
 from balancer.nodes.quantiles import Point, cuts
-from policies.hash_leaves import position
-from policies.hashing import partition_hash
-from policies.keys import KeyType, decode_key, encode_key
+from balancer.policies.hash_leaves import position
+from balancer.policies.hashing import partition_hash
+from balancer.policies.keys import KeyType, decode_key, encode_key
 
 PART = Name("public", "Part")
 ID = KeyColumn("id", KeyType.BIGINT)

@@ -11,7 +11,7 @@ from balancer.api.server import ApiServer
 from balancer.directory.model import Bundle, Node, Put, Remove, Tablet
 from balancer.planner.recorder import Recorder
 from balancer.planner.state import StateWord
-from policies.keys import KeyType, encode_key
+from balancer.policies.keys import KeyType, encode_key
 from tests.support.browser import visit
 from tests.support.directories import migration, moved, puts, transaction
 from tests.support.instance import TOKEN, Instance, http_settings

@@ -14,9 +14,9 @@ from balancer.directory.sqlite import SqliteDirectory
 from balancer.errors import UserError
 from balancer.planner.command_context import Outcome
 from balancer.planner.commands import decide, request
+from balancer.policies.bundle_view import ActionKind
+from balancer.policies.hash_leaves import Leaf
 from balancer.settings import Mode
-from policies.bundle_view import ActionKind
-from policies.hash_leaves import Leaf
 from tests.support.directories import HASHED, RANGED, fill, frame, key, leaves, migration, ranges, transaction
 
 pytestmark = pytest.mark.quick

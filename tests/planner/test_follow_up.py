@@ -10,8 +10,8 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import Migration, MigrationKind, NodeState, Pin, Put, Record, TabletState
 from balancer.directory.open import open_directory
 from balancer.planner.follow_up import PATIENCE, affordable, credited, follow_ups
-from policies.bundle_view import Action
-from policies.options import BudgetOptions, BundleOptions
+from balancer.policies.bundle_view import Action
+from balancer.policies.options import BudgetOptions, BundleOptions
 from tests.support.bundles import Tablets, bundle, leaves
 from tests.support.directories import fill, migration, transaction
 

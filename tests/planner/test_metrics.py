@@ -10,8 +10,8 @@ from balancer.directory.model import Migration, MigrationKind
 from balancer.instruments import Instruments
 from balancer.planner.metrics import Reporter
 from balancer.planner.state import NodeReport, ScheduleReport, StateWord
-from policies.bundle_view import Action, ActionKind, InFlight, NodeView, PlanResult
-from policies.options import MigrationMode
+from balancer.policies.bundle_view import Action, ActionKind, InFlight, NodeView, PlanResult
+from balancer.policies.options import MigrationMode
 from tests.support.states import NOON, state_of, view_of
 
 pytestmark = pytest.mark.quick

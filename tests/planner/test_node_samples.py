@@ -13,9 +13,9 @@ from balancer.embedded.postgres import PostgresServer
 from balancer.nodes.connection import Address, connect
 from balancer.nodes.names import parse_name
 from balancer.planner.node_samples import NodeSampler
+from balancer.policies.bundle_view import SampleSource
+from balancer.policies.keys import decode_key
 from balancer.tables.adopt import TableRequest, adopt
-from policies.bundle_view import SampleSource
-from policies.keys import decode_key
 from tests.support.directories import moved, transaction
 from tests.support.servers import Database
 

@@ -11,8 +11,8 @@ from balancer.directory.model import Put
 from balancer.directory.open import open_directory
 from balancer.planner import orders
 from balancer.planner.openings import Openings, look
+from balancer.policies.bundle_view import Action, ActionKind
 from balancer.settings import FinishBy, Settings, load_settings
-from policies.bundle_view import Action, ActionKind
 from tests.support.directories import fill, migration, transaction
 
 pytestmark = pytest.mark.quick

@@ -15,11 +15,11 @@ from balancer.directory.sqlite import SqliteDirectory
 from balancer.planner import orders, plans
 from balancer.planner.command_context import Outcome
 from balancer.planner.commands import decide, request
+from balancer.policies.budgets import Admission
+from balancer.policies.bundle_view import Action, ActionKind, BundleView, NodeCondition, PlanResult, TabletHistory
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.options import BudgetOptions, BundleOptions, TableOptions
 from balancer.settings import Mode
-from policies.budgets import Admission
-from policies.bundle_view import Action, ActionKind, BundleView, NodeCondition, PlanResult, TabletHistory
-from policies.hash_leaves import Leaf
-from policies.options import BudgetOptions, BundleOptions, TableOptions
 from tests.support.directories import HASHED, RANGED, fill, frame, leaves, migration, ranges, transaction
 from tests.support.made_states import view_of_snapshot
 

@@ -10,9 +10,9 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import Change, Plan, Put
 from balancer.directory.open import open_directory
 from balancer.planner import plans
+from balancer.policies.bundle_view import Action, ActionKind, PlanResult
+from balancer.policies.options import BundleOptions
 from balancer.settings import Mode
-from policies.bundle_view import Action, ActionKind, PlanResult
-from policies.options import BundleOptions
 from tests.support.bundles import Tablets, bundle, leaves
 from tests.support.directories import fill, transaction
 

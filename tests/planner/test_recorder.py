@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from balancer.planner.recorder import BINS, Recorder
-from policies.bundle_view import PlanResult
+from balancer.policies.bundle_view import PlanResult
 from tests.support.states import NOON, state_of, view_of
 
 pytestmark = pytest.mark.quick

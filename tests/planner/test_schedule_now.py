@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from balancer.planner.schedule_now import report
-from schedules import Level, applicable
+from balancer.schedules import Level, applicable
 
 pytestmark = pytest.mark.quick
 

@@ -9,9 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.planner.steady import KEPT_SECONDS, much_the_same, nothing_to_do
-from policies.bundle_view import Action, ActionKind, BundleView, InFlight, NodeCondition, PlanResult, TabletHistory
-from policies.options import BundleOptions
-from policies.plan import make_plan
+from balancer.policies.bundle_view import (
+    Action,
+    ActionKind,
+    BundleView,
+    InFlight,
+    NodeCondition,
+    PlanResult,
+    TabletHistory,
+)
+from balancer.policies.options import BundleOptions
+from balancer.policies.plan import make_plan
 from tests.support.clusters import GB, bundle
 
 pytestmark = pytest.mark.quick

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from balancer.planner.stored_plan import pack_input, plan_document, read_actions, unpack_input
-from policies.bundle_view import (
+from balancer.policies.bundle_view import (
     Action,
     ActionKind,
     BundleView,
@@ -21,9 +21,9 @@ from policies.bundle_view import (
     TabletHistory,
     TableView,
 )
-from policies.hash_leaves import Leaf
-from policies.keys import KeyType
-from policies.options import BalancerOptions, BundleOptions, GroupOptions, InMemoryMode, TableOptions
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keys import KeyType
+from balancer.policies.options import BalancerOptions, BundleOptions, GroupOptions, InMemoryMode, TableOptions
 
 pytestmark = pytest.mark.quick
 

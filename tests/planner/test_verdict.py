@@ -8,8 +8,8 @@ import pytest
 
 from balancer.planner.state import NodeReport, ScheduleReport, StateWord
 from balancer.planner.verdict import Situation, verdict
+from balancer.policies.bundle_view import Action, ActionKind, PlanResult
 from balancer.settings import Mode
-from policies.bundle_view import Action, ActionKind, PlanResult
 
 pytestmark = pytest.mark.quick
 

@@ -7,8 +7,8 @@ import pytest
 
 from balancer.planner.state import ScheduleReport, StateWord
 from balancer.planner.verdict import Situation, verdict
+from balancer.policies.bundle_view import PlanResult
 from balancer.settings import Mode
-from policies.bundle_view import PlanResult
 
 pytestmark = pytest.mark.quick
 

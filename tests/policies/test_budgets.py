@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from policies.budgets import Admission
-from policies.bundle_view import Action, ActionKind, InFlight
-from policies.options import MB, BudgetOptions, BundleOptions
-from policies.reasons import Left
+from balancer.policies.budgets import Admission
+from balancer.policies.bundle_view import Action, ActionKind, InFlight
+from balancer.policies.options import MB, BudgetOptions, BundleOptions
+from balancer.policies.reasons import Left
 from tests.support.clusters import GB, bundle
 
 pytestmark = pytest.mark.quick

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.budgets import Admission
-from policies.bundle_view import BundleView, TabletHistory
-from policies.objective import exchange_floor
-from policies.options import BalancerOptions, BudgetOptions, BundleOptions
-from policies.order import Picker
-from policies.placement_loads import build_problem
-from policies.plan import make_plan
-from policies.wanted_moves import plan_moves
+from balancer.policies.budgets import Admission
+from balancer.policies.bundle_view import BundleView, TabletHistory
+from balancer.policies.objective import exchange_floor
+from balancer.policies.options import BalancerOptions, BudgetOptions, BundleOptions
+from balancer.policies.order import Picker
+from balancer.policies.placement_loads import build_problem
+from balancer.policies.plan import make_plan
+from balancer.policies.wanted_moves import plan_moves
 from tests.support.clusters import bundle
 
 pytestmark = pytest.mark.quick

@@ -4,13 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from policies.bundle_view import BundleView, InFlight, NodeCondition, NodeView, TabletHistory
-from policies.explain import explain_action, explain_node, explain_tablet
-from policies.options import BalancerOptions, BudgetOptions, BundleOptions, HeatOptions, InMemoryMode, PlacementOptions
-from policies.options import TableOptions as Table
-from policies.plan import make_plan
-from policies.reasons import MEANINGS, Left, Taken
-from policies.why_not import Unknown, WhyNot, why_not
+from balancer.policies.bundle_view import BundleView, InFlight, NodeCondition, NodeView, TabletHistory
+from balancer.policies.explain import explain_action, explain_node, explain_tablet
+from balancer.policies.options import (
+    BalancerOptions,
+    BudgetOptions,
+    BundleOptions,
+    HeatOptions,
+    InMemoryMode,
+    PlacementOptions,
+)
+from balancer.policies.options import TableOptions as Table
+from balancer.policies.plan import make_plan
+from balancer.policies.reasons import MEANINGS, Left, Taken
+from balancer.policies.why_not import Unknown, WhyNot, why_not
 from tests.support.clusters import GB, bundle
 
 pytestmark = pytest.mark.quick

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.hash_leaves import (
+from balancer.policies.hash_leaves import (
     MAX_MODULUS,
     POSITIONS,
     Leaf,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.hash_leaves import position
-from policies.hashing import hash_value, key_hasher, partition_hash
-from policies.hashing_columns import CHUNK, Column, partition_hashes, positions
-from policies.keys import KeyMismatch, KeyType, KeyValue
+from balancer.policies.hash_leaves import position
+from balancer.policies.hashing import hash_value, key_hasher, partition_hash
+from balancer.policies.hashing_columns import CHUNK, Column, partition_hashes, positions
+from balancer.policies.keys import KeyMismatch, KeyType, KeyValue
 from tests.support.keys import random_keys
 
 pytestmark = pytest.mark.quick

@@ -12,9 +12,9 @@ import psycopg
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
-from policies.hashing import partition_hash
-from policies.hashing_columns import UInts, partition_hashes
-from policies.keys import KeyType, KeyValue, encode_key
+from balancer.policies.hashing import partition_hash
+from balancer.policies.hashing_columns import UInts, partition_hashes
+from balancer.policies.keys import KeyType, KeyValue, encode_key
 from tests.support.keys import random_keys
 
 COUNT = 100_000

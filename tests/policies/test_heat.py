@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.bundle_view import (
+from balancer.policies.bundle_view import (
     Action,
     ActionKind,
     BundleView,
@@ -17,9 +17,9 @@ from policies.bundle_view import (
     Part,
     TabletHistory,
 )
-from policies.hash_leaves import Leaf
-from policies.heat import hot_tablets, plan_heat
-from policies.options import (
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.heat import hot_tablets, plan_heat
+from balancer.policies.options import (
     BalancerOptions,
     BundleOptions,
     GroupOptions,
@@ -27,7 +27,7 @@ from policies.options import (
     Placement,
     TableOptions,
 )
-from policies.sizes import plan_sizes
+from balancer.policies.sizes import plan_sizes
 from tests.support.bundles import NOW, Tablets, bundle, leaves
 from tests.support.samples import encoded, positions, samples
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.bundle_view import KeySamples, SampleSource
-from policies.hash_leaves import MAX_MODULUS, Leaf, uncovered
-from policies.heat_judge import judge
-from policies.heat_samples import Requests, best_cut
-from policies.heat_verdict import Facts, HeatWord
-from policies.keys import HIGHEST, KeyType, decode_bound, encode_key
-from policies.options import HeatOptions
+from balancer.policies.bundle_view import KeySamples, SampleSource
+from balancer.policies.hash_leaves import MAX_MODULUS, Leaf, uncovered
+from balancer.policies.heat_judge import judge
+from balancer.policies.heat_samples import Requests, best_cut
+from balancer.policies.heat_verdict import Facts, HeatWord
+from balancer.policies.keys import HIGHEST, KeyType, decode_bound, encode_key
+from balancer.policies.options import HeatOptions
 from tests.support.samples import TYPES, encoded, positions, samples, scans
 
 pytestmark = pytest.mark.quick

@@ -5,11 +5,11 @@ from bisect import bisect_right
 import numpy as np
 import pytest
 
-from policies.bundle_view import BundleView, KeySamples, SampleSource, TabletHistory
-from policies.hash_leaves import POSITIONS, Leaf, uncovered
-from policies.heat import plan_heat
-from policies.keys import HIGHEST, KeyType, encode_key
-from policies.options import BundleOptions, HeatOptions
+from balancer.policies.bundle_view import BundleView, KeySamples, SampleSource, TabletHistory
+from balancer.policies.hash_leaves import POSITIONS, Leaf, uncovered
+from balancer.policies.heat import plan_heat
+from balancer.policies.keys import HIGHEST, KeyType, encode_key
+from balancer.policies.options import BundleOptions, HeatOptions
 from tests.support.bundles import Tablets, bundle
 
 pytestmark = pytest.mark.quick

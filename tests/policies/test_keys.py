@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.key_text import parse_value, show_value
-from policies.keys import (
+from balancer.policies.key_text import parse_value, show_value
+from balancer.policies.keys import (
     HIGHEST,
     LOWEST,
     KeyMismatch,

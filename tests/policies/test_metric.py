@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.metric import MetricError, parse_metric
+from balancer.policies.metric import MetricError, parse_metric
 from tests.support.clusters import GB, bundle
 
 pytestmark = pytest.mark.quick

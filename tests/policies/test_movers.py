@@ -5,12 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policies.bundle_view import BundleView, NodeView, TabletHistory
-from policies.movers import quotas
-from policies.options import BalancerOptions, BundleOptions, GroupOptions, InMemoryMode, Mover, PlacementOptions
-from policies.options import TableOptions as Table
-from policies.placement_loads import build_problem
-from policies.wanted_moves import Moves, plan_moves
+from balancer.policies.bundle_view import BundleView, NodeView, TabletHistory
+from balancer.policies.movers import quotas
+from balancer.policies.options import (
+    BalancerOptions,
+    BundleOptions,
+    GroupOptions,
+    InMemoryMode,
+    Mover,
+    PlacementOptions,
+)
+from balancer.policies.options import TableOptions as Table
+from balancer.policies.placement_loads import build_problem
+from balancer.policies.wanted_moves import Moves, plan_moves
 from tests.support.clusters import GB, bundle
 
 pytestmark = pytest.mark.quick

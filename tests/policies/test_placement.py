@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.bundle_view import BundleView, NodeView
-from policies.options import BundleOptions, PlacementOptions
-from policies.placement import balance, ceilings
-from policies.placement_loads import LoadState, Problem, build_problem, initial_state, tension
-from policies.placement_refine import Able
-from policies.placement_shed import least_bytes
+from balancer.policies.bundle_view import BundleView, NodeView
+from balancer.policies.options import BundleOptions, PlacementOptions
+from balancer.policies.placement import balance, ceilings
+from balancer.policies.placement_loads import LoadState, Problem, build_problem, initial_state, tension
+from balancer.policies.placement_refine import Able
+from balancer.policies.placement_shed import least_bytes
 from tests.support.clusters import GB, bundle, nodes, skewed
 
 pytestmark = pytest.mark.quick

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from policies.bundle_view import NodeCondition, NodeView
-from policies.options import BalancerOptions, BudgetOptions, BundleOptions, HeatOptions, Placement
-from policies.options import TableOptions as Table
-from policies.placement_functions import natural_order
-from policies.placement_loads import build_problem
-from policies.plan import make_plan
+from balancer.policies.bundle_view import NodeCondition, NodeView
+from balancer.policies.options import BalancerOptions, BudgetOptions, BundleOptions, HeatOptions, Placement
+from balancer.policies.options import TableOptions as Table
+from balancer.policies.placement_functions import natural_order
+from balancer.policies.placement_loads import build_problem
+from balancer.policies.plan import make_plan
 from tests.support.clusters import bundle, moved, nodes
 
 pytestmark = pytest.mark.quick

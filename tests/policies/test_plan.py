@@ -7,10 +7,18 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from policies.bundle_view import ActionKind, BundleView, InFlight, NodeCondition, NodeView, PlanResult, TabletHistory
-from policies.options import BalancerOptions, BudgetOptions, BundleOptions, HeatOptions, PlacementOptions
-from policies.options import TableOptions as Table
-from policies.plan import make_plan, restricted
+from balancer.policies.bundle_view import (
+    ActionKind,
+    BundleView,
+    InFlight,
+    NodeCondition,
+    NodeView,
+    PlanResult,
+    TabletHistory,
+)
+from balancer.policies.options import BalancerOptions, BudgetOptions, BundleOptions, HeatOptions, PlacementOptions
+from balancer.policies.options import TableOptions as Table
+from balancer.policies.plan import make_plan, restricted
 from tests.support.clusters import GB, bundle, moved, nodes
 
 pytestmark = pytest.mark.quick

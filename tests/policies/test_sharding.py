@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.options import Placement
-from policies.sharding import FUNCTIONS, SLOTS, Node, UInts, place
-from policies.sharding_compare import compare, present
+from balancer.policies.options import Placement
+from balancer.policies.sharding import FUNCTIONS, SLOTS, Node, UInts, place
+from balancer.policies.sharding_compare import compare, present
 
 pytestmark = pytest.mark.quick
 

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.bundle_view import Action, ActionKind, Part
-from policies.hash_leaves import Leaf
-from policies.options import Mover, Placement
-from policies.simulator import simulate
-from policies.simulator_content import make_content, shuffle
-from policies.simulator_report import check, draw
-from policies.simulator_scenario import ScenarioError, parse_scenario, parse_size, parse_time
-from policies.simulator_world import LOWEST_KEY, World
+from balancer.policies.bundle_view import Action, ActionKind, Part
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.options import Mover, Placement
+from balancer.policies.simulator import simulate
+from balancer.policies.simulator_content import make_content, shuffle
+from balancer.policies.simulator_report import check, draw
+from balancer.policies.simulator_scenario import ScenarioError, parse_scenario, parse_size, parse_time
+from balancer.policies.simulator_world import LOWEST_KEY, World
 
 pytestmark = pytest.mark.quick
 

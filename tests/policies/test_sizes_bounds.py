@@ -2,8 +2,8 @@
 
 import pytest
 
-from policies.options import GB, MB, BalancerOptions, InMemoryMode, TableOptions
-from policies.sizes_bounds import MAX_TABLETS, SizeBounds, round_half_up, size_bounds
+from balancer.policies.options import GB, MB, BalancerOptions, InMemoryMode, TableOptions
+from balancer.policies.sizes_bounds import MAX_TABLETS, SizeBounds, round_half_up, size_bounds
 
 pytestmark = pytest.mark.quick
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.bundle_view import ActionKind, BundleView, Rejection, TabletHistory
-from policies.hash_leaves import MAX_MODULUS, Leaf, uncovered
-from policies.options import BalancerOptions, BundleOptions, Placement, TableOptions
-from policies.sizes import Proposals, double, halve, plan_sizes
+from balancer.policies.bundle_view import ActionKind, BundleView, Rejection, TabletHistory
+from balancer.policies.hash_leaves import MAX_MODULUS, Leaf, uncovered
+from balancer.policies.options import BalancerOptions, BundleOptions, Placement, TableOptions
+from balancer.policies.sizes import Proposals, double, halve, plan_sizes
 from tests.support.bundles import NOW, Tablets, bundle, leaves
 from tests.support.outcomes import after
 

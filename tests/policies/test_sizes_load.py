@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.bundle_view import ActionKind
-from policies.hash_leaves import Leaf
-from policies.options import BundleOptions, HeatOptions, TableOptions
-from policies.sizes import Proposals, plan_sizes
+from balancer.policies.bundle_view import ActionKind
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.options import BundleOptions, HeatOptions, TableOptions
+from balancer.policies.sizes import Proposals, plan_sizes
 from tests.support.bundles import Tablets, bundle, leaves
 from tests.support.outcomes import after
 

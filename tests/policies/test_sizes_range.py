@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.bundle_view import Action, ActionKind, InFlight, NodeCondition, NodeView
-from policies.options import BalancerOptions, BundleOptions, GroupOptions, Placement, TableOptions
-from policies.sizes import Proposals, plan_sizes
-from policies.sizes_range import merge_shares
-from policies.sizes_scope import MOST_AT_ONCE
+from balancer.policies.bundle_view import Action, ActionKind, InFlight, NodeCondition, NodeView
+from balancer.policies.options import BalancerOptions, BundleOptions, GroupOptions, Placement, TableOptions
+from balancer.policies.sizes import Proposals, plan_sizes
+from balancer.policies.sizes_range import merge_shares
+from balancer.policies.sizes_scope import MOST_AT_ONCE
 from tests.support.bundles import Tablets, bundle
 from tests.support.outcomes import after
 

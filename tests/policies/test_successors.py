@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.keys import HIGHEST, KeyType, KeyValue, decode_bound, encode_key
-from policies.successors import successor
+from balancer.policies.keys import HIGHEST, KeyType, KeyValue, decode_bound, encode_key
+from balancer.policies.successors import successor
 
 pytestmark = pytest.mark.quick
 

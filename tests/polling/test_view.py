@@ -12,13 +12,13 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import NodeState, Pin, Put, Tablet, TabletState
 from balancer.directory.open import open_directory
 from balancer.nodes.poll import NodeFacts, NodePoll, Partitions
+from balancer.policies.bundle_view import BundleView, NodeCondition
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.options import BundleOptions, InMemoryMode, TableOptions
 from balancer.polling.fanout import Unreachable
 from balancer.polling.poller import ClusterPoll, Health, NodeAnswer
 from balancer.polling.rates import COUNTERS, CounterSample, advance, first_rates
 from balancer.polling.view import Capacity, Remembered, build_view
-from policies.bundle_view import BundleView, NodeCondition
-from policies.hash_leaves import Leaf
-from policies.options import BundleOptions, InMemoryMode, TableOptions
 from tests.support.directories import NODES, fill, leaves, migration, ranges, transaction
 
 pytestmark = pytest.mark.quick

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedules import Formula, day_table
+from balancer.schedules import Formula, day_table
 
 pytestmark = pytest.mark.quick
 

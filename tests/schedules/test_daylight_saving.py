@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedules import Formula, Schedule, Window
+from balancer.schedules import Formula, Schedule, Window
 from tests.support.wall_clocks import scan
 
 pytestmark = pytest.mark.quick

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedules import Formula, FormulaSyntaxError
+from balancer.schedules import Formula, FormulaSyntaxError
 
 pytestmark = pytest.mark.quick
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from schedules import Formula, FormulaSyntaxError, day_table
+from balancer.schedules import Formula, FormulaSyntaxError, day_table
 
 pytestmark = pytest.mark.quick
 

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from schedules import Formula
+from balancer.schedules import Formula
 from tests.support.formula_trees import NUMERIC, PRECEDENCE
 
 pytestmark = pytest.mark.quick

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from schedules import Formula, FormulaEvaluationError, FormulaSyntaxError, day_table
+from balancer.schedules import Formula, FormulaEvaluationError, FormulaSyntaxError, day_table
 from tests.support.formula_trees import SPACES, SPARE, NoValue, Tree, joined, tokens_of, trees, value_of
 
 pytestmark = pytest.mark.quick

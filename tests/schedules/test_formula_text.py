@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedules import Formula
+from balancer.schedules import Formula
 
 pytestmark = pytest.mark.quick
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedules import Formula, FormulaEvaluationError
+from balancer.schedules import Formula, FormulaEvaluationError
 
 pytestmark = pytest.mark.quick
 

@@ -5,7 +5,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from schedules import LOOK_BACK, Formula, Schedule
+from balancer.schedules import LOOK_BACK, Formula, Schedule
 from tests.support.wall_clocks import minute_starts
 
 pytestmark = pytest.mark.quick

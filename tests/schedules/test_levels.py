@@ -5,7 +5,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from schedules import ALWAYS, Applicable, Formula, FormulaSyntaxError, Level, applicable
+from balancer.schedules import ALWAYS, Applicable, Formula, FormulaSyntaxError, Level, applicable
 
 pytestmark = pytest.mark.quick
 

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from schedules import Formula, Schedule
+from balancer.schedules import Formula, Schedule
 
 pytestmark = pytest.mark.quick
 

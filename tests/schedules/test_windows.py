@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 
-from schedules import Formula, Schedule, Window
+from balancer.schedules import Formula, Schedule, Window
 
 pytestmark = pytest.mark.quick
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from balancer.errors import UserError
+from balancer.policies.options import GB, MB, InMemoryMode
 from balancer.settings import ConfigurationError, Mode, WantedMode, load_settings
 from balancer.settings.origins import effective
-from policies.options import GB, MB, InMemoryMode
 
 pytestmark = pytest.mark.quick
 

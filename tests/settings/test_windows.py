@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from balancer.errors import UserError
+from balancer.schedules import Formula
 from balancer.settings import BundleSettings, Settings, load_settings
 from balancer.settings.windows import bundle_schedule, group_schedule, heat_schedule, in_zone
-from schedules import Formula
 
 pytestmark = pytest.mark.quick
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from balancer.cli.simulate import read, tell
-from policies.simulator_report import check, draw
+from balancer.policies.simulator_report import check, draw
 
 FOLDER = Path(__file__).parent.parent / "scenarios"
 STORIES = sorted(FOLDER.glob("*.txt"))

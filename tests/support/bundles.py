@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from policies.bundle_view import BundleView, NodeView, TabletColumns, TableView
-from policies.hash_leaves import Leaf
-from policies.keys import KeyType, encode_key
+from balancer.policies.bundle_view import BundleView, NodeView, TabletColumns, TableView
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keys import KeyType, encode_key
 
 NOW = 1_700_000_000.0
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from policies.bundle_view import BundleView, Floats, NodeView, TabletColumns, TableView
-from policies.keys import KeyType
+from balancer.policies.bundle_view import BundleView, Floats, NodeView, TabletColumns, TableView
+from balancer.policies.keys import KeyType
 
 GB = float(1 << 30)
 

@@ -16,9 +16,9 @@ from balancer.directory.model import Tablet, TabletState
 from balancer.directory.snapshot import Snapshot
 from balancer.migration.doctor import examine
 from balancer.migration.machine import State
-from policies.hash_leaves import position
-from policies.hashing import partition_hash
-from policies.keys import KeyType
+from balancer.policies.hash_leaves import position
+from balancer.policies.hashing import partition_hash
+from balancer.policies.keys import KeyType
 from tests.support.cluster import Cluster
 from tests.support.refusals import refused_with
 from tests.support.workloads.approach import HELD, HELD_SNAPSHOT, PLAIN, Approach

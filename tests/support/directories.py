@@ -23,8 +23,8 @@ from balancer.directory.model import (
 )
 from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.snapshot import Snapshot
-from policies.hash_leaves import Leaf
-from policies.keys import HIGHEST, LOWEST, KeyType, encode_key
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keys import HIGHEST, LOWEST, KeyType, encode_key
 
 Opener = Callable[[], Directory]
 """Opens the same directory once more, as another process would."""

@@ -9,7 +9,7 @@ import numpy as np
 from balancer.directory.model import Layout, RangeBounds, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.planner.state import BundleState, StateWord
-from policies.bundle_view import (
+from balancer.policies.bundle_view import (
     Action,
     ActionKind,
     BundleView,
@@ -19,7 +19,7 @@ from policies.bundle_view import (
     TabletColumns,
     TableView,
 )
-from policies.hash_leaves import Leaf
+from balancer.policies.hash_leaves import Leaf
 from tests.support.instance import Instance
 from tests.support.states import state_of
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from policies.bundle_view import Action, ActionKind, BundleView
+from balancer.policies.bundle_view import Action, ActionKind, BundleView
 from tests.support.bundles import Tablets, bundle
 
 

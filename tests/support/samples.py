@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from policies.bundle_view import KeySamples, SampleSource
-from policies.hash_leaves import Leaf
-from policies.keys import KeyType, encode_key
+from balancer.policies.bundle_view import KeySamples, SampleSource
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keys import KeyType, encode_key
 
 TYPES = (KeyType.BIGINT,)
 

@@ -35,9 +35,9 @@ from balancer.nodes.connection import Address, Connection, connect
 from balancer.nodes.fence import Fence, drop_fence, lift_fence, mark_moved, raise_fence, seal_fence
 from balancer.nodes.names import Name
 from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keys import KeyType
 from balancer.settings import MigrationSettings
-from policies.hash_leaves import Leaf
-from policies.keys import KeyType
 from tests.support.servers import new_database
 
 ROOTS = ("public.orders", "public.items")

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
+from balancer.policies.bundle_view import BundleView, NodeView, PlanResult, TabletColumns, TableView
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keys import LOWEST, KeyType, encode_key
 from balancer.settings import Mode
-from policies.bundle_view import BundleView, NodeView, PlanResult, TabletColumns, TableView
-from policies.hash_leaves import Leaf
-from policies.keys import LOWEST, KeyType, encode_key
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 OPEN = ScheduleReport("", "", "UTC", True, None, NOON)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 
-from schedules import Window
+from balancer.schedules import Window
 
 
 def scan(

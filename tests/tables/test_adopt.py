@@ -12,8 +12,8 @@ from balancer.errors import Refused
 from balancer.nodes.connection import Connection
 from balancer.nodes.names import parse_name
 from balancer.nodes.schema import OwnState, read_tablets
+from balancer.policies.hash_leaves import Leaf
 from balancer.tables.adopt import TableRequest, adopt, inspect
-from policies.hash_leaves import Leaf
 from tests.support.servers import Database
 
 Nodes = dict[str, Connection]

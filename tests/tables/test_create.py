@@ -10,11 +10,11 @@ from balancer.directory.model import Bundle, Node, Put, Transaction
 from balancer.errors import BalancerError, Refused, UserError
 from balancer.nodes.connection import Connection
 from balancer.nodes.names import parse_name
+from balancer.policies.hash_leaves import Leaf, uncovered
+from balancer.policies.keys import KeyType
 from balancer.tables.adopt import TableRequest, inspect
 from balancer.tables.create import create
 from balancer.tables.layout import hash_parts, range_parts, spread
-from policies.hash_leaves import Leaf, uncovered
-from policies.keys import KeyType
 
 Nodes = dict[str, Connection]
 DEFINITION = """

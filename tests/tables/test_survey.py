@@ -7,10 +7,10 @@ from balancer.nodes.bounds import KeyRange
 from balancer.nodes.connection import Connection
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.preflight import Needs, Severity, TableNeeds, preflight
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keys import HIGHEST, KeyType, encode_key
 from balancer.tables.coverage import check_coverage
 from balancer.tables.survey import Found, survey
-from policies.hash_leaves import Leaf
-from policies.keys import HIGHEST, KeyType, encode_key
 
 Nodes = dict[str, Connection]
 

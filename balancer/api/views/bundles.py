@@ -10,7 +10,7 @@ from balancer.errors import UserError
 from balancer.logs import mask
 from balancer.planner.loads import imbalance, node_loads
 from balancer.planner.state import BundleState, NodeReport
-from policies.bundle_view import PlanResult
+from balancer.policies.bundle_view import PlanResult
 
 
 def chosen(source: Source, bundle: str | None) -> list[BundleState]:

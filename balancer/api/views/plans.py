@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from balancer.api.shapes import ActionShape, PlanShape, RejectionShape
 from balancer.api.views.bundles import score
 from balancer.planner.state import BundleState
-from policies.bundle_view import PlanResult
+from balancer.policies.bundle_view import PlanResult
 
 
 def plans(states: Iterable[BundleState], limit: int) -> list[PlanShape]:

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 from balancer.api.shapes import ScheduleShape
 from balancer.api.source import Source
 from balancer.planner.state import BundleState, ScheduleReport
-from schedules import ALWAYS, Formula, Schedule
+from balancer.schedules import ALWAYS, Formula, Schedule
 
 DAY_MINUTES = 24 * 60
 

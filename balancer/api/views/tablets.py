@@ -13,7 +13,7 @@ from balancer.directory.pages import STATES
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
 from balancer.planner.state import BundleState
-from policies.bundle_view import BundleView, Floats, Ints
+from balancer.policies.bundle_view import BundleView, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)

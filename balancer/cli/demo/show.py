@@ -19,8 +19,8 @@ from balancer.directory.model import Migration, MigrationKind
 from balancer.errors import UserError
 from balancer.migration.observer import Observer, Progress
 from balancer.planner.state import BundleState, StateWord
+from balancer.policies.bundle_view import ActionKind
 from balancer.settings import Mode, Settings
-from policies.bundle_view import ActionKind
 
 STEADY = 6  # looks in a row without anything to do before the cluster is called balanced: longer than a tablet rests
 WATCHED = 13.0  # seconds in which the clients have told which keys they use: a cut by those is the best

@@ -8,9 +8,9 @@ from random import Random
 from typing import NamedTuple
 
 from balancer.directory.model import RangeBounds
-from policies.hash_leaves import Leaf
-from policies.hashing import partition_hash
-from policies.keys import KeyType, encode_key
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.hashing import partition_hash
+from balancer.policies.keys import KeyType, encode_key
 from tests.support.workloads.approach import Approach
 from tests.support.workloads.caller import Caller
 
