@@ -1,5 +1,7 @@
 """Fixtures that several folders share: real servers, started when first asked for, one of each per run."""
 
+import os
+import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,7 +16,14 @@ from balancer.embedded.zookeeper_server import ZooKeeperEnsemble, ZooKeeperServe
 from tests.support.mutants import mutate_from_environment
 from tests.support.servers import Database, kept, new_database, postgres
 
+# Set where the run begins, so that all its processes collect the same tests.
+os.environ.setdefault("SAMPLE_SEED", str(random.SystemRandom().randrange(1_000_000)))
 mutate_from_environment()  # before anything that a mutant replaces is imported by name into a test
+
+
+def pytest_report_header() -> str:
+    return f"SAMPLE_SEED={os.environ['SAMPLE_SEED']} (all: every case of the sampled tables)"
+
 
 # A busy machine is no reason to fail; the printed blob replays a failure.
 settings.register_profile("balancer", deadline=None, print_blob=True)

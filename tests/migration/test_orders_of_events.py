@@ -35,6 +35,7 @@ from tests.support.cluster import (
 )
 from tests.support.refusals import refused_with
 from tests.support.running import until
+from tests.support.sampling import sampled
 from tests.support.servers import Database, new_database, postgres
 from tests.support.spy import Spy
 from tests.support.standby import standby
@@ -194,15 +195,19 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(
     ("operation", "mode", "point"),
-    [
-        (operation, mode, point)
-        for operation, mode in (
-            ("move", MigrationMode.REPLICATE),
-            ("move", MigrationMode.READ_ONLY),
-            ("split", MigrationMode.REPLICATE),
-        )
-        for point in points(track_of(MigrationKind(operation), mode))
-    ],
+    sampled(
+        [
+            (operation, mode, point)
+            for operation, mode in (
+                ("move", MigrationMode.REPLICATE),
+                ("move", MigrationMode.READ_ONLY),
+                ("split", MigrationMode.REPLICATE),
+            )
+            for point in points(track_of(MigrationKind(operation), mode))
+        ],
+        8,
+        "a change of the roots",
+    ),
 )
 def test_a_change_of_the_roots_is_there_for_every_row_whenever_it_comes(
     cluster: Cluster, operation: str, mode: MigrationMode, point: str, change: str
@@ -233,14 +238,14 @@ def test_a_change_of_the_roots_is_there_for_every_row_whenever_it_comes(
 
 
 @pytest.mark.parametrize("what", ["orders_t2", "orders"])
-@pytest.mark.parametrize("point", points(Track.MOVE_REPLICATE)[4:])
+@pytest.mark.parametrize("point", sampled(points(Track.MOVE_REPLICATE)[4:], 5, "triggers in a move"))
 def test_an_update_with_all_triggers_switched_off_and_on_is_not_lost_in_a_move(
     cluster: Cluster, point: str, what: str
 ) -> None:
     _switch_triggers(cluster, "move", point, what)
 
 
-@pytest.mark.parametrize("point", points(Track.RESHARD_REPLICATE)[4:])
+@pytest.mark.parametrize("point", sampled(points(Track.RESHARD_REPLICATE)[4:], 4, "triggers in a split"))
 def test_an_update_with_all_triggers_switched_off_and_on_is_not_lost_in_a_split(cluster: Cluster, point: str) -> None:
     _switch_triggers(cluster, "split", point, "orders_t2")
 

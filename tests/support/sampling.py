@@ -10,8 +10,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# The processes of one run share the second: what they collect must be the same.
-SEED = os.environ.get("SAMPLE_SEED") or os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(random.SystemRandom().random())
+SEED = os.environ["SAMPLE_SEED"]  # set by tests/conftest.py
 
 
 def sampled(values: Sequence[T], count: int, name: str) -> list[T]:
