@@ -1,12 +1,12 @@
 """Errors, classed by what the caller must do, not by where they arose.
 
-Everybody may raise and catch these; nothing here imports anything of ours.
+Everybody may raise and catch these; nothing here imports the rest of the product.
 
 | class            | what the caller does                                              |
 |------------------|-------------------------------------------------------------------|
 | `UserError`      | shows the sentence and stops: the input is wrong                  |
 | `Refused`        | gives up: a precondition does not hold, and trying again won't help |
-| `Conflict`       | reads again and decides anew: somebody else was faster            |
+| `Conflict`       | reads again and decides again: somebody else was faster            |
 | `Fenced`         | steps down: another leader holds a newer epoch                    |
 | `OutcomeUnknown` | finds out what happened before doing anything else                |
 | `TooLarge`       | makes the request smaller                                         |
@@ -15,7 +15,7 @@ Everybody may raise and catch these; nothing here imports anything of ours.
 
 
 class BalancerError(Exception):
-    """The base of all errors of ours; its text is one sentence for a person."""
+    """The base of all our errors; its text is one sentence for a person."""
 
 
 class UserError(BalancerError):
@@ -31,7 +31,7 @@ class Conflict(BalancerError):
 
 
 class Fenced(BalancerError):
-    """A newer leader exists: nothing was applied, and nothing of ours will be any more."""
+    """A newer leader exists: nothing was applied, and nothing we send will be any more."""
 
 
 class OutcomeUnknown(BalancerError):

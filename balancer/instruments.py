@@ -1,9 +1,9 @@
 """Every metric, declared once: its name, a sentence of meaning, its labels, and why those labels stay few.
 
-Whoever has something to tell sets these through an `Instruments`: the planner's report, migrations, the directory's
+Each part sets these through an `Instruments`: the planner's report, migrations, the directory's
 users, the API. Alert rules and the dashboard in `deploy/` are tested against `declared()`. No label ever names a
 tablet, a key, a migration or a user: at a million tablets there are as many series as at ten. A label is one of
-`bundle` and `node` (what the operator wrote into his files) or a word of a fixed list of ours.
+`bundle` and `node` (what the operator wrote into his files) or a word of our own fixed list.
 """
 
 from dataclasses import dataclass
@@ -154,7 +154,7 @@ class Instruments:
         )
         self.leftovers = self._gauge(
             "leftovers",
-            "Slots, publications, subscriptions and tables of ours that no migration owns.",
+            "Slots, publications, subscriptions and tables that no migration owns.",
             node,
             per_node,
         )

@@ -1,4 +1,4 @@
-"""Logs: key–value on a terminal, JSON otherwise. Every part of ours logs through `structlog.get_logger`.
+"""Logs: key–value on a terminal, JSON otherwise. Every part logs through `structlog.get_logger`.
 
 A migration's lines carry its id, tablet, source and target because its thread binds them once (`bind_migration`).
 Values that look like secrets are masked here, once, whatever part they came from.

@@ -1,6 +1,6 @@
 """Which tablets to split because they are too hot, and which to join again once they have cooled.
 
-The planner calls `plan_heat` once per plan and bundle; whoever polls calls `hot_tablets` after each poll to count for
+The planner calls `plan_heat` once per plan and bundle; the poller calls `hot_tablets` after each poll to count for
 how many polls in a row a tablet has been hot (`TabletHistory.hot_polls`, the present poll included). What a split would
 look like is judged from key samples by `heat_judge`; the thresholds are those of `cooling`. Heat has a switch and a
 schedule of its own, so a group's `enable_reshard` does not concern it; a table's `enable_auto_reshard` does.

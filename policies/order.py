@@ -1,7 +1,7 @@
 """Which moves are started now, and in what order: always the one that helps most for its bytes at this moment.
 
 Only part of a plan fits the budgets, so each step must be good on its own: after every pick the gains of the others are
-looked at anew, as if nothing but the picks so far would happen. `plan` calls `Picker` with the budgets it has left.
+looked at again, as if nothing but the picks so far would happen. `plan` calls `Picker` with the budgets it has left.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from balancer.policies.placement_loads import Bools, LoadState
 from balancer.policies.reasons import Left, Taken
 from balancer.policies.wanted_moves import CODES, URGENT, Moves
 
-_LOOKS = 256  # picks that look at the gains anew; afterwards the last look decides the order
+_LOOKS = 256  # picks that look at the gains again; afterwards the last look decides the order
 _LOAD, _SWAP = CODES.index(Taken.LOAD), CODES.index(Taken.SWAP)
 
 

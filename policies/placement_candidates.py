@@ -1,7 +1,7 @@
 """Which tablets may move at all, and who decides about them: one mover per table, so that no two movers fight.
 
 `placement`, the movers and the explanations ask here. A tablet's standing is a small number: 0 is free; the codes up
-to `LAST_HARD` hold whoever asks; those above hold for balancing, not for a drain or a full disk.
+to `LAST_HARD` hold for every caller; those above hold for balancing, not for a drain or a full disk.
 """
 
 from enum import StrEnum

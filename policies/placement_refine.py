@@ -80,7 +80,7 @@ class Refinement:
         return [int(node) for node in order if tight[node] > floor and len(self.members[node])]
 
     def _hungry(self) -> Bools:
-        """Nodes that have far too little; looked at anew after each step only."""
+        """Nodes that have far too little; looked at again after each step only."""
         if self._hungry_at[0] != self.steps:
             self._hungry_at = (self.steps, underuse(self.problem, self.state.held) > self.goal.hungry)
         return self._hungry_at[1]

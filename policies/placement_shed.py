@@ -2,7 +2,7 @@
 
 Each overfull node must lose a certain load in one or more dimensions: a covering problem. A price per dimension and
 node, found by a few rounds of dual ascent, says what a unit of that load is worth in bytes; tablets leave in the order
-of worth per byte until some need is met, then the prices are found anew for what remains. `least_bytes` is the dual's
+of worth per byte until some need is met, then the prices are found again for what remains. `least_bytes` is the dual's
 own value: no choice of tablets can do with fewer bytes.
 """
 

@@ -23,7 +23,7 @@ class Taken(StrEnum):
 class Left(StrEnum):
     """Why a candidate was not taken."""
 
-    # The tablet does not move, whoever asks.
+    # The tablet does not move, no matter who asks.
     PINNED = "pinned"
     QUARANTINED = "quarantined"
     IN_FLIGHT = "in-flight"

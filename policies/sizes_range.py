@@ -30,7 +30,7 @@ def merge_shares(undersized: list[int], count: int, min_count: int) -> dict[int,
     """Row → merges it may pay for, where `min_tablet_count` makes merges scarce; None: as many as one likes.
 
     The allowed merges are spread evenly over the undersized tablets. They lie to the right within their spans: a tablet
-    asks its left neighbours first, so a share on the right is found by whoever comes along from the left.
+    asks its left neighbours first, so a share on the right is found from the left.
     """
     if not min_count:
         return None

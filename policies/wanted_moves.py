@@ -1,4 +1,4 @@
-"""All moves of a bundle, whoever asks for them: urgent ones first, then the mover in charge of each table.
+"""All moves of a bundle, from every source: urgent ones first, then the mover in charge of each table.
 
 `plan` and the explanations call `plan_moves`. It says where every tablet should live in the end; how much of that is
 started now is for the budgets.

@@ -35,7 +35,7 @@ class Commands:
         """Puts the command into the directory; waits for the leader's answer as long as was asked for."""
         author = f"{wish.author or 'http'}@{host}"
         command, version = await run_in_threadpool(self._submit, wish, author)
-        # Whoever asks for it next must find it here.
+        # The next request must find it here.
         await self._watch.newer(version - 1, _SEEN_SECONDS)
         answered = await self._answered(command, wish.wait)
         return Given(shape(answered), _STATUSES.get(answered.state, 202))

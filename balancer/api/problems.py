@@ -69,7 +69,7 @@ def defect() -> JSONResponse:
 
 
 def status_of(error: BalancerError) -> int:
-    """The status that tells a client what to do about an error of ours."""
+    """The status that tells a client what to do about one of our errors."""
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
 
 

@@ -84,7 +84,7 @@ class ApiServer:
         """Lets requests finish for a moment, then ends. Idempotent."""
         if self._server is None or self._thread is None:
             return
-        self._api.watch.close()  # whoever waits for a change would keep the server waiting
+        self._api.watch.close()  # requests that wait for a change would keep the server waiting
         self._server.end()
         self._thread.join(_STOP_SECONDS * 3)
         self._server = self._thread = None

@@ -103,7 +103,7 @@ def exit_code(error: BalancerError) -> int:
 
 
 def main() -> None:
-    """Runs a command; an error of ours is one sentence on standard error, never a traceback."""
+    """Runs a command; one of our errors is one sentence on standard error, never a traceback."""
     # A script's background job starts with SIGINT ignored, and would then not be stopped by what stops all others.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -29,7 +29,7 @@ IdOption = Annotated[str | None, typer.Option("--id", help="an older plan, by it
 def plan(
     bundle: BundleArgument = None,
     id_: IdOption = None,
-    replan: Annotated[bool, typer.Option("--replan", help="let the leader plan anew first")] = False,
+    replan: Annotated[bool, typer.Option("--replan", help="let the leader plan again first")] = False,
     limit: Annotated[int, typer.Option(min=1, help="actions and rejections shown at most")] = 50,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
@@ -38,7 +38,7 @@ def plan(
     """The newest plan: its actions with why, what was left with why not, and how balanced it would make the bundle."""
     with directory_of(directory, config) as opened:
         if replan:
-            made_anew(opened, only_bundle(opened.snapshot(), bundle))
+            planned_again(opened, only_bundle(opened.snapshot(), bundle))
         found = chosen_plan(opened.snapshot(), bundle, id_)
     if output is Output.JSON:
         show_json(document_of(found))
@@ -76,7 +76,7 @@ def only_bundle(snapshot: Snapshot, bundle: str | None) -> str:
     return bundle
 
 
-def made_anew(directory: Directory, bundle: str) -> None:
+def planned_again(directory: Directory, bundle: str) -> None:
     """Lets the leader plan, and waits until the plan is in the directory."""
     clock = SystemClock()
     known = {one.id for one in plans.of_bundle(directory.snapshot(), bundle)}

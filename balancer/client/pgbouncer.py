@@ -2,7 +2,7 @@
 
 For applications that cannot use the library. `balancer pgbouncer sync` and the daemon call this. The file is ours
 alone (`%include databases.ini` in pgbouncer.ini); it is replaced by a rename, so PgBouncer never reads half of it.
-A pause outlives whoever asked for it, so every way out of here ends in RESUME, and `resume_all` comes first when we
+A pause outlives its session, so every way out of here ends in RESUME, and `resume_all` comes first when we
 start: what a predecessor left paused is let go.
 """
 
@@ -103,7 +103,7 @@ def render(targets: Mapping[str, str]) -> str:
 
 
 def read_targets(file: Path) -> dict[str, str]:
-    """What a file of ours says; empty where there is none yet."""
+    """What one of our files says; empty where there is none yet."""
     try:
         text = file.read_text()
     except FileNotFoundError:
@@ -184,7 +184,7 @@ class Bouncer:
         return frozenset(self._held)
 
     def resume_all(self) -> list[str]:
-        """Lets go of every alias of ours that is paused, whoever paused it; returns them. For recovery."""
+        """Lets go of every alias that is paused, no matter who paused it; returns them. For recovery."""
         with self._lock, self._console() as console:
             self._held.clear()
             ours = read_targets(self._file)

@@ -101,7 +101,7 @@ class Sampler:
         try:
             self._routes.directory.unpublish(TOPIC, self._client)
         except BalancerError:
-            return  # out of reach: whoever reads notes ignores old ones
+            return  # out of reach: readers of notes ignore old ones
 
     def _entry(self, name: str, reservoir: Reservoir) -> tuple[str, Json] | None:
         try:

@@ -29,7 +29,7 @@ class BouncerSwitch(Observer):
         self._snapshot = snapshot
 
     def recover(self) -> None:
-        """Of a new leader: lets go of what a predecessor left paused, and writes the file anew."""
+        """Of a new leader: lets go of what a predecessor left paused, and writes the file again."""
         self._carefully(self._recover, "recovering")
 
     def entered(self, migration: Migration, state: State) -> None:

@@ -295,7 +295,7 @@ class Daemon:
             snapshot = follower.wait(seen, COMMAND_SECONDS)
             leading = self.leading
             if snapshot.version == seen or leading is None:
-                seen = snapshot.version  # whoever is elected answers what waits, from a newer snapshot than this
+                seen = snapshot.version  # the elected leader answers what waits, from a newer snapshot than this
                 continue
             if self._answer(leading, snapshot):
                 seen = snapshot.version

@@ -169,7 +169,7 @@ class Leading:
             try:
                 answered = self._obey(answered, outcome, snapshot)
             except Conflict:
-                continue  # something moved meanwhile: nothing was done, and the command is looked at anew
+                continue  # something moved meanwhile: nothing was done, and the command is looked at again
             self._answered(answered, outcome)
             return
         log.warning("a command waits: others keep changing what it touches", command=command)
@@ -181,7 +181,7 @@ class Leading:
             self._replan(outcome.replan)
 
     def _obey(self, command: Command, outcome: Outcome, snapshot: Snapshot) -> Command:
-        """Acts as the outcome says and records the answer; a refusal of ours becomes the command's.
+        """Acts as the outcome says and records the answer; our refusal becomes the command's.
 
         The answer is in the very commit that changes the directory or begins the migration: whatever dies in between,
         a successor finds both or neither, and carries it out once.

@@ -114,7 +114,7 @@ class MigrationPool:
     def park(self, bundle: str, overrunning: frozenset[str]) -> None:
         """Holds these migrations of a bundle at a safe point; those it held before and that are not among them go on.
 
-        Called at every tick: what was taken up anew after an interruption is held again.
+        Called at every tick: what was resumed after an interruption is held again.
         """
         with self._lock:
             held = self._parked.get(bundle, frozenset())

@@ -34,7 +34,7 @@ class Beginner:
     def begin(self, action: Action, bundle: BundleSettings, also: Also = nothing_else) -> Migration:
         """Journals the migration, with whatever else belongs into the same commit.
 
-        Raises an error of ours where that is not possible.
+        Raises one of our errors where that is not possible.
         """
         begin = self._move if action.kind is ActionKind.MOVE else self._reshard
         return begin(action, bundle, also)

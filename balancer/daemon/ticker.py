@@ -1,6 +1,6 @@
 """When things are done: APScheduler, one job per bundle, coalesced and never overlapping.
 
-APScheduler follows the wall clock, so a clock that is set back would silence it for as long. Whoever runs the loop
+APScheduler follows the wall clock, so a clock that is set back would silence it for as long. The loop's thread
 calls `nudge` about once a second: a job that is late by the monotonic clock is made due at once.
 """
 

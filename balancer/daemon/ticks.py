@@ -1,4 +1,4 @@
-"""The ticks of all bundles: each has its own poller and memory, and its newest state is kept for whoever asks."""
+"""The ticks of all bundles: each has its own poller and memory, and its newest state is kept for those who ask."""
 
 import threading
 from collections.abc import Mapping

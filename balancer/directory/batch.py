@@ -30,7 +30,7 @@ from balancer.errors import Refused, TooLarge
 from balancer.policies.hash_leaves import Leaf
 
 LOG_KEPT = 2000
-"""Commits kept in the log: what a client that was away may catch up on without loading anew."""
+"""Commits kept in the log: what a client that was away may catch up on without loading everything again."""
 
 MAX_REQUEST = 512 * 1024
 """Bytes of one request. ZooKeeper drops the connection at 1,048,575, which looks like an unknown outcome; half of it
@@ -55,7 +55,7 @@ class DirectoryRoot:
     epoch: int = 0  # of the leader, from where the backend keeps it; not part of the document
     importing: bool = False
     news: bytes = b""
-    """The newest log entry once more, where it is small: whoever is one version behind needs no second read."""
+    """The newest log entry once more, where it is small: a follower one version behind needs no second read."""
 
     def pack(self) -> bytes:
         document = pack(

@@ -46,7 +46,7 @@ from balancer.policies.keys import KeyType
 
 FORMAT = 2
 """Of stored bytes, their first byte. Raise it with every change that older software would misread."""
-_FORMATS = range(1, 32)  # the only ones there will be: what is above them begins a text, not a document of ours
+_FORMATS = range(1, 32)  # the only ones there will be: what is above them begins a text, not one of our documents
 _RAW, _DEFLATED = 0, 1
 _COMPRESS_ABOVE = 1024  # bytes: the log entry of a few tablets is written and read as it is
 _WINDOW, _MEMORY = 13, 6  # zlib's words for 8 KB and 32 KB
@@ -59,17 +59,17 @@ CLASSES: Mapping[RecordKind, type[Any]] = {
 
 
 class Malformed(UserError):
-    """A document is not one of ours: which field, and what is wrong with it."""
+    """A document that we did not write: which field, and what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """A commit as the log keeps it: what people see, and how the pages were dealt out anew."""
+    """A commit as the log keeps it: what people see, and how the pages were dealt out again."""
 
     entry: LogEntry
     repages: tuple[Repage, ...] = ()
     reset: bool = False
-    """Everything was replaced (an import): whoever follows loads anew."""
+    """Everything was replaced (an import): followers load everything again."""
 
 
 def pack(document: Json) -> bytes:

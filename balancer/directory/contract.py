@@ -60,7 +60,7 @@ class Directory(Protocol):
     def restore(self, records: Sequence[Record], *, reason: str, author: str, leader_epoch: int) -> int:
         """Replaces everything by these records, which the caller has checked; returns the new version.
 
-        For imports: the caller leads. Whoever follows loads anew; the log begins anew.
+        For imports: the caller leads. Followers load everything again, and the log starts over.
         """
 
     def history(self, after: int = 0, limit: int = 100) -> Sequence[LogEntry]:

@@ -1,6 +1,6 @@
 """Applies a commit's changes to a snapshot: the one way in which a new snapshot is made from an old one.
 
-Whoever commits lets this module decide how pages are split and merged (`Repage`); the decision is stored with the
+A committer lets this module decide how pages are split and merged (`Repage`); the decision is stored with the
 commit, and everybody who follows applies the same one. So all views of one version have the same pages, whatever
 version of this software they run. Lawfulness is not checked here: see `invariants`. Nothing here does I/O.
 """
@@ -157,7 +157,7 @@ class _Build:
                 self._balance_page(table, number, page)
 
     def repage(self, repage: Repage) -> None:
-        """Deals rows out anew."""
+        """Deals rows out again."""
         if repage.old:
             whole = joined([self.pages[number] for number in repage.old], self.version)
         else:

@@ -55,7 +55,7 @@ class Overlay:
         return self.find_before(kind, text)
 
     def find_before(self, kind: RecordKind, key: str) -> Any:
-        """The record before the changes, or None; every check asks, and a tablet is made anew at each look."""
+        """The record before the changes, or None; every check asks, and a tablet is made at each look."""
         if (kind, key) not in self._found:
             self._found[kind, key] = self.before.find(kind, key)
         return self._found[kind, key]

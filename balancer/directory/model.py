@@ -99,7 +99,7 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One PostgreSQL database that holds tablets. The DSN has no password: whoever connects brings his own."""
+    """One PostgreSQL database that holds tablets. The DSN has no password: each client brings its own."""
 
     kind: ClassVar[RecordKind] = RecordKind.NODE
     id: str

@@ -1,4 +1,4 @@
-"""A commit that is made anew where somebody else was faster: one rule for whoever can decide again by himself."""
+"""Retry a commit on the newest snapshot: one rule for every caller that can decide again without help."""
 
 from collections.abc import Callable
 from typing import Final, TypeVar

@@ -31,7 +31,7 @@ def open_directory(
 
     `timeout`: seconds a call waits for servers. `lease`: seconds after which a silent leader is replaced (5 in a file,
     10 in ZooKeeper). `credentials` None: as the environment gives them. Without `create`, one that is not there is a
-    `UserError`, and is not made: for whoever has no use for an empty directory.
+    `UserError`, and is not made: for callers with no use for an empty directory.
     """
     parts = urlsplit(url)
     if parts.scheme == "sqlite":

@@ -106,7 +106,7 @@ class Page:
         return RangeBounds(start, self.end_of_row(row))
 
     def tablet(self, row: int) -> Tablet:
-        """The tablet at this row, made anew at each call."""
+        """The tablet at this row, made at each call."""
         return Tablet(
             self.ids[row],
             self.table,

@@ -295,7 +295,7 @@ class DataVersion:
                 return False
             root = self._connection.execute("SELECT version, epoch FROM root, leader").fetchone()
         except sqlite3.Error:
-            return True  # whoever reads the root now is told what is wrong, and tries again with pauses
+            return True  # a reader of the root is told what is wrong, and tries again with pauses
         self._seen = version
         if root == self._root:
             return False

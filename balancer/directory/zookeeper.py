@@ -57,7 +57,7 @@ class ZooKeeperDirectory(PagedDirectory):
             raise
 
     def _prepare(self, hosts: str, create: bool) -> None:
-        """Makes the layout where it is missing; the root comes last, so whoever sees it sees all of it."""
+        """Makes the layout where it is missing; the root comes last, so a client that sees it sees all of it."""
         client, root = self.session.client, self.paths.root
         # A sync first: our server may be a moment behind the one through which somebody has just made it.
         _, found = self.session.read(lambda: self.session.gather([client.sync_async(root), client.exists_async(root)]))

@@ -39,7 +39,7 @@ class ZooKeeperLeadership(Holding):
         self._thread.start()
 
     def held(self) -> bool:
-        """As always; and a session that kazoo has opened instead of ours holds nothing."""
+        """As always; and a session that kazoo has opened instead holds nothing."""
         if self._session.id not in (None, self._session_id):
             self.ended.set()
         return super().held()
@@ -120,7 +120,7 @@ def campaign(session: Session, paths: Paths, name: str, timeout: float | None) -
 def _try(
     session: Session, paths: Paths, name: str, token: str, wake: Callable[..., None]
 ) -> ZooKeeperLeadership | None:
-    """One look: take the leadership if it is free, or find that an earlier attempt of ours has taken it."""
+    """One look: take the leadership if it is free, or find that our own earlier attempt has taken it."""
     asked = session.clock.monotonic()
     session_id = session.id
     owner, epoch = _look(session, paths, wake)

@@ -105,7 +105,7 @@ class Loader:
 
 
 def drop_outdated(held: dict[int, Page], entries: Iterable[StoredEntry]) -> set[int]:
-    """Forgets pages that are no more; returns those that were dealt out anew since they were read."""
+    """Forgets pages that are no more; returns those that were dealt out again since they were read."""
     dealt: dict[int, int] = {}
     gone: set[int] = set()
     for stored in entries:
@@ -161,7 +161,7 @@ def _tablet_changes(stored: StoredEntry) -> Iterator[tuple[int, Tablet | None]]:
 def _page_for(held: dict[int, Page], index: TableIndex | None, tablet: Tablet, version: int) -> int | None:
     """The page, older than this version, that held the tablet's first position just before it; None: it is newer.
 
-    The index is of mixed versions. A page's start only ever moves to the right without the page being dealt out anew
+    The index is of mixed versions. A page's start only ever moves to the right without the page being dealt out again
     (a merge over the border goes to the left page), so the page is the one found or one of its neighbours.
     """
     if index is None:

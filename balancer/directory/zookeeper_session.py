@@ -1,4 +1,4 @@
-"""One kazoo client with bounded waits and errors of ours. The other ZooKeeper modules talk to the servers through it.
+"""One kazoo client with bounded waits and our errors. The other ZooKeeper modules talk to the servers through it.
 
 kazoo's habits that matter here: a call made while the connection is away is queued and may be sent much later; a
 failed multi is returned as a list, not raised; a new session is opened silently after an expiry; callbacks run on its
@@ -123,7 +123,7 @@ class Session:
         """kazoo waits for a server's first answer as long as the session lasts.
 
         A server that is just starting may accept a connection, fail while it closes it, and leave it open for ever:
-        whoever waits on such a one until the session has expired has lost the session to it.
+        a client that waits on it until the session expires has lost the session to it.
         """
         invoke = self.client._connection._invoke
 

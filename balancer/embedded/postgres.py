@@ -77,7 +77,7 @@ class PostgresServer:
         self._settings = {**SETTINGS, **(settings or {})}
 
     def start(self) -> None:
-        """Starts it, or takes a fresh start where an earlier run of ours left it behind. Idempotent."""
+        """Starts it, or takes a fresh start where an earlier run left it behind. Idempotent."""
         if self.port is not None and self.running():
             return
         process.prepare_folder(self.folder, self._account)
@@ -128,7 +128,7 @@ class PostgresServer:
         return f"postgresql://{user}:{quote(self.password())}@127.0.0.1:{self.port}/{dbname}"
 
     def password(self) -> str:
-        """The superuser's password, kept in a file of ours."""
+        """The superuser's password, kept in our own file."""
         return process.secret(self.folder / "password")
 
     def __enter__(self) -> "PostgresServer":

@@ -24,7 +24,7 @@ POLL_SECONDS = 0.02
 PORT_PATIENCE = 2.0
 
 _clock = SystemClock()
-_started: list["subprocess.Popen[bytes]"] = []  # a server of ours is our child until it has been reaped
+_started: list["subprocess.Popen[bytes]"] = []  # a server we started is our child until it has been reaped
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ class Background(Generic[T]):
     """`with Background(work) as running: …; running.result()`. Leaving the block early asks the work to stop.
 
     The work gets a `stop` event; it should look at it now and then. Who leaves the block without asking for the result
-    can do without it: an error of ours is then passed over. A defect is not.
+    can do without it: one of our errors is then passed over. A defect is not.
     """
 
     def __init__(self, work: Callable[[threading.Event], T], name: str) -> None:

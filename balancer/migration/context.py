@@ -127,7 +127,7 @@ class Context:
         self.note(mode_reason=why)
 
     def forget_copy(self) -> None:
-        """Everything that was made is gone; the next attempt reads and makes it anew."""
+        """Everything that was made is gone; the next attempt reads and makes it again."""
         self.fence, self.fenced_at = None, None
         self.shapes, self.prepared = None, None
         self.note(bulk_verified=False, rows=0, sequences=(), fingerprints={})

@@ -66,7 +66,7 @@ class Links:
     def evict(self, node: str, leader_epoch: int) -> None:
         """Ends the sessions that another leader left on a node for this migration: a copy that hangs holds locks.
 
-        Not in a transaction of ours, which would wait for them; so it looks by itself that nobody leads since.
+        Not in one of our transactions, which would wait for them; so it looks by itself that nobody leads since.
         """
         with translated(node):
             self.control(node).execute(
@@ -76,7 +76,7 @@ class Links:
             )
 
     def close(self) -> None:
-        """Closes everything; the next use opens anew. Idempotent."""
+        """Closes everything; the next use opens it again. Idempotent."""
         for connection in self._control.values():
             connection.close()
         self._control.clear()

@@ -46,11 +46,11 @@ class Detail:
     marker: int = 0
     """The newest marker that may have been sent."""
     retreat: str = ""
-    """Why something was last tried again: a fence that was lifted, a copy begun anew, a step repeated."""
+    """Why something was last tried again: a fence that was lifted, a copy started over, a step repeated."""
     retries: int = 0
     """How often something was tried again after a passing failure."""
     restarts: int = 0
-    """How often everything was undone and begun anew."""
+    """How often everything was undone and started over."""
     pause: float | None = None
     """Seconds for which writers were held back by the switch."""
     predicted_pause: float | None = None

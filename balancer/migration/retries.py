@@ -7,7 +7,7 @@ that is away for a moment, a fence that ran out. What then follows depends on wh
 |---------------------------------------------------------|----------------------------------------------------------|
 | after the commit, and while something is being undone   | the step again, for as long as we lead                   |
 | the switch, where the changes are still being streamed  | the fence is lifted, back to catching up, with back-off  |
-| a copy, or a switch without a stream                    | the fence is lifted, all is undone, begun anew, back-off |
+| a copy, or a switch without a stream                    | the fence is lifted, all is undone, started over, back-off |
 | otherwise (nothing has been done, nobody is held back)  | the step again, until the patience is over               |
 
 Every other error is lasting: the migration is given up and the source keeps the tablet. How often something was tried
@@ -39,7 +39,7 @@ class Answer(StrEnum):
 
     AGAIN = "the step again"
     RETREAT = "let writers on, catch up, fence again later"
-    RESTART = "let writers on, undo everything, begin anew later"
+    RESTART = "let writers on, undo everything, start over later"
     GIVE_UP = "undo everything and end"
 
 
@@ -56,7 +56,7 @@ class Failures:
     def add(self) -> float:
         """One more; returns for how many seconds the step has been failing.
 
-        An attempt that went on for longer than the patience was a good one: what comes after it is counted anew.
+        An attempt that went on for longer than the patience was a good one: what comes after it is counted from zero.
         """
         now = self._clock.monotonic()
         if self._first is None or now - self._attempt > self._patience:
@@ -77,7 +77,7 @@ def is_passing(error: BalancerError) -> bool:
 def answer(
     track: Track, state: State, error: BalancerError, *, failing_for: float, restarts: int, settings: MigrationSettings
 ) -> Answer:
-    """What follows an error of a state's step. `restarts` is how often the migration has begun anew already."""
+    """What follows an error of a state's step. `restarts` is how often the migration has started over already."""
     row = row_of(track, state)
     if row.again:
         return Answer.AGAIN

@@ -123,7 +123,7 @@ class Runner:
                 with ctx.node(node) as cursor:
                     upgrade_schema(cursor)
             except Unavailable:
-                continue  # a node that is out of reach has no sessions of ours worth ending; the steps say so
+                continue  # a node that is out of reach has no sessions worth ending; the steps say so
 
     def _advance(self, ctx: Context, journal: Journal) -> None:
         state = ctx.state
@@ -221,7 +221,7 @@ class Runner:
             try:
                 ctx.closed.check(ctx.record.source_node)
             except Unavailable as error:
-                # Whoever waited for its lock may have switched the fence off; nothing was committed.
+                # A session that waited for its lock may have switched the fence off; nothing was committed.
                 self._step_back(ctx, journal, error)
                 return
         ctx.note(switched=self._clock.now().timestamp())

@@ -20,7 +20,7 @@ def cancelling(ctx: Context) -> Event:
 
 
 def restarting(ctx: Context) -> Event:
-    """The same, and everything that is known of the copy is forgotten: it is begun anew."""
+    """The same, and everything that is known of the copy is forgotten: it is started over."""
     let_writers_on(ctx, capturing=False)
     ctx.checkpoint()
     _take_away(ctx)

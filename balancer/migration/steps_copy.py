@@ -25,7 +25,7 @@ from balancer.nodes.shape import Shape, read_shape
 
 
 def planned(ctx: Context) -> Event:
-    """Nothing has been made yet, or nothing any more: a copy that was lost is not begun anew at once."""
+    """Nothing has been made yet, or nothing any more: a copy that was lost is not started over at once."""
     if ctx.detail.restarts:
         pause = retries.back_off(ctx.detail.restarts, ctx.settings)
         ctx.progress.waiting(f"the next copy, in {pause:.1f} s: {ctx.detail.retreat}", at_once=True)

@@ -157,7 +157,7 @@ def _swap(ctx: Context, cursor: Cursor, beside: Connection, work: list[reshard.F
             schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.OWNED, partitions_of(ctx.table, tablet))
             for tablet in ctx.record.targets
         ),
-        # Still its own under the old map: whoever has that reaches the rows through the root, and holds them where
+        # Still its own under the old map: who has that map reaches the rows through the root, and holds them where
         # they are now.
         *(schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.OWNED, new, ctx.id) for tablet in ctx.sources),
     ]

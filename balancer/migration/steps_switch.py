@@ -267,7 +267,7 @@ def detach_incoming(ctx: Context, cursor: Cursor) -> bool:
     names = [place.partition for place in ctx.target_places]
     attached = [name for name, pending in partition.attachments(cursor, names).items() if pending is not None]
     if attached:
-        # Readers of the root may hold it; whoever comes later waits behind this.
+        # Readers of the root may hold it; later sessions wait behind this.
         partition.set_lock_timeout(cursor, ctx.settings.lock_timeout)
         for root in ctx.roots:
             cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE").format(root.identifier))

@@ -1,4 +1,4 @@
-"""What PostgreSQL's catalog says of a partitioned root and its partitions, or why it cannot be one of ours.
+"""What PostgreSQL's catalog says of a partitioned root and its partitions, or why we cannot balance it.
 
 `read_root` and `read_partitions` are used by adoption, creation, sampling and migrations. They only read; a refusal
 names the object and what is allowed.

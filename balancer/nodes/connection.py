@@ -1,6 +1,6 @@
 """Connections to nodes: the one place that opens them, so that each has a name, timeouts and known output formats.
 
-Whoever speaks to a node calls `connect`, or keeps connections over calls with a `ConnectionHolder`, and wraps its
+Code that speaks to a node calls `connect`, or keeps connections over calls with a `ConnectionHolder`, and wraps its
 work in `translated`, which turns the driver's errors into ours. A password is never part of an error, a
 representation or a log line.
 """
@@ -37,7 +37,7 @@ class Target(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds. Every connection has all of them: nothing of ours waits without a limit."""
+    """Seconds. Every connection has all of them: no statement waits without a limit."""
 
     connect: float = 5.0
     """Per host of the DSN; libpq takes no less than 2."""
@@ -310,7 +310,7 @@ def _options(timeouts: Timeouts) -> str:
         "statement_timeout": _milliseconds(timeouts.statement),
         "lock_timeout": _milliseconds(timeouts.lock),
         "idle_in_transaction_session_timeout": _milliseconds(timeouts.idle_in_transaction),
-        # A statement of ours ends soon after we are gone; else it would keep its locks against our successor.
+        # Our statements end soon after we are gone; else it would keep its locks against our successor.
         "client_connection_check_interval": 1000,
         # Bounds and samples are read as text: one format, whatever the database's own settings are.
         "timezone": "UTC",

@@ -180,4 +180,4 @@ class _Side:
 
 
 def _ignore(_: int) -> None:
-    """Whoever is told to stop is not asked again."""
+    """A copy that was told to stop is not asked again."""

@@ -1,6 +1,6 @@
 """A leader's steps on a node: every one of them first checks, and raises, the leader's epoch recorded there.
 
-Everything of ours that changes a node runs inside `node_transaction`, or, for commands that PostgreSQL does not allow
+Everything that changes a node runs inside `node_transaction`, or, for commands that PostgreSQL does not allow
 in a transaction, inside `node_command`. A predecessor who wakes up late is then refused by the node itself. Reading
 needs neither.
 """

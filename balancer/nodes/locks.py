@@ -3,7 +3,7 @@
 `balancer.hold` takes one of a tablet's two locks, shared and until its transaction ends: that of writers, or that of
 readers. Fences take the first exclusively, and so wait for writers alone; a swap takes both, and a detachment the
 second. Always before any lock on a relation, and in the order of the tablets' ids: one order for all, no deadlock.
-Called by `fence`, `reshard` and `partition`; whoever calls these has set a lock_timeout.
+Called by `fence`, `reshard` and `partition`; callers have set a lock_timeout.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
 """Names of what a migration makes on a node, and nothing else: each contains the migration's id.
 
-Whoever finds such a name can tell whose it is (`owner_of`), so that leftovers are found and removed by name alone.
+From such a name one can tell whose it is (`owner_of`), so that leftovers are found and removed by name alone.
 """
 
 import re
@@ -49,6 +49,6 @@ def bound_constraint(migration: str) -> str:
 
 
 def owner_of(name: str) -> str | None:
-    """The migration that an object of this name belongs to; None if it is none of ours."""
+    """The migration that an object of this name belongs to; None if it is not ours."""
     match = _OWNER.fullmatch(name)
     return match[1] if match else None

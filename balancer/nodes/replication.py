@@ -83,7 +83,7 @@ def create_slot(replication: Connection, migration: str) -> MadeSlot:
 
 
 def drop_slot(connection: Cursor, migration: str) -> None:
-    """Ends whoever still reads from it and drops it. Idempotent; `Unavailable` while a reader has not let go."""
+    """Ends its reader, if it has one, and drops it. Idempotent; `Unavailable` while a reader has not let go."""
     name = stream_name(migration)
     row = connection.execute("SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", (name,)).fetchone()
     if row is None:

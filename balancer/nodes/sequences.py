@@ -41,7 +41,7 @@ def raise_statements(values: Sequence[tuple[str, int]]) -> list[Statement]:
     """Make each sequence here give out nothing up to its value. One that is not here is passed over.
 
     It goes on in its own steps: nodes whose sequences do not meet (odd here, even there) must not begin to. Where it
-    would go beyond its end it is put there: whoever draws next is told by PostgreSQL, and the tablet opens.
+    would go beyond its end it is put there: the next nextval is told by PostgreSQL, and the tablet opens.
     """
     return [sql.SQL(_RAISE).format(name=sql.Literal(name), value=sql.Literal(value)) for name, value in values]
 

@@ -36,7 +36,7 @@ class Outcome:
     changes: tuple[Change, ...] = ()
     actions: tuple[Action, ...] = ()
     steer: tuple[tuple[str, str], ...] = ()  # (cancel | pause | resume, migration id)
-    replan: str = ""  # a bundle whose plan should be made anew at once
+    replan: str = ""  # a bundle whose plan should be made again at once
     mode: WantedMode | None = None  # of the actions; None: the bundle's
     revive: Revival | None = None  # a tablet that is made ready on its new node before the changes are committed
 

@@ -61,7 +61,7 @@ def submit(
 def decide(
     command: Command, snapshot: Snapshot, now: datetime, modes: Mapping[str, Mode] | None = None
 ) -> tuple[Command, Outcome]:
-    """The command as it is kept in the history, and what is to be done. Errors of ours become its refusal."""
+    """The command as it is kept in the history, and what is to be done. Our errors become its refusal."""
     context = CommandContext(snapshot, command.arguments, command.author, now, modes or {})
     try:
         outcome = VERBS[command.verb](context)
@@ -239,7 +239,7 @@ def _tablet_lost(context: CommandContext) -> Outcome:
 
 def _plan(context: CommandContext) -> Outcome:
     bundle = _bundle(context)
-    return Outcome(f"bundle {bundle} is being planned anew; `balancer plan {bundle}` shows it", replan=bundle)
+    return Outcome(f"bundle {bundle} is being planned again; `balancer plan {bundle}` shows it", replan=bundle)
 
 
 _UNAPPROVED = {

@@ -1,7 +1,7 @@
 """What is remembered of tablets from tick to tick: heat that lasts, the greatest rate of five minutes, past migrations.
 
 The tick writes it and hands it to the policies as `TabletHistory`. Heat is forgotten with the process, which only means
-that it must be confirmed anew; what must not be forgotten (failures, times of migrations) is read from the directory.
+that it must be confirmed again; what must not be forgotten (failures, times of migrations) is read from the directory.
 """
 
 import math
@@ -40,7 +40,7 @@ class Memory:
             self._minutes.popleft()
 
     def note_heat(self, hot: Iterable[int]) -> None:
-        """These tablets are over a heat threshold in this poll; the others' counts start anew."""
+        """These tablets are over a heat threshold in this poll; the others' counts start from zero."""
         self._hot = {tablet: self._hot.get(tablet, 0) + 1 for tablet in hot}
 
     def history(self, view: BundleView, migrations: Iterable[Migration], warm: float) -> Mapping[int, TabletHistory]:

@@ -1,6 +1,6 @@
 """Asks the node that owns a tablet about its keys: which rows were written lately, and where to cut by size.
 
-The tick asks for hot tablets whose clients tell too little; whoever begins a split by size asks for keys. Each question
+The tick asks for hot tablets whose clients tell too little; a split by size asks for keys. Each question
 is bounded in time by `balancer.nodes.key_samples`, and asked of the first root, which names a table's heat.
 """
 

@@ -1,6 +1,6 @@
 """What operators have said about single migrations (cancel, pause, resume), read from the answered commands.
 
-A leader obeys at once, in memory; whoever takes over from it finds the newest word here. Housekeeping keeps these
+A leader obeys at once, in memory; its successor finds the newest word here. Housekeeping keeps these
 commands for as long as their migration is unfinished.
 """
 

@@ -40,7 +40,7 @@ class Starter(Protocol):
     """Carries out what was admitted. Only a leader has one."""
 
     def start(self, action: Action, bundle: BundleSettings) -> Migration:
-        """Journals a migration and sets it to work; raises an error of ours where that is not possible."""
+        """Journals a migration and sets it to work; raises one of our errors where that is not possible."""
 
     def change_node(self, change: NodeChange) -> None:
         """Closes a node to new data, or opens it again."""
@@ -152,7 +152,7 @@ class BundleTick:
         owed = self._owed(occasion, view, openings, now)
         view = credited(view, owed)
         options = occasion.bundle.options
-        plan = self._plan(view, options, anew=occasion.asked)
+        plan = self._plan(view, options, again=occasion.asked)
         dues = [orders.due(order, view, options) for order in occasion.orders]
         moment = _Moment(occasion, now, openings, view, owed, plan, dues)
         plan_id, acts = _plan_and_act(moment)
@@ -178,10 +178,10 @@ class BundleTick:
             not_started=acts.refused,
         )
 
-    def _plan(self, view: BundleView, options: BundleOptions, *, anew: bool) -> PlanResult:
+    def _plan(self, view: BundleView, options: BundleOptions, *, again: bool) -> PlanResult:
         """A plan; the last one, if it found nothing to do and nothing has changed since."""
         last = self._planned
-        if not anew and last is not None and last[1] == options and much_the_same(last[0], view):
+        if not again and last is not None and last[1] == options and much_the_same(last[0], view):
             return last[2]
         plan = make_plan(view, options)
         self._planned = (view, options, plan) if nothing_to_do(plan) else None
@@ -323,7 +323,7 @@ def _due(moment: _Moment) -> Sequence[Action]:
         case Mode.AUTONOMOUS:
             if openings.all or not plan.actions:
                 return plan.actions
-            # Planned anew without what must wait: the budgets' room is for what may start now.
+            # Planned again without what must wait: the budgets' room is for what may start now.
             due = make_plan(moment.view, openings.narrowed()).actions
             return [action for action in due if openings.allows(action)]
 

@@ -50,7 +50,7 @@ def check_root(name: str) -> str:
 
 
 def check_directory(url: str) -> str:
-    """The address of the directory, if its scheme is one of ours."""
+    """The address of the directory, if its scheme is one we know."""
     if not url.startswith(("zk://", "zks://", "sqlite://")):
         raise ValueError('the directory is "zk://host:2181,host:2181/cluster" or "sqlite:///path/to/file"')
     return url

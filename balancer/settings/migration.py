@@ -42,7 +42,7 @@ class MigrationSettings:
     write_pause_budget: Seconds = 0.25
     """Longest time writers may be held back by a replicated move. 250 ms: below what a user notices as a failure."""
     lock_timeout: Seconds = 0.1
-    """How long a statement of ours waits for a lock; whoever comes later waits behind it. Less than the budget."""
+    """How long our statements wait for a lock; later sessions queue behind them. Less than the budget."""
     fence_deadline: Seconds = 2.0
     """After this an unsealed fence ends by itself. Longer than the budget, so that only a dead daemon meets it."""
     read_only_fence_deadline: Seconds = 15.0

@@ -1,4 +1,4 @@
-"""How a table comes under the balancer: made anew, or taken over as somebody else made it.
+"""How a table comes under the balancer: created, or taken over as somebody else made it.
 
 Joins what the nodes say with what the directory keeps. Called by the command line and the daemon.
 """

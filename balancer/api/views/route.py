@@ -25,6 +25,6 @@ def route(snapshot: Snapshot, table_name: str, key: Sequence[str]) -> RouteShape
 
 
 def version_of(tag: str | None) -> int | None:
-    """The directory's version in an ETag of ours; None: there is none, or it is somebody else's."""
+    """The directory's version in our own ETag; None: there is none, or it is somebody else's."""
     text = (tag or "").removeprefix("W/").strip('"')
     return int(text) if text.isdecimal() and len(text) < 20 else None

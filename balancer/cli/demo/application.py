@@ -2,7 +2,7 @@
 
 Orders of random customers, with a few customers who order most; events that are appended at the end or marked as seen,
 and readers of the newest ones, who make a quarter of the key space hot. Every operation is counted, with its time; one
-that fails is a failure of ours.
+that fails is our failure.
 
 Each thread has a timetable and does not slow down with the machine, so that the load is the same everywhere: what
 counts as hot here must be so on a busy machine too.

@@ -48,12 +48,12 @@ CREATE TABLE public.events (
 FILL_ORDERS = f"""
 INSERT INTO public.orders (customer_id, order_id, amount, note)
 SELECT 1 + (n * 7919) % {CUSTOMERS}, -n, n % 1000, repeat(md5(n::text), 8) FROM generate_series(1, {ORDERS}) AS n
-"""  # noqa: S608 - numbers of ours
+"""  # noqa: S608 - our own numbers
 
 FILL_EVENTS = f"""
 INSERT INTO public.events (event_id, body)
 SELECT n, repeat(md5(n::text), 6) FROM generate_series(1, {EVENTS}) AS n
-"""  # noqa: S608 - numbers of ours
+"""  # noqa: S608 - our own numbers
 
 
 def daemon_file(directory: str, http_port: int) -> str:
