@@ -261,6 +261,11 @@ ROWS: Mapping[Track, Mapping[State, Row]] = {
 }
 
 
+def table_text(track: Track) -> str:
+    """The track's table as it is written here, for the documentation."""
+    return "\n".join(line.strip() for line in _TABLES[track].strip().splitlines())
+
+
 def track_of(kind: MigrationKind, mode: MigrationMode) -> Track:
     """The way a migration goes."""
     what = "move" if kind is MigrationKind.MOVE else "reshard"
