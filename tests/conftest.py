@@ -12,9 +12,10 @@ import pytest
 from hypothesis import settings
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.embedded.zookeeper_server import ZooKeeperEnsemble, ZooKeeperServer
+from balancer.embedded.zookeeper_server import ZooKeeperServer
 from tests.support.mutants import mutate_from_environment
 from tests.support.servers import Database, kept, new_database, postgres
+from tests.support.zookeeper_ensemble import ZooKeeperEnsemble
 
 # Set where the run begins, so that all its processes collect the same tests.
 os.environ.setdefault("SAMPLE_SEED", str(random.SystemRandom().randrange(1_000_000)))

@@ -62,14 +62,6 @@ class Fence:
         )
 
 
-def raise_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, seconds: float, lock_timeout: float) -> Fence:
-    """Fences these partitions for so many seconds; returns the fence with its deadline. `fence.until` is ignored."""
-    run_together(cursor, lock_statements(partitions, seconds, lock_timeout))
-    standing = locked_fence(cursor, fence)
-    run_together(cursor, trigger_statements(partitions, standing))
-    return standing
-
-
 def lock_statements(partitions: Sequence[Name], seconds: float, lock_timeout: float) -> list[Statement]:
     """The first part of raising: the lock, and what `locked_fence` reads."""
     return [*_lock(partitions, lock_timeout), _deadline(seconds)]
@@ -95,12 +87,6 @@ def renew_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, second
     renewed = replace(locked_fence(cursor, fence), breaches=fence.breaches)
     run_together(cursor, trigger_statements(partitions, renewed))
     return renewed
-
-
-def seal_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, lock_timeout: float) -> Fence:
-    """Makes a fence permanent, if it is this very one and still stands. Raises `Refused` if not."""
-    transaction = check_standing(cursor, partitions, fence, lock_timeout)
-    return seal_locked(cursor, partitions, fence, transaction)
 
 
 def seal_locked(cursor: Cursor, partitions: Sequence[Name], fence: Fence, transaction: str) -> Fence:

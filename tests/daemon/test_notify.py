@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from balancer.clock import ManualClock
 from balancer.daemon.notify import Notifier
+from tests.support.manual_clock import ManualClock
 
 pytestmark = pytest.mark.quick
 

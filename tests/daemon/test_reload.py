@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from balancer.clock import ManualClock
 from balancer.daemon.reload import ConfigurationWatch
 from balancer.settings import Mode, load_settings
+from tests.support.manual_clock import ManualClock
 
 pytestmark = pytest.mark.quick
 

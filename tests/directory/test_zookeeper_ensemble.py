@@ -10,8 +10,8 @@ from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.model import Counter, Put
 from balancer.directory.open import open_directory
-from balancer.embedded.zookeeper_server import ZooKeeperEnsemble
 from tests.support.directories import fill, frame, transaction
+from tests.support.zookeeper_ensemble import ZooKeeperEnsemble
 
 
 @pytest.fixture

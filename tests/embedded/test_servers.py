@@ -11,10 +11,11 @@ import pytest
 
 from balancer.embedded import process
 from balancer.embedded.postgres import PostgresServer, embedded_binaries, system_binaries
-from balancer.embedded.zookeeper_server import ZooKeeperEnsemble, ZooKeeperServer
+from balancer.embedded.zookeeper_server import ZooKeeperServer
 from balancer.errors import UserError
 from tests.support.commands import started
 from tests.support.servers import postgres
+from tests.support.zookeeper_ensemble import ZooKeeperEnsemble
 
 
 def test_a_node_is_ready_for_logical_replication(any_postgres: PostgresServer) -> None:

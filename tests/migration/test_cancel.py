@@ -6,10 +6,10 @@ import pytest
 
 from balancer.directory.model import MigrationKind, MigrationMode
 from balancer.migration.begin import begin_move
-from balancer.migration.begin_reshard import begin_merge, begin_split
 from balancer.migration.doctor import examine
 from balancer.migration.machine import State, path, row_of, track_of
 from tests.support.cluster import Cluster
+from tests.support.resharding import begin_merge, begin_split
 from tests.support.spy import Spy
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from balancer.directory.model import MigrationMode
 from balancer.migration.begin import begin_move
-from balancer.migration.begin_reshard import begin_split
 from balancer.migration.doctor import examine
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets
+from tests.support.resharding import begin_split
 
 ROOTS = """
     CREATE SEQUENCE ticket_numbers;

@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from balancer.clock import ManualClock
 from balancer.errors import Refused, Unavailable
 from balancer.migration.doctor import PATIENCE, examine, repair
 from tests.support.cluster import Cluster
+from tests.support.manual_clock import ManualClock
 
 PUBLICATIONS = "SELECT pubname FROM pg_publication ORDER BY 1"
 

@@ -15,8 +15,8 @@ import pytest
 from balancer.directory.model import MigrationMode
 from balancer.embedded.postgres import PostgresServer
 from balancer.migration.begin import begin_move
-from balancer.migration.begin_reshard import begin_merge, begin_split
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows
+from tests.support.resharding import begin_merge, begin_split
 from tests.support.servers import new_database, postgres
 from tests.support.spy import Spy
 

@@ -7,9 +7,9 @@ import psycopg
 import pytest
 
 from balancer.migration.begin import begin_move
-from balancer.migration.begin_reshard import begin_split
 from balancer.migration.doctor import examine
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets
+from tests.support.resharding import begin_split
 from tests.support.spy import Spy
 
 COLUMNS = '(id bigint NOT NULL, "f %s {}" float8 NOT NULL, n bigint, PRIMARY KEY (id, "f %s {}"))'

@@ -9,10 +9,10 @@ import pytest
 
 from balancer.directory.model import Migration, MigrationMode
 from balancer.migration.begin import begin_move
-from balancer.migration.begin_reshard import begin_split
 from balancer.migration.doctor import examine
 from balancer.migration.record import read_detail
 from tests.support.cluster import Cluster
+from tests.support.resharding import begin_split
 from tests.support.spy import Spy
 
 

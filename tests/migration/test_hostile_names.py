@@ -11,10 +11,10 @@ from psycopg import sql
 
 from balancer.directory.model import Migration, MigrationMode, Tablet
 from balancer.migration.begin import begin_move
-from balancer.migration.begin_reshard import begin_split
 from balancer.migration.doctor import examine
 from balancer.policies.hash_leaves import Leaf
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets
+from tests.support.resharding import begin_split
 
 Connection = psycopg.Connection[tuple[object, ...]]
 

@@ -11,9 +11,9 @@ import pytest
 
 from balancer.directory.model import MigrationMode
 from balancer.migration.begin import begin_move
-from balancer.migration.begin_reshard import begin_split
 from tests.support.cluster import AMPLE, Cluster, build, hash_table, hash_tablets
 from tests.support.refusals import refused_with
+from tests.support.resharding import begin_split
 
 # Node a gives out odd numbers and node b even ones: they never meet, whoever owns what.
 ROOT = """

@@ -17,7 +17,6 @@ from balancer.directory.model import Migration, MigrationKind, MigrationMode, Ta
 from balancer.embedded.postgres import PostgresServer
 from balancer.migration import steps_reshard, steps_swap
 from balancer.migration.begin import begin_move
-from balancer.migration.begin_reshard import begin_merge, begin_split
 from balancer.migration.doctor import examine
 from balancer.migration.machine import State, Track, path, track_of
 from balancer.migration.record import read_detail
@@ -34,6 +33,7 @@ from tests.support.cluster import (
     range_tablets,
 )
 from tests.support.refusals import refused_with
+from tests.support.resharding import begin_merge, begin_split
 from tests.support.running import until
 from tests.support.sampling import sampled
 from tests.support.servers import Database, new_database, postgres

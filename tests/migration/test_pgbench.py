@@ -14,11 +14,11 @@ import pytest
 from balancer.directory.model import KeyColumn, Layout, Table, Tablet
 from balancer.embedded.postgres import PostgresServer
 from balancer.migration.begin import begin_move
-from balancer.migration.begin_reshard import begin_merge, begin_split
 from balancer.migration.doctor import examine
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.keys import KeyType
 from tests.support.cluster import Cluster, adopt
+from tests.support.resharding import begin_merge, begin_split
 
 ACCOUNTS = Table(1, "orders", "shop", Layout.HASH, (KeyColumn("aid", KeyType.INTEGER),), ("public.pgbench_accounts",))
 PAY = """

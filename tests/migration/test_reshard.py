@@ -10,7 +10,7 @@ import pytest
 from balancer.directory.model import Migration, MigrationMode, RangeBounds
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import Refused
-from balancer.migration.begin_reshard import begin_merge, begin_reshard, begin_split
+from balancer.migration.begin_reshard import begin_reshard
 from balancer.migration.doctor import examine
 from balancer.migration.machine import State
 from balancer.migration.observer import Observer
@@ -19,6 +19,7 @@ from balancer.policies.hash_leaves import Leaf
 from balancer.policies.keys import KeyType, encode_key
 from balancer.settings import MigrationSettings
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows, range_table, range_tablets
+from tests.support.resharding import begin_merge, begin_split
 from tests.support.servers import Database
 
 Factory = Callable[[PostgresServer], Database]

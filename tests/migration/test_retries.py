@@ -6,11 +6,11 @@ import pytest
 
 from balancer.directory.model import Migration, MigrationMode
 from balancer.migration.begin import begin_move
-from balancer.migration.begin_reshard import begin_split
 from balancer.migration.doctor import examine
 from balancer.migration.record import read_detail
 from tests.support.cluster import AMPLE, Cluster
 from tests.support.failing import Listener, obstacle
+from tests.support.resharding import begin_split
 from tests.support.spy import Spy
 
 WRITE = "UPDATE orders SET n = 0 RETURNING id"

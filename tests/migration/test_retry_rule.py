@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 
-from balancer.clock import ManualClock
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import OutcomeUnknown, Refused, Unavailable
 from balancer.migration.control import Difference, Overrun
@@ -14,6 +13,7 @@ from balancer.migration.retries import Answer, Failures, answer, back_off
 from balancer.nodes.connection import translate
 from balancer.nodes.fence import Expired
 from balancer.settings import MigrationSettings
+from tests.support.manual_clock import ManualClock
 from tests.support.servers import new_database
 
 pytestmark = pytest.mark.quick

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from balancer.migration.begin import begin_move
-from balancer.migration.begin_reshard import begin_split
 from balancer.migration.doctor import examine
 from balancer.policies.keys import KeyType, encode_key
 from tests.support.cluster import Cluster, build, insert_rows, range_table, range_tablets
+from tests.support.resharding import begin_split
 
 AUDIT = "CREATE TABLE audit (n int, o bigint REFERENCES {} (id)); INSERT INTO audit SELECT 1, min(id) FROM orders_t2"
 

@@ -18,14 +18,13 @@ from balancer.nodes.fence import (
     guard_incoming,
     lift_fence,
     mark_moved,
-    raise_fence,
     read_fence,
     renew_fence,
-    seal_fence,
 )
 from balancer.nodes.locks import tablets_of
 from balancer.nodes.names import Name
 from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
+from tests.support.fencing import raise_fence, seal_fence
 from tests.support.refusals import refused_with
 
 LEAF = Name("public", "orders_t1")

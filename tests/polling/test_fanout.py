@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from balancer.clock import ManualClock
 from balancer.errors import Unavailable
 from balancer.polling.fanout import FanOut, Unreachable
+from tests.support.manual_clock import ManualClock
 
 pytestmark = pytest.mark.quick
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from balancer.clock import ManualClock
 from balancer.directory.contract import Directory
 from balancer.embedded.postgres import PostgresServer
 from balancer.nodes.connection import Address
 from balancer.nodes.ownership import DisagreementKind
 from balancer.polling.poller import ClusterPoll, Health, Poller
 from tests.polling.conftest import Adopt
+from tests.support.manual_clock import ManualClock
 from tests.support.servers import Database
 from tests.support.tcp_proxy import StallingProxy
 

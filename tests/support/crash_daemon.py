@@ -26,7 +26,6 @@ from balancer.directory.open import open_directory
 from balancer.errors import BalancerError, Fenced, Unavailable
 from balancer.migration import context
 from balancer.migration.begin import begin_move
-from balancer.migration.begin_reshard import begin_merge, begin_split
 from balancer.migration.machine import State
 from balancer.migration.observer import Observer
 from balancer.migration.recovery import recover
@@ -35,6 +34,7 @@ from balancer.nodes.connection import Address, Connection, Cursor
 from balancer.nodes.epoch_check import node_command, node_transaction
 from balancer.settings import MigrationSettings
 from tests.support.mutants import mutate_from_environment
+from tests.support.resharding import begin_merge, begin_split
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from balancer.daemon.forwarding import ForwardingUpdater, forward_bundle
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Migration, MigrationMode
 from balancer.migration.begin import begin_move
-from balancer.migration.begin_reshard import begin_merge, begin_split
 from balancer.migration.doctor import examine
 from balancer.migration.observer import Observer
 from balancer.migration.runner import Runner
 from tests.support.cluster import AMPLE, QUICK, Cluster, build, hash_table, hash_tablets
+from tests.support.resharding import begin_merge, begin_split
 from tests.support.workloads.approach import Approach, Way
 from tests.support.workloads.bank import Bank
 from tests.support.workloads.crew import Crew, at_work, fill
