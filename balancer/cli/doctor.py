@@ -27,7 +27,7 @@ def doctor(
 ) -> None:
     """Looks for leftovers of migrations and for nodes that contradict the directory. Exit code 1 if there are any."""
     settings = load_settings(config)
-    addresses = partial(address_in, settings.bundles.values())
+    addresses = partial(address_in, settings)
     with open_configured(settings.daemon) as directory:
         findings = examine(directory, addresses, node)
         if fix and findings:

@@ -27,7 +27,7 @@ def forward(
     settings.bundle(bundle)
     with open_configured(settings.daemon) as directory:
         if off:
-            stop_forwarding(directory.snapshot(), bundle, partial(address_in, settings.bundles.values()))
+            stop_forwarding(directory.snapshot(), bundle, partial(address_in, settings))
         elif follow:
             _follow(directory, bundle, settings, output)
         else:
@@ -35,7 +35,7 @@ def forward(
 
 
 def _forward(snapshot: Snapshot, bundle: str, settings: Settings) -> int:
-    return forward_bundle(snapshot, bundle, partial(address_in, settings.bundles.values()))
+    return forward_bundle(snapshot, bundle, partial(address_in, settings))
 
 
 def _follow(directory: Directory, bundle: str, settings: Settings, output: Output) -> None:

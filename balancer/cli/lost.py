@@ -90,7 +90,7 @@ def tablet_lost(
 def give_loss(verb: str, arguments: dict[str, Any], loss: Loss, losses: Losses) -> None:
     """Says what is given up; then, if that is accepted, gives the command to the leader."""
     settings = load_settings(loss.config)
-    links = Links(partial(address_in, settings.bundles.values()), "lost")
+    links = Links(partial(address_in, settings), "lost")
     try:
         with open_configured(settings.daemon) as directory:
             found = list(losses(Scene(directory, directory.snapshot(), links, loss.dry_run), arguments))

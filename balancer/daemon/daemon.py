@@ -204,7 +204,7 @@ class Daemon:
 
     def address(self, node: str) -> Address:
         """Where a node is now, by the configuration in force."""
-        return address_in(self.settings().bundles.values(), node)
+        return address_in(self.settings(), node)
 
     def run_soon(self, bundle: str) -> None:
         """Lets a bundle tick at once."""

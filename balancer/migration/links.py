@@ -7,8 +7,10 @@ for connections here and keep none of their own.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from balancer.errors import Refused
 from balancer.nodes.checksum import pin_output
 from balancer.nodes.connection import Address, Connection, Timeouts, connect, translated
+from balancer.nodes.schema import check_cluster
 
 Addresses = Callable[[str], Address]
 """Node id → where it is now."""
@@ -33,10 +35,16 @@ class Links:
         """The connection for short steps; definitions read over it have full names."""
         found = self._control.get(node)
         if found is None or found.closed or found.broken:
-            found = connect(self._addresses(node), purpose=self._purpose, timeouts=_STEP_TIMEOUTS)
+            address = self._addresses(node)
+            found = connect(address, purpose=self._purpose, timeouts=_STEP_TIMEOUTS)
+            self._control[node] = found
             with translated(node):
                 found.execute("SELECT set_config('search_path', 'pg_catalog', false)")
-            self._control[node] = found
+                try:
+                    check_cluster(found, address)
+                except Refused:
+                    found.close()
+                    raise
         return found
 
     @contextmanager

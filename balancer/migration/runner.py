@@ -122,7 +122,7 @@ class Runner:
                 ctx.links.evict(node, self._leadership.epoch)
                 with ctx.node(node) as cursor:
                     upgrade_schema(cursor)
-            except Unavailable:
+            except (Unavailable, Refused):
                 continue  # a node that is out of reach has no sessions worth ending; the steps say so
 
     def _advance(self, ctx: Context, journal: Journal) -> None:

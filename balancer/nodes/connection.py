@@ -60,6 +60,8 @@ class Address:
     node: str
     dsn: str = field(repr=False)  # a user may have put a password into it against our advice
     password: str | None = field(default=None, repr=False)
+    cluster: str = ""
+    """The cluster that the database must belong to; empty: it is not asked."""
 
     def __str__(self) -> str:
         return f"node {self.node}"

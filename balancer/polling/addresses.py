@@ -5,13 +5,14 @@ Addresses are looked up in the present settings each time, so that a changed DSN
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 from balancer.directory.model import Node
 from balancer.errors import Unavailable
 from balancer.nodes.connection import DEFAULT_TIMEOUTS, Address, Connection, Timeouts, connect
-from balancer.settings import BundleSettings, NodeSettings
+from balancer.settings import BundleSettings, NodeSettings, Settings
 
 
 def address_of(node: NodeSettings) -> Address:
@@ -24,12 +25,12 @@ def addresses_of(bundles: Iterable[BundleSettings]) -> dict[str, Address]:
     return {node.id: address_of(node) for bundle in bundles for node in bundle.nodes.values()}
 
 
-def address_in(bundles: Iterable[BundleSettings], node: str) -> Address:
+def address_in(settings: Settings, node: str) -> Address:
     """Where a node is; `Unavailable` where the configuration does not say: it may come back with the next reload."""
-    found = addresses_of(bundles).get(node)
+    found = addresses_of(settings.bundles.values()).get(node)
     if found is None:
         raise Unavailable(f"node {node} is not in the configuration")
-    return found
+    return replace(found, cluster=cluster_name(settings.daemon.directory))
 
 
 @contextmanager

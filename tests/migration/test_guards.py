@@ -8,8 +8,10 @@ import psycopg
 import pytest
 
 from balancer.directory.model import Migration, MigrationMode
+from balancer.errors import Refused
 from balancer.migration.begin import begin_move
 from balancer.migration.doctor import examine
+from balancer.migration.links import Links
 from balancer.migration.record import read_detail
 from tests.support.cluster import Cluster
 from tests.support.resharding import begin_split
@@ -131,3 +133,13 @@ def test_a_prepared_transaction_is_named(cluster: Cluster) -> None:
     execute(cluster, "a", "ROLLBACK PREPARED 'left-behind'")
     assert done.state == "failed"
     assert "a prepared transaction ('left-behind', open for" in done.error
+
+
+def test_a_database_of_another_cluster_is_left_alone(cluster: Cluster) -> None:
+    """The same node's name in another cluster: raising its epoch would shut its own leader out."""
+    links = Links(lambda node: replace(cluster.address(node), cluster="elsewhere"), "m1")
+    with pytest.raises(Refused, match="leads to node b of cluster test, not of elsewhere: nothing was done there"):
+        links.control("b")
+    right = Links(lambda node: replace(cluster.address(node), cluster="test"), "m1")
+    right.control("b")
+    right.close()
