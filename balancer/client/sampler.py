@@ -4,9 +4,8 @@
 weighted reservoir has kept. All of it is bounded: samples per table, tables per note, bytes per key. Samples are no
 part of the truth, so a directory that cannot be reached costs nothing but samples.
 
-The note `samples/<client>`: {"at": seconds since 1970, "seconds": how long it was collected,
-"tables": {table id: [[position in hexadecimal, weight, whether it was a write], …]}}. The position is the encoded key
-of a range table, or the 8 bytes of a hash table's position; a sample's weight is its share of the table's total.
+The note is `samples/<client>` (`directory.sample_note` has its format). The position is the encoded key of a range
+table, or the 8 bytes of a hash table's position; a sample's weight is its share of the table's total.
 """
 
 import heapq
@@ -18,14 +17,12 @@ from uuid import uuid4
 from balancer.client.locate import AnyKey, key_position
 from balancer.client.routing import Routes
 from balancer.directory.model import Json
+from balancer.directory.sample_note import TOPIC, entry, sample_note
 from balancer.errors import BalancerError, UserError
 
-TOPIC = "samples"
 PERIOD = 10.0
 PER_SECOND = 4
 MOST_TABLES = 50
-LONGEST_KEY = 128
-"""Bytes; a longer key is cut, which moves it by less than any split would care about."""
 
 
 class Reservoir:
@@ -89,8 +86,7 @@ class Sampler:
         tables = dict(entry for name, reservoir in heaviest if (entry := self._entry(name, reservoir)) is not None)
         if tables:
             at = self._routes.clock.now().timestamp()
-            note = {"at": at, "seconds": round(seconds, 3), "tables": tables}
-            self._routes.directory.publish(TOPIC, self._client, note)
+            self._routes.directory.publish(TOPIC, self._client, sample_note(at, seconds, tables))
 
     def close(self) -> None:
         """Stops, and takes the note away. Idempotent."""
@@ -106,10 +102,7 @@ class Sampler:
     def _entry(self, name: str, reservoir: Reservoir) -> tuple[str, Json] | None:
         try:
             table = self._routes.snapshot.table(name)
-            samples = [
-                [_hexadecimal(key_position(table, key)), weight, writing]
-                for key, weight, writing in reservoir.samples()
-            ]
+            samples = [entry(key_position(table, key), weight, writing) for key, weight, writing in reservoir.samples()]
         except UserError:
             return None  # the transaction itself has told the application
         return str(table.id), samples
@@ -120,7 +113,3 @@ class Sampler:
                 self.publish()
             except BalancerError:
                 continue
-
-
-def _hexadecimal(position: int | bytes) -> str:
-    return f"{position:016x}" if isinstance(position, int) else position[:LONGEST_KEY].hex()

@@ -7,20 +7,20 @@ over some minutes, because one note holds too few to decide on. Notes that were 
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
 from balancer.directory.contract import Directory
 from balancer.directory.model import Json
+from balancer.directory.sample_note import TOPIC, KeySample, read_samples
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.policies.bundle_view import BundleView, KeySamples, SampleSource, TableView
 from balancer.policies.hash_leaves import POSITIONS
 from balancer.policies.keys import HIGHEST
 
-TOPIC = "samples"
 MEMORY_SECONDS = 180.0
 MOST_SAMPLES = 5000  # per table: a weighted median is not better for more
 
@@ -33,16 +33,6 @@ class AskNode(Protocol):
 
     def row_keys(self, tablet_id: int) -> tuple[bytes, ...]:
         """Where a range tablet's rows lie: keys evenly spaced by rank; empty: unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeySample:
-    """A use of a key, as a client reported it."""
-
-    at: float
-    key: bytes
-    weight: float
-    write: bool
 
 
 class Samples:
@@ -72,10 +62,8 @@ class Samples:
                 samples.popleft()
 
     def _take(self, note: Mapping[str, Json]) -> None:
-        at = float(note["at"])
-        for table, samples in note["tables"].items():
-            read = [KeySample(at, bytes.fromhex(key), float(weight), bool(write)) for key, weight, write in samples]
-            self._tables.setdefault(int(table), deque(maxlen=MOST_SAMPLES)).extend(read)
+        for table, samples in read_samples(note):
+            self._tables.setdefault(table, deque(maxlen=MOST_SAMPLES)).extend(samples)
 
     def of(
         self, view: BundleView, snapshot: Snapshot, tablets: Sequence[int], ask: AskNode, enough: int

@@ -7,7 +7,8 @@ import pytest
 
 from balancer.client import Router
 from balancer.client.routing import Routes
-from balancer.client.sampler import TOPIC, Reservoir, Sampler
+from balancer.client.sampler import Reservoir, Sampler
+from balancer.directory.sample_note import TOPIC
 from balancer.policies.hash_leaves import position
 from balancer.policies.hashing import partition_hash
 from balancer.policies.keys import encode_key

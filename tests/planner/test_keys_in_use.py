@@ -7,7 +7,8 @@ import pytest
 
 from balancer.directory.contract import Directory
 from balancer.directory.open import open_directory
-from balancer.planner.keys_in_use import MEMORY_SECONDS, TOPIC, Samples
+from balancer.directory.sample_note import TOPIC
+from balancer.planner.keys_in_use import MEMORY_SECONDS, Samples
 from balancer.policies.bundle_view import BundleView, KeySamples, SampleSource
 from tests.support.directories import fill, key
 from tests.support.made_states import view_of_snapshot
