@@ -1,5 +1,6 @@
 """Documents say what the code says."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -36,3 +37,19 @@ def test_a_move_passes_at_most_eight_modules() -> None:
     text = (TREE / "docs" / "architecture.md").read_text()
     walk = text[text.index("**`balancer move`.**") : text.index("## Transitions")]
     assert len(set(re.findall(r"`([a-z]+/[a-z_]+)`", walk))) <= 8
+
+
+def support_rows() -> list[str]:
+    folder = TREE / "tests" / "support"
+    rows = []
+    for path in sorted(folder.rglob("*.py")):
+        if path.name != "__init__.py":
+            sentence = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0].replace("|", "\\|")
+            rows.append(f"| `{path.relative_to(folder).with_suffix('')}` | {sentence} |")
+    return rows
+
+
+def test_the_index_of_what_tests_are_made_of_is_complete() -> None:
+    text = (TREE / "tests" / "support" / "README.md").read_text()
+    shown = [line for line in text.splitlines() if line.startswith("| `")]
+    assert shown == support_rows(), "write this into tests/support/README.md:\n" + "\n".join(support_rows())
