@@ -31,7 +31,7 @@ Say a tablet moves from S to T. A write is *acknowledged* when its transaction o
 
  1. *Only the owner is writable before the fence.* T's copy is not attached; a write through T's root finds no
     partition, a write by the partition's own name meets T's guard, a trigger that refuses everybody but the stream.
- 2. *The fence is exact.* Its triggers are made under SHARE ROW EXCLUSIVE, which no writer's lock is compatible with:
+ 2. *The fence is exact.* Its triggers are made under EXCLUSIVE, which no writer's lock is compatible with:
     every acknowledged write is before the fence's commit in S's WAL, and later writers meet the trigger, whatever
     their snapshot, role or path. The marker row is in the same transaction, so it follows all of them in the stream.
  3. *The drain is complete and durable.* The marker is visible on T only after every change before it was applied. T

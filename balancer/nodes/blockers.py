@@ -20,8 +20,8 @@ class WantedLock:
 _SELF = ("ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
 ATTACH = WantedLock(_SELF, ())
 """SHARE UPDATE EXCLUSIVE on a root: readers and writers go on."""
-FENCE = WantedLock((*_SELF, "RowExclusiveLock"), (WRITERS,))
-"""SHARE ROW EXCLUSIVE on partitions: writers are waited for."""
+FENCE = WantedLock((*_SELF, "RowExclusiveLock", "RowShareLock"), (WRITERS,))
+"""EXCLUSIVE on partitions: writers, and SELECT … FOR UPDATE, are waited for."""
 SWAP = WantedLock((*_SELF, "RowExclusiveLock", "RowShareLock", "AccessShareLock"), (WRITERS, READERS))
 """ACCESS EXCLUSIVE on roots and partitions: everybody is waited for."""
 

@@ -2,16 +2,17 @@
 
 Writers wait while these run, so statements that need no answer in between travel together.
 
-A fence is a row trigger (and one for TRUNCATE) on each partition of the tablet, made under SHARE ROW EXCLUSIVE: it
-waits for writers in flight and lets readers through. It is lifted by disabling it, which needs the same lock; dropping
-a trigger would wait for every reader, so that comes later (`drop_fence`). The order of locks is that of the
-partitions given: callers give them in the order of the table's roots. Clients that have proven their ownership are
-waited for before that (`locks`), and each fence is written into `balancer.tablet.until` too, where they look.
+A fence is a row trigger (and one for TRUNCATE) on each partition of the tablet, made under EXCLUSIVE: it waits for
+writers in flight, and for SELECT … FOR UPDATE, and lets readers through. It is lifted by disabling it; dropping a
+trigger would wait for every reader, so that comes later (`drop_fence`). The order of locks is that of the partitions
+given: callers give them in the order of the table's roots. Clients that have proven their ownership are waited for
+before that (`locks`), and each fence is written into `balancer.tablet.until` too, where they look.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import LiteralString
 
 from psycopg import sql
 
@@ -64,7 +65,7 @@ class Fence:
 
 def lock_statements(partitions: Sequence[Name], seconds: float, lock_timeout: float) -> list[Statement]:
     """The first part of raising: the lock, and what `locked_fence` reads."""
-    return [*_lock(partitions, lock_timeout), _deadline(seconds)]
+    return [*_lock(partitions, lock_timeout, _ROW_LOCKERS), _deadline(seconds)]
 
 
 def _deadline(seconds: float) -> sql.Composed:
@@ -126,7 +127,7 @@ def look_statements(partitions: Sequence[Name], lock_timeout: float) -> list[Sta
         sql.Literal(FENCE_TRIGGER),
         sql.Literal(FENCE_TRUNCATE_TRIGGER),
     )
-    return [*_lock(partitions, lock_timeout), look]
+    return [*_lock(partitions, lock_timeout, _ROW_LOCKERS), look]
 
 
 def check_looked(cursor: Cursor, fence: Fence) -> str:
@@ -226,8 +227,13 @@ def _word_for_clients(partitions: Sequence[Name], until: str | None) -> Statemen
     return update.format(sql.Literal(until), tablets_of(partitions))
 
 
-def _lock(partitions: Sequence[Name], lock_timeout: float) -> list[Statement]:
-    lock = sql.SQL("LOCK TABLE ONLY {} IN SHARE ROW EXCLUSIVE MODE")
+_WRITERS: LiteralString = "SHARE ROW EXCLUSIVE"
+_ROW_LOCKERS: LiteralString = "EXCLUSIVE"
+"""Waits for SELECT … FOR UPDATE as well: who holds a row must not find it taken by another on the new owner."""
+
+
+def _lock(partitions: Sequence[Name], lock_timeout: float, mode: LiteralString = _WRITERS) -> list[Statement]:
+    lock = sql.SQL("LOCK TABLE ONLY {} IN " + mode + " MODE")
     tables = [lock.format(partition.identifier) for partition in partitions]
     return [connection.lock_timeout(lock_timeout), writers_statement(partitions), *tables]
 

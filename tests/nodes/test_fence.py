@@ -136,6 +136,17 @@ def test_a_sealed_fence_does_not_end_by_itself(node: Connection) -> None:
     assert refused_with(raised.value) == "TB001"
 
 
+def test_a_fence_waits_for_who_has_locked_a_row(node: Connection, address: Address) -> None:
+    """SELECT FOR UPDATE as a mutex: another must not get it on the new owner meanwhile."""
+    with connect(address) as holder:
+        holder.execute("BEGIN")
+        holder.execute("SELECT FROM orders WHERE id = 2 FOR UPDATE")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            fenced(node)
+        holder.execute("COMMIT")
+    fenced(node)
+
+
 def test_only_this_very_fence_is_sealed(node: Connection) -> None:
     fence = fenced(node)
     with node.transaction(), node.cursor() as cursor:
