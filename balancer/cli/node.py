@@ -9,7 +9,7 @@ from balancer.cli.output import Output, OutputOption, say, show_rows
 from balancer.cli.places import ConfigOption, open_configured
 from balancer.clock import SystemClock
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import Unavailable
+from balancer.errors import Refused, Unavailable
 from balancer.nodes.connection import Target, connect, translated
 from balancer.nodes.grants import grant_script
 from balancer.nodes.names import Name, parse_name
@@ -135,7 +135,7 @@ def _preflight(node: NodeSettings, needs: Needs, facts: dict[str, dict[Name, Fac
             ):  # a role that may not look is told so first
                 facts[node.id] = facts_on(connection, needs.roots)
             return found
-    except Unavailable as error:
+    except (Unavailable, Refused) as error:
         return [Shortfall(Severity.ERROR, "connection", str(error))]
 
 

@@ -9,13 +9,14 @@ import pytest
 from psycopg import sql
 
 from balancer.embedded.postgres import PostgresServer, system_binaries
-from balancer.nodes.connection import Address, Connection, connect
+from balancer.nodes.connection import Address, Connection
 from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.grants import grant_script
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.poll import poll_node
 from balancer.nodes.preflight import Needs, Severity, Shortfall, TableNeeds, preflight
 from balancer.nodes.schema import install_schema
+from tests.support.opening import connect
 from tests.support.servers import Database
 
 ROOTS = (Name("public", "orders"), Name("shop", "Items"))

@@ -31,13 +31,14 @@ from balancer.migration.begin import begin_move
 from balancer.migration.begin_reshard import begin_merge, begin_split
 from balancer.migration.observer import Observer
 from balancer.migration.runner import Runner
-from balancer.nodes.connection import Address, Connection, connect
+from balancer.nodes.connection import Address, Connection
 from balancer.nodes.fence import Fence, drop_fence, lift_fence, mark_moved, raise_fence, seal_fence
 from balancer.nodes.names import Name
 from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
 from balancer.settings import MigrationSettings
 from policies.hash_leaves import Leaf
 from policies.keys import KeyType
+from tests.support.opening import connect
 from tests.support.servers import new_database
 
 ROOTS = ("public.orders", "public.items")
