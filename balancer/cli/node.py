@@ -69,7 +69,7 @@ def check(
     rows: list[dict[str, Any]] = []
     for found in _bundles(load_settings(config), bundle):
         tables = tuple(TableNeeds(tuple(map(parse_name, one.roots)), one.key) for one in found.tables.values())
-        needs = Needs(tables, 2 * found.options.budgets.moves_per_node)
+        needs = Needs(tables, 2 * found.options.budgets.moves_per_node, found.migration.trust_table_owners)
         facts: dict[str, dict[Name, Facts]] = {}
         for settings in found.nodes.values():
             if node in (None, settings.id):
