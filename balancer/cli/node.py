@@ -9,7 +9,7 @@ from balancer.cli.output import Output, OutputOption, say, show_rows
 from balancer.cli.places import ConfigOption, open_configured
 from balancer.clock import SystemClock
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import Unavailable
+from balancer.errors import Refused, Unavailable
 from balancer.nodes.connection import Target, connect, translated
 from balancer.nodes.grants import grant_script
 from balancer.nodes.names import Name, parse_name
@@ -69,7 +69,7 @@ def check(
     rows: list[dict[str, Any]] = []
     for found in _bundles(load_settings(config), bundle):
         tables = tuple(TableNeeds(tuple(map(parse_name, one.roots)), one.key) for one in found.tables.values())
-        needs = Needs(tables, 2 * found.options.budgets.moves_per_node)
+        needs = Needs(tables, 2 * found.options.budgets.moves_per_node, found.migration.trust_table_owners)
         facts: dict[str, dict[Name, Facts]] = {}
         for settings in found.nodes.values():
             if node in (None, settings.id):
@@ -135,7 +135,7 @@ def _preflight(node: NodeSettings, needs: Needs, facts: dict[str, dict[Name, Fac
             ):  # a role that may not look is told so first
                 facts[node.id] = facts_on(connection, needs.roots)
             return found
-    except Unavailable as error:
+    except (Unavailable, Refused) as error:
         return [Shortfall(Severity.ERROR, "connection", str(error))]
 
 

@@ -63,7 +63,7 @@ def examine(directory: Directory, addresses: Addresses, nodes: Sequence[str] | N
                     found += _examine_node(snapshot, node, links.control(node))
                     roots = [root for _, mine in _roots_of(snapshot, node) for root in mine]
                     facts[node] = facts_on(links.control(node), roots)
-            except Unavailable as error:
+            except (Unavailable, Refused) as error:
                 found.append(Finding(node, f"cannot be examined: {error}"))
     finally:
         links.close()

@@ -13,7 +13,7 @@ from balancer.errors import Refused, Unavailable
 from balancer.migration.context import Context
 from balancer.migration.control import Overrun
 from balancer.migration.machine import Track
-from balancer.nodes import blockers, catalog, fence, outside_keys, references, root_facts
+from balancer.nodes import blockers, catalog, fence, outside_keys, owners_code, references, root_facts
 from balancer.nodes.blockers import WantedLock
 from balancer.nodes.connection import Cursor, translated
 from balancer.nodes.fingerprint import fingerprints
@@ -90,6 +90,25 @@ def check_roots(ctx: Context) -> None:
                 outside_keys.check_outside_keys(cursor, ctx.roots, key)
         except Refused as error:
             raise Refused(f"on node {node}: {error}") from error
+
+
+def check_owners_code(ctx: Context) -> None:
+    """Raises `Refused` if code of the tables' owners would run with our rights, on either node."""
+    sources = [place.partition for place in ctx.source_places]
+    for node in dict.fromkeys((ctx.record.source_node, ctx.record.target_node)):
+        with translated(node), ctx.links.control(node).cursor() as cursor:
+            tables = [*ctx.roots, *(sources if node == ctx.record.source_node else ())]
+            check_owners_code_of(ctx, cursor, node, tables)
+
+
+def check_owners_code_of(ctx: Context, cursor: Cursor, node: str, tables: Sequence[Name]) -> None:
+    """The same for some tables, inside the caller's transaction."""
+    if ctx.settings.trust_table_owners:
+        return
+    try:
+        owners_code.check_owners_code(cursor, tables)
+    except Refused as error:
+        raise Refused(f"on node {node}: {error}") from error
 
 
 def check_capacity(ctx: Context) -> None:

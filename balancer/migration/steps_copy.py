@@ -80,6 +80,9 @@ def create_incoming(ctx: Context, shapes: tuple[Shape, ...]) -> None:
             schema.write_tablets(cursor, [incoming])
         for place, shape in zip(ctx.target_places, shapes, strict=True):
             partition.create_partition(cursor, place.root, shape, place.partition)
+        # The root may have got a check since it was looked at; the partition is ours alone until it is attached.
+        made = [place.partition for place in ctx.target_places]
+        guards.check_owners_code_of(ctx, cursor, ctx.record.target_node, made)
         if references.may_prepare(cursor):
             # This locks the referenced tables, which their writers use.
             partition.set_lock_timeout(cursor, ctx.settings.lock_timeout)
@@ -122,6 +125,7 @@ def _preflight(ctx: Context, shapes: tuple[Shape, ...]) -> None:
     refusals = [refusal for shape in shapes for refusal in shape.refusals]
     if refusals:
         raise Refused("this tablet cannot be carried: " + "; ".join(refusals))
+    guards.check_owners_code(ctx)
     guards.check_roots(ctx)
     guards.check_roots_agree(ctx)
     node = ctx.record.source_node

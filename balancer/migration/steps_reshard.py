@@ -191,6 +191,7 @@ def _preflight(ctx: Context, shapes: tuple[Shape, ...]) -> None:
     refusals = [refusal for shape in shapes for refusal in shape.refusals]
     if refusals:
         raise Refused("these tablets cannot be resharded: " + "; ".join(refusals))
+    guards.check_owners_code(ctx)
     guards.check_roots(ctx)
     node = ctx.record.source_node
     with translated(node), ctx.links.control(node).cursor() as cursor:

@@ -218,6 +218,7 @@ def _attach(ctx: Context, shapes: tuple[Shape, ...]) -> None:
                 raise Refused(f"node {ctx.record.target_node} does not know of the incoming tablet {ctx.moved.id}")
             guards.check_definitions(ctx, cursor, ctx.record.target_node)
             for place, shape in zip(ctx.target_places, shapes, strict=True):  # referenced roots come first
+                partition.give_to_owner(cursor, shape, place.partition)
                 partition.add_triggers(cursor, shape, place.partition)
                 partition.attach(cursor, place)
             for name in names if references.may_prepare(cursor) else ():

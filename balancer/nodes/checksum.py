@@ -28,7 +28,7 @@ PINNED: Mapping[str, str] = {
     "bytea_output": "hex",
     "lc_monetary": "C",
     "xmlbinary": "base64",
-    "search_path": "public",
+    "search_path": "pg_catalog, pg_temp",
     "quote_all_identifiers": "off",
 }
 

@@ -22,6 +22,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
 from balancer.errors import BalancerError, Refused, Unavailable, UserError
+from balancer.nodes import own_schema
 
 Connection = psycopg.Connection[TupleRow]
 Cursor = psycopg.Cursor[TupleRow]
@@ -85,7 +86,8 @@ def connect(
     replication: bool = False,
     autocommit: bool = True,
 ) -> Connection:
-    """A new connection. Raises `Unavailable` if no host answers in time or none fits the target.
+    """A new connection. Raises `Unavailable` if no host answers in time or none fits the target, and `Refused` if the
+    database has a schema `balancer` that is not ours.
 
     `purpose` ends its application name. With `replication` it is one for slot commands of logical replication.
     """
@@ -99,6 +101,7 @@ def connect(
         "keepalives_interval": 5,
         "keepalives_count": 3,
         "target_session_attrs": str(target),
+        "client_encoding": "UTF8",
         "options": f"{parameters.get('options', '')} {_options(timeouts)}".strip(),
     }
     if address.password is not None:
@@ -106,7 +109,16 @@ def connect(
     if replication:
         extra["replication"] = "database"
     with translated(address.node):
-        return psycopg.connect(make_conninfo("", **{**parameters, **extra}), autocommit=autocommit)
+        connection = psycopg.connect(make_conninfo("", **{**parameters, **extra}), autocommit=True)
+        try:
+            if not replication:
+                with deadline(connection, max(2.0, timeouts.connect)):
+                    connection.execute(own_schema.IF_THERE)
+            connection.autocommit = autocommit
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
 
 def full_conninfo(address: Address) -> str:
@@ -320,9 +332,38 @@ def _options(timeouts: Timeouts) -> str:
         "intervalstyle": "postgres",
         "bytea_output": "hex",
         "extra_float_digits": 1,  # a float that is read as text is the same float afterwards
-        "standard_conforming_strings": "on",
+        "lc_monetary": "C",
+        **_MEANING,
     }
-    return " ".join(f"-c {name}={value}" for name, value in settings.items())
+    return " ".join(f"-c {name}={_escaped(str(value))}" for name, value in settings.items())
+
+
+_MEANING = {
+    # No function, operator or table of somebody else's stands before the catalog's, and we act as who we logged in as.
+    "search_path": "pg_catalog,pg_temp",
+    "role": "none",
+    "local_preload_libraries": "",
+    # Rows that a policy hides are an error, and not rows that are silently left behind.
+    "row_security": "off",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_deferrable": "off",
+    "standard_conforming_strings": "on",
+    "array_nulls": "on",
+    "transform_null_equals": "off",
+    "quote_all_identifiers": "off",
+    "xmloption": "content",
+    "gin_fuzzy_search_limit": "0",
+    "default_tablespace": "",
+    "default_table_access_method": "heap",
+    "check_function_bodies": "on",
+}
+"""What a database's owner could set with ALTER DATABASE to make our statements mean something else. What is said when
+a connection begins comes after the settings of databases and roles. Parameters that only a superuser may set are not
+here: our role could not set them either."""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace(" ", "\\ ")
 
 
 def _milliseconds(seconds: float) -> int:

@@ -36,5 +36,7 @@ def drop_empty(cursor: Cursor, root: Name, names: Sequence[Name]) -> None:
 
 
 def run_definition(cursor: Cursor, text: str) -> None:
-    """The user's own CREATE TABLE statements, inside the caller's transaction."""
+    """The user's own CREATE TABLE statements, inside the caller's transaction; names without a schema are in public."""
+    cursor.execute("SET LOCAL search_path TO public")
     cursor.execute(text.encode())
+    cursor.execute("SET LOCAL search_path TO pg_catalog, pg_temp")

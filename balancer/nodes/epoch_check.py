@@ -13,6 +13,7 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from balancer.errors import Fenced, OutcomeUnknown, Refused
+from balancer.nodes import own_schema
 from balancer.nodes.connection import Connection, Cursor, Statement, lost, run_together, translate
 from balancer.nodes.schema import LEADER_LOCK
 
@@ -41,7 +42,7 @@ def node_transaction(
     committing = False
     try:
         with connection.cursor() as cursor:
-            start = [sql.SQL("BEGIN"), *first, *([_SYNCHRONOUS] if durable else [])]
+            start = [sql.SQL("BEGIN"), *first, *([_SYNCHRONOUS] if durable else []), _OURS]
             _begin(cursor, leader_epoch, node, start, together)
             yield cursor
             committing = True
@@ -80,6 +81,7 @@ def node_command(connection: Connection, leader_epoch: int, node: str = "") -> I
         raise translate(node or connection.info.dbname, error) from error
 
 
+_OURS = sql.SQL(own_schema.REQUIRED)
 _SYNCHRONOUS = sql.SQL("SET LOCAL synchronous_commit TO on")
 
 

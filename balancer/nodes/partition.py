@@ -31,7 +31,8 @@ class Place:
 def create_partition(cursor: Cursor, root: Name, shape: Shape, partition: Name) -> None:
     """Makes a detached, empty twin of the partition that `shape` describes, without keys and indexes.
 
-    It takes the columns from the root, so that it can be attached, and from the shape what was set on it alone.
+    It takes the columns from the root, so that it can be attached, and from the shape what was set on it alone. It is
+    ours until `give_to_owner`.
     """
     name = partition.identifier
     cursor.execute(
@@ -56,8 +57,13 @@ def create_partition(cursor: Cursor, root: Name, shape: Shape, partition: Name) 
             _add_constraint(cursor, name, check)
     if shape.comment is not None:
         cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(name, shape.comment))
-    cursor.execute(alter + sql.SQL("OWNER TO {}").format(sql.Identifier(shape.owner)))
     _grant(cursor, name, shape)
+
+
+def give_to_owner(cursor: Cursor, shape: Shape, partition: Name) -> None:
+    """In the transaction that attaches it: before, its owner could add a check to it that our copy would run."""
+    alter = sql.SQL("ALTER TABLE {} OWNER TO {}")
+    cursor.execute(alter.format(partition.identifier, sql.Identifier(shape.owner)))
 
 
 def set_replica_identity(cursor: Cursor, shape: Shape, partition: Name) -> None:

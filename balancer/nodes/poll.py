@@ -15,6 +15,7 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
+from balancer.nodes import own_schema
 from balancer.nodes.connection import Connection
 from balancer.nodes.footing import Footing, Forks, parse_history
 from balancer.nodes.names import Name
@@ -256,7 +257,8 @@ def _of_roots(question: LiteralString, roots: Sequence[Name]) -> sql.Composed:
 def _poll(connection: Connection, roots: Sequence[Name], others: int | None, *, with_ownership: bool) -> NodePoll:
     size = sql.SQL("pg_database_size(d.datid)") if others is None else sql.Literal(others)
     request = sql.SQL(_FACTS).format(size=size) + sql.SQL(_SLOTS) + statement(roots) + _of_roots(_DEFAULTS, roots)
-    request += sql.SQL(_OWNERSHIP if with_ownership else "")
+    if with_ownership:
+        request += sql.SQL(own_schema.REQUIRED + ";" + _OWNERSHIP)
     # Without parameters the whole request travels as one message and takes one round trip.
     with psycopg.ClientCursor(connection) as cursor:
         results = _results(cursor.execute(request))
@@ -277,6 +279,8 @@ def _poll(connection: Connection, roots: Sequence[Name], others: int | None, *, 
 
 
 def _results(cursor: psycopg.Cursor[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    """Those that have rows: the look at our schema has none."""
     yield cursor.fetchall()
     while cursor.nextset():
-        yield cursor.fetchall()
+        if cursor.description is not None:
+            yield cursor.fetchall()

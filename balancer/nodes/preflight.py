@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.names import Name
+from balancer.nodes.owners_code import owners_code, owners_code_words
 from balancer.nodes.root_findings import column_warnings, leaf_findings, root_findings
 
 OLDEST, NEWEST = 15, 18
@@ -49,6 +50,8 @@ class Needs:
     tables: tuple["TableNeeds", ...] = ()
     moves: int = 2
     """Moves that may touch a node at once, as source and as target."""
+    trusts_owners: bool = False
+    """Whether code of the tables' owners may run with our rights."""
 
     @property
     def roots(self) -> tuple[Name, ...]:
@@ -63,6 +66,7 @@ def preflight(connection: Connection, needs: Needs) -> list[Shortfall]:
         found += _roots(cursor, facts, needs.roots)
         for table in needs.tables:
             found += _table(cursor, table, frozenset(needs.roots))
+            found += _owners_code(cursor, table) if not needs.trusts_owners else ()
     return sorted(found, key=lambda finding: list(Severity).index(finding.level))
 
 
@@ -199,6 +203,12 @@ def _table(cursor: Cursor, table: TableNeeds, all_roots: Set[Name]) -> Iterator[
         yield Shortfall(Severity.ERROR, str(there[0]), text)
     for text in (*leaf_findings(cursor, there), *column_warnings(cursor, there)):
         yield Shortfall(Severity.WARNING, str(there[0]), text)
+
+
+def _owners_code(cursor: Cursor, table: TableNeeds) -> Iterator[Shortfall]:
+    for root in table.roots:
+        if found := owners_code(cursor, [root]):
+            yield Shortfall(Severity.ERROR, str(root), owners_code_words(root, found))
 
 
 def _visible(cursor: Cursor, root: Name) -> bool:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from psycopg import sql
 
 from balancer.errors import Refused
-from balancer.nodes import client_functions, fence_functions, locks, proof, proven_views, rewind_functions
+from balancer.nodes import client_functions, fence_functions, locks, own_schema, proof, proven_views, rewind_functions
 from balancer.nodes.connection import Address, Connection, Cursor, Statement, run_together
 from balancer.nodes.names import Name
 
@@ -129,6 +129,7 @@ def install_schema(connection: Connection, cluster: str, node: str) -> int:
             )
         if known is None:
             cursor.execute("CREATE SCHEMA IF NOT EXISTS balancer")
+            cursor.execute(own_schema.IF_THERE)  # after it: somebody else may have been faster
             for step in (*STEPS, FUNCTIONS):
                 cursor.execute(step)
             cursor.execute(
@@ -175,10 +176,13 @@ def check_cluster(connection: Connection, address: Address) -> None:
 
 
 def installed(cursor: Cursor) -> bool:
-    """Whether our schema is there."""
+    """Whether our schema is there; an error if it is there and not ours."""
     cursor.execute("SELECT to_regclass('balancer.node') IS NOT NULL")
     row = cursor.fetchone()
-    return bool(row and row[0])
+    if row is None or not row[0]:
+        return False
+    cursor.execute(own_schema.REQUIRED)
+    return True
 
 
 def read_tablets(cursor: Cursor) -> list[OwnedTablet]:

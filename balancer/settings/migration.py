@@ -69,6 +69,10 @@ class MigrationSettings:
     """Whether sessions that keep a fence from being taken are ended; otherwise they are named and waited for."""
     blocker_age: Seconds = 5.0
     """Seconds a transaction must have lasted before it may be ended as a blocker."""
+    trust_table_owners: bool = False
+    """Whether functions, operators and domains of the tables' owners may run with the balancer's own rights, as they do
+    when rows are copied into tables whose checks, generated columns, types or indexes use them. Not by default: such an
+    owner could become whatever the balancer is. Otherwise tables that use them are named and not moved."""
     checksum_pages: int = 4096
     """Pages (8 kB) per chunk of a checksum: 32 MB, so that a throttle or a cancel is heard several times a second."""
     verify_keys_in_fence: int = 2000

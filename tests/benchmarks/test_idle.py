@@ -16,12 +16,13 @@ import pytest
 from balancer.directory.model import Node
 from balancer.embedded.postgres import PostgresServer
 from balancer.embedded.zookeeper_server import ZooKeeperServer
-from balancer.nodes.connection import Address, connect
+from balancer.nodes.connection import Address
 from balancer.nodes.names import parse_name
 from balancer.polling.addresses import cluster_name
 from balancer.tables.adopt import TableRequest
 from balancer.tables.create import create
 from tests.support.fleet import Fleet, running, until
+from tests.support.opening import connect
 from tests.support.servers import Database
 from tests.support.tables import show_table
 from tests.support.vitals import vitals

@@ -169,3 +169,32 @@ def test_a_default_partition_is_found_by_everybody(config: Path, databases: list
         assert (found.code, "the DEFAULT partition public.rest" in found.out) == (1, True), command
     listed = json.loads(balancer("node", "list", "--config", config, "--output", "json").out)
     assert [row["health"] for row in listed] == ["good", "quarantined"]
+
+
+def test_a_schema_of_somebody_else_under_our_name_is_refused_in_one_sentence(
+    config: Path, databases: list[Database]
+) -> None:
+    partitioned(databases[0], (2, 0), (2, 1))
+    assert balancer("table", "adopt", "shop", "orders", "--config", config).code == 0
+    with databases[1].connect() as connection:
+        connection.execute("DROP SCHEMA balancer CASCADE")
+        connection.execute("CREATE ROLE squatter")
+        connection.execute("CREATE SCHEMA balancer AUTHORIZATION squatter")
+        connection.execute("CREATE VIEW balancer.node AS SELECT 1 / 0 AS node")
+    try:
+        sentence = "node b refuses: schema balancer belongs to squatter, not to tablet-balancer's role postgres"
+        listed = json.loads(balancer("node", "list", "--config", config, "--output", "json").out)
+        assert [(row["health"], sentence in (row["reason"] or "")) for row in listed] == [
+            ("good", False),
+            ("unreachable", True),
+        ]
+        checked = json.loads(balancer("node", "check", "--config", config, "--output", "json").out)
+        assert [row["node"] for row in checked if row["level"] == "error" and sentence in row["text"]] == ["b"]
+        examined = balancer("doctor", "--config", config)
+        assert (examined.code, sentence in examined.out) == (1, True)
+        adopted = balancer("table", "adopt", "shop", "orders", "--config", config)
+        assert (adopted.code, sentence in adopted.err, len(adopted.err.splitlines())) == (4, True, 1)
+    finally:
+        with databases[1].connect() as connection:
+            connection.execute("DROP OWNED BY squatter CASCADE")
+            connection.execute("DROP ROLE squatter")

@@ -10,11 +10,12 @@ from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import Unavailable
 from balancer.instruments import Instruments
-from balancer.nodes.connection import Address, connect
+from balancer.nodes.connection import Address
 from balancer.nodes.objects import stream_name
 from balancer.nodes.schema import install_schema
 from balancer.planner.metrics import Reporter
 from tests.support.directories import fill, migration, transaction
+from tests.support.opening import connect
 from tests.support.servers import Database
 
 

@@ -16,11 +16,11 @@ from balancer.errors import Fenced, Refused
 from balancer.migration.begin import begin_move
 from balancer.migration.doctor import examine
 from balancer.migration.record import read_detail
-from balancer.nodes.connection import connect
 from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.names import Name
 from balancer.nodes.partition import drop_partition
 from tests.support.cluster import Cluster
+from tests.support.opening import connect
 from tests.support.refusals import refused_with
 from tests.support.spy import Spy
 

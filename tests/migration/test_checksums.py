@@ -9,9 +9,10 @@ from balancer.embedded.postgres import PostgresServer
 from balancer.migration.comparison import compare_bulk, rows_of
 from balancer.migration.control import Difference
 from balancer.nodes.checksum import Rows, digest, pin_output
-from balancer.nodes.connection import Address, Connection, connect
+from balancer.nodes.connection import Address, Connection
 from balancer.nodes.names import Name
 from balancer.nodes.shape import read_shape
+from tests.support.opening import connect
 from tests.support.servers import Database
 
 TYPES = """
@@ -58,6 +59,7 @@ def sides(
                 connection.execute(f"{ROW} ORDER BY {order}")
             link = stack.enter_context(connect(Address("x", made.dsn)))
             pin_output(link)
+            link.execute("SET search_path TO public")  # the test writes over it too
             opened.append(link)
         yield opened[0], opened[1]
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.connection import Address, Connection, connect
+from balancer.nodes.connection import Address, Connection
 from tests.support.emptying import empty
+from tests.support.opening import connect
 from tests.support.servers import Database, new_database
 
 
@@ -27,6 +28,6 @@ def address(shared: Database) -> Iterator[Address]:
 
 @pytest.fixture
 def connection(address: Address) -> Iterator[Connection]:
-    """A connection to that database, as the balancer opens it."""
+    """A connection to that database, as the balancer opens it, but for its search_path."""
     with connect(address, purpose="test") as opened:
         yield opened

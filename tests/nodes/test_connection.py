@@ -108,7 +108,7 @@ def test_waiting_for_a_lock_ends(address: Address, connection: Connection) -> No
     with connect(address, timeouts=Timeouts(lock=0.1, statement=0.4)) as other, connection.transaction():
         connection.execute("LOCK TABLE t")
         with pytest.raises(Unavailable, match="lock timeout"), translated("a"):
-            other.execute("SELECT FROM t")
+            other.execute("SELECT FROM public.t")
         with pytest.raises(Unavailable, match="statement timeout"), translated("a"):
             other.execute("SELECT pg_sleep(5)")
 

@@ -8,9 +8,10 @@ import pytest
 from psycopg import sql
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.connection import Address, Connection, connect
+from balancer.nodes.connection import Address, Connection
 from balancer.nodes.copy import BLOCK, Copied, copy_rows, statements
 from balancer.nodes.names import Name
+from tests.support.opening import connect
 from tests.support.servers import Database
 
 ROWS = "CREATE TABLE rows (id bigint PRIMARY KEY, note text)"

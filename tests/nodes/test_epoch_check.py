@@ -6,9 +6,10 @@ import pytest
 from psycopg import sql
 
 from balancer.errors import Fenced, OutcomeUnknown, Refused, Unavailable
-from balancer.nodes.connection import Address, Connection, Timeouts, connect, last_rows
+from balancer.nodes.connection import Address, Connection, Timeouts, last_rows
 from balancer.nodes.epoch_check import node_command, node_transaction
 from balancer.nodes.schema import install_schema, read_identity
+from tests.support.opening import connect
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 
 from balancer.errors import Refused
-from balancer.nodes.connection import Address, Connection, Cursor, connect
+from balancer.nodes.connection import Address, Connection, Cursor
 from balancer.nodes.fence import (
     MOVED,
     SEALED,
@@ -25,6 +25,7 @@ from balancer.nodes.locks import tablets_of
 from balancer.nodes.names import Name
 from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
 from tests.support.fencing import raise_fence, seal_fence
+from tests.support.opening import connect
 from tests.support.refusals import refused_with
 
 LEAF = Name("public", "orders_t1")

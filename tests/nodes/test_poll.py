@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from balancer.nodes.connection import Address, Connection, Timeouts, connect
+from balancer.nodes.connection import Address, Connection, Timeouts
 from balancer.nodes.names import Name
 from balancer.nodes.poll import Claim, NodePoll, PartitionStats, poll_node
 from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
+from tests.support.opening import connect
 
 ROOTS = [Name("public", "orders"), Name("public", "Items"), Name("public", "not there")]
 

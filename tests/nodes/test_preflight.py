@@ -9,13 +9,14 @@ import pytest
 from psycopg import sql
 
 from balancer.embedded.postgres import PostgresServer, system_binaries
-from balancer.nodes.connection import Address, Connection, connect
+from balancer.nodes.connection import Address, Connection
 from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.grants import grant_script
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.poll import poll_node
 from balancer.nodes.preflight import Needs, Severity, Shortfall, TableNeeds, preflight
 from balancer.nodes.schema import install_schema
+from tests.support.opening import connect
 from tests.support.servers import Database
 
 ROOTS = (Name("public", "orders"), Name("shop", "Items"))
@@ -147,3 +148,14 @@ def test_a_database_in_another_encoding_is_refused(postgres18: PostgresServer) -
         finally:
             connection.execute("DROP DATABASE latin")
     assert [(finding.subject, finding.level) for finding in found] == [("encoding", Severity.ERROR)]
+
+
+def test_code_of_a_tables_owner_is_named_unless_owners_are_trusted(tables: Connection) -> None:
+    with role(tables) as name:
+        tables.execute("CREATE FUNCTION public.mine(int) RETURNS bool LANGUAGE sql IMMUTABLE RETURN $1 > 0")
+        tables.execute(f"ALTER FUNCTION public.mine(int) OWNER TO {name}")
+        tables.execute("ALTER TABLE orders ADD CHECK (public.mine(id))")
+        (found,) = (one for one in preflight(tables, NEEDS) if one.level is Severity.ERROR)
+        assert "public.orders uses function mine(integer), which would run with the balancer's rights" in found.text
+        trusting = Needs(NEEDS.tables, trusts_owners=True)
+        assert all(one.level is not Severity.ERROR for one in preflight(tables, trusting))

@@ -6,10 +6,11 @@ import psycopg
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.connection import Address, connect
+from balancer.nodes.connection import Address
 from balancer.nodes.names import Name
 from balancer.nodes.replication import create_publication, drop_publication, publication_exists
 from balancer.nodes.schema import install_schema
+from tests.support.opening import connect
 from tests.support.servers import Database
 
 

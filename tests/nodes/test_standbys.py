@@ -9,8 +9,9 @@ import psycopg
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.connection import Address, Connection, connect
+from balancer.nodes.connection import Address, Connection
 from balancer.nodes.standbys import not_replayed, position
+from tests.support.opening import connect
 from tests.support.servers import postgres
 from tests.support.standby import standby, wait_until
 

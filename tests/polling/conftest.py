@@ -12,9 +12,10 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import Node
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.connection import Address, connect
+from balancer.nodes.connection import Address
 from balancer.nodes.names import parse_name
 from balancer.tables.adopt import TableRequest, adopt
+from tests.support.opening import connect
 from tests.support.servers import Database, postgres
 
 Adopt = Callable[[Directory, dict[str, Database]], None]

@@ -32,11 +32,12 @@ from balancer.migration.context import places
 from balancer.migration.observer import Observer
 from balancer.migration.runner import Runner
 from balancer.nodes.bounds import check_expression, for_values
-from balancer.nodes.connection import Address, connect
+from balancer.nodes.connection import Address
 from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.keys import HIGHEST, LOWEST, KeyType, encode_key
 from balancer.settings import MigrationSettings
+from tests.support.opening import connect
 
 AMPLE: dict[str, Any] = {"write_pause_budget": 5.0, "fence_deadline": 10.0, "lock_timeout": 1.0, "retry_patience": 90.0}
 """For tests that are not about the pause: a machine that others keep busy must not decide them."""

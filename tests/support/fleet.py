@@ -21,13 +21,14 @@ from balancer.directory.model import Node
 from balancer.directory.open import open_directory
 from balancer.directory.snapshot import Snapshot
 from balancer.embedded.process import free_port
-from balancer.nodes.connection import Address, connect
+from balancer.nodes.connection import Address
 from balancer.nodes.names import parse_name
 from balancer.polling.addresses import cluster_name
 from balancer.settings import Settings, load_settings
 from balancer.tables.adopt import TableRequest
 from balancer.tables.create import create
 from tests.support.cluster import COLUMNS, Cluster
+from tests.support.opening import connect
 from tests.support.workload import Ledger, Worker
 
 TOKEN = "correct-horse"

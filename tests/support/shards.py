@@ -30,7 +30,7 @@ from balancer.embedded.postgres import PostgresServer
 from balancer.migration.begin import begin_move
 from balancer.migration.observer import Observer
 from balancer.migration.runner import Runner
-from balancer.nodes.connection import Address, Connection, connect
+from balancer.nodes.connection import Address, Connection
 from balancer.nodes.fence import Fence, drop_fence, lift_fence, mark_moved
 from balancer.nodes.names import Name
 from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
@@ -38,6 +38,7 @@ from balancer.policies.hash_leaves import Leaf
 from balancer.policies.keys import KeyType
 from balancer.settings import MigrationSettings
 from tests.support.fencing import raise_fence, seal_fence
+from tests.support.opening import connect
 from tests.support.resharding import begin_merge, begin_split
 from tests.support.servers import new_database
 

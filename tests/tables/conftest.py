@@ -10,8 +10,9 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import Node
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.connection import Address, Connection, connect
+from balancer.nodes.connection import Address, Connection
 from tests.support.emptying import empty
+from tests.support.opening import connect
 from tests.support.servers import Database, new_database
 
 

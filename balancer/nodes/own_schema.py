@@ -1,0 +1,69 @@
+"""Whether the schema `balancer` in a database is the one that we made, asked before anything in it is read or called.
+
+A role that may create schemas could have made one first, with views and functions of its own under our names; they
+would run with our rights. So the schema must belong to our role or to a superuser, and nobody else may make things in
+it: then everything in it is ours, and stays so. Sent by `connection` on every new connection, and again by what uses
+connections that were opened earlier, in the same message as the use.
+"""
+
+_HEAD = """
+DO $own$
+DECLARE
+    home oid := (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = 'balancer');
+    us CONSTANT oid[] := ARRAY(SELECT oid FROM pg_catalog.pg_roles WHERE rolsuper OR rolname = current_user);
+    wrong text;
+BEGIN
+"""
+
+_SCHEMA = """
+    SELECT CASE
+        WHEN NOT nspowner = ANY (us) THEN format(
+            'schema balancer belongs to %I, not to tablet-balancer''s role %I: drop it or rename it',
+            pg_get_userbyid(nspowner), current_user)
+        ELSE (SELECT format('schema balancer lets %s make things in it: REVOKE CREATE ON SCHEMA balancer FROM %1$s',
+                            CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
+              FROM aclexplode(nspacl) a
+              WHERE a.privilege_type = 'CREATE' AND NOT a.grantee = ANY (us) LIMIT 1)
+        END INTO wrong FROM pg_namespace WHERE oid = home;
+"""
+
+_CONTENTS = """
+    IF wrong IS NULL AND home IS NOT NULL THEN
+        SELECT CASE
+            WHEN NOT c.relowner = ANY (us) THEN format(
+                'balancer.%I belongs to %I, not to tablet-balancer''s role %I',
+                c.relname, pg_get_userbyid(c.relowner), current_user)
+            ELSE format('balancer.%I is not the ordinary table that tablet-balancer made', c.relname)
+            END INTO wrong
+        FROM pg_class c
+        WHERE c.relnamespace = home AND c.relname IN ('node', 'tablet', 'marker')
+          AND (NOT c.relowner = ANY (us) OR c.relkind <> 'r' OR c.relpersistence <> 'p' OR c.relrowsecurity
+               OR EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = c.oid)
+               OR EXISTS (SELECT FROM pg_inherits i WHERE c.oid IN (i.inhrelid, i.inhparent)))
+        LIMIT 1;
+    END IF;
+    IF wrong IS NULL AND home IS NOT NULL THEN
+        SELECT format('balancer.%I belongs to %I, not to tablet-balancer''s role %I',
+                      p.proname, pg_get_userbyid(p.proowner), current_user) INTO wrong
+        FROM pg_proc p WHERE p.pronamespace = home AND NOT p.proowner = ANY (us) LIMIT 1;
+    END IF;
+"""
+
+_ABSENT = """
+    IF home IS NULL THEN
+        RAISE EXCEPTION 'schema balancer is not here' USING ERRCODE = 'invalid_schema_name';
+    END IF;
+"""
+
+_TAIL = """
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION '%', wrong USING ERRCODE = 'TB006';
+    END IF;
+END $own$
+"""
+
+IF_THERE = _HEAD + _SCHEMA + _CONTENTS + _TAIL
+"""Fails if there is such a schema and it, or a part of it, is not ours."""
+
+REQUIRED = _HEAD + _ABSENT + _SCHEMA + _TAIL
+"""Fails as well if there is none, and looks at the schema alone, which is cheap: in front of every use."""
