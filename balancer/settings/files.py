@@ -78,7 +78,11 @@ class HttpSettings(Section):
     token: SecretStr | None = None
     """Bearer token for everything that changes something; None: nothing can be changed over HTTP."""
     token_file: Path | None = None
-    read_requires_token: bool = False
+    read_requires_token: bool | None = None
+    """Whether reading needs the token too; None: it does, unless the server listens on loopback."""
+    allowed_hosts: list[str] = []
+    """Names under which the server is reached, beside IP addresses, localhost and this host's own name. A browser that
+    a foreign page leads here by its own name (DNS rebinding) is refused."""
     tls_certificate: Path | None = None
     tls_key: Path | None = None
 
