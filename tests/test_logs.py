@@ -79,3 +79,57 @@ def test_what_is_below_the_level_is_not_written(stream: io.StringIO) -> None:
 )
 def test_only_the_password_is_masked(text: str, masked: str) -> None:
     assert mask(text) == masked
+
+
+SECRETS = [
+    "postgresql://u:hush@h/d",
+    "postgresql://u:hu/hush@h/d",
+    "postgresql://u:a?b#hush@h/d",
+    "postgresql://u:first@hush@h/d",
+    "postgresql://u@h/d?password=hush&sslmode=require",
+    "postgresql://u@h/d?sslpassword=hush",
+    "host=h sslpassword=hush",
+    "host=h sslpassword = 'a b hush' dbname=d",
+    "host=h password=a\\ hush",
+    "host=h password=a&hush",
+    "host=h password='never closed hush",
+    "oauth_client_secret=hush",
+    "scram_client_key=hush",
+    "Authorization: Bearer hush-hush",
+    "authorization: Basic aHVzaDpodXNo hush",
+    "sent 'Bearer hush-hush'",
+    "/v1/status?token=hush",
+    '{"password": "hush", "user": "u"}',
+    '{"password":"a \\" hush"}',
+    "{'token': 'a hush'}",
+    '"{\\"secret\\": \\"a hush\\"}"',
+    '{"access_token":"hush"}',
+]
+
+
+@pytest.mark.parametrize("text", SECRETS)
+def test_no_form_of_a_secret_passes(text: str) -> None:
+    masked = mask(f"before {text} after")
+    assert "hush" not in masked
+    assert "aHVz" not in masked
+    assert masked.startswith("before ")
+
+
+def test_secrets_inside_other_values_are_masked(stream: io.StringIO) -> None:
+    structlog.get_logger().info(
+        "x", error=ValueError("password=hush"), given={"a": ["postgresql://u:hush@h"], "token": "hush"}
+    )
+    assert "hush" not in stream.getvalue()
+    assert stream.getvalue().count("***") == 3
+
+
+def test_a_line_says_nothing_to_the_terminal() -> None:
+    stream = io.StringIO()
+    set_up_logs("info", "text", stream)
+    structlog.get_logger().info("server says \x1b]0;title\x07", error="\x9b31m red \u202e", odd="\ud800")
+    text = stream.getvalue()
+    assert not {"\x1b", "\x07", "\x9b", "\u202e", "\ud800"} & set(text)
+
+
+def test_what_is_cut_says_so() -> None:
+    assert mask("x" * 10_000).endswith("… (5904 more characters)")

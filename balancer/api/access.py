@@ -2,6 +2,7 @@
 
 import hmac
 import ipaddress
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -57,8 +58,10 @@ class Access:
 
     def __init__(self, http: HttpSettings) -> None:
         self.token: Final = AccessToken(http)
-        self._read_requires_token = http.read_requires_token
+        self._read_requires_token = read_needs_token(http)
         self._loopback = is_loopback(http.listen)
+        names = ("localhost", socket.gethostname(), split_address(http.listen)[0], *http.allowed_hosts)
+        self._hosts = frozenset(_host_name(name) for name in names)
 
     def denial(self, method: str, path: str, scheme: str, authorization: str, page: bool) -> Denial | None:
         """Why this request is refused, or None. `page`: it is for the page's own files, which tell nothing."""
@@ -67,6 +70,17 @@ class Access:
         if method not in READING:
             return self._change_denial(scheme) or self._token_denial(authorization)
         return self._token_denial(authorization) if self._read_requires_token else None
+
+    def host_denial(self, path: str, host: str) -> Denial | None:
+        """Why nothing is answered under this Host header. An address is fine: no foreign name can be behind it."""
+        name = _host_name(host)
+        if path in OPEN_PATHS or name in self._hosts or _is_address(name):
+            return None
+        return Denial(421, "this server is not known by that name: add it to allowed_hosts in [http]")
+
+    def knows(self, authorization: str) -> bool:
+        """Whether the token was presented: its bearer may change things, and so know where the nodes are."""
+        return self._token_denial(authorization) is None
 
     def _change_denial(self, scheme: str) -> Denial | None:
         if scheme != "https" and not self._loopback:
@@ -90,6 +104,25 @@ def split_address(listen: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def _host_name(host: str) -> str:
+    """A Host header without its port, and as names are compared."""
+    name, bracket, _ = host.partition("]")
+    return (name.lstrip("[") if bracket else host.rpartition(":")[0] or host).rstrip(".").lower()
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def read_needs_token(http: HttpSettings) -> bool:
+    """What holds where nothing is said: on loopback everybody of this machine may read, elsewhere nobody may."""
+    return not is_loopback(http.listen) if http.read_requires_token is None else http.read_requires_token
+
+
 def is_loopback(listen: str) -> bool:
     """Whether only this machine can connect."""
     host, _ = split_address(listen)
@@ -106,7 +139,12 @@ def check_http(http: HttpSettings) -> None:
     for name, file in (("tls_certificate", http.tls_certificate), ("tls_key", http.tls_key)):
         if file is not None and not file.is_file():
             raise UserError(f"[http] {name}: there is no file {file}")
-    if http.read_requires_token and AccessToken(http).value() is None:
-        raise UserError("[http] read_requires_token is set, but there is no token (or its file is empty or unreadable)")
-    if http.read_requires_token and http.tls_certificate is None and not is_loopback(http.listen):
-        raise UserError("[http] read_requires_token without TLS would send the token in clear text: give a certificate")
+    if not read_needs_token(http):
+        return
+    way_out = (
+        "" if http.read_requires_token else f" ({http.listen} is not loopback; read_requires_token = false opens it)"
+    )
+    if AccessToken(http).value() is None:
+        raise UserError(f"[http] reading needs a token, and there is no token, or its file cannot be read{way_out}")
+    if http.tls_certificate is None and not is_loopback(http.listen):
+        raise UserError(f"[http] without TLS readers would send the token in clear text: give a certificate{way_out}")

@@ -82,18 +82,16 @@ class Guard:
             self._instruments.http_seconds.labels(route).observe(self._clock.monotonic() - began)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        path = scope["path"]
-        denial = self._access.denial(
-            scope["method"],
-            path,
-            scope["scheme"],
-            Headers(scope=scope).get("authorization", ""),
-            path in self._page_paths,
+        path, headers = scope["path"], Headers(scope=scope)
+        authorization = headers.get("authorization", "")
+        scope["knows_token"] = self._access.knows(authorization)
+        denial = self._access.host_denial(path, headers.get("host", "")) or self._access.denial(
+            scope["method"], path, scope["scheme"], authorization, path in self._page_paths
         )
         if denial is None:
             return None
-        headers = {"WWW-Authenticate": 'Bearer realm="tablet-balancer"'} if denial.status == 401 else None
-        return problem(denial.status, denial.reason, headers)
+        asking = {"WWW-Authenticate": 'Bearer realm="tablet-balancer"'} if denial.status == 401 else None
+        return problem(denial.status, denial.reason, asking)
 
 
 class _Answer:

@@ -140,6 +140,7 @@ def add_waiting(router: APIRouter, source: Source, watch: VersionWatch) -> None:
 
     @router.get("/route/{table}", response_model=shapes.RouteShape)
     async def get_route(
+        request: Request,
         table: str,
         key: Annotated[list[str], Query(description="the key's columns, in order", max_length=32)],
         if_none_match: IfNoneMatch = None,
@@ -153,7 +154,9 @@ def add_waiting(router: APIRouter, source: Source, watch: VersionWatch) -> None:
         tag = f'"{snapshot.version}"'
         if known == snapshot.version:
             return Response(status_code=304, headers={"ETag": tag})
-        return answer(route.route(snapshot, table, key), ETag=tag, Cache_Control="no-cache")
+        return answer(
+            route.route(snapshot, table, key, request.scope["knows_token"]), ETag=tag, Cache_Control="no-cache"
+        )
 
     @router.post("/commands", response_model=shapes.CommandShape, status_code=202)
     async def post_command(request: Request, command: shapes.CommandRequest) -> Response:

@@ -12,6 +12,13 @@ import uvicorn
 
 from balancer.api.access import check_http, split_address
 from balancer.api.app import Api
+from balancer.api.sockets import (
+    CappedListener,
+    SocketLimits,
+    TimedProtocol,
+    connections_for,
+    raise_descriptor_limit,
+)
 from balancer.errors import Unavailable, UserError
 from balancer.settings.files import HttpSettings
 
@@ -45,8 +52,9 @@ class _PatientServer(uvicorn.Server):
 class ApiServer:
     """Listens from `start` to `stop`. Port 0 takes any free one; `address` and `url` tell which."""
 
-    def __init__(self, api: Api, http: HttpSettings) -> None:
+    def __init__(self, api: Api, http: HttpSettings, limits: SocketLimits | None = None) -> None:
         check_http(http)
+        self._limits = limits or SocketLimits(connections_for(raise_descriptor_limit()))
         self._api = api
         self._http = http
         self._server: _PatientServer | None = None
@@ -100,11 +108,12 @@ class ApiServer:
         host, port = split_address(self._http.listen)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            return socket.create_server((host, port), family=family, backlog=128)
+            listening = socket.create_server((host, port), family=family, backlog=128)
         except socket.gaierror as error:
             raise UserError(f"cannot listen on {self._http.listen}: {error.strerror}") from None
         except OSError as error:  # its own text says the address once more
             raise UserError(f"cannot listen on {self._http.listen}: {os.strerror(error.errno or 0)}") from None
+        return CappedListener(listening, self._limits.connections)
 
     def _config(self) -> uvicorn.Config:
         http = self._http
@@ -116,12 +125,12 @@ class ApiServer:
             access_log=False,
             log_config=None,
             lifespan="on",
-            loop="asyncio",
+            loop="balancer.api.sockets:HandshakeLoop",
+            http=type("Protocol", (TimedProtocol,), {"header_seconds": self._limits.header_seconds}),
             ws="none",
             ssl_certfile=http.tls_certificate,
             ssl_keyfile=http.tls_key,
             timeout_graceful_shutdown=_STOP_SECONDS,
-            limit_concurrency=8192,
         )
         try:
             config.load()

@@ -274,7 +274,7 @@ class RouteShape(Document):
     tablet: int
     epoch: int
     node: str
-    dsn: str
+    dsn: str = Field(description="only for requests with the token; empty for other readers")
     state: str
     moving: bool = Field(description="whether a migration concerns the tablet: expect a short wait")
     version: int = Field(description="of the directory")

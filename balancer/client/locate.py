@@ -11,6 +11,7 @@ from typing import NamedTuple
 from balancer.directory.model import Layout, Table
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
+from balancer.outside import quoted
 from balancer.policies.hash_leaves import position
 from balancer.policies.hashing import partition_hash
 from balancer.policies.key_text import parse_value
@@ -32,6 +33,9 @@ class RowId:
         """The first of the positions that it stands for."""
         return self.id >> SEQUENCE_BITS << (64 - POSITION_BITS)
 
+
+LONGEST_KEY_TEXT = 8192
+"""Characters of one value: what is longer does not fit into a page, and so into no index."""
 
 AnyKey = KeyValue | None | Sequence[KeyValue | None] | RowId
 """A key as applications give it: the value itself where the key has one column, else a tuple or list of values."""
@@ -69,7 +73,7 @@ def key_position(table: Table, key: AnyKey) -> int | bytes:
         return encode_key(table.key_types, present)
     except KeyMismatch as error:
         columns = ", ".join(f"{column.name} {column.type}" for column in table.columns)
-        raise UserError(f"key {key!r} does not fit table {table.name} ({columns}): {error}") from None
+        raise UserError(f"key {quoted(key)} does not fit table {table.name} ({columns}): {error}") from None
 
 
 def key_values(key: KeyValue | Sequence[KeyValue | None] | None) -> Sequence[KeyValue | None]:
@@ -82,6 +86,8 @@ def parse_key(table: Table, texts: Sequence[str]) -> tuple[KeyValue, ...]:
     if len(texts) != len(table.columns):
         names = ", ".join(column.name for column in table.columns)
         raise UserError(f"table {table.name} has the key ({names}): {len(table.columns)} values, not {len(texts)}")
+    if any(len(text) > LONGEST_KEY_TEXT for text in texts):
+        raise UserError(f"a value of a key has at most {LONGEST_KEY_TEXT} characters, as an index page has")
     return tuple(_parsed(column.name, column.type, text) for column, text in zip(table.columns, texts, strict=True))
 
 

@@ -129,10 +129,10 @@ class Daemon:
         self._last_step = self._clock.monotonic()
         self._notifier.alive()
 
-    def reload(self) -> None:
-        """Reads the configuration again; a wrong one changes nothing and is reported."""
+    def reload(self, confirmed: bool = False) -> None:
+        """Reads the configuration again; a wrong one changes nothing and is reported. `confirmed`: somebody asked."""
         self._notifier.reloading()
-        good = self._watch.reload()
+        good = self._watch.reload(confirmed)
         self._instruments.configuration_bad.set(not good)
         if good:
             self._instruments.configuration_at.set(self._clock.now().timestamp())

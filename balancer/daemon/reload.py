@@ -2,15 +2,21 @@
 
 Kubernetes swaps a symbolic link, editors rename, people copy: all of them change what the files say, which is what is
 compared; while the file system says that nothing has changed, nothing is read. A wrong configuration is never used: the
-old one stays, and the mistake is reported until it is mended.
+old one stays, and the mistake is reported until it is mended. So it is with a bundle whose file has vanished: a volume
+that is not mounted looks the same as a bundle that was given up.
 """
 
 import hashlib
 import os
 from collections.abc import Iterator
 
+import structlog
+
 from balancer.clock import Clock, SystemClock
-from balancer.settings import ConfigurationError, Settings, load_settings, waits_for_restart
+from balancer.errors import BalancerError
+from balancer.settings import Settings, load_settings, waits_for_restart
+
+log = structlog.get_logger()
 
 _MOST_BYTES = 1 << 24
 _SETTLED_SECONDS = 5.0  # a file system's clock is coarse: two changes within a moment may carry the same time
@@ -43,17 +49,39 @@ class ConfigurationWatch:
             self._settled = marks
         return False
 
-    def reload(self) -> bool:
-        """Reads the files; True if what they say is in force now, False if the old settings stay (see `error`)."""
+    def reload(self, confirmed: bool = False) -> bool:
+        """Reads the files; True if what they say is in force now, False if the old settings stay (see `error`).
+
+        `confirmed`: somebody asked for it, so that a bundle whose file is gone was taken away and not lost.
+        """
         self._fingerprint = self._read()
         self._settled = None
         try:
-            self.settings = load_settings(self.settings.file)
-        except ConfigurationError as error:
+            read = load_settings(self.settings.file)
+            self.error = self._missing(read, confirmed)
+        except BalancerError as error:
             self.error = str(error)
+        except Exception as error:
+            # Whatever a file makes the parsers do, the instance lives on with what it had.
+            log.exception("the configuration could not be read because of a defect")
+            self.error = f"{self.settings.file} could not be read because of a defect: {type(error).__name__}"
+        if self.error:
             return False
-        self.error = ""
+        self.settings = read
         return True
+
+    def _missing(self, read: Settings, confirmed: bool) -> str:
+        """What was there and is gone, in one sentence; empty: nothing, or somebody wants it so."""
+        gone = sorted(self.settings.bundles.keys() - read.bundles.keys())
+        folder = read.file.parent / read.daemon.bundles
+        if gone and not folder.is_dir():
+            return f"{folder}: the folder of the bundles' files is gone; where no bundle is meant, leave it there empty"
+        if gone and not confirmed:
+            return (
+                f"{folder}: the files of these bundles are gone: {', '.join(gone)};"
+                " put them back, or confirm with SIGHUP (systemctl reload) or a restart"
+            )
+        return ""
 
     def waits_for_restart(self) -> list[str]:
         """Keys of `balancer.toml` that say something else than when the instance was started, and need a new start."""
@@ -74,7 +102,7 @@ class ConfigurationWatch:
     def _read(self) -> bytes:
         digest = hashlib.sha256()
         for file in self._files():
-            digest.update(file.encode() + b"\0" + self._content(file) + b"\0")
+            digest.update(os.fsencode(file) + b"\0" + self._content(file) + b"\0")
         return digest.digest()
 
     # Every second of an instance's life: without paths as objects, which would take most of the time.

@@ -5,11 +5,15 @@ import signal
 import threading
 from types import FrameType
 
+import structlog
+
 from balancer.api.app import create_app
 from balancer.api.server import ApiServer
 from balancer.clock import Clock, SystemClock
 from balancer.daemon.daemon import Daemon
 from balancer.settings import Settings
+
+log = structlog.get_logger()
 
 STEP_SECONDS = 1.0
 
@@ -43,14 +47,25 @@ def run(settings: Settings, clock: Clock | None = None) -> None:
         daemon.ready()
         _spare_the_collector()
         while not signals.ended.wait(STEP_SECONDS):
-            if signals.reload.is_set():
-                signals.reload.clear()
-                daemon.reload()
-            daemon.step()
+            _step(daemon, signals)
     finally:
         daemon.hand_over()  # before anything that may take its time
         server.stop()
         daemon.stop()
+
+
+def _step(daemon: Daemon, signals: Signals) -> None:
+    """What fails in here (no descriptor is left, a disk is full) is tried again in a second.
+
+    A step that never succeeds does not feed the supervisor's watchdog, which then decides.
+    """
+    try:
+        if signals.reload.is_set():
+            signals.reload.clear()
+            daemon.reload(confirmed=True)
+        daemon.step()
+    except Exception:
+        log.exception("a step of the daemon's loop failed")
 
 
 def _spare_the_collector() -> None:

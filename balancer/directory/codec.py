@@ -49,6 +49,11 @@ FORMAT = 2
 _FORMATS = range(1, 32)  # the only ones there will be: what is above them begins a text, not one of our documents
 _RAW, _DEFLATED = 0, 1
 _COMPRESS_ABOVE = 1024  # bytes: the log entry of a few tablets is written and read as it is
+MOST_INFLATED = 64 << 20
+"""Bytes. A znode has a megabyte at most, and what we write shrinks to a tenth, not to a thousandth."""
+DEEPEST = 64
+"""Lists and objects within each other: our documents have ten."""
+_TOO_DEEP = f"a document has more than {DEEPEST} lists and objects within each other"
 _WINDOW, _MEMORY = 13, 6  # zlib's words for 8 KB and 32 KB
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -90,9 +95,40 @@ def unpack(data: bytes) -> Json:
     """The document in stored bytes."""
     check_format(data)
     try:
-        return json.loads(zlib.decompress(data[2:]) if data[1] == _DEFLATED else data[2:])
+        return read_json(inflate(data[2:]) if data[1] == _DEFLATED else data[2:])
     except (ValueError, zlib.error) as error:
         raise damaged(error) from None
+
+
+def inflate(data: bytes) -> bytes:
+    """What `compress` was given; `ValueError` for more than we write: a few bytes can stand for gigabytes."""
+    stream = zlib.decompressobj()
+    inflated = stream.decompress(data, MOST_INFLATED)
+    if not stream.eof:
+        raise ValueError(f"a compressed part is cut off or longer than {MOST_INFLATED} bytes")
+    return inflated
+
+
+def read_json(data: bytes) -> Json:
+    """The JSON in bytes; `ValueError` where it is none, or nested deeper than anything that we write."""
+    text = data.decode()
+    try:
+        document = json.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    if text.count("[") + text.count("{") > DEEPEST and _is_too_deep(document):
+        raise ValueError(_TOO_DEEP)
+    return document
+
+
+def _is_too_deep(document: Json) -> bool:
+    level = [document]
+    for _ in range(DEEPEST):
+        lists = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [part for parts in lists for part in parts]
+        if not level:
+            return False
+    return True
 
 
 def damaged(error: Exception) -> Refused:

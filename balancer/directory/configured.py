@@ -8,6 +8,7 @@ from balancer.directory.contract import Directory
 from balancer.directory.credentials import Credentials, Scheme, from_environment
 from balancer.directory.open import open_directory
 from balancer.errors import UserError
+from balancer.outside import read_secret_file
 from balancer.settings import DaemonFile
 from balancer.settings.files import DirectorySecurity
 
@@ -41,9 +42,9 @@ def _password(security: DirectorySecurity) -> str:
     if security.password_file is None:
         return ""
     try:
-        return security.password_file.read_text().rstrip("\n")
-    except OSError as error:
-        raise UserError(f"directory_security.password_file cannot be read: {error.strerror}") from None
+        return read_secret_file(security.password_file)
+    except ValueError as error:
+        raise UserError(f"directory_security.password_file {error}") from None
 
 
 def _text(path: Path | None) -> str | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from balancer.errors import UserError
+from balancer.outside import read_secret_file
 
 PREFIX = "BALANCER_DIRECTORY_"
 
@@ -100,9 +101,9 @@ def _secret(environ: Mapping[str, str], name: str) -> str | None:
     if not file:
         return environ.get(f"{PREFIX}{name}")
     try:
-        return Path(file).read_text().rstrip("\r\n")
-    except OSError as error:
-        raise UserError(f"{PREFIX}{name}_FILE cannot be read: {error.strerror} ({file})") from None
+        return read_secret_file(Path(file))
+    except ValueError as error:
+        raise UserError(f"{PREFIX}{name}_FILE {error} ({file})") from None
 
 
 def _readable(file: str | None) -> str | None:

@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from sys import intern
 from typing import Any
 
-from balancer.directory.codec import FORMAT, check_format, compress, damaged
+from balancer.directory.codec import FORMAT, check_format, compress, damaged, inflate
 from balancer.directory.pages import Page
 
 _HEADER = struct.Struct("<BBBqqII")
@@ -62,7 +62,7 @@ def _unpack(data: bytes) -> Page:
     split = _HEADER.size + size
     fixed = data[_HEADER.size : split]
     ids, starts, end, bits, partitions = _unpack_fixed(bool(hashed), rows, fixed)
-    reader = _Reader(zlib.decompress(data[split:]) if large else data, 0 if large else split)
+    reader = _Reader(inflate(data[split:]) if large else data, 0 if large else split)
     node, epochs, states = (reader.numbers(code, rows) for code in "HQB")
     names = tuple(map(intern, reader.rest().decode().split("\0")))
     return Page(
@@ -72,7 +72,7 @@ def _unpack(data: bytes) -> Page:
 
 
 def _unpack_fixed(hashed: bool, rows: int, fixed: bytes) -> tuple[Any, Any, Any, Any, tuple[str, ...]]:
-    data = zlib.decompress(fixed)
+    data = inflate(fixed)
     keys, end, names = _FIXED.unpack_from(data)
     reader = _Reader(data, _FIXED.size)
     ids = reader.numbers("q", rows)

@@ -23,6 +23,7 @@ from psycopg.rows import TupleRow
 
 from balancer.errors import BalancerError, Refused, Unavailable, UserError
 from balancer.nodes import own_schema
+from balancer.outside import one_line
 
 Connection = psycopg.Connection[TupleRow]
 Cursor = psycopg.Cursor[TupleRow]
@@ -371,5 +372,5 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _sentence(error: psycopg.Error) -> str:
-    primary = error.diag.message_primary
-    return primary or " ".join(str(error).split()) or type(error).__name__
+    # The words may be those of a function that anybody wrote: as long, and with what characters, as that pleased.
+    return one_line(error.diag.message_primary or str(error)) or type(error).__name__

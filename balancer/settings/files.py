@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from balancer.outside import quoted
 from balancer.policies.options import (
     BalancerOptions,
     BudgetOptions,
@@ -31,21 +32,22 @@ from balancer.settings.migration import MigrationSettings
 from balancer.settings.units import Dsn, parse_duration, parse_size
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)?")
+_LONGEST_NAME = 200  # two of PostgreSQL's longest and more
 
 
 def check_zone(name: str) -> str:
     """The name itself, if there is such a time zone."""
     try:
-        ZoneInfo(name)
+        ZoneInfo(name[:_LONGEST_NAME])
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ValueError(f'{name!r} is not a time zone; write one as "UTC" or "Europe/Moscow"') from None
+        raise ValueError(f'{quoted(name)} is not a time zone; write one as "UTC" or "Europe/Moscow"') from None
     return name
 
 
 def check_root(name: str) -> str:
     """A root's name with its schema; `public` where none is given."""
-    if not _NAME.fullmatch(name):
-        raise ValueError(f'{name!r} is not a table name; write it as "schema.table"')
+    if len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
+        raise ValueError(f'{quoted(name)} is not a table name; write it as "schema.table"')
     return name if "." in name else f"public.{name}"
 
 
@@ -76,7 +78,11 @@ class HttpSettings(Section):
     token: SecretStr | None = None
     """Bearer token for everything that changes something; None: nothing can be changed over HTTP."""
     token_file: Path | None = None
-    read_requires_token: bool = False
+    read_requires_token: bool | None = None
+    """Whether reading needs the token too; None: it does, unless the server listens on loopback."""
+    allowed_hosts: list[str] = []
+    """Names under which the server is reached, beside IP addresses, localhost and this host's own name. A browser that
+    a foreign page leads here by its own name (DNS rebinding) is refused."""
     tls_certificate: Path | None = None
     tls_key: Path | None = None
 

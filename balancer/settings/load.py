@@ -16,6 +16,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_settings.exceptions import SettingsError
 
 from balancer.errors import UserError
+from balancer.outside import one_line, read_secret_file, read_text_file, visible
 from balancer.policies.options import (
     BalancerOptions,
     BudgetOptions,
@@ -124,22 +125,29 @@ def load_settings(path: Path | None = None) -> Settings:
 
 
 def _bundle_files(folder: Path, given: Mapping[str, Any], mistakes: list[Mistake]) -> list[Path]:
-    if not folder.is_dir():
+    try:
+        return sorted(folder / name for name in os.listdir(folder) if name.endswith(".toml"))
+    except FileNotFoundError:
         if "bundles" in given:
             mistakes.append(Mistake(str(folder), "", "the folder of the bundles' files does not exist"))
-        return []
-    return sorted(folder.glob("*.toml"))
+    except (OSError, ValueError) as error:
+        what = error.strerror if isinstance(error, OSError) else "no path can be so"
+        mistakes.append(Mistake(visible(str(folder)), "", f"the folder of the bundles' files cannot be read: {what}"))
+    return []
 
 
 def _read(file: Path, mistakes: list[Mistake]) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text_file(file))
     except FileNotFoundError:
-        mistakes.append(Mistake(str(file), "", "the file does not exist"))
-    except (OSError, UnicodeDecodeError) as error:
-        mistakes.append(Mistake(str(file), "", f"cannot be read: {error}"))
+        problem = "the file does not exist"
     except tomllib.TOMLDecodeError as error:
-        mistakes.append(Mistake(str(file), "", f"is not TOML: {error}"))
+        problem = f"is not TOML: {one_line(str(error))}"
+    except RecursionError:
+        problem = "is not TOML that can be read: tables or lists are nested too deeply"
+    except ValueError as error:
+        problem = one_line(str(error))
+    mistakes.append(Mistake(visible(str(file)), "", problem))
     return {}
 
 
@@ -218,9 +226,9 @@ def _node(name: str, section: NodeSection, file: Path, mistakes: list[Mistake]) 
         password = SecretStr(os.environ[variable])
     elif section.password_file is not None:
         try:
-            password = SecretStr((file.parent / section.password_file).read_text().rstrip("\n"))
-        except OSError as error:
-            mistakes.append(Mistake(str(file), f"nodes.{name}.password_file", f"cannot be read: {error.strerror}"))
+            password = SecretStr(read_secret_file(file.parent / section.password_file))
+        except ValueError as error:
+            mistakes.append(Mistake(str(file), f"nodes.{name}.password_file", str(error)))
     return NodeSettings(
         id=name,
         dsn=section.dsn.text,

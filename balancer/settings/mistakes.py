@@ -66,7 +66,7 @@ def _sentence(shape: type[BaseModel], location: tuple[str, ...], detail: Mapping
 
 def _unknown(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name[:100], known, n=1, cutoff=0.6)
     if near:
         return f"unknown key; did you mean {near[0]!r}?"
     return f"unknown key; allowed here: {', '.join(known)}"

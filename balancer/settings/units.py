@@ -1,43 +1,72 @@
 """Sizes, durations and DSNs as people write them. Pure functions; the errors say what is allowed."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit, urlunsplit
+from typing import Final
+from urllib.parse import quote, urlencode
 
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import SecretStr
+
+from balancer.outside import quoted
 
 _SIZE_UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 _TIME_UNITS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
-_PAIR = re.compile(r"\s*(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s']*)")
+_LONGEST_QUANTITY = 40
+_LARGEST_SIZE = (1 << 63) - 1
+_LARGEST_DURATION = 100 * 365 * 86400.0
+_LONGEST_DSN = 4096
+
+SHOWN_PARAMETERS: Final = frozenset(
+    (
+        *("host", "hostaddr", "port", "dbname", "user", "service", "passfile", "application_name", "options"),
+        *("connect_timeout", "tcp_user_timeout", "keepalives", "keepalives_idle", "keepalives_interval"),
+        *("keepalives_count", "client_encoding", "target_session_attrs", "load_balance_hosts", "channel_binding"),
+        *("require_auth", "gssencmode", "krbsrvname", "gsslib", "gssdelegation", "requirepeer"),
+        *("sslmode", "sslnegotiation", "sslcompression", "sslcert", "sslkey", "sslcertmode", "sslrootcert", "sslcrl"),
+        *("sslcrldir", "sslsni", "ssl_min_protocol_version", "ssl_max_protocol_version"),
+        *("min_protocol_version", "max_protocol_version"),
+    )
+)
+"""What of a DSN may be shown and stored. What libpq learns next is not in it, and so not shown."""
 
 
 def parse_size(value: object) -> object:
     """Bytes from "10GB", "512 MiB" or a number; anything that is not text is left to the type's own check."""
     if not isinstance(value, str):
-        return _not_negative(value, "a size")
-    match = _QUANTITY.fullmatch(value)
+        return _not_above(_not_negative(value, "a size"), _LARGEST_SIZE, "a size")
+    match = _QUANTITY.fullmatch(value) if len(value) <= _LONGEST_QUANTITY else None
     unit = match and match[2].upper().replace("IB", "B")
     if not match or unit not in _SIZE_UNITS:
         raise ValueError(
-            f'{value!r} is not a size; write a number of bytes or one with B, KB, MB, GB or TB, as in "10GB"'
+            f'{quoted(value)} is not a size; write a number of bytes or one with B, KB, MB, GB or TB, as in "10GB"'
         )
-    return round(float(match[1]) * _SIZE_UNITS[unit])
+    return _not_above(round(float(match[1]) * _SIZE_UNITS[unit]), _LARGEST_SIZE, "a size")
 
 
 def parse_duration(value: object) -> object:
     """Seconds from "250ms", "10m", "1h" or a number of seconds."""
     if not isinstance(value, str):
-        return _not_negative(value, "a duration")
-    match = _QUANTITY.fullmatch(value)
+        return _not_above(_not_negative(value, "a duration"), _LARGEST_DURATION, "a duration")
+    match = _QUANTITY.fullmatch(value) if len(value) <= _LONGEST_QUANTITY else None
     if not match or match[2] not in _TIME_UNITS:
-        raise ValueError(f'{value!r} is not a duration; write a number with us, ms, s, m, h or d, as in "250ms"')
-    return float(match[1]) * _TIME_UNITS[match[2]]
+        raise ValueError(f'{quoted(value)} is not a duration; write a number with us, ms, s, m, h or d, as in "250ms"')
+    return _not_above(float(match[1]) * _TIME_UNITS[match[2]], _LARGEST_DURATION, "a duration")
 
 
 def _not_negative(value: object, what: str) -> object:
     if isinstance(value, int | float) and not isinstance(value, bool) and value < 0:
         raise ValueError(f"{value} is negative; {what} is zero or more")
+    return value
+
+
+def _not_above(value: object, largest: float, what: str) -> object:
+    """The value, unless it is a number that nothing here could count with (not a number at all, for one)."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and not value <= largest:
+        raise ValueError(f"is too large; {what} is at most {largest:.0f}")
     return value
 
 
@@ -72,42 +101,81 @@ class Dsn:
 
     @classmethod
     def parse(cls, value: object) -> "Dsn":
-        """From a URL (`postgresql://…`) or from libpq's `key=value` words."""
+        """From a URL (`postgresql://…`) or from libpq's `key=value` words, as libpq itself reads them.
+
+        No error repeats a value: any part of a DSN that is wrong may be a piece of a password.
+        """
         if isinstance(value, Dsn):
             return value
         if not isinstance(value, str) or not value.strip():
             raise ValueError('a DSN is text, as in "postgresql://balancer@host/database"')
-        return cls._from_url(value) if "://" in value else cls._from_words(value)
+        if len(value) > _LONGEST_DSN:
+            raise ValueError(f"a DSN has at most {_LONGEST_DSN} characters")
+        if not value.isprintable():
+            raise ValueError("a DSN has no line ends or other control characters in it")
+        _check_url(value)
+        parameters = _libpq_parameters(value)
+        password = parameters.pop("password", None)
+        _check_parameters(parameters)
+        # A text without a secret stays as it was written: people find it again in what is shown.
+        if password is None:
+            return cls(value.strip())
+        text = _url(parameters) if "://" in value.partition("=")[0] else _words(parameters)
+        return cls(text, SecretStr(password) if password else None)
 
-    @classmethod
-    def _from_url(cls, value: str) -> "Dsn":
-        parts = urlsplit(value)
-        if parts.scheme not in ("postgresql", "postgres"):
-            raise ValueError(f"the scheme of a DSN is postgresql://, not {parts.scheme}://")
-        user_info, at, hosts = parts.netloc.rpartition("@")
-        user, _, password = user_info.partition(":")
-        query, hidden = [], unquote(password)
-        for pair in filter(None, parts.query.split("&")):
-            name, _, content = pair.partition("=")
-            if name == "password":
-                hidden = unquote(content)
-            else:
-                query.append(pair)
-        text = urlunsplit((parts.scheme, f"{user}{at}{hosts}", parts.path, "&".join(query), ""))
-        return cls(text, SecretStr(hidden) if hidden else None)
 
-    @classmethod
-    def _from_words(cls, value: str) -> "Dsn":
-        words, at = [], 0
-        secret = None
-        while at < len(value.rstrip()):
-            match = _PAIR.match(value, at)
-            if not match:
-                # What stands there may be a password: it is not repeated.
-                raise ValueError("the DSN is neither a URL nor words of the form key=value")
-            if match[1] == "password":
-                secret = SecretStr(re.sub(r"\\(.)", r"\1", match[2].strip("'")))
-            else:
-                words.append(f"{match[1]}={match[2]}")
-            at = match.end()
-        return cls(" ".join(words), secret)
+def _check_url(value: str) -> None:
+    scheme, separator, rest = value.strip().partition("://")
+    if not separator or "=" in scheme:
+        return
+    if scheme not in ("postgresql", "postgres"):
+        known = f", not {scheme}://" if scheme.isalpha() and len(scheme) < 20 else ""
+        raise ValueError(f"the scheme of a DSN is postgresql://{known}")
+    # libpq would take a password with a slash for a port and a database, and we would show it.
+    if "@" in rest.partition("/")[2] or rest.count("@") > 1:
+        raise ValueError("the characters @ / ? # in a user name or a password are written as %40 %2F %3F %23 in a URL")
+
+
+def _libpq_parameters(value: str) -> dict[str, str]:
+    try:
+        found = conninfo_to_dict(value)
+    except psycopg.ProgrammingError:  # libpq repeats what it does not understand
+        raise ValueError("the DSN is neither a URL nor words of the form key=value, as PostgreSQL has them") from None
+    return {name: str(content) for name, content in found.items() if content is not None}
+
+
+def _check_parameters(parameters: Mapping[str, str]) -> None:
+    for name in sorted(parameters.keys() - SHOWN_PARAMETERS):
+        raise ValueError(
+            f"{name} has no place in a DSN of ours, which is shown and stored: only the password is kept apart;"
+            " give other secrets in a service file (service=…)"
+        )
+    if not all(map(str.isprintable, parameters.values())):
+        raise ValueError("a DSN has no line ends or other control characters in it")
+    if not re.fullmatch(r"(\d{1,5}|)(,(\d{1,5}|))*", parameters.get("port", "")):
+        raise ValueError("the port of a DSN is a number (is a / in a password not written as %2F?)")
+    if any("@" in host[1:] for host in parameters.get("host", "").split(",")):
+        raise ValueError("there is an @ in the host of the DSN (is one in a password not written as %40?)")
+
+
+def _words(parameters: Mapping[str, str]) -> str:
+    first = [name for name in ("host", "port", "dbname", "user") if name in parameters]
+    ordered = [*first, *sorted(parameters.keys() - set(first))]
+    return make_conninfo("", **{name: parameters[name] for name in ordered})
+
+
+def _url(parameters: Mapping[str, str]) -> str:
+    """The parameters as a URL; several hosts have a port each, or share one."""
+    others = dict(parameters)
+    user, database = (quote(others.pop(name, ""), safe="") for name in ("user", "dbname"))
+    hosts = [quote(host, safe="[]:") for host in others.pop("host", "").split(",")]
+    ports = others.pop("port", "").split(",")
+    ports = ports if len(ports) == len(hosts) else ports[:1] * len(hosts)
+    places = ",".join(_place(host, port) for host, port in zip(hosts, ports, strict=True))
+    query = urlencode(others, quote_via=quote)
+    return f"postgresql://{user}{'@' if user else ''}{places}/{database}{'?' if query else ''}{query}"
+
+
+def _place(host: str, port: str) -> str:
+    host = f"[{host}]" if ":" in host else host
+    return f"{host}:{port}" if port else host

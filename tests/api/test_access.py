@@ -59,7 +59,7 @@ def test_without_a_configured_token_nothing_can_be_changed(instance: Instance) -
 
 
 def test_off_loopback_a_change_needs_tls_even_with_the_token(instance: Instance) -> None:
-    with serving(instance, listen=ANYWHERE) as client:
+    with serving(instance, listen=ANYWHERE, read_requires_token=False) as client:
         secure = {"X-Forwarded-Proto": "https", "Forwarded": "proto=https"}
         answer = client.post("/v1/commands", json=DRAIN, headers={**bearer(), **secure})
         assert answer.status_code == 403
@@ -87,6 +87,42 @@ def test_reading_can_be_closed_but_health_and_the_page_stay_open(instance: Insta
             assert client.get(path).status_code == 200, path
 
 
+def test_beyond_loopback_reading_needs_the_token_unless_it_is_opened(instance: Instance, tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    with serving(instance, listen=ANYWHERE, tls_certificate=certificate, tls_key=key) as client:
+        assert client.get("/v1/status").status_code == 401
+        assert client.get("/metrics").status_code == 401
+        assert client.get("/v1/status", headers=bearer()).status_code == 200
+        assert client.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example", "", "a@127.0.0.1"]
+)
+def test_a_foreign_name_is_not_answered(client: httpx.Client, host: str) -> None:
+    """A page of another site whose name was made to point here (DNS rebinding)."""
+    for path in ("/v1/status", "/v1/route/orders?key=1", "/metrics", "/"):
+        answer = client.get(path, headers={"Host": host, "X-Forwarded-Host": "localhost", **bearer()})
+        assert answer.status_code in (400, 421), path
+    assert client.post("/v1/commands", json=DRAIN, headers={"Host": host, **bearer()}).status_code in (400, 421)
+    if host:
+        assert client.get("/healthz", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]:1", "10.1.2.3", "tb.shop.svc.:1"])
+def test_its_own_names_are_answered(instance: Instance, host: str) -> None:
+    with serving(instance, allowed_hosts=["tb.shop.svc"]) as client:
+        assert client.get("/v1/status", headers={"Host": host}).status_code == 200
+
+
+def test_where_a_node_is_only_the_token_tells(client: httpx.Client) -> None:
+    paths = ("/v1/status", "/v1/overview", "/v1/nodes", "/v1/history", "/v1/migrations", "/v1/route/orders?key=1")
+    for path in paths:
+        assert "postgresql://" not in client.get(path).text, path
+        assert "postgresql://" not in client.get(path, headers=bearer("wrong")).text, path
+    assert client.get("/v1/route/orders?key=1", headers=bearer()).json()["dsn"].startswith("postgresql://")
+
+
 def test_a_token_file_is_read_again_when_it_changes(instance: Instance, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("first\n")
@@ -108,7 +144,9 @@ def test_a_token_file_is_read_again_when_it_changes(instance: Instance, tmp_path
         ({"tls_certificate": Path("/nowhere.crt"), "tls_key": Path("/nowhere.key")}, "no file"),
         ({"read_requires_token": True, "token": None}, "no token"),
         ({"read_requires_token": True, "listen": ANYWHERE}, "clear text"),
-        ({"listen": "192.0.2.1:1"}, "cannot listen"),
+        ({"listen": ANYWHERE}, "clear text"),
+        ({"listen": ANYWHERE, "token": None}, "no token"),
+        ({"listen": "192.0.2.1:1", "read_requires_token": False}, "cannot listen"),
         ({"listen": "127.0.0.1:99999"}, "cannot listen"),
     ],
 )

@@ -36,7 +36,7 @@ def later(seconds: float, work: Callable[[], object]) -> threading.Thread:
 
 @pytest.mark.parametrize("key", [0, 1, -5, 123456789, 2**63 - 1])
 def test_a_hash_key_is_routed_as_postgresql_would(instance: Instance, client: httpx.Client, key: int) -> None:
-    answer = client.get("/v1/route/orders", params={"key": key}).json()
+    answer = client.get("/v1/route/orders", params={"key": key}, headers=bearer()).json()
     remainder = partition_hash((KeyType.BIGINT,), (key,)) % 8
     owner = instance.follower().snapshot.tablet(remainder + 1)
     assert (answer["tablet"], answer["node"], answer["epoch"]) == (owner.id, owner.node, owner.epoch)

@@ -274,9 +274,12 @@ def test_a_bundle_that_leaves_the_configuration_is_forgotten(
     with instance(fleet) as running:
         until(lambda: running.word("other"), 30, "a tick")
         (fleet.folder / "bundles" / "other.toml").unlink()
+        value = running.daemon.instruments.registry.get_sample_value
+        until(lambda: value("balancer_configuration_reload_failed") == 1.0, 20, "the alert")
+        assert running.word("other") is not None
+        running.daemon.reload(confirmed=True)
         until(lambda: running.word("other") is None, 30, "a reload")
         running.ticks()
-        value = running.daemon.instruments.registry.get_sample_value
         assert value("balancer_paused", {"bundle": "other"}) is None
         assert value("balancer_paused", {"bundle": "shop"}) == 0.0
 

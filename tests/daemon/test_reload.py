@@ -100,3 +100,71 @@ def test_what_is_read_at_the_start_only_is_named_until_it_is_changed_back(tmp_pa
     write(tmp_path, "observe")
     assert watch.reload()
     assert watch.waits_for_restart() == []
+
+
+BAD = {
+    "a size with 400 zeros": b"[tablet_balancer_config]\ndesired_tablet_size = '1" + b"0" * 400 + b"GB'\n",
+    "a number with 400 zeros": b"[tablet_balancer_config]\ndesired_tablet_size = 1" + b"0" * 400 + b"\n",
+    "an endless duration": b"[migration]\nretire_grace = inf\n",
+    "a password file that is not UTF-8": b"[nodes.a]\ndsn = 'host=a'\npassword_file = 'secret'\n",
+    "a password file that is a folder": b"[nodes.a]\ndsn = 'host=a'\npassword_file = '.'\n",
+    "NUL in a path": b'[nodes.a]\ndsn = "host=a"\npassword_file = "a\\u0000b"\n',
+    "nested tables": b"a = " + b"{a = " * 3000 + b"1" + b"}" * 3000,
+    "nested lists": b"a = " + b"[" * 3000 + b"]" * 3000,
+    "not UTF-8": b"mode = '\xff'\n",
+    "not TOML": b"\0",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_bundle_file_changes_nothing_and_ends_nothing(tmp_path: Path, name: str) -> None:
+    watch = ConfigurationWatch(load_settings(write(tmp_path, "observe")))
+    (tmp_path / "bundles" / "secret").write_bytes(b"hush\xff\xfe")
+    (tmp_path / "bundles" / "shop.toml").write_bytes(BAD[name])
+    assert not watch.reload()
+    assert "shop.toml" in watch.error
+    assert "defect" not in watch.error
+    assert "hush" not in watch.error
+    assert len(watch.error) < 1000
+    assert watch.settings.bundle("shop").mode is Mode.OBSERVE
+    write(tmp_path, "approve")
+    assert watch.reload()
+
+
+def test_a_folder_that_vanished_is_not_the_wish_for_no_bundles(tmp_path: Path) -> None:
+    watch = ConfigurationWatch(load_settings(write(tmp_path, "observe")))
+    (tmp_path / "bundles").rename(tmp_path / "elsewhere")
+    for confirmed in (False, True):
+        assert not watch.reload(confirmed)
+        assert "is gone" in watch.error
+        assert set(watch.settings.bundles) == {"shop"}
+    (tmp_path / "bundles").mkdir()
+    assert not watch.reload()
+    assert watch.reload(confirmed=True)
+    assert not watch.settings.bundles
+
+
+def test_a_bundle_whose_file_is_gone_stays_until_somebody_confirms(tmp_path: Path) -> None:
+    watch = ConfigurationWatch(load_settings(write(tmp_path, "observe")))
+    file = tmp_path / "bundles" / "shop.toml"
+    text = file.read_text()
+    file.unlink()
+    assert watch.changed()
+    assert not watch.reload()
+    assert "shop; put them back, or confirm with SIGHUP" in watch.error
+    assert set(watch.settings.bundles) == {"shop"}
+    file.write_text(text)
+    assert watch.changed()
+    assert watch.reload()
+    assert watch.error == ""
+    file.unlink()
+    assert watch.reload(confirmed=True)
+    assert not watch.settings.bundles
+
+
+def test_a_folder_that_cannot_be_read_is_no_empty_folder(tmp_path: Path) -> None:
+    watch = ConfigurationWatch(load_settings(write(tmp_path, "observe")))
+    (tmp_path / "bundles").rename(tmp_path / "elsewhere")
+    (tmp_path / "bundles").write_text("a file")
+    assert not watch.reload(confirmed=True)
+    assert "cannot be read: Not a directory" in watch.error

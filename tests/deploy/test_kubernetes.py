@@ -96,6 +96,9 @@ def test_the_monitor_finds_the_services_port_and_our_metrics() -> None:
     assert endpoint["path"] == "/metrics"
     known = {"port", "scheme", "path", "interval", "scrapeTimeout", "tlsConfig", "authorization"}
     assert endpoint.keys() <= known
+    credentials = endpoint["authorization"]["credentials"]
+    assert credentials["name"] == load("secret")["metadata"]["name"]
+    assert credentials["key"] in load("secret")["stringData"]
 
 
 def test_volumes_secrets_and_environment_name_what_exists() -> None:

@@ -7,7 +7,7 @@ from balancer.api.shapes import RouteShape
 from balancer.directory.snapshot import Snapshot
 
 
-def route(snapshot: Snapshot, table_name: str, key: Sequence[str]) -> RouteShape:
+def route(snapshot: Snapshot, table_name: str, key: Sequence[str], with_dsn: bool) -> RouteShape:
     """The owner of a key."""
     table = snapshot.table(table_name)
     tablet = snapshot.locate(table.id, position_of(table, key))
@@ -17,7 +17,7 @@ def route(snapshot: Snapshot, table_name: str, key: Sequence[str]) -> RouteShape
         tablet=tablet.id,
         epoch=tablet.epoch,
         node=tablet.node,
-        dsn=node.dsn if node else "",
+        dsn=node.dsn if node and with_dsn else "",
         state=tablet.state,
         moving=snapshot.migration_of(tablet.id) is not None,
         version=snapshot.version,
