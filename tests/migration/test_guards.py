@@ -138,8 +138,8 @@ def test_a_prepared_transaction_is_named(cluster: Cluster) -> None:
 def test_a_database_of_another_cluster_is_left_alone(cluster: Cluster) -> None:
     """The same node's name in another cluster: raising its epoch would shut its own leader out."""
     links = Links(lambda node: replace(cluster.address(node), cluster="elsewhere"), "m1")
-    with pytest.raises(Refused, match="leads to node b of cluster test, not of elsewhere: nothing was done there"):
+    with pytest.raises(Refused, match="leads to node b of cluster directory, not of elsewhere: nothing was done there"):
         links.control("b")
-    right = Links(lambda node: replace(cluster.address(node), cluster="test"), "m1")
+    right = Links(lambda node: replace(cluster.address(node), cluster="directory"), "m1")
     right.control("b")
     right.close()

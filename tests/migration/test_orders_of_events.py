@@ -512,8 +512,8 @@ def test_the_former_owner_keeps_its_rows_until_the_new_one_s_standbys_have_repla
     tmp_path: Path, postgres15: PostgresServer, server_folder: Path, database: Factory
 ) -> None:
     with (
-        postgres(server_folder / "primary", 18) as primary,
-        standby(primary, server_folder / "standby", 18, "mirror") as mirror,
+        postgres(server_folder / "mirrored", 18) as primary,
+        standby(primary, server_folder / "mirror", 18, "mirror") as mirror,
         new_database(primary) as there,
     ):
         tablets = hash_tablets(2, ["a"])

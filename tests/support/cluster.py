@@ -36,6 +36,7 @@ from balancer.nodes.connection import Address
 from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.keys import HIGHEST, LOWEST, KeyType, encode_key
+from balancer.polling.addresses import cluster_name
 from balancer.settings import MigrationSettings
 from tests.support.opening import connect
 
@@ -146,7 +147,7 @@ def adopt(folder: Path, dsns: dict[str, str], table: Table, tablets: Sequence[Ta
     cluster = Cluster(folder, dsns, table, url=url)
     for node, dsn in dsns.items():
         with connect(Address(node, dsn)) as connection, connection.cursor() as cursor:
-            install_schema(connection, "test", node)
+            install_schema(connection, cluster_name(cluster.url), node)
             rows = [
                 OwnedTablet(t.id, t.epoch, OwnState.OWNED, tuple(p.partition for p in places(table, t)))
                 for t in tablets
