@@ -18,6 +18,7 @@ MOST_CONNECTIONS: Final = 8192
 MOST_DESCRIPTORS: Final = 65536
 _RESERVED: Final = 1024
 """Descriptors for the daemon itself: some per node and migration. Half of all where there are few."""
+HEADER_SECONDS = 10.0
 _HANDSHAKE_SECONDS: Final = 10.0
 
 
@@ -26,7 +27,7 @@ class SocketLimits:
     """What one server allows."""
 
     connections: int = MOST_CONNECTIONS
-    header_seconds: float = 10.0
+    header_seconds: float = HEADER_SECONDS
     """From the beginning of a connection, or the end of an answer, to the end of the next request's headers."""
 
 
@@ -72,7 +73,7 @@ class CappedListener(socket.socket):
 class TimedProtocol(H11Protocol):
     """Closes a connection that does not finish the headers of a request in time, however slowly it sends them."""
 
-    header_seconds = SocketLimits.header_seconds
+    header_seconds = HEADER_SECONDS
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
