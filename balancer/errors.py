@@ -6,6 +6,7 @@ Everybody may raise and catch these; nothing here imports the rest of the produc
 |------------------|-------------------------------------------------------------------|
 | `UserError`      | shows the sentence and stops: the input is wrong                  |
 | `Refused`        | gives up: a precondition does not hold, and trying again won't help |
+| `Damaged`        | gives up: what is stored is not what was written; somebody must look |
 | `Conflict`       | reads again and decides again: somebody else was faster            |
 | `Fenced`         | steps down: another leader holds a newer epoch                    |
 | `OutcomeUnknown` | finds out what happened before doing anything else                |
@@ -24,6 +25,10 @@ class UserError(BalancerError):
 
 class Refused(BalancerError):
     """A precondition does not hold; the same request will be refused again until something changes."""
+
+
+class Damaged(Refused):
+    """Stored data is not what this software wrote: nothing that the caller could give would help. Exit code 1."""
 
 
 class Conflict(BalancerError):

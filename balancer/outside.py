@@ -35,6 +35,11 @@ def visible(text: str) -> str:
     return _UNSAFE.sub(_escaped, text)
 
 
+def visible_json(text: str) -> str:
+    """JSON as it may be printed: the same document, with what a terminal would obey as escapes of JSON."""
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 def one_line(text: str, longest: int = LONGEST) -> str:
     """A foreign message as part of a sentence: cut, on one line, nothing in it that a terminal obeys."""
     return visible(" ".join(cut(text, longest).split()))

@@ -6,6 +6,7 @@ is refused without the application having seen any of it.
 
 import asyncio
 from collections.abc import Iterable
+from json import JSONDecodeError
 from traceback import format_exception
 from typing import Final
 
@@ -17,8 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from balancer.api.access import READING, Access
 from balancer.api.problems import defect, problem
 from balancer.clock import Clock
+from balancer.directory.codec import pack, read_json
 from balancer.instruments import Instruments
 from balancer.logs import mask
+from balancer.outside import one_line
 
 log = structlog.get_logger()
 
@@ -125,6 +128,9 @@ async def _with_body(scope: Scope, receive: Receive) -> tuple[Response | None, R
         return problem(408, f"the body did not arrive within {BODY_SECONDS:.0f} s", _CLOSE), receive
     if body is None:
         return problem(413, f"a body has at most {MAX_BODY} bytes", _CLOSE), receive
+    fault = _fault(body)
+    if fault:
+        return problem(422, f"the body cannot be taken: {fault}"), receive
     given = False
 
     async def again() -> Message:
@@ -135,6 +141,19 @@ async def _with_body(scope: Scope, receive: Receive) -> tuple[Response | None, R
         return {"type": "http.request", "body": body, "more_body": False}
 
     return None, again
+
+
+def _fault(body: bytes) -> str:
+    """Why the directory could not keep what this JSON says; empty: it could, or it is no JSON, which is said later."""
+    try:
+        pack(read_json(body))
+    except (JSONDecodeError, UnicodeDecodeError):
+        return ""
+    except UnicodeEncodeError:
+        return "a text in it has half of a surrogate pair"
+    except ValueError as error:  # NaN, an infinity, a number of thousands of digits, too many levels
+        return one_line(str(error), 200)
+    return ""
 
 
 async def _read(receive: Receive) -> bytes | None:

@@ -13,6 +13,7 @@ from balancer.directory.snapshot import NotFound
 from balancer.errors import (
     BalancerError,
     Conflict,
+    Damaged,
     Fenced,
     OutcomeUnknown,
     Refused,
@@ -27,6 +28,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 _STATUSES: Final[tuple[tuple[type[BalancerError], int], ...]] = (
     (NotFound, 404),
     (UserError, 422),
+    (Damaged, 500),
     (Refused, 409),
     (Conflict, 409),
     (Fenced, 503),

@@ -11,7 +11,7 @@ import typer
 
 from balancer.cli.output import Output, OutputOption, fail, say, show_json, show_rows
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of, operator
-from balancer.directory.codec import change_document
+from balancer.directory.codec import change_document, read_json
 from balancer.directory.contract import Directory
 from balancer.directory.document import export_document, import_document
 from balancer.directory.invariants import violations
@@ -19,12 +19,14 @@ from balancer.directory.model import LogEntry
 from balancer.directory.telling import nodes_of, tablets_of, told
 from balancer.errors import Refused, UserError
 from balancer.logs import mask
+from balancer.outside import one_line, read_text_file, visible_json
 
 app = typer.Typer(help="The directory as a whole: export, import, check.", no_args_is_help=True)
 
 _READ_AT_ONCE = 500
 _ELECTION_PATIENCE = 3.0
 _CHANGES_SHOWN = 3
+_LARGEST_DOCUMENT = 2 << 30
 
 
 @app.command("export")
@@ -36,7 +38,7 @@ def export_(
     """Writes the whole directory as one JSON document."""
     with directory_of(directory, config) as opened:
         document = export_document(opened.snapshot())
-    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    text = visible_json(json.dumps(document, indent=1, ensure_ascii=False)) + "\n"
     if file is None:
         sys.stdout.write(text)
         return
@@ -115,11 +117,15 @@ def history(
 
 def _read(file: Path) -> Any:
     try:
-        return json.loads(file.read_text())
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from None
+        text = read_text_file(file, _LARGEST_DOCUMENT)
+    except FileNotFoundError:
+        raise UserError(f"{file} cannot be read: No such file or directory") from None
     except ValueError as error:
-        raise UserError(f"{file} is not JSON: {error}") from None
+        raise UserError(f"{file} {error}") from None
+    try:
+        return read_json(text.encode())
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON: {one_line(str(error), 300)}") from None
 
 
 def _is_empty(directory: Directory) -> bool:

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from balancer.cli.output import fail
-from balancer.errors import BalancerError, Refused, Unavailable, UserError
+from balancer.errors import BalancerError, Damaged, Refused, Unavailable, UserError
 
 COMMANDS: Final[Mapping[str, str]] = {
     "run": "balancer.cli.run:run",
@@ -58,7 +58,12 @@ COMMANDS: Final[Mapping[str, str]] = {
 }
 """Command → where it is: a function, or a tree of its own."""
 
-EXIT_CODES: tuple[tuple[type[BalancerError], int], ...] = ((UserError, 2), (Unavailable, 3), (Refused, 4))
+EXIT_CODES: tuple[tuple[type[BalancerError], int], ...] = (
+    (Damaged, 1),
+    (UserError, 2),
+    (Unavailable, 3),
+    (Refused, 4),
+)
 
 
 class Tree(TyperGroup):

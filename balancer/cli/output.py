@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from balancer.outside import visible, visible_json
+
 Row = Mapping[str, Any]
 
 
@@ -32,7 +34,7 @@ _errors = Console(stderr=True, highlight=False)
 
 def show_json(document: Any) -> None:
     """One JSON document on standard output."""
-    sys.stdout.write(json.dumps(document, indent=2, default=str, ensure_ascii=False) + "\n")
+    sys.stdout.write(visible_json(json.dumps(document, indent=2, default=str, ensure_ascii=False)) + "\n")
 
 
 def show_rows(rows: Sequence[Row], columns: Sequence[str], output: Output, empty: str = "nothing to show") -> None:
@@ -61,18 +63,18 @@ def table_of(rows: Sequence[Row], columns: Sequence[str]) -> Table:
 
 
 def say(text: str) -> None:
-    """A line of plain text, as it is: no markup, no folding."""
-    sys.stdout.write(text + "\n")
+    """A line of plain text: no markup, no folding, and nothing from outside that the terminal would obey."""
+    sys.stdout.write(visible(text) + "\n")
 
 
 def tell(text: str) -> None:
     """A line on standard error that is no part of the result: what goes on meanwhile."""
-    _errors.print(text, markup=False, soft_wrap=True)
+    _errors.print(visible(text), markup=False, soft_wrap=True)
 
 
 def fail(text: str) -> None:
     """A sentence on standard error."""
-    _errors.print(text, markup=False, soft_wrap=True, style="red" if _errors.is_terminal else None)
+    _errors.print(visible(text), markup=False, soft_wrap=True, style="red" if _errors.is_terminal else None)
 
 
 def _text(value: Any) -> str:
@@ -80,4 +82,4 @@ def _text(value: Any) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return str(value)
+    return visible(str(value))

@@ -13,8 +13,9 @@ from balancer.client.pgbouncer import Bouncer, Per, Sync
 from balancer.daemon.bouncing import BouncerFollower, bouncer_of
 from balancer.directory.contract import Directory
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import UserError
+from balancer.errors import Damaged, UserError
 from balancer.settings import load_settings
+from balancer.settings.units import Dsn
 
 app = typer.Typer(help="Feed PgBouncer from the directory.", no_args_is_help=True)
 
@@ -31,9 +32,20 @@ def route(
         snapshot = opened.snapshot()
     found = locate_key(snapshot, table, parse_key(snapshot.table(table), key))
     if output is Output.JSON:
-        show_json({**found._asdict(), "dsn": snapshot.nodes[found.node].dsn, "version": snapshot.version})
+        show_json({**found._asdict(), "dsn": _shown_dsn(snapshot, found.node), "version": snapshot.version})
     else:
-        say(f"node {found.node}, tablet {found.tablet}, epoch {found.epoch}: {snapshot.nodes[found.node].dsn}")
+        say(f"node {found.node}, tablet {found.tablet}, epoch {found.epoch}: {_shown_dsn(snapshot, found.node)}")
+
+
+def _shown_dsn(snapshot: Snapshot, node: str) -> str:
+    """A stored DSN, if nothing in it may be a secret: an older version, or an import, may have stored anything."""
+    record = snapshot.nodes.get(node)
+    if record is None:
+        raise Damaged(f"the directory contains damaged data: there is no node {node!r}")
+    try:
+        return Dsn.parse(record.dsn).text
+    except ValueError as error:
+        return f"(its DSN is not shown: {error})"
 
 
 @app.callback()

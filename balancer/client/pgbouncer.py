@@ -87,6 +87,9 @@ def _target(dsn: str, options: str) -> str:
         parameters = conninfo_to_dict(dsn)
     except psycopg.Error:
         raise UserError("a node's address in the directory is not a connection string") from None
+    # A line end would begin another alias, in a file that PgBouncer trusts.
+    if not all(str(value).isprintable() for value in parameters.values()):
+        raise UserError("a node's address in the directory has a line end or another control character in it")
     # The port is always written: PgBouncer shows its default as if it had been.
     parameters.setdefault("port", "5432")
     words = [f"{name}={_quoted(str(parameters[name]))}" for name in _FORWARDED if parameters.get(name)]

@@ -15,9 +15,10 @@ from balancer.directory.codec import (
     FORMAT,
     StoredEntry,
     check_format,
-    damaged,
+    not_negative,
     pack,
     pack_entry,
+    reading_stored,
     to_document,
     unpack,
 )
@@ -71,24 +72,19 @@ class DirectoryRoot:
 
     @classmethod
     def unpack(cls, data: bytes, epoch: int) -> "DirectoryRoot":
-        check_format(data)
-        try:
+        with reading_stored():
+            check_format(data)
             end = _ROOT.size + _ROOT.unpack_from(data)[1]
-        except struct.error as error:
-            raise damaged(error) from None
-        document = unpack(data[_ROOT.size : end])
-        try:
+            document = unpack(data[_ROOT.size : end])
             return cls(
-                document["version"],
-                document["first"],
-                document["next_page"],
-                document["transaction"],
-                epoch,
-                document["importing"],
+                not_negative(document["version"]),
+                not_negative(document["first"]),
+                not_negative(document["next_page"]),
+                str(document["transaction"]),
+                not_negative(epoch),
+                bool(document["importing"]),
                 data[end:],
             )
-        except (KeyError, TypeError) as error:
-            raise damaged(error) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,10 @@ document is read by newer software. `export` and `history` show the same documen
 """
 
 import json
+import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache
 from typing import Any
@@ -40,7 +42,8 @@ from balancer.directory.model import (
     Tablet,
     TabletState,
 )
-from balancer.errors import Refused, UserError
+from balancer.errors import Damaged, Refused, UserError
+from balancer.outside import one_line, quoted
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.keys import KeyType
 
@@ -51,9 +54,14 @@ _RAW, _DEFLATED = 0, 1
 _COMPRESS_ABOVE = 1024  # bytes: the log entry of a few tablets is written and read as it is
 MOST_INFLATED = 64 << 20
 """Bytes. A znode has a megabyte at most, and what we write shrinks to a tenth, not to a thousandth."""
+MOST_OF_A_NOTE = 8 << 20
 DEEPEST = 64
 """Lists and objects within each other: our documents have ten."""
 _TOO_DEEP = f"a document has more than {DEEPEST} lists and objects within each other"
+_DAMAGES = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
+    *(UserError, struct.error, zlib.error),
+)
 _WINDOW, _MEMORY = 13, 6  # zlib's words for 8 KB and 32 KB
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -91,21 +99,28 @@ def compress(data: bytes) -> bytes:
     return deflate.compress(data) + deflate.flush()
 
 
-def unpack(data: bytes) -> Json:
+def unpack(data: bytes, most: int = MOST_INFLATED) -> Json:
     """The document in stored bytes."""
-    check_format(data)
-    try:
-        return read_json(inflate(data[2:]) if data[1] == _DEFLATED else data[2:])
-    except (ValueError, zlib.error) as error:
-        raise damaged(error) from None
+    with reading_stored():
+        check_format(data)
+        return read_json(inflate(data[2:], most) if data[1] == _DEFLATED else data[2:])
 
 
-def inflate(data: bytes) -> bytes:
+def unpack_notes(notes: Iterable[tuple[str, bytes]]) -> dict[str, Json]:
+    """Notes by name. One that is none is left out: anybody may leave notes, and nobody's may hide the others."""
+    found = {}
+    for name, data in notes:
+        with suppress(Refused):
+            found[name] = unpack(data, MOST_OF_A_NOTE)
+    return found
+
+
+def inflate(data: bytes, most: int = MOST_INFLATED) -> bytes:
     """What `compress` was given; `ValueError` for more than we write: a few bytes can stand for gigabytes."""
     stream = zlib.decompressobj()
-    inflated = stream.decompress(data, MOST_INFLATED)
+    inflated = stream.decompress(data, most)
     if not stream.eof:
-        raise ValueError(f"a compressed part is cut off or longer than {MOST_INFLATED} bytes")
+        raise ValueError(f"a compressed part is cut off or longer than {most} bytes")
     return inflated
 
 
@@ -131,16 +146,28 @@ def _is_too_deep(document: Json) -> bool:
     return True
 
 
-def damaged(error: Exception) -> Refused:
+def damaged(error: Exception) -> Damaged:
     """What a reader of stored bytes raises when they are not what was written."""
-    what = f"there is no field {error}" if isinstance(error, KeyError) else error
-    return Refused(f"the directory contains damaged data: {what}")
+    what = f"there is no field {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+    return Damaged(f"the directory contains damaged data: {one_line(what, 300)}")
+
+
+@contextmanager
+def reading_stored() -> Iterator[None]:
+    """Around everything that is made of stored bytes: whatever they make our readers do, the caller gets a sentence.
+
+    A `UserError` in there is one too: nothing that a user gave is read here.
+    """
+    try:
+        yield
+    except _DAMAGES as error:
+        raise damaged(error) from None
 
 
 def check_format(data: bytes) -> None:
     """Refuses what another version of this software, or another program, has written."""
     if len(data) < 2 or data[0] not in _FORMATS:
-        raise Refused("the directory contains data that this software did not write: is it another program's?")
+        raise Damaged("the directory contains data that this software did not write: is it another program's?")
     if data[0] > FORMAT:
         raise Refused(f"the directory has format {data[0]}, written by a newer version; upgrade this one ({FORMAT})")
     if data[0] < FORMAT:
@@ -234,25 +261,32 @@ def _read_column(document: Json) -> KeyColumn:
 
 def _text(value: Json) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a text")
+        raise TypeError(f"{quoted(value)} is not a text")
     return value
 
 
 def _whole(value: Json) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is not a whole number")
+        raise TypeError(f"{quoted(value)} is not a whole number")
     return value
+
+
+def not_negative(value: Json) -> int:
+    """A version, an epoch or a number of a page."""
+    if _whole(value) < 0:
+        raise ValueError(f"{value} is negative")
+    return int(value)
 
 
 def _number(value: Json) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is not a number")
+        raise TypeError(f"{quoted(value)} is not a number")
     return float(value)
 
 
 def _flag(value: Json) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is not true or false")
+        raise TypeError(f"{quoted(value)} is not true or false")
     return value
 
 
@@ -262,7 +296,7 @@ def _moment(value: Json) -> float | None:
 
 def _mapping(value: Json) -> Mapping[str, Json]:
     if not isinstance(value, dict):
-        raise TypeError(f"{value!r} is not an object")
+        raise TypeError(f"{quoted(value)} is not an object")
     return value
 
 
@@ -346,24 +380,22 @@ def pack_entry(stored: StoredEntry) -> bytes:
 def unpack_entry(data: bytes) -> StoredEntry:
     """The log entry in stored bytes."""
     document = unpack(data)
-    try:
+    with reading_stored():
         return _read_entry(document)
-    except (KeyError, TypeError, ValueError) as error:
-        raise damaged(error) from None
 
 
 def _read_entry(document: Json) -> StoredEntry:
     entry = LogEntry(
-        document["version"],
-        document["transaction"],
-        document["at"],
-        document["author"],
-        document["leader_epoch"],
-        document["reason"],
+        not_negative(document["version"]),
+        _text(document["transaction"]),
+        _number(document["at"]),
+        _text(document["author"]),
+        None if document["leader_epoch"] is None else not_negative(document["leader_epoch"]),
+        _text(document["reason"]),
         tuple(map(read_change, document["changes"])),
     )
     repages = tuple(
         Repage(table, tuple(old), tuple((number, rows) for number, rows in new))
         for table, old, new in document["repages"]
     )
-    return StoredEntry(entry, repages, document["reset"])
+    return StoredEntry(entry, repages, _flag(document["reset"]))

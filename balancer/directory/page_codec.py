@@ -10,13 +10,13 @@ page of 500 tablets takes two to five kilobytes.
 
 import struct
 import sys
-import zlib
 from array import array
 from itertools import accumulate, pairwise
 from sys import intern
 from typing import Any
 
-from balancer.directory.codec import FORMAT, check_format, compress, damaged, inflate
+from balancer.directory.codec import FORMAT, check_format, compress, inflate, reading_stored
+from balancer.directory.model import TabletState
 from balancer.directory.pages import Page
 
 _HEADER = struct.Struct("<BBBqqII")
@@ -24,6 +24,7 @@ _HEADER = struct.Struct("<BBBqqII")
 _FIXED = struct.Struct("<III")
 """Bytes of the range tablets' keys, of the end and of the partitions' names."""
 _COMPRESS_ABOVE = 8192  # bytes
+_MOST_ROWS = 1 << 20  # a page of ours has hundreds
 
 
 def pack_page(page: Page) -> bytes:
@@ -50,15 +51,29 @@ def _pack_fixed(page: Page) -> bytes:
 
 def unpack_page(data: bytes) -> Page:
     """The page in stored bytes."""
-    check_format(data)
-    try:
-        return _unpack(data)
-    except (ValueError, IndexError, struct.error, zlib.error) as error:
-        raise damaged(error) from None
+    with reading_stored():
+        check_format(data)
+        page = _unpack(data)
+        _check(page)
+        return page
+
+
+def _check(page: Page) -> None:
+    """What would fail long after the page was read, and far from here."""
+    if not len(page) or min(page.ids) < 1:
+        raise ValueError("a page has no tablets, or one without an id")
+    if max(page.node) >= len(page.names) or max(page.states) >= len(TabletState):
+        raise ValueError("a tablet names a node or a state that its page does not have")
+    if page.hashed and max(page.bits) > 64:
+        raise ValueError("a tablet of a hash table is too small to be one")
+    if page.partitions and len(page.partitions) != len(page):
+        raise ValueError("a page does not name the partitions of each tablet")
 
 
 def _unpack(data: bytes) -> Page:
     _, hashed, large, table, version, rows, size = _HEADER.unpack_from(data)
+    if rows > _MOST_ROWS:
+        raise ValueError(f"a page has {rows} rows; {_MOST_ROWS} are the most")
     split = _HEADER.size + size
     fixed = data[_HEADER.size : split]
     ids, starts, end, bits, partitions = _unpack_fixed(bool(hashed), rows, fixed)

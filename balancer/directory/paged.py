@@ -17,7 +17,7 @@ from typing import Self
 from balancer.clock import Clock, SystemClock
 from balancer.directory import delta
 from balancer.directory.batch import Batch, Contents, DirectoryRoot, contents_of, prepare
-from balancer.directory.codec import StoredEntry, unpack_entry
+from balancer.directory.codec import StoredEntry, reading_stored, unpack_entry
 from balancer.directory.contract import Leadership
 from balancer.directory.model import Json, LogEntry, Record, RecordKind, Transaction
 from balancer.directory.snapshot import Snapshot
@@ -101,9 +101,10 @@ class PagedDirectory(ABC):
 
     def history(self, after: int = 0, limit: int = 100) -> Sequence[LogEntry]:
         """Commits with a version above `after`, oldest first; as far back as the log is kept."""
-        root = self._read_root()
-        start = max(after, root.first - 1)
-        stored = self._read_entries(start, min(root.version, start + limit))
+        with reading_stored():
+            root = self._read_root()
+            start = max(after, root.first - 1)
+            stored = self._read_entries(start, min(root.version, start + limit))
         if stored is None:  # trimmed in the meantime
             return self.history(after, limit)
         return [one.entry for one in stored]
@@ -177,7 +178,7 @@ class PagedDirectory(ABC):
 
     def _refresh(self, fresh: bool = True) -> Snapshot:
         """Brings the cached view up to the newest root, by deltas where the log has them."""
-        with self._holding(self._view_lock):
+        with self._holding(self._view_lock), reading_stored():
             view = self._view
             root = self._read_root(fresh or view is None)
             if root.importing:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from balancer.clock import Clock
 from balancer.directory.batch import Batch, Contents, DirectoryRoot, RecordKey
-from balancer.directory.codec import StoredEntry, from_document, pack, pack_entry, unpack, unpack_entry
+from balancer.directory.codec import StoredEntry, from_document, pack, pack_entry, unpack, unpack_entry, unpack_notes
 from balancer.directory.contract import Leadership
 from balancer.directory.delta import apply
 from balancer.directory.model import Json, Put, RecordKind
@@ -26,6 +26,7 @@ from balancer.directory.snapshot import Snapshot
 from balancer.directory.sqlite_election import SqliteLeadership, campaign
 from balancer.directory.views import with_pages
 from balancer.errors import Fenced, Unavailable, UserError
+from balancer.outside import one_line
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS root (
@@ -233,8 +234,8 @@ class SqliteDirectory(PagedDirectory):
     def leader(self) -> str | None:
         """The name of the present leader, for information."""
         with self.reading() as connection:
-            name: str | None = connection.execute("SELECT name FROM leader").fetchone()[0]
-            return name
+            found = connection.execute("SELECT name FROM leader").fetchone()
+        return one_line(str(found[0])) if found and found[0] is not None else None
 
     def publish(self, topic: str, name: str, document: Json) -> None:
         """Leaves a note; the last one wins."""
@@ -247,7 +248,7 @@ class SqliteDirectory(PagedDirectory):
         """The notes under a topic."""
         with self.reading() as connection:
             rows = connection.execute("SELECT name, data FROM note WHERE topic = ?", (topic,)).fetchall()
-        return {name: unpack(data) for name, data in rows}
+        return unpack_notes(rows)
 
     def unpublish(self, topic: str, name: str) -> None:
         """Takes a note away. Idempotent."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from balancer.clock import Clock
+from balancer.directory.codec import not_negative, reading_stored
 from balancer.directory.holding import Holding
 from balancer.errors import BalancerError
 
@@ -134,9 +135,9 @@ def campaign(shared: Shared, path: Path, name: str, timeout: float | None, lease
 
 
 def _state(shared: Shared) -> tuple[int, int]:
-    with shared.reading() as connection:
+    with reading_stored(), shared.reading() as connection:
         epoch, beat = connection.execute("SELECT epoch, beat FROM leader").fetchone()
-        return epoch, beat
+        return not_negative(epoch), not_negative(beat)
 
 
 def _take(shared: Shared, path: Path, name: str, seen: tuple[int, int], lease: float) -> SqliteLeadership | None:

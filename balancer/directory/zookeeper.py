@@ -12,7 +12,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from balancer.clock import Clock, SystemClock
 from balancer.directory.batch import Batch, Contents, DirectoryRoot
-from balancer.directory.codec import StoredEntry, pack, unpack, unpack_entry
+from balancer.directory.codec import StoredEntry, pack, unpack_entry, unpack_notes
 from balancer.directory.contract import Leadership
 from balancer.directory.credentials import Credentials
 from balancer.directory.model import Json
@@ -230,7 +230,7 @@ class ZooKeeperDirectory(PagedDirectory):
                 [client.get_async(self.paths.note(topic, name)) for name in names or ()], NoNodeError
             )
         )
-        return {name: unpack(one[0]) for name, one in zip(names or (), found, strict=True) if one is not None}
+        return unpack_notes((name, one[0]) for name, one in zip(names or (), found, strict=True) if one is not None)
 
     def unpublish(self, topic: str, name: str) -> None:
         """Takes a note away. Idempotent."""

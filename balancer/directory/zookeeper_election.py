@@ -17,10 +17,12 @@ from uuid import uuid4
 
 from kazoo.exceptions import NoNodeError
 
+from balancer.directory.codec import read_json
 from balancer.directory.holding import Holding
 from balancer.directory.paths import Paths
 from balancer.directory.zookeeper_session import Lost, Session
 from balancer.errors import BalancerError
+from balancer.outside import one_line
 
 _BEATS = 6  # per session timeout
 _LEAVE_AGAIN = 0.2  # seconds
@@ -151,7 +153,16 @@ def _look(session: Session, paths: Paths, wake: Callable[..., None]) -> tuple[tu
     if found is None:
         return None, epoch.version
     data, stat = found
-    return (json.loads(data)["token"], stat.ephemeralOwner), epoch.version
+    return (_words(data)[1], stat.ephemeralOwner), epoch.version
+
+
+def _words(data: bytes) -> tuple[str, str]:
+    """Name and token of the leader in its znode; whatever else stands there, somebody leads, and it is not us."""
+    try:
+        document = read_json(data)
+        return one_line(str(document["name"]), 200), str(document["token"])
+    except (ValueError, TypeError, LookupError):
+        return "somebody whose name cannot be read", ""
 
 
 def _fill_take(request: Any, paths: Paths, name: str, token: str, epoch: int) -> None:
@@ -164,4 +175,4 @@ def leader_name(session: Session, paths: Paths) -> str | None:
     """The present leader's name."""
     client = session.client
     (found,) = session.read(lambda: session.gather([client.get_async(paths.leader)], NoNodeError))
-    return json.loads(found[0])["name"] if found else None
+    return _words(found[0])[0] if found else None

@@ -6,6 +6,7 @@ between to what is older than they are. Pages that were split or merged meanwhil
 only while splits keep coming.
 """
 
+import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from kazoo.exceptions import NoNodeError
 from balancer.directory.batch import DirectoryRoot
 from balancer.directory.codec import StoredEntry, from_document, unpack
 from balancer.directory.delta import apply, key_of
-from balancer.directory.model import Change, Put, RecordKind, Remove, Tablet
+from balancer.directory.model import Change, Put, Record, RecordKind, Remove, Tablet
 from balancer.directory.page_codec import unpack_page
 from balancer.directory.pages import Page, edited, start_of
 from balancer.directory.paths import RECORD_KINDS, Paths
@@ -24,7 +25,9 @@ from balancer.directory.snapshot import Snapshot, TableIndex
 from balancer.directory.views import index_of, with_pages
 from balancer.directory.zookeeper_session import Session
 from balancer.errors import Unavailable
+from balancer.outside import quoted
 
+_PAGE_NAME = re.compile("[0-9]{1,18}")
 _ATTEMPTS = 20  # loads that were overtaken by an import or by a trimmed log
 
 
@@ -55,7 +58,8 @@ class Loader:
         first = self._read_root()
         folders = [self._paths.pages, *map(self._paths.records, RECORD_KINDS)]
         numbers, *keys = self._children(folders)
-        held = self._fetch_pages(map(int, numbers))
+        # What else lies there is nobody's: no page of ours has such a name.
+        held = self._fetch_pages(int(number) for number in numbers if _PAGE_NAME.fullmatch(number))
         records = self._fetch_records(keys)
         entries: list[StoredEntry] = []
         root = first
@@ -96,12 +100,20 @@ class Loader:
 
     def _fetch_records(self, keys: Sequence[Sequence[str]]) -> list[Change]:
         named = [(kind, key) for kind, names in zip(RECORD_KINDS, keys, strict=True) for key in names]
-        found = self._fetch([self._paths.record(kind, key) for kind, key in named], unpack)
+        # In a tuple each: a stored `null` is not a znode that is gone.
+        found = self._fetch([self._paths.record(kind, key) for kind, key in named], lambda data: (unpack(data),))
         return [
-            Put(from_document(kind, document))
-            for (kind, _), document in zip(named, found, strict=True)
-            if document is not None
+            Put(_named(key, from_document(kind, one[0])))
+            for (kind, key), one in zip(named, found, strict=True)
+            if one is not None
         ]
+
+
+def _named(key: str, record: Record) -> Record:
+    """The record, if it is the one that its place says: a copy under another name would be in force twice."""
+    if record.key != key:
+        raise ValueError(f"the place of {record.kind} {quoted(key)} holds {quoted(record.key)}")
+    return record
 
 
 def drop_outdated(held: dict[int, Page], entries: Iterable[StoredEntry]) -> set[int]:

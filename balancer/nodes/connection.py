@@ -354,7 +354,6 @@ _MEANING = {
     "quote_all_identifiers": "off",
     "xmloption": "content",
     "gin_fuzzy_search_limit": "0",
-    "default_tablespace": "",
     "default_table_access_method": "heap",
     "check_function_bodies": "on",
 }

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from balancer.directory.codec import inflate, read_json, reading_stored
 from balancer.policies.bundle_view import (
     Action,
     ActionKind,
@@ -62,7 +63,8 @@ def plan_document(result: PlanResult, view: BundleView, options: BundleOptions) 
 
 def read_actions(document: dict[str, Any]) -> tuple[Action, ...]:
     """The actions of a stored plan."""
-    return tuple(_read_action(action) for action in document["actions"])
+    with reading_stored():
+        return tuple(_read_action(action) for action in document["actions"])
 
 
 def pack_input(view: BundleView, options: BundleOptions) -> str:
@@ -90,7 +92,11 @@ def pack_input(view: BundleView, options: BundleOptions) -> str:
 
 def unpack_input(packed: str) -> tuple[BundleView, BundleOptions]:
     """The view and the options that a plan was made from."""
-    document = json.loads(zlib.decompress(base64.b64decode(packed)))
+    with reading_stored():
+        return _read_input(read_json(inflate(base64.b64decode(packed))))
+
+
+def _read_input(document: Any) -> tuple[BundleView, BundleOptions]:
     arrays: dict[str, Any] = {name: _unpack_array(array) for name, array in document["tablets"].items()}
     view = BundleView(
         bundle=document["bundle"],

@@ -83,3 +83,30 @@ def test_a_directory_out_of_reach_is_worth_another_try(instance: Instance) -> No
         answer = client.get("/v1/history")
         assert check(answer, 503) == "the directory cannot be reached"
         assert answer.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"verb": "drain", "arguments": {"node": NaN}}',
+        b'{"verb": "drain", "arguments": {"node": [Infinity]}}',
+        b'{"verb": "drain", "arguments": {"node": "\\ud800"}}',
+        b'{"verb": "drain", "arguments": {"\\udfff": 1}}',
+        b'{"verb": "drain", "author": "\\ud800"}',
+        b'{"verb": "\\ud800"}',
+        b'{"verb": "drain", "arguments": {"node": ' + b"[" * 500 + b"]" * 500 + b"}}",
+        b'{"verb": "drain", "arguments": {"node": ' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
+        b'{"verb": "drain", "arguments": {"node": 1e999}}',
+        b'{"verb": "drain", "arguments": {"node": ' + b"9" * 10_000 + b"}}",
+    ],
+)
+def test_values_that_no_document_can_keep_are_refused(reader: httpx.Client, body: bytes) -> None:
+    headers = {**bearer(), "Content-Type": "application/json"}
+    check(reader.post("/v1/commands", content=body, headers=headers), 422)
+
+
+@pytest.mark.parametrize("key", [b"NaN", b'"\\ud800"', b"1e999", b"9" * 5000])
+def test_samples_with_such_values_are_refused(reader: httpx.Client, key: bytes) -> None:
+    headers = {**bearer(), "Content-Type": "application/json"}
+    body = b'{"table": "events", "reporter": "a", "samples": [{"key": [' + key + b"]}]}"
+    check(reader.post("/v1/samples", content=body, headers=headers), 422)

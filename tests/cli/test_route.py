@@ -4,6 +4,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,15 @@ def until(happened: Callable[[], bool]) -> None:
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("dsn", ["host=h sslpassword=hush", "postgresql://u:hush@h/d", "postgresql://u:1/hush@h/d"])
+def test_a_secret_that_was_stored_in_an_address_is_not_shown(url: str, dsn: str) -> None:
+    with open_directory(url) as directory:
+        snapshot = directory.snapshot()
+        puts = [Put(replace(node, dsn=dsn)) for node in snapshot.nodes.values()]
+        directory.commit(transaction(puts, snapshot.version))
+    for output in ("text", "json"):
+        told = balancer("route", "-d", url, "-o", output, "orders", "1")
+        assert told.code == 0
+        assert "hush" not in told.out + told.err

@@ -3,14 +3,16 @@
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from balancer.client.pgbouncer import Bouncer, Per, aliases, read_targets, render
+from balancer.directory.model import RecordKind
 from balancer.embedded.postgres import PostgresServer
-from balancer.errors import Unavailable
+from balancer.errors import Unavailable, UserError
 from tests.support.bouncers import PgBouncer, running_pgbouncer
 from tests.support.shards import Shards, user_of
 
@@ -159,3 +161,12 @@ def test_the_file_is_read_back_as_it_was_written(shards: Shards, tmp_path: Path)
     (tmp_path / "databases.ini").write_text(render(targets))
     assert read_targets(tmp_path / "databases.ini") == targets
     assert read_targets(tmp_path / "nothing") == {}
+
+
+@pytest.mark.parametrize("dsn", ["postgresql://u@h/d%0Aevil%20=%20host=h2", "host=h dbname='d\nevil = host=h2'"])
+def test_a_line_end_in_an_address_does_not_become_an_alias(shards: Shards, dsn: str) -> None:
+    snapshot = shards.directory.snapshot()
+    nodes = {name: replace(node, dsn=dsn) for name, node in snapshot.nodes.items()}
+    poisoned = replace(snapshot, records={**snapshot.records, RecordKind.NODE: nodes})
+    with pytest.raises(UserError, match="control character"):
+        render(aliases(poisoned, Per.TABLET))
