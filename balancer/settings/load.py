@@ -45,6 +45,8 @@ class NodeSettings:
     weight: float
     disk: int | None
     memory: int | None
+    forward_user: str = ""
+    forward_password: SecretStr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,15 +214,20 @@ def _broken_rules(options: BundleOptions, migration: MigrationSettings) -> Itera
 
 
 def _node(name: str, section: NodeSection, file: Path, mistakes: list[Mistake]) -> NodeSettings:
-    variable = "BALANCER_PASSWORD_" + re.sub(r"\W", "_", name).upper()
-    password = section.dsn.password
-    if os.environ.get(variable):
-        password = SecretStr(os.environ[variable])
-    elif section.password_file is not None:
+    def secret(variable: str, key: str, given: Path | None, default: SecretStr | None) -> SecretStr | None:
+        value = os.environ.get(variable + re.sub(r"\W", "_", name).upper())
+        if value:
+            return SecretStr(value)
+        if given is None:
+            return default
         try:
-            password = SecretStr((file.parent / section.password_file).read_text().rstrip("\n"))
+            return SecretStr((file.parent / given).read_text().rstrip("\n"))
         except OSError as error:
-            mistakes.append(Mistake(str(file), f"nodes.{name}.password_file", f"cannot be read: {error.strerror}"))
+            mistakes.append(Mistake(str(file), f"nodes.{name}.{key}", f"cannot be read: {error.strerror}"))
+            return default
+
+    password = secret("BALANCER_PASSWORD_", "password_file", section.password_file, section.dsn.password)
+    forward = secret("BALANCER_FORWARD_PASSWORD_", "forward_password_file", section.forward_password_file, None)
     return NodeSettings(
         id=name,
         dsn=section.dsn.text,
@@ -229,6 +236,8 @@ def _node(name: str, section: NodeSection, file: Path, mistakes: list[Mistake]) 
         weight=section.weight,
         disk=section.disk,
         memory=section.memory,
+        forward_user=section.forward_user,
+        forward_password=forward,
     )
 
 
