@@ -85,10 +85,11 @@ def check(
 def print_grant_script(
     bundle: Annotated[str, typer.Argument(help="the bundle whose tables the role will balance")],
     role: Annotated[str, typer.Option(help="the role that the nodes' DSNs name")] = "balancer",
+    forward_role: Annotated[str, typer.Option(help="the nodes' forward_user, for forwarding = true")] = "",
     config: ConfigOption = None,
 ) -> None:
     """SQL that gives a role what the balancer needs, for a superuser to run on each node."""
-    say(grant_script(role, _roots(load_settings(config).bundle(bundle))))
+    say(grant_script(role, _roots(load_settings(config).bundle(bundle)), forward_role))
 
 
 @app.command()

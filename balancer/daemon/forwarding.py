@@ -19,7 +19,15 @@ from balancer.migration.machine import State
 from balancer.migration.observer import Observer
 from balancer.nodes.connection import Address, Cursor, connect
 from balancer.nodes.epoch_check import node_transaction
-from balancer.nodes.forwarding import Forward, check_available, remove_forwarding, set_forwards, set_servers
+from balancer.nodes.forwarding import (
+    Forward,
+    check_available,
+    check_login,
+    check_roots,
+    remove_forwarding,
+    set_forwards,
+    set_servers,
+)
 from balancer.nodes.proven_views import Proven, make_views, prune
 from balancer.nodes.schema import upgrade_schema
 
@@ -47,7 +55,10 @@ def forward_bundle(snapshot: Snapshot, bundle: str, addresses: Callable[[str], A
     known = {node: addresses(node) for node in nodes}
     forwards = forwards_of(snapshot, bundle)
     for node in nodes:
-        _on_node(snapshot, known[node], partial(_show, [one for one in forwards if one.node == node]))
+        _on_node(snapshot, known[node], partial(_look, known[node], forwards))
+    for node in nodes:
+        mine = [one for one in forwards if one.node == node]
+        _on_node(snapshot, known[node], partial(_show, mine, known[node].forward_user))
 
     def lead(cursor: Cursor) -> int:
         set_servers(cursor, known)
@@ -59,9 +70,16 @@ def forward_bundle(snapshot: Snapshot, bundle: str, addresses: Callable[[str], A
     return changed
 
 
-def _show(mine: Sequence[Forward], cursor: Cursor) -> int:
+def _look(address: Address, forwards: Sequence[Forward], cursor: Cursor) -> int:
+    """On every node before anything is changed on one."""
     check_available(cursor)
-    make_views(cursor, [Proven(one.tablet, one.place.partition) for one in mine])
+    check_login(cursor, address)
+    check_roots(cursor, [one.place.root for one in forwards])
+    return 0
+
+
+def _show(mine: Sequence[Forward], role: str, cursor: Cursor) -> int:
+    make_views(cursor, [Proven(one.tablet, one.place.partition) for one in mine], role)
     return 0
 
 

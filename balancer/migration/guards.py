@@ -175,30 +175,32 @@ def clear_the_way(ctx: Context, node: str, tables: Sequence[Name], wanted: Wante
     """Raises `Overrun` naming the oldest transaction that a lock would wait for; ends it if that is allowed."""
     with ctx.node(node) as cursor:
         found = blockers.find_blockers(cursor, tables, wanted)
-        for blocker in found:
-            if blocker.what == "autovacuum worker":
-                blockers.cancel(cursor, blocker)
-            elif ctx.settings.terminate_blockers and blocker.age > ctx.settings.blocker_age:
-                blockers.terminate(cursor, blocker)
+        _send_away(ctx, cursor, found)
     lasting = [blocker for blocker in found if blocker.age > ctx.settings.lock_timeout]
     if lasting:
         raise Overrun(f"waits for {lasting[0]} on node {node}")
 
 
 def name_blockers(ctx: Context, node: str, tables: Sequence[Name], wanted: WantedLock) -> None:
-    """After a lock was not granted in time: raises `Overrun` naming who holds it, if somebody still does.
-
-    A vacuum would give way by itself, but only to who waits for longer than we do: it is cancelled.
-    """
+    """After a lock was not granted in time: raises `Overrun` naming who holds it, if somebody still does; ends it if
+    that is allowed."""
     try:
         with ctx.node(node) as cursor:
             found = blockers.find_blockers(cursor, tables, wanted)
-            for vacuum in (blocker for blocker in found if blocker.what == "autovacuum worker"):
-                blockers.cancel(cursor, vacuum)
+            _send_away(ctx, cursor, found)
     except Unavailable:
         return  # the server itself is gone: that is said by the error at hand
     if found:
         raise Overrun(f"waits for {found[0]} on node {node}")
+
+
+def _send_away(ctx: Context, cursor: Cursor, found: Sequence[blockers.Blocker]) -> None:
+    """A vacuum would give way by itself, but only to who waits for longer than we do: it is cancelled."""
+    for blocker in found:
+        if blocker.what == "autovacuum worker":
+            blockers.cancel(cursor, blocker)
+        elif ctx.settings.terminate_blockers and blocker.age > ctx.settings.blocker_age:
+            blockers.terminate(cursor, blocker)
 
 
 def total_size(cursor: Cursor, partitions: Sequence[Name]) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.locks import READERS, WRITERS
 from balancer.nodes.names import Name
+from balancer.nodes.schema import LEADER_LOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +50,32 @@ _HOLDERS = """
       AND l.mode = ANY(%s) AND l.pid IS DISTINCT FROM pg_backend_pid()
 """
 
+# Only clients' transactions and we ourselves take these locks rightly. But their numbers are public: another role may
+# hold one outside of a transaction, or exclusively, for as long as its session lasts, so that is its age.
 _HELD = """
-    SELECT l.pid, coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), 0)::float8,
+    SELECT l.pid, coalesce(extract(epoch FROM clock_timestamp() - CASE WHEN strange THEN a.backend_start
+                                                                       ELSE a.xact_start END), 0)::float8,
            coalesce(nullif(a.application_name, ''), 'a client')
+               || CASE WHEN strange THEN format(' of role %%I, holds an advisory lock', a.usename) ELSE '' END
     FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+    CROSS JOIN LATERAL (SELECT a.usename <> current_user AND (l.mode = 'ExclusiveLock' OR a.xact_start IS NULL)) AS s
+        (strange)
     JOIN unnest(%s::bigint[]) AS proof ON true
     JOIN balancer.tablet t ON t.id = (l.classid::bigint << 32) + l.objid::bigint - proof
     WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND l.pid <> pg_backend_pid()
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND EXISTS (SELECT FROM unnest(t.schemas, t.partitions) AS p (schema, name)
                   WHERE to_regclass(format('%%I.%%I', p.schema, p.name)) = ANY(%s::regclass[]))
+"""
+
+# The lock under which a node learns of a new leader is taken by our role alone.
+_LEADERS = """
+    SELECT l.pid, extract(epoch FROM clock_timestamp() - a.backend_start)::float8,
+           format('%%s of role %%I, holds the leaders'' advisory lock',
+                  coalesce(nullif(a.application_name, ''), 'a client'), a.usename)
+    FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+    WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = %s AND l.granted AND a.usename <> current_user
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
 _PREPARED = """
@@ -74,6 +91,7 @@ def find_blockers(connection: Connection | Cursor, tables: Sequence[Name], wante
     names, modes = [str(table) for table in tables], list(wanted.modes)
     holders = connection.execute(_HOLDERS, (names, modes)).fetchall()
     holders += connection.execute(_HELD, (list(wanted.proofs), names)).fetchall()
+    holders += connection.execute(_LEADERS, (LEADER_LOCK,)).fetchall()
     found = {(pid, what): Blocker(pid, age, what) for pid, age, what in holders if pid}
     for age, gid in connection.execute(_PREPARED, (names, modes)).fetchall():
         found[None, gid] = Blocker(None, age, f"'{gid}'")

@@ -99,20 +99,27 @@ FUNCTIONS = r"""
         SELECT state, epoch, schemas, partitions INTO mine FROM balancer.tablet WHERE id = wanted;
         -- One that is not here, by the caller's own map, is not waited for.
         IF mine.state IN ('owned', 'fenced') AND mine.epoch = known_epoch THEN
-            PERFORM pg_advisory_xact_lock_shared(
-                wanted + CASE WHEN exclusive THEN 8385983981140574208 ELSE 8386124718628929536 END);
-            FOR i IN 1 .. cardinality(mine.partitions) LOOP
-                leaf := to_regclass(format('%I.%I', mine.schemas[i], mine.partitions[i]));
-                root := pg_partition_root(leaf);
-                IF root IS NULL OR root = leaf THEN
-                    RAISE EXCEPTION 'tablet % is not attached here', wanted USING ERRCODE = '40001', DETAIL = 'TB002';
-                END IF;
-                held := held || leaf;
-                roots := roots || ', ONLY ' || root::text;
-                leaves := leaves || ', ONLY ' || leaf::text;
-            END LOOP;
-            EXECUTE 'LOCK TABLE ' || substr(roots || leaves, 3)
-                || CASE WHEN exclusive THEN ' IN ROW EXCLUSIVE MODE' ELSE ' IN ACCESS SHARE MODE' END;
+            -- A lock that is not had in time, a mover's or that of anybody who took its number, passes: try again.
+            BEGIN
+                PERFORM pg_advisory_xact_lock_shared(
+                    wanted + CASE WHEN exclusive THEN 8385983981140574208 ELSE 8386124718628929536 END);
+                FOR i IN 1 .. cardinality(mine.partitions) LOOP
+                    leaf := to_regclass(format('%I.%I', mine.schemas[i], mine.partitions[i]));
+                    root := pg_partition_root(leaf);
+                    IF root IS NULL OR root = leaf THEN
+                        RAISE EXCEPTION 'tablet % is not attached here', wanted
+                            USING ERRCODE = '40001', DETAIL = 'TB002';
+                    END IF;
+                    held := held || leaf;
+                    roots := roots || ', ONLY ' || root::text;
+                    leaves := leaves || ', ONLY ' || leaf::text;
+                END LOOP;
+                EXECUTE 'LOCK TABLE ' || substr(roots || leaves, 3)
+                    || CASE WHEN exclusive THEN ' IN ROW EXCLUSIVE MODE' ELSE ' IN ACCESS SHARE MODE' END;
+            EXCEPTION WHEN lock_not_available THEN
+                RAISE EXCEPTION 'tablet % is held by another session, try again', wanted
+                    USING ERRCODE = '40001', DETAIL = 'TB001';
+            END;
             locked := true;
         END IF;
 

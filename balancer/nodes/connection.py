@@ -64,6 +64,9 @@ class Address:
     password: str | None = field(default=None, repr=False)
     cluster: str = ""
     """The cluster that the database must belong to; empty: it is not asked."""
+    forward_user: str = ""
+    """The login by which other nodes reach its tablets; empty: they do not."""
+    forward_password: str | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return f"node {self.node}"
@@ -127,6 +130,20 @@ def full_conninfo(address: Address) -> str:
     parameters = _parameters(address)
     secret = {} if address.password is None else {"password": address.password}
     return make_conninfo("", **{**parameters, **secret})
+
+
+def keep_out_of_logs(cursor: Cursor) -> None:
+    """For the rest of the transaction, what is sent does not stand in the server's log or in `pg_stat_activity`, as far
+    as our role may say so: for statements that cannot do without a password."""
+    cursor.execute(_QUIET)
+
+
+_QUIET = """
+SELECT set_config(name, value, true) FROM (VALUES
+    ('log_statement', 'none'), ('log_min_error_statement', 'panic'), ('log_min_duration_statement', '-1'),
+    ('log_min_duration_sample', '-1'), ('log_transaction_sample_rate', '0'), ('track_activities', 'off')
+) AS wanted (name, value) WHERE has_parameter_privilege(name, 'SET')
+"""
 
 
 @contextmanager

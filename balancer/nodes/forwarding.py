@@ -9,7 +9,7 @@ What it is not: a transaction that writes through it to several nodes is not ato
 Called inside a `node_transaction`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from balancer.errors import Refused
 from balancer.nodes.bounds import for_values
-from balancer.nodes.connection import Address, Cursor, full_conninfo
+from balancer.nodes.connection import Address, Cursor, full_conninfo, keep_out_of_logs
 from balancer.nodes.names import Name
 from balancer.nodes.partition import Place
 from balancer.nodes.proven_views import remove_views, view_of
@@ -48,8 +48,64 @@ def check_available(cursor: Cursor) -> None:
         raise Refused("postgres_fdw is not installed on this server: it is in PostgreSQL's contrib package")
 
 
+def check_login(cursor: Cursor, address: Address) -> None:
+    """Raises `Refused` unless this node has a login for the other nodes that can do nothing else.
+
+    Triggers and checks of the tables' owners run with its rights, so it must have none.
+    """
+    role = address.forward_user
+    where = f"[nodes.{address.node}] forward_user"
+    if not role:
+        raise Refused(
+            f"forwarding needs a login of its own on node {address.node}: set {where} and forward_password_file;"
+            " balancer node grant-script --forward-role makes the role"
+        )
+    row = cursor.execute(_LOGIN, (role,)).fetchone()
+    if row is None:
+        raise Refused(f"{where} names the role {role}, which is not on node {address.node}")
+    for found in row[0]:
+        raise Refused(f"{where} names the role {role}, which {found}: owners' triggers would run with its rights")
+
+
+_LOGIN = """
+SELECT array_remove(ARRAY[
+    CASE WHEN rolname = current_user THEN 'is the balancer''s own' END,
+    CASE WHEN rolsuper THEN 'is a superuser' END,
+    CASE WHEN rolcreaterole THEN 'may create roles' END,
+    CASE WHEN rolcreatedb THEN 'may create databases' END,
+    CASE WHEN rolreplication THEN 'may replicate' END,
+    CASE WHEN rolbypassrls THEN 'goes round row level security' END,
+    CASE WHEN EXISTS (SELECT FROM pg_auth_members m WHERE m.member = r.oid) THEN 'is a member of other roles' END,
+    CASE WHEN EXISTS (SELECT FROM pg_class c WHERE c.relowner = r.oid) THEN 'owns tables' END], NULL)
+FROM pg_roles r WHERE rolname = %s
+"""
+
+
+def check_roots(cursor: Cursor, roots: Iterable[Name]) -> None:
+    """Raises `Refused` naming a root that other nodes could not be let into without letting them see too much."""
+    owners: dict[str, Name] = {}
+    for root in dict.fromkeys(roots):
+        row = cursor.execute(_ROOT, (str(root),)).fetchone()
+        if row is None:
+            continue
+        secured, owner, superuser = row
+        if secured:
+            raise Refused(f"{root} has row level security, which forwarding would go round: it cannot be forwarded")
+        if not superuser:
+            owners.setdefault(str(owner), root)
+    if len(owners) > 1:
+        named = " and ".join(f"{root} of {owner}" for owner, root in list(owners.items())[:2])
+        raise Refused(f"forwarding has one login for all tables, but they have several owners: {named}")
+
+
+_ROOT = """
+SELECT c.relrowsecurity OR EXISTS (SELECT FROM pg_policy p WHERE p.polrelid = c.oid), r.rolname, r.rolsuper
+FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner WHERE c.oid = to_regclass(%s)
+"""
+
+
 def set_servers(cursor: Cursor, addresses: Mapping[str, Address]) -> None:
-    """How this node reaches the others, with the balancer's own login; only the owner may use or see it."""
+    """How this node reaches the others, with the login that each has for it; only the owner may use or see it."""
     check_available(cursor)
     cursor.execute("CREATE EXTENSION IF NOT EXISTS postgres_fdw")
     cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(SCHEMA)))
@@ -95,18 +151,28 @@ def _set_server(cursor: Cursor, node: str, address: Address, known: set[str]) ->
     name = sql.Identifier(_server(node))
     parameters = conninfo_to_dict(full_conninfo(address))
     options = {key: str(parameters[key]) for key in _SERVER_OPTIONS if parameters.get(key)}
-    login = {key: str(parameters[key]) for key in ("user", "password") if parameters.get(key)}
+    login = {"user": address.forward_user}
+    if address.forward_password is not None:
+        login["password"] = address.forward_password
     if _server(node) not in known:
         # Partitions on several nodes are scanned at the same time.
         made = _options({**options, "async_capable": "true"})
         cursor.execute(sql.SQL("CREATE SERVER {} FOREIGN DATA WRAPPER postgres_fdw OPTIONS ({})").format(name, made))
-        mapping = sql.SQL("CREATE USER MAPPING FOR PUBLIC SERVER {} OPTIONS ({})")
-        cursor.execute(mapping.format(name, _options(login)))
+    else:
+        cursor.execute(sql.SQL("ALTER SERVER {} OPTIONS ({})").format(name, _options(options, "SET ")))
+    _set_login(cursor, node, login)
+
+
+def _set_login(cursor: Cursor, node: str, login: Mapping[str, str]) -> None:
+    """For everybody who may use our tables; replaced only where it differs, because it closes open connections."""
+    cursor.execute("SELECT umoptions FROM pg_user_mappings WHERE srvname = %s AND umuser = 0", (_server(node),))
+    row = cursor.fetchone()
+    if row is not None and sorted(row[0] or ()) == sorted(f"{key}={value}" for key, value in login.items()):
         return
-    cursor.execute(sql.SQL("ALTER SERVER {} OPTIONS ({})").format(name, _options(options, "SET ")))
-    cursor.execute(
-        sql.SQL("ALTER USER MAPPING FOR PUBLIC SERVER {} OPTIONS ({})").format(name, _options(login, "SET "))
-    )
+    name = sql.Identifier(_server(node))
+    keep_out_of_logs(cursor)
+    cursor.execute(sql.SQL("DROP USER MAPPING IF EXISTS FOR PUBLIC SERVER {}").format(name))
+    cursor.execute(sql.SQL("CREATE USER MAPPING FOR PUBLIC SERVER {} OPTIONS ({})").format(name, _options(login)))
 
 
 def _options(options: Mapping[str, str], verb: str = "") -> sql.Composable:

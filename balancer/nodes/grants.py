@@ -20,9 +20,18 @@ _BODY = """
 DO $grant$
 DECLARE
     balancer constant name := {role};
+    forward constant name := {forward};
     root record;
     part record;
 BEGIN
+    -- The login by which other nodes reach tablets here (forwarding = true). Triggers of the tables' owners run with
+    -- its rights, so it gets none; the balancer lets it use its own views in balancer_here.
+    IF forward <> '' AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname = forward) THEN
+        EXECUTE format('CREATE ROLE %I LOGIN NOSUPERUSER NOINHERIT', forward);
+    END IF;
+    IF forward <> '' THEN
+        EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), forward);
+    END IF;
     IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = balancer) THEN
         EXECUTE format('CREATE ROLE %I LOGIN', balancer);
     END IF;
@@ -32,6 +41,9 @@ BEGIN
     EXECUTE format('GRANT pg_monitor TO %I', balancer);
     -- Questions about the keys of a hot tablet that are not counted as its load.
     EXECUTE format('GRANT SET ON PARAMETER track_counts TO %I', balancer);
+    -- CREATE SUBSCRIPTION and CREATE USER MAPPING have a password in them: these keep it out of the server's log.
+    EXECUTE format('GRANT SET ON PARAMETER log_statement, log_min_error_statement, log_min_duration_statement,'
+                   ' log_min_duration_sample, log_transaction_sample_rate, track_activities TO %I', balancer);
     -- Our schema and the publications of moves.
     EXECUTE format('GRANT CONNECT, CREATE ON DATABASE %I TO %I', current_database(), balancer);
     IF current_setting('server_version_num')::int >= 160000 THEN
@@ -65,10 +77,11 @@ END $grant$;
 """
 
 
-def grant_script(role: str, roots: Sequence[Name]) -> str:
-    """SQL text for a superuser to run in the node's database."""
+def grant_script(role: str, roots: Sequence[Name], forward: str = "") -> str:
+    """SQL text for a superuser to run in the node's database; `forward` is the login of other nodes, if any."""
     body = sql.SQL(_BODY).format(
         role=sql.Literal(role),
+        forward=sql.Literal(forward),
         schemas=sql.Literal([root.schema for root in roots]),
         names=sql.Literal([root.name for root in roots]),
     )

@@ -76,24 +76,30 @@ def view_of(partition: Name) -> Name:
     return Name(SCHEMA, partition.name if partition.schema == "public" else f"{partition.schema}.{partition.name}")
 
 
-def make_views(cursor: Cursor, wanted: Iterable[Proven]) -> None:
-    """Makes the views that are missing, or takes tombstones back. Idempotent."""
-    cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(SCHEMA)))
-    standing = {name for name, living in _views(cursor).items() if living}
+def make_views(cursor: Cursor, wanted: Iterable[Proven], role: str) -> None:
+    """Makes the views that are missing, or takes tombstones back. Idempotent.
+
+    The role may use the views and nothing else: a view reads its partition with our rights, but whatever a trigger or a
+    check of the partition calls runs with the role's.
+    """
+    schema, login = sql.Identifier(SCHEMA), sql.Identifier(role)
+    cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(schema))
+    cursor.execute(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(schema, login))
+    standing = {name for name, living in _views(cursor, role).items() if living}
     for one in wanted:
         view = view_of(one.partition)
         if view.name not in standing:
             cursor.execute(sql.SQL("DROP VIEW IF EXISTS {}").format(view.identifier))
             cursor.execute(
-                sql.SQL(
-                    "CREATE VIEW {} WITH (security_invoker = true) AS SELECT l.ctid, {} FROM ONLY {} AS l WHERE {}"
-                ).format(
+                sql.SQL("CREATE VIEW {} AS SELECT l.ctid, {} FROM ONLY {} AS l WHERE {}").format(
                     view.identifier,
                     _names(cursor, one.partition),
                     one.partition.identifier,
                     _condition(one.tablet, one.partition),
                 )
             )
+            rights = sql.SQL("GRANT SELECT, INSERT, UPDATE, DELETE ON {} TO {}")
+            cursor.execute(rights.format(view.identifier, login))
 
 
 def bury(cursor: Cursor, partition: Name) -> None:
@@ -112,7 +118,7 @@ def bury(cursor: Cursor, partition: Name) -> None:
     )
     run_single(
         cursor,
-        sql.SQL("CREATE OR REPLACE VIEW {} WITH (security_invoker = true) AS SELECT {} WHERE {}").format(
+        sql.SQL("CREATE OR REPLACE VIEW {} AS SELECT {} WHERE {}").format(
             view.identifier, nothing, _condition(tablet, partition)
         ),
     )
@@ -142,12 +148,14 @@ def _condition(tablet: int, partition: Name) -> sql.Composed:
     return sql.SQL("balancer.here({}::bigint, {}::text)").format(sql.Literal(tablet), sql.Literal(partition.name))
 
 
-def _views(cursor: Cursor) -> dict[str, bool]:
-    """Every view, and whether it leads to a partition."""
+def _views(cursor: Cursor, role: str | None = None) -> dict[str, bool]:
+    """Every view, and whether it leads to a partition, and the role may use it."""
     cursor.execute(
-        "SELECT c.relname, NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid) FROM pg_class c"
-        " WHERE c.relnamespace = to_regnamespace(%s) AND c.relkind = 'v'",
-        (SCHEMA,),
+        "SELECT c.relname, NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid) AND c.reloptions IS NULL"
+        " AND coalesce(has_table_privilege(r.oid, c.oid, 'INSERT'), %(role)s IS NULL)"
+        " FROM pg_class c LEFT JOIN pg_roles r ON r.rolname = %(role)s"
+        " WHERE c.relnamespace = to_regnamespace(%(schema)s) AND c.relkind = 'v'",
+        {"role": role, "schema": SCHEMA},
     )
     return dict(cursor.fetchall())
 

@@ -12,7 +12,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from balancer.errors import Refused, Unavailable
-from balancer.nodes.connection import Connection, Cursor, Statement
+from balancer.nodes.connection import Connection, Cursor, Statement, keep_out_of_logs
 from balancer.nodes.names import Name
 from balancer.nodes.objects import stream_name
 
@@ -103,6 +103,7 @@ def create_subscription(cursor: Cursor, migration: str, source: str) -> None:
     """Starts applying what the slot has kept; the rows themselves have been copied."""
     name = stream_name(migration)
     source = make_conninfo(source, application_name=name)
+    keep_out_of_logs(cursor)
     cursor.execute(
         sql.SQL(
             "CREATE SUBSCRIPTION {} CONNECTION {} PUBLICATION {} WITH"

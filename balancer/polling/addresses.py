@@ -17,7 +17,13 @@ from balancer.settings import BundleSettings, NodeSettings, Settings
 
 def address_of(node: NodeSettings) -> Address:
     """How to connect to a node."""
-    return Address(node.id, node.dsn, node.password.get_secret_value() if node.password is not None else None)
+    return Address(
+        node.id,
+        node.dsn,
+        node.password.get_secret_value() if node.password is not None else None,
+        forward_user=node.forward_user,
+        forward_password=node.forward_password.get_secret_value() if node.forward_password is not None else None,
+    )
 
 
 def addresses_of(bundles: Iterable[BundleSettings]) -> dict[str, Address]:

@@ -195,6 +195,11 @@ class NodeSection(Section):
     dsn: DsnField
     password_file: Path | None = None
     """A file with the password alone; BALANCER_PASSWORD_<NODE> goes before it, libpq's passfile after it."""
+    forward_user: str = ""
+    """The login by which other nodes reach its tablets, for `forwarding = true`: a role without any right of its own,
+    as `balancer node grant-script --forward-role` makes it."""
+    forward_password_file: Path | None = None
+    """A file with that login's password alone; BALANCER_FORWARD_PASSWORD_<NODE> goes before it."""
     zone: str = ""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Its share of the load, relative to the other nodes."""

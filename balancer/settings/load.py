@@ -46,6 +46,8 @@ class NodeSettings:
     weight: float
     disk: int | None
     memory: int | None
+    forward_user: str = ""
+    forward_password: SecretStr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,15 +222,20 @@ def _broken_rules(options: BundleOptions, migration: MigrationSettings) -> Itera
 
 
 def _node(name: str, section: NodeSection, file: Path, mistakes: list[Mistake]) -> NodeSettings:
-    variable = "BALANCER_PASSWORD_" + re.sub(r"\W", "_", name).upper()
-    password = section.dsn.password
-    if os.environ.get(variable):
-        password = SecretStr(os.environ[variable])
-    elif section.password_file is not None:
+    def secret(variable: str, key: str, given: Path | None, default: SecretStr | None) -> SecretStr | None:
+        value = os.environ.get(variable + re.sub(r"\W", "_", name).upper())
+        if value:
+            return SecretStr(value)
+        if given is None:
+            return default
         try:
-            password = SecretStr(read_secret_file(file.parent / section.password_file))
+            return SecretStr(read_secret_file(file.parent / given))
         except ValueError as error:
-            mistakes.append(Mistake(str(file), f"nodes.{name}.password_file", str(error)))
+            mistakes.append(Mistake(str(file), f"nodes.{name}.{key}", str(error)))
+            return default
+
+    password = secret("BALANCER_PASSWORD_", "password_file", section.password_file, section.dsn.password)
+    forward = secret("BALANCER_FORWARD_PASSWORD_", "forward_password_file", section.forward_password_file, None)
     return NodeSettings(
         id=name,
         dsn=section.dsn.text,
@@ -237,6 +244,8 @@ def _node(name: str, section: NodeSection, file: Path, mistakes: list[Mistake]) 
         weight=section.weight,
         disk=section.disk,
         memory=section.memory,
+        forward_user=section.forward_user,
+        forward_password=forward,
     )
 
 

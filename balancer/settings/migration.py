@@ -66,7 +66,9 @@ class MigrationSettings:
     retire_grace: Seconds = 5.0
     """Seconds between the switch and the drop of the former owner's rows: readers with an old map finish in peace."""
     terminate_blockers: bool = False
-    """Whether sessions that keep a fence from being taken are ended; otherwise they are named and waited for."""
+    """Whether sessions that keep a lock from being taken are ended, those among them that hold a tablet's advisory lock
+    without a transaction; otherwise they are named and waited for. A role that is not a superuser needs
+    pg_signal_backend for it."""
     blocker_age: Seconds = 5.0
     """Seconds a transaction must have lasted before it may be ended as a blocker."""
     trust_table_owners: bool = False

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from balancer.embedded.postgres import PostgresServer
 from balancer.errors import Refused
 from balancer.nodes.connection import Address
 from tests.support.commands import balancer_here as balancer
+from tests.support.forward_login import PASSWORD, ROLE, with_login
 from tests.support.refusals import refused_with
 from tests.support.shards import Shards, databases, new_shards, user_of
 from tests.support.spy import Spy
@@ -34,7 +36,7 @@ def shards(tmp_path: Path, dsns: list[str]) -> Iterator[Shards]:
 
 
 def address(shards: Shards) -> dict[str, Address]:
-    return {node: Address(node, dsn) for node, dsn in shards.dsns.items()}
+    return {node: with_login(Address(node, dsn)) for node, dsn in shards.dsns.items()}
 
 
 def forward(shards: Shards) -> int:
@@ -249,7 +251,10 @@ def test_whoever_may_read_the_root_may_read_ours_and_nothing_else(shards: Shards
 
 def test_the_command_brings_it_and_takes_it_away(shards: Shards, tmp_path: Path) -> None:
     (tmp_path / "bundles").mkdir()
-    nodes = "".join(f'[nodes.{node}]\ndsn = "{dsn}"\n' for node, dsn in shards.dsns.items())
+    address(shards)
+    (tmp_path / "bundles" / "forward").write_text(PASSWORD)
+    login = f'forward_user = "{ROLE}"\nforward_password_file = "forward"\n'
+    nodes = "".join(f'[nodes.{node}]\ndsn = "{dsn}"\n{login}' for node, dsn in shards.dsns.items())
     (tmp_path / "bundles" / "shop.toml").write_text(nodes)
     config = tmp_path / "balancer.toml"
     config.write_text(f'directory = "{shards.url}"\n')
@@ -268,3 +273,78 @@ def test_a_server_without_the_extension_says_so(tmp_path: Path, postgres18: Post
         pytest.raises(Refused, match="postgres_fdw is not installed"),
     ):
         forward(shards)
+
+
+def test_code_of_a_tables_owner_runs_as_the_restricted_login(shards: Shards) -> None:
+    forward(shards)
+    user = user_of(shards, 1)
+    owner = shards.node("pg-a")
+    owner.execute(
+        """
+        CREATE TABLE seen (who name); GRANT INSERT ON seen TO PUBLIC;
+        CREATE FUNCTION spy() RETURNS trigger LANGUAGE plpgsql AS
+            $$BEGIN INSERT INTO public.seen VALUES (current_user); RETURN NEW; END$$;
+        CREATE TRIGGER spy BEFORE INSERT ON orders_t1 FOR EACH ROW EXECUTE FUNCTION spy();
+        """
+    )
+    try:
+        shards.node("pg-b").execute("INSERT INTO balancer_all.orders VALUES (%s, 1)", (user,))
+        assert owner.execute("SELECT who FROM seen").fetchall() == [(ROLE,)]
+    finally:
+        owner.execute("DROP TABLE seen; DROP FUNCTION spy() CASCADE")
+
+
+def test_the_login_may_use_the_views_and_nothing_else(shards: Shards) -> None:
+    forward(shards)
+    with psycopg.connect(shards.dsns["pg-a"], user=ROLE, password=PASSWORD, autocommit=True) as login:
+        assert login.execute("SELECT count(*) FROM balancer_here.orders_t1").fetchone() == (0,)
+        for forbidden in ("SELECT * FROM orders_t1", "SELECT * FROM orders", "SELECT * FROM balancer_all.orders"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                login.execute(forbidden.encode())
+    mapped = shards.node("pg-a").execute("SELECT usename, umoptions[1] FROM pg_user_mappings").fetchall()
+    assert mapped == [("public", f"user={ROLE}")] * 2
+
+
+def test_a_root_with_row_level_security_is_refused_by_name(shards: Shards) -> None:
+    shards.node("pg-b").execute("ALTER TABLE orders ENABLE ROW LEVEL SECURITY")
+    with pytest.raises(Refused, match=r"^public\.orders has row level security, which forwarding would go round"):
+        forward(shards)
+    assert shards.node("pg-a").execute("SELECT to_regnamespace('balancer_all')").fetchone() == (None,)
+
+
+def test_without_a_restricted_login_it_is_refused_with_what_to_do(shards: Shards) -> None:
+    def forward_as(role: str) -> None:
+        found = {node: replace(one, forward_user=role) for node, one in address(shards).items()}
+        forward_bundle(shards.directory.snapshot(), "shop", found.__getitem__)
+
+    with pytest.raises(Refused, match=r"its own on node pg-a: set \[nodes.pg-a\] forward_user and forward_pass"):
+        forward_as("")
+    with pytest.raises(Refused, match="names the role postgres, which is the balancer's own"):
+        forward_as("postgres")
+    with pytest.raises(Refused, match="names the role nobody, which is not on node pg-a"):
+        forward_as("nobody")
+    node = shards.node("pg-a")
+    node.execute("CREATE ROLE mighty REPLICATION")
+    try:
+        with pytest.raises(Refused, match="names the role mighty, which may replicate"):
+            forward_as("mighty")
+    finally:
+        node.execute("DROP ROLE mighty")
+
+
+def test_no_password_stands_in_a_servers_log(shards: Shards, postgres15: PostgresServer) -> None:
+    for node in shards.dsns:
+        name = shards.node(node).info.dbname
+        shards.node(node).execute(f"ALTER DATABASE \"{name}\" SET log_statement TO 'all'".encode())
+        shards.node(node).execute(f'ALTER DATABASE "{name}" SET log_min_duration_statement TO 0'.encode())
+    known = postgres15.log.stat().st_size
+    watch = ForwardingUpdater(lambda _: True, shards.directory.snapshot, address(shards).__getitem__)
+    try:
+        with shards.leading(watch) as move:
+            assert move(1, "pg-b").state == "done"
+    finally:
+        for node in shards.dsns:
+            shards.node(node).execute(f'ALTER DATABASE "{shards.node(node).info.dbname}" RESET ALL'.encode())
+    written = postgres15.log.read_bytes()[known:].decode(errors="replace")
+    assert "CREATE PUBLICATION" in written, "statements are logged"
+    assert [line for line in written.splitlines() if PASSWORD in line or postgres15.password() in line] == []

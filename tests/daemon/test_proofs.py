@@ -58,14 +58,15 @@ def test_a_new_table_is_closed_and_follows_its_setting(
     settings = configured(tmp_path, databases, on=True)
     bundle = settings.bundle("shop")
     request = request_of(bundle, "orders", "test")
-    definition = "CREATE TABLE orders (id bigint PRIMARY KEY) PARTITION BY HASH (id)"
+    definition = "CREATE TABLE public.orders (id bigint PRIMARY KEY) PARTITION BY HASH (id)"
     records: list[Node] = records_of(bundle)
     with open_directory(settings.daemon.directory) as directory, connected(bundle, "test") as nodes:
         if way == "create":
             create(request, directory, nodes, records, "shop", tablets=2, definition=definition)
         else:
             nodes["a"].execute(definition.encode())
-            nodes["a"].execute("CREATE TABLE o PARTITION OF orders FOR VALUES WITH (MODULUS 1, REMAINDER 0)")
+            leaf = "CREATE TABLE public.o PARTITION OF public.orders FOR VALUES WITH (MODULUS 1, REMAINDER 0)"
+            nodes["a"].execute(leaf.encode())
             adopt(request, directory, nodes, records, "shop")
         assert closed(settings) == {"a": True, "b": True}
         leadership = directory.campaign("test", 10.0)
@@ -73,7 +74,7 @@ def test_a_new_table_is_closed_and_follows_its_setting(
         keeper = ProofKeeper(leadership.epoch, SystemClock())
         snapshot = directory.snapshot()
         assert keeper.keep(snapshot, settings) == 0
-        nodes["b"].execute('DROP TRIGGER "!balancer_proof_truncate" ON orders')
+        nodes["b"].execute('DROP TRIGGER "!balancer_proof_truncate" ON public.orders')
         assert keeper.keep(snapshot, settings) == 0, "a node that was right is not asked at once"
         assert ProofKeeper(leadership.epoch, SystemClock()).keep(snapshot, settings) == 1
         assert closed(settings) == {"a": True, "b": True}
@@ -87,7 +88,7 @@ def test_a_node_out_of_reach_does_not_keep_the_others_from_it(tmp_path: Path, da
     settings = configured(tmp_path, databases, on=False)
     bundle = settings.bundle("shop")
     with open_directory(settings.daemon.directory) as directory, connected(bundle, "test") as nodes:
-        definition = "CREATE TABLE orders (id bigint PRIMARY KEY) PARTITION BY HASH (id)"
+        definition = "CREATE TABLE public.orders (id bigint PRIMARY KEY) PARTITION BY HASH (id)"
         request = request_of(bundle, "orders", "test")
         create(request, directory, nodes, records_of(bundle), "shop", tablets=2, definition=definition)
         on = configured(tmp_path, databases, on=True)

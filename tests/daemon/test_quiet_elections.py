@@ -10,9 +10,11 @@ from uuid import uuid4
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
+from balancer.nodes.connection import Address
 from balancer.planner.state import StateWord
 from tests.daemon.test_daemon import Instance
 from tests.support.fleet import Fleet, until
+from tests.support.forward_login import PASSWORD, ROLE, with_login
 from tests.support.servers import Database
 
 
@@ -27,6 +29,10 @@ def test_two_quiet_elections_with_forwarding_block_nobody(
     tmp_path: Path, url: str, postgres15: PostgresServer, database: Callable[[PostgresServer], Database]
 ) -> None:
     fleet = Fleet(tmp_path, url, {name: database(postgres15).dsn for name in ("a", "b")})
+    for name, dsn in fleet.dsns.items():
+        with_login(Address(name, dsn))
+    (tmp_path / "forward").write_text(PASSWORD)
+    fleet.login = f'forward_user = "{ROLE}"\nforward_password_file = "{tmp_path}/forward"\n'
     fleet.write("observe", **{"": "forwarding = true", "tablet_balancer_config": "enable_cell_balancer = false"})
     fleet.create(["a"])
     standing = Instance(fleet.write_daemon("standing"))

@@ -9,8 +9,9 @@ import pytest
 from psycopg import sql
 
 from balancer.embedded.postgres import PostgresServer, system_binaries
-from balancer.nodes.connection import Address, Connection
+from balancer.nodes.connection import Address, Connection, keep_out_of_logs
 from balancer.nodes.epoch_check import node_transaction
+from balancer.nodes.forwarding import check_login
 from balancer.nodes.grants import grant_script
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.poll import poll_node
@@ -159,3 +160,25 @@ def test_code_of_a_tables_owner_is_named_unless_owners_are_trusted(tables: Conne
         assert "public.orders uses function mine(integer), which would run with the balancer's rights" in found.text
         trusting = Needs(NEEDS.tables, trusts_owners=True)
         assert all(one.level is not Severity.ERROR for one in preflight(tables, trusting))
+
+
+def test_the_script_makes_a_login_for_other_nodes_that_may_do_nothing(tables: Connection, address: Address) -> None:
+    with role(tables) as name, role(tables, "NOLOGIN") as unused:
+        tables.execute(f"DROP ROLE {unused}")
+        tables.execute(grant_script(name, ROOTS, unused).encode())
+        found = tables.execute(
+            "SELECT rolcanlogin, rolsuper, rolreplication, rolcreaterole FROM pg_roles WHERE rolname = %s",
+            (unused,),
+        ).fetchall()
+        assert found == [(True, False, False, False)]
+        with tables.transaction(), tables.cursor() as cursor:
+            check_login(cursor, Address("a", address.dsn, forward_user=unused))
+
+
+def test_a_role_made_by_the_script_may_keep_passwords_out_of_the_log(tables: Connection, address: Address) -> None:
+    with role(tables) as name:
+        tables.execute(grant_script(name, ROOTS).encode())
+        with as_role(address, name) as mine, mine.transaction(), mine.cursor() as cursor:
+            keep_out_of_logs(cursor)
+            for setting, value in (("log_statement", "none"), ("track_activities", "off")):
+                assert cursor.execute("SELECT current_setting(%s)", (setting,)).fetchone() == (value,)

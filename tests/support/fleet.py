@@ -46,6 +46,8 @@ class Fleet:
     """Sections of the bundle's file beside nodes and tables, as TOML; the key '' holds what is above all sections."""
     present: range = range(0)
     """Ids of the rows that the table was made with."""
+    login: str = ""
+    """What each node's section has besides: the login of other nodes, for forwarding."""
 
     @property
     def config(self) -> Path:
@@ -54,7 +56,7 @@ class Fleet:
     def write(self, mode: str = "autonomous", nodes: Sequence[str] | None = None, **sections: str) -> None:
         """The bundle's file; sections by name as TOML, kept for later calls."""
         self.bundle |= sections
-        named = [f'[nodes.{node}]\ndsn = "{self.dsns[node]}"\n' for node in (nodes or self.dsns)]
+        named = [f'[nodes.{node}]\ndsn = "{self.dsns[node]}"\n{self.login}' for node in (nodes or self.dsns)]
         above = self.bundle.get("", "")
         others = [f"[{name}]\n{text}\n" for name, text in self.bundle.items() if name]
         table = f'[tables.orders]\nroots = ["public.orders"]\nlayout = "hash"\nkey = ["id"]\ntablets = {self.tablets}\n'

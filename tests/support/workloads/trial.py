@@ -16,7 +16,9 @@ from balancer.migration.begin import begin_move
 from balancer.migration.doctor import examine
 from balancer.migration.observer import Observer
 from balancer.migration.runner import Runner
+from balancer.nodes.connection import Address
 from tests.support.cluster import AMPLE, QUICK, Cluster, build, hash_table, hash_tablets
+from tests.support.forward_login import with_login
 from tests.support.resharding import begin_merge, begin_split
 from tests.support.workloads.approach import Approach, Way
 from tests.support.workloads.bank import Bank
@@ -107,8 +109,12 @@ def two_nodes(folder: Path, dsns: dict[str, str], kind: str) -> Iterator[tuple[C
 def forwarding(cluster: Cluster) -> ForwardingUpdater:
     """Brings `balancer_all` to every node; what is returned keeps it right, as the daemon does."""
     directory = cluster.directory()
-    forward_bundle(directory.snapshot(), "shop", cluster.address)
-    return ForwardingUpdater(lambda _: True, directory.snapshot, cluster.address)
+
+    def addresses(node: str) -> Address:
+        return with_login(cluster.address(node))
+
+    forward_bundle(directory.snapshot(), "shop", addresses)
+    return ForwardingUpdater(lambda _: True, directory.snapshot, addresses)
 
 
 def run_trial(
