@@ -12,7 +12,8 @@ from balancer.nodes.connection import Connection, Cursor
 
 # A transaction begins before its snapshot is taken, so one that began later has a later snapshot. Between statements a
 # transaction in READ COMMITTED has none. Migrations read partitions by their own names. A session that waits for a lock
-# that we hold is left out on request: see `steps_swap`.
+# that we hold is left out on request (see `steps_swap`); so is one that waits in postgres_fdw, because the session at
+# its other end may wait for that lock: under steady forwarded load there would always be one.
 _OLDER = """
     SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8,
            coalesce(nullif(application_name, ''), 'a client')
@@ -20,7 +21,8 @@ _OLDER = """
     WHERE datname = current_database() AND backend_type = 'client backend' AND backend_xmin IS NOT NULL
       AND xact_start <= %(moment)s AND pid <> pg_backend_pid()
       AND NOT starts_with(application_name, 'tablet-balancer migration ')
-      AND NOT (%(holder)s::int IS NOT NULL AND %(holder)s = ANY(pg_blocking_pids(pid)))
+      AND NOT (%(holder)s::int IS NOT NULL
+               AND (%(holder)s = ANY(pg_blocking_pids(pid)) OR wait_event_type IS NOT DISTINCT FROM 'Extension'))
     ORDER BY xact_start
 """
 
