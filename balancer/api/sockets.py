@@ -114,7 +114,7 @@ class HandshakeLoop(asyncio.SelectorEventLoop):
     """asyncio's loop, except that a TLS handshake has ten seconds instead of a minute."""
 
     async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
-        """With `ssl`, a handshake has a time limit of ours."""
+        """With `ssl`, a handshake has a time limit too."""
         if options.get("ssl") is not None:
             options["ssl_handshake_timeout"] = _HANDSHAKE_SECONDS
         return await super().create_server(*arguments, **options)

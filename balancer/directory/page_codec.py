@@ -24,7 +24,7 @@ _HEADER = struct.Struct("<BBBqqII")
 _FIXED = struct.Struct("<III")
 """Bytes of the range tablets' keys, of the end and of the partitions' names."""
 _COMPRESS_ABOVE = 8192  # bytes
-_MOST_ROWS = 1 << 20  # a page of ours has hundreds
+_MOST_ROWS = 1 << 20  # our pages have hundreds
 
 
 def pack_page(page: Page) -> bytes:

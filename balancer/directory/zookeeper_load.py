@@ -58,7 +58,7 @@ class Loader:
         first = self._read_root()
         folders = [self._paths.pages, *map(self._paths.records, RECORD_KINDS)]
         numbers, *keys = self._children(folders)
-        # What else lies there is nobody's: no page of ours has such a name.
+        # What else lies there is nobody's: none of our pages has such a name.
         held = self._fetch_pages(int(number) for number in numbers if _PAGE_NAME.fullmatch(number))
         records = self._fetch_records(keys)
         entries: list[StoredEntry] = []

@@ -147,7 +147,7 @@ def _libpq_parameters(value: str) -> dict[str, str]:
 def _check_parameters(parameters: Mapping[str, str]) -> None:
     for name in sorted(parameters.keys() - SHOWN_PARAMETERS):
         raise ValueError(
-            f"{name} has no place in a DSN of ours, which is shown and stored: only the password is kept apart;"
+            f"{name} is not allowed in a DSN, which is shown and stored; only the password is kept apart:"
             " give other secrets in a service file (service=…)"
         )
     if not all(map(str.isprintable, parameters.values())):
