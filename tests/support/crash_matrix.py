@@ -25,7 +25,7 @@ from tests.support.crash_cells import Cell
 from tests.support.crash_daemon import Plan
 from tests.support.crash_nursery import Daemon, Nursery
 from tests.support.servers import new_database, postgres
-from tests.support.workloads.approach import HELD_LEAF, HELD_SNAPSHOT_LEAF, PLAIN_LEAF, Approach
+from tests.support.workloads.approach import HELD_LEAF, HELD_SNAPSHOT_LEAF, PLAIN_LEAF
 
 PATIENCE = 90.0
 DOWN = 0.3  # seconds for which a killed server stays away, while the daemon goes on
@@ -39,13 +39,7 @@ QUICK_JAVA = ("-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no")
 PRESENT = range(400)
 TABLETS = hash_tablets(4, ["a"])
 OPERATIONS = 2000  # of the application on the tablets that are migrated, in each cell
-_HELD_BY_NAME = (HELD_LEAF, HELD_SNAPSHOT_LEAF)
-APPROACHES: Mapping[MigrationKind, tuple[Approach, ...]] = {
-    MigrationKind.MOVE: (PLAIN_LEAF, *_HELD_BY_NAME),
-    MigrationKind.SPLIT: _HELD_BY_NAME,
-    MigrationKind.MERGE: _HELD_BY_NAME,
-}
-"""How partitions are written to by their own names."""
+APPROACHES = (PLAIN_LEAF, HELD_LEAF, HELD_SNAPSHOT_LEAF)  # how partitions are written to by their own names
 
 # The budget is no protection here: a daemon that wakes up late must be refused by fence, seal and epoch alone.
 # Changed keys are counted as often as they changed, and few rows are changed all the time.
@@ -140,8 +134,7 @@ class _Run:
         cell = self._cell
         with ExitStack() as stack:
             cluster = self._cluster(stack)
-            names = APPROACHES[cell.operation]
-            running = stack.enter_context(traffic(cluster, self._tablets, PRESENT, self._random, names))
+            running = stack.enter_context(traffic(cluster, self._tablets, PRESENT, self._random, APPROACHES))
             self._check(running.await_writes(3, PATIENCE), "writers did not get going")
             with ExitStack() as daemons:
                 self._crash(cluster, running, daemons)

@@ -163,10 +163,10 @@ class OldCopy:
 
 
 @contextmanager
-def small_disk(folder: Path, megabytes: int, owner: int) -> Iterator[Path]:
-    """A file system that is soon full."""
+def small_disk(folder: Path, megabytes: int, owner: int | None = None) -> Iterator[Path]:
+    """A file system that is soon full; everybody may pass through it unless it has an owner."""
     folder.mkdir(parents=True)
-    options = f"size={megabytes}m,uid={owner},mode=700"
+    options = f"size={megabytes}m," + ("mode=755" if owner is None else f"uid={owner},mode=700")
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
     try:
         yield folder

@@ -32,6 +32,7 @@ from balancer.migration.doctor import examine
 from tests.support.cluster import Cluster
 from tests.support.commands import balancer
 from tests.support.fleet import Fleet, Process, owners, running, until
+from tests.support.nemeses import small_disk
 from tests.support.servers import new_database, postgres
 from tests.support.soak_nemeses import Trouble
 from tests.support.tables import show_table
@@ -44,6 +45,7 @@ from tests.support.workloads.set_of_ids import SetOfIds
 LOOKS = 24
 DRAINED = "c"
 REST_SECONDS = 6.0
+DISK_MEGABYTES = 3000  # a file system of its own, which one of the troubles fills
 LISTS = 40  # rows that are appended to
 SLACK = 2  # threads, connections and files more at rest than before: a tick or a question may be under way
 
@@ -180,7 +182,8 @@ def soak(folder: Path, seconds: float, seed: int) -> list[str]:
     """Runs it; returns what is wrong."""
     with ExitStack() as stack:
         stack.enter_context(Keeper(folder))
-        server = stack.enter_context(postgres(folder / "postgres", 18))
+        disk = stack.enter_context(small_disk(folder / "disk", DISK_MEGABYTES))
+        server = stack.enter_context(postgres(disk / "postgres", 18, {"max_wal_size": "256MB"}))
         zookeeper = stack.enter_context(ZooKeeperServer(folder / "zookeeper"))
         dsns = {name: stack.enter_context(new_database(server)).dsn for name in "abc"}
         fleet = Fleet(folder, f"zk://{zookeeper.address}/soak", dsns, tablets=16)

@@ -3,10 +3,14 @@
 The instance itself is left alive, so that its figures at rest can be compared; its servers are not.
 """
 
+import os
+import shutil
 import threading
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from random import Random
 
 import psycopg
@@ -18,6 +22,7 @@ from tests.support.nemeses import ApplyWorker, dump, long_snapshots
 PAUSE = (2.0, 6.0)
 DOWN = 0.5
 STALLED = 1.5
+DDL_PATIENCE = 60.0
 
 
 class Trouble(threading.Thread):
@@ -39,6 +44,7 @@ class Trouble(threading.Thread):
         kinds: tuple[Callable[[], None], ...] = (
             *(self.apply_worker_stopped, self.server_killed, self.directory_killed, self.two_victims_at_once),
             *(self.wal_written_late, self.snapshots_kept, self.dump_running, self.slow_target, self.triggers_switched),
+            *(self.column_comes_and_goes, self.disk_full),
         )
         while not self._halt.wait(self._chance.uniform(*PAUSE)):
             if self.calm.is_set():
@@ -134,6 +140,36 @@ class Trouble(threading.Thread):
                 connection.execute(f"ALTER TABLE {found[0]} ENABLE TRIGGER USER".encode())
             except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
                 return  # it is being moved away: there is nothing to switch
+
+    def column_comes_and_goes(self) -> None:
+        """As a deployment does it: node by node, so that the roots differ for a while, and back again."""
+        for change in ("ADD COLUMN IF NOT EXISTS soaked text DEFAULT 'x'", "DROP COLUMN IF EXISTS soaked"):
+            for node in self._chance.sample(sorted(self._dsns), len(self._dsns)):
+                self._alter(node, change)
+                self._halt.wait(0.3)
+
+    def _alter(self, node: str, change: str) -> None:
+        deadline = time.monotonic() + DDL_PATIENCE
+        with psycopg.connect(self._dsns[node], autocommit=True) as connection:
+            connection.execute("SET lock_timeout TO '1s'")
+            while time.monotonic() < deadline:
+                with suppress(psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+                    connection.execute(f"ALTER TABLE orders {change}".encode())
+                    return
+                time.sleep(0.1)
+        self.faults.append(f"{change} on {node} got no lock for {DDL_PATIENCE:.0f} s")
+
+    def disk_full(self) -> None:
+        """Not a byte is left for the server, its log included, for a moment; it may have to be started again."""
+        ballast = self._server.folder / "ballast"
+        try:
+            with ballast.open("wb") as file, suppress(OSError):
+                os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(ballast.parent).free)
+            self._halt.wait(STALLED)
+        finally:
+            ballast.unlink(missing_ok=True)
+        self._halt.wait(DOWN)
+        self._server.start()
 
 
 def _count(reader: psycopg.Connection[tuple[object, ...]]) -> int:
