@@ -93,6 +93,7 @@ def migration_document(record: Migration, table: Table | None, note: Mapping[str
         "write_pause": detail.pause,
         "retries": detail.retries,
         "retried_for": detail.retreat,
+        "kept": detail.kept,
         "reason": record.reason,
         "error": record.error,
     }

@@ -25,11 +25,13 @@ from balancer.nodes.ownership import rewound_words
 from balancer.nodes.root_facts import Facts, facts_on
 from balancer.nodes.root_findings import compare_roots, leaf_findings, root_findings
 from balancer.nodes.schema import OwnedTablet, OwnState, forget_tablets, read_tablets, write_tablets
+from balancer.nodes.set_aside import drop_or_set_aside, kept_rows
 
 _ORDER = list(LeftoverKind)
 
 PATIENCE: Final = 10.0
 """Seconds for which one repair is tried again: most transactions that are in its way are much shorter."""
+LOCK_TIMEOUT: Final = 2.0
 _PAUSE: Final = 0.2
 """Seconds in which writers who queued behind an attempt get on."""
 
@@ -113,14 +115,21 @@ def _repair_one(connection: Connection, leadership: Leadership, finding: Finding
             remove_leftover(cursor, finding.leftover)
         if finding.stale is not None:
             _check_unchanged(cursor, finding.stale)
-            for name in reversed(finding.stale.partitions):
-                if finding.stale.state is OwnState.INCOMING:
-                    partition.detach_wherever(cursor, name)
-                partition.drop_partition(cursor, name)
-            if finding.stale.state is OwnState.INCOMING:
-                forget_tablets(cursor, [finding.stale.id])
+            _remove_rows(cursor, finding.stale)
         if finding.row is not None:
             write_tablets(cursor, [finding.row])
+
+
+def _remove_rows(cursor: Cursor, row: OwnedTablet) -> None:
+    """Of a tablet that is not coming, or has gone."""
+    names = list(reversed(row.partitions))
+    if row.state is not OwnState.INCOMING:
+        drop_or_set_aside(cursor, [row.id], names, f"tablet_{row.id}", LOCK_TIMEOUT)
+        return
+    for name in names:
+        partition.detach_wherever(cursor, name)
+        partition.drop_partition(cursor, name)
+    forget_tablets(cursor, [row.id])
 
 
 def _check_unchanged(cursor: Cursor, row: OwnedTablet) -> None:
@@ -138,6 +147,8 @@ def _examine_node(snapshot: Snapshot, node: str, connection: Connection) -> Iter
         # A fence of a former owner stays with its rows, until they are dropped with it.
         if leftover.migration not in running:
             yield Finding(node, f"leftover: {leftover}", leftover=leftover)
+    for schema, text in kept_rows(connection):
+        yield Finding(node, f"schema {schema}: {text}", command=f"look at them, then DROP SCHEMA {schema} CASCADE")
     with connection.cursor() as cursor:
         rows = {row.id: row for row in read_tablets(cursor)}
     for row in rows.values():

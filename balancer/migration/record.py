@@ -58,6 +58,8 @@ class Detail:
     """When the owner changed, in seconds since 1970."""
     before: tuple[Mapping[str, Json], ...] = ()
     """The tablets that a reshard replaces: once it has committed, the directory does not have them any more."""
+    kept: str = ""
+    """Where the former owner's rows were set aside, because somebody may have written to them after the switch."""
     failed: bool = False
     """Whether it is being given up because of an error, and not by an operator's wish."""
 

@@ -10,10 +10,13 @@ from balancer.errors import BalancerError, Refused
 from balancer.migration.background import Background
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.machine import Event
-from balancer.nodes import capture, fence, partition, replication, schema, sequences, snapshots, standbys
+from balancer.nodes import capture, fence, partition, replication, schema, sequences, set_aside, snapshots, standbys
 from balancer.nodes.connection import Statement, run_together, translated
 from balancer.nodes.names import Name
 from balancer.nodes.objects import bound_constraint
+
+CLOSED_LOOK = 1.0
+"""Seconds after which a former owner's fence is looked at again, and closed again if somebody has switched it off."""
 
 
 def opening(ctx: Context) -> Event:
@@ -139,6 +142,7 @@ def _mark_moved(ctx: Context, *, straight: bool) -> None:
             raise Refused(f"node {ctx.record.source_node} has tablet {ctx.moved.id} again, with epoch {row[0]}")
         # One whose detach was begun was marked before that, and cannot be altered until the detach is finished.
         there = [name for name, pending in partition.attachments(cursor, names).items() if not pending]
+        set_aside.switched_off(cursor, [ctx.moved.id], there)  # which the next statements would hide
         run_together(cursor, _moved_statements(ctx, there))
 
 
@@ -167,9 +171,20 @@ def _remove_stream(ctx: Context) -> None:
 def _wait_for_grace(ctx: Context) -> None:
     switched = ctx.detail.switched
     if switched is not None:
-        left = switched + ctx.settings.retire_grace - ctx.clock.now().timestamp()
+        until = min(switched, ctx.clock.now().timestamp()) + ctx.settings.retire_grace
         ctx.progress.waiting("readers of the former owner")
-        ctx.sleep(max(0.0, min(left, ctx.settings.retire_grace)))
+        while (left := until - ctx.clock.now().timestamp()) > 0:
+            ctx.sleep(min(left, CLOSED_LOOK))
+            _keep_closed(ctx)
+
+
+def _keep_closed(ctx: Context) -> None:
+    with ctx.source() as cursor:
+        names = partitions_of(ctx.table, ctx.sources[0])
+        there = [name for name, pending in partition.attachments(cursor, names).items() if not pending]
+        opened = set_aside.switched_off(cursor, [ctx.moved.id], there)
+    if opened:
+        _mark_moved(ctx, straight=False)
 
 
 def _drop_rows(ctx: Context) -> None:
@@ -181,6 +196,10 @@ def _drop_rows(ctx: Context) -> None:
         ).fetchone()
         if row != (str(schema.OwnState.MOVED), ctx.moved.epoch):
             raise Refused(f"node {node} does not say that tablet {ctx.moved.id} has moved: its rows are kept")
-        for index, place in reversed(list(enumerate(ctx.source_places))):
+        going = list(reversed(list(enumerate(ctx.source_places))))
+        for index, place in going:
             capture.drop_capture(cursor, ctx.id, index, place.partition)
-            partition.drop_partition(cursor, place.partition)
+        names = [place.partition for _, place in going]
+        kept = set_aside.drop_or_set_aside(cursor, [ctx.moved.id], names, ctx.id, ctx.settings.lock_timeout)
+    if kept:
+        ctx.note(kept=kept)

@@ -28,7 +28,7 @@ from balancer.migration.steps_reshard import (
     replay_once,
     replay_transaction,
 )
-from balancer.nodes import blockers, capture, fence, partition, references, reshard, schema, snapshots
+from balancer.nodes import blockers, capture, fence, partition, references, reshard, schema, set_aside, snapshots
 from balancer.nodes.connection import Connection, Cursor, translated
 from balancer.nodes.objects import bound_constraint
 
@@ -86,9 +86,13 @@ def retiring(ctx: Context) -> Event:
             partition.set_lock_timeout(cursor, ctx.settings.lock_timeout)
             reshard.admit_old_snapshots(cursor, root, ctx.id)
     with ctx.source() as cursor:
-        for number, place in reversed(list(enumerate(ctx.source_places))):
+        going = list(reversed(list(enumerate(ctx.source_places))))
+        for number, place in going:
             capture.drop_capture(cursor, ctx.id, number, place.partition)
-            partition.drop_partition(cursor, place.partition)
+        names, gone = [place.partition for _, place in going], [tablet.id for tablet in ctx.sources]
+        kept = set_aside.drop_or_set_aside(cursor, gone, names, ctx.id, ctx.settings.lock_timeout)
+    if kept:
+        ctx.note(kept=kept)
     return Event.STEP
 
 

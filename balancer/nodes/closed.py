@@ -76,8 +76,13 @@ def _there(cursor: Cursor, partitions: Sequence[Name]) -> list[Name]:
 
 
 def _say_until(cursor: Cursor, tablet: int, until: str | None) -> None:
-    """What `balancer.hold` reads."""
-    cursor.execute("UPDATE balancer.tablet SET until = %s WHERE id = %s", (until, tablet))
+    """What `balancer.hold` reads, and what `set_aside` goes by."""
+    cursor.execute(
+        "UPDATE balancer.tablet SET until = %(until)s,"
+        " closed_by = CASE WHEN %(until)s::text IS NOT NULL THEN pg_current_xact_id()::xid::text END"
+        " WHERE id = %(tablet)s",
+        {"until": until, "tablet": tablet},
+    )
 
 
 def _triggers(partition: Name, fence: Fence) -> list[Statement]:

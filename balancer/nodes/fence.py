@@ -222,9 +222,10 @@ def trigger_statements(partitions: Sequence[Name], fence: Fence) -> list[Stateme
 
 
 def _word_for_clients(partitions: Sequence[Name], until: str | None) -> Statement:
-    """What `balancer.hold` reads instead of the triggers."""
-    update = sql.SQL("UPDATE balancer.tablet SET until = {} WHERE id IN (SELECT {})")
-    return update.format(sql.Literal(until), tablets_of(partitions))
+    """What `balancer.hold` reads instead of the triggers, and by which transaction they are."""
+    update = sql.SQL("UPDATE balancer.tablet SET until = {}, closed_by = {} WHERE id IN (SELECT {})")
+    by = sql.SQL("NULL") if until is None else sql.SQL("pg_current_xact_id()::xid::text")
+    return update.format(sql.Literal(until), by, tablets_of(partitions))
 
 
 _WRITERS: LiteralString = "SHARE ROW EXCLUSIVE"

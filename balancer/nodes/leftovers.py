@@ -13,7 +13,7 @@ from psycopg import sql
 from balancer.nodes import replication
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.names import Name
-from balancer.nodes.objects import CLOSED, SNAPSHOT_TRIGGER, TRIGGERS, owner_of
+from balancer.nodes.objects import CLOSED, KEPT_SCHEMA, SNAPSHOT_TRIGGER, TRIGGERS, owner_of
 
 
 class LeftoverKind(StrEnum):
@@ -67,7 +67,7 @@ _TRIGGERS = """
     SELECT t.tgname, n.nspname, c.relname, t.tgargs, p.proname
     FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
     JOIN pg_proc p ON p.oid = t.tgfoid
-    WHERE (t.tgname = ANY(%s) OR starts_with(t.tgname, %s)) AND NOT t.tgisinternal
+    WHERE (t.tgname = ANY(%s) OR starts_with(t.tgname, %s)) AND NOT t.tgisinternal AND NOT starts_with(n.nspname, %s)
 """
 
 
@@ -113,7 +113,9 @@ def _named(connection: Connection) -> Iterator[Leftover]:
 
 
 def _triggers(connection: Connection) -> Iterator[Leftover]:
-    for name, schema, table, arguments, function in connection.execute(_TRIGGERS, (list(TRIGGERS), SNAPSHOT_TRIGGER)):
+    for name, schema, table, arguments, function in connection.execute(
+        _TRIGGERS, (list(TRIGGERS), SNAPSHOT_TRIGGER, KEPT_SCHEMA)
+    ):
         words = bytes(arguments).decode().split("\0")
         owner = words[0] or owner_of(function)
         if owner == CLOSED:

@@ -16,6 +16,8 @@ CAPTURE_TRUNCATE_TRIGGER = "~balancer_capture_truncate"
 TRIGGERS = (FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER, CAPTURE_TRIGGER, CAPTURE_TRUNCATE_TRIGGER)
 
 SNAPSHOT_TRIGGER = "!balancer_snapshot"
+KEPT_SCHEMA = "balancer_kept_"
+"""Followed by the migration's id: where rows of a former owner are that somebody may have written to."""
 CLOSED = "rewound"
 """In the place of a migration's id: what stands on a node that has gone back in time."""
 

@@ -88,6 +88,8 @@ STEPS: tuple[str, ...] = (
     locks.STEP + client_functions.STEP,
     "SELECT",  # functions have changed: refusals that another try cures are 40001
     "SELECT",  # functions have changed: a lock that is not had in time is such a refusal too
+    # The transaction that wrote the fence, and the one whose fence somebody has switched off: see `set_aside`.
+    "ALTER TABLE balancer.tablet ADD COLUMN closed_by text, ADD COLUMN breached_since text",
 )
 """What brings a node's tables from version n to n + 1."""
 
@@ -207,7 +209,9 @@ ON CONFLICT (id) DO UPDATE SET
     epoch = EXCLUDED.epoch, state = EXCLUDED.state, schemas = EXCLUDED.schemas, partitions = EXCLUDED.partitions,
     migration = EXCLUDED.migration, deadline = EXCLUDED.deadline, moved_to = EXCLUDED.moved_to, changed = now(),
     -- Only fences write it; but one that comes back has none yet, whatever stood here when it left.
-    until = CASE WHEN EXCLUDED.state <> 'incoming' THEN tablet.until END
+    until = CASE WHEN EXCLUDED.state <> 'incoming' THEN tablet.until END,
+    closed_by = CASE WHEN EXCLUDED.state <> 'incoming' THEN tablet.closed_by END,
+    breached_since = CASE WHEN EXCLUDED.state <> 'incoming' THEN tablet.breached_since END
 """
 
 

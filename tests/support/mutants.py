@@ -429,6 +429,12 @@ MUTANTS: tuple[Mutant, ...] = (
         (f"{_ORDERS}test_the_former_owner_keeps_its_rows_until_the_new_one_s_standbys_have_replayed_the_switch",),
     ),
     Mutant(
+        "written-rows-dropped",
+        "machine 12: rows behind a fence that was switched off are set aside",
+        replaced("balancer.nodes.set_aside._switched", instead(False)),
+        ("tests/migration/test_set_aside.py",),
+    ),
+    Mutant(
         "difference-behind-no-fence",
         "machine 4: a difference counts only if the fence still stands",
         replaced("balancer.migration.guards.standing", instead()),

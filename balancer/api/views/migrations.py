@@ -11,7 +11,7 @@ from balancer.logs import mask
 
 _SHOWN = (
     *("rows", "size", "pause", "predicted_pause", "bulk_verified", "switched", "failed"),
-    *("fences", "retries", "restarts", "retreat", "mode_reason"),
+    *("fences", "retries", "restarts", "retreat", "mode_reason", "kept"),
 )
 """Of a migration's detail, what people want to know; the rest is for its successor."""
 

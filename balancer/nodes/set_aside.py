@@ -1,0 +1,122 @@
+"""What becomes of a former owner's rows: dropped, or set aside if somebody may have written to them after the switch.
+
+A fence on a former owner can be switched off by the table's owner (`ALTER TABLE … DISABLE TRIGGER`, as import scripts
+do); what is then written there was acknowledged and is nowhere else. The transaction that closes a partition leaves its
+number in `balancer.tablet.closed_by`; a trigger that another transaction wrote has been switched since. Such rows are
+moved into a schema of their own, with a comment that says whose they were, and `doctor` names it until a person has
+looked at them and dropped it. Called by migrations when they retire, inside their `node_transaction`.
+"""
+
+from collections.abc import Sequence
+
+from psycopg import sql
+
+from balancer.errors import Refused
+from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.names import Name
+from balancer.nodes.objects import FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER, KEPT_SCHEMA
+from balancer.nodes.partition import detach_pending, drop_partition, exists
+from balancer.nodes.proven_views import bury
+
+_SWITCHED = """
+    SELECT count(t) <> 2 OR NOT bool_and(t.tgenabled = 'A' AND t.xmin::text = ANY (%(closed_by)s))
+    FROM pg_trigger t WHERE t.tgrelid = to_regclass(%(partition)s) AND t.tgname = ANY (%(triggers)s)
+"""
+
+
+def switched_off(cursor: Cursor, tablets: Sequence[int], partitions: Sequence[Name]) -> bool:
+    """Whether somebody has switched a fence of these off since it was written; remembers it for `drop_or_set_aside`."""
+    rows = cursor.execute(
+        "SELECT closed_by FROM balancer.tablet WHERE id = ANY (%s) AND closed_by IS NOT NULL FOR UPDATE",
+        (list(tablets),),
+    ).fetchall()
+    closed_by = [by for (by,) in rows]
+    if not closed_by:  # by a version that did not keep it
+        return False
+    found = any(_switched(cursor, partition, closed_by) for partition in partitions)
+    if found:
+        cursor.execute(
+            "UPDATE balancer.tablet SET breached_since = coalesce(breached_since, closed_by) WHERE id = ANY (%s)",
+            (list(tablets),),
+        )
+    return found
+
+
+def _breached(cursor: Cursor, tablets: Sequence[int]) -> bool:
+    row = cursor.execute(
+        "SELECT bool_or(breached_since IS NOT NULL) FROM balancer.tablet WHERE id = ANY (%s)", (list(tablets),)
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def _switched(cursor: Cursor, partition: Name, closed_by: Sequence[str]) -> bool:
+    if not exists(cursor, partition):
+        return False
+    given = {
+        "partition": str(partition),
+        "closed_by": list(closed_by),
+        "triggers": [FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER],
+    }
+    row = cursor.execute(_SWITCHED, given).fetchone()
+    return bool(row and row[0])
+
+
+def drop_or_set_aside(
+    cursor: Cursor, tablets: Sequence[int], partitions: Sequence[Name], migration: str, lock_timeout: float
+) -> str:
+    """Drops detached partitions that are closed, in this order; returns what was set aside instead, in words, or ''."""
+    cursor.execute("SELECT set_config('lock_timeout', %s, true)", (f"{max(1, round(lock_timeout * 1000))}ms",))
+    for partition in partitions:
+        if exists(cursor, partition):  # from here on nobody switches anything
+            cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE").format(partition.identifier))
+    if not switched_off(cursor, tablets, partitions) and not _breached(cursor, tablets):
+        for partition in partitions:
+            drop_partition(cursor, partition)
+        return ""
+    there = [partition for partition in partitions if exists(cursor, partition)]
+    return _set_aside(cursor, tablets, there, migration) if there else ""
+
+
+def _set_aside(cursor: Cursor, tablets: Sequence[int], partitions: Sequence[Name], migration: str) -> str:
+    schema = f"{KEPT_SCHEMA}{migration}"
+    cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+    mine = cursor.execute(
+        "SELECT nspowner = current_user::regrole FROM pg_namespace WHERE nspname = %s", (schema,)
+    ).fetchone()
+    if mine != (True,):
+        raise Refused(f"schema {schema} is not ours: drop it, rows are to be set aside there")
+    written = sum(_written_since(cursor, partition, tablets) for partition in partitions)
+    named = " and ".join(map(str, tablets))
+    text = (
+        f"rows of tablet {named} as they were when migration {migration} had ended: somebody had switched its fence off"
+        f" after the switch, and {written} rows were written here since; rows may have been deleted, too"
+    )
+    for partition in partitions:
+        if detach_pending(cursor, partition) is not None:
+            raise Refused(f"{partition} is still attached and is not set aside")
+        bury(cursor, partition)
+        cursor.execute(sql.SQL("ALTER TABLE {} SET SCHEMA {}").format(partition.identifier, sql.Identifier(schema)))
+    cursor.execute(sql.SQL("COMMENT ON SCHEMA {} IS {}").format(sql.Identifier(schema), sql.Literal(text)))
+    return f"{schema}: {text}"
+
+
+def _written_since(cursor: Cursor, partition: Name, tablets: Sequence[int]) -> int:
+    """Rows that were inserted or updated after the partition was first closed."""
+    row = cursor.execute(
+        sql.SQL(
+            "SELECT count(*) FROM ONLY {} AS r, (SELECT max(age(breached_since::xid)) AS closed FROM balancer.tablet"
+            " WHERE id = ANY (%s)) AS t WHERE age(r.xmin) < t.closed"
+        ).format(partition.identifier),
+        (list(tablets),),
+    ).fetchone()
+    return int(row[0]) if row else 0
+
+
+def kept_rows(connection: Connection) -> list[tuple[str, str]]:
+    """Schemas with rows that were set aside, and what is known of them."""
+    rows = connection.execute(
+        "SELECT nspname, coalesce(obj_description(oid, 'pg_namespace'), '') FROM pg_namespace"
+        " WHERE starts_with(nspname, %s) AND pg_has_role(current_user, nspowner, 'USAGE') ORDER BY nspname",
+        (KEPT_SCHEMA,),
+    ).fetchall()
+    return [(str(name), str(text)) for name, text in rows]
