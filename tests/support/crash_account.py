@@ -21,7 +21,7 @@ from balancer.policies.hashing import partition_hash
 from balancer.policies.keys import KeyType
 from tests.support.cluster import Cluster
 from tests.support.refusals import refused_with
-from tests.support.workloads.approach import HELD, HELD_SNAPSHOT, PLAIN, Approach
+from tests.support.workloads.approach import HELD, HELD_SNAPSHOT, PLAIN, Approach, Proof
 from tests.support.workloads.crew import Crew, at_work
 from tests.support.workloads.hot_registers import HotRegisters
 from tests.support.workloads.list_append import ListAppend
@@ -58,6 +58,11 @@ class Traffic:
     def await_reads(self, count: int, seconds: float) -> bool:
         """Likewise for reads."""
         return self._crews[0].await_reads(count, seconds)
+
+    @property
+    def readers_are_held(self) -> bool:
+        """Whether a fence holds the readers back like writers: each of their statements has a snapshot of its own."""
+        return self._crews[0].approach.proof is Proof.HOLD
 
     def await_operations(self, count: int, seconds: float) -> bool:
         """Waits until so many were answered in all, from the beginning on."""

@@ -221,9 +221,11 @@ class _Run:
         """While the daemon is dead or stands still: readers go on unless the new owner may be open, and writers
         wherever no fence is."""
         cell = self._cell
-        if not (cell.operation is MigrationKind.MOVE and cell.state in SEALED):
+        open_to_writers = not row_of(cell.track, cell.state).writers_held and cell.state is not State.CANCELLING
+        sealed = cell.operation is MigrationKind.MOVE and cell.state in SEALED
+        if not sealed and (open_to_writers or not running.readers_are_held):
             self._check(running.await_reads(1, PATIENCE), f"readers were held back in {cell.state}")
-        if not row_of(cell.track, cell.state).writers_held and cell.state is not State.CANCELLING:
+        if open_to_writers:
             self._check(running.await_writes(1, PATIENCE), f"writers were held back in {cell.state}")
 
     def _await_point(self, plan: Plan, first: Daemon, cluster: Cluster) -> None:
