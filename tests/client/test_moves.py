@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from itertools import count
 
 from balancer.client import PoolSettings, Router
+from tests.support.nemeses import until, waits_for_lock
 from tests.support.shards import Shards, user_of
 
 THREADS = 16
@@ -171,7 +172,7 @@ def test_no_move_passes_an_open_block(shards: Shards) -> None:
         with router.transaction("orders", user) as connection:
             mover = threading.Thread(target=lambda: move(1, "pg-b"))
             mover.start()
-            time.sleep(1)
+            until(lambda: waits_for_lock(shards.node("pg-a")), "the fence's wait for the block")
             assert shards.tablet(1).node == "pg-a"
             connection.execute("INSERT INTO orders VALUES (%s, 1)", (user,))
         mover.join()

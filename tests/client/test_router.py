@@ -12,6 +12,7 @@ from balancer.client import Isolation, Router
 from balancer.directory.model import Put, Transaction
 from balancer.errors import OutcomeUnknown, Refused, Unavailable, UserError
 from tests.support.backends import lose_while_busy, wait_until_gone
+from tests.support.nemeses import until, waits_for_lock
 from tests.support.shards import Shards, user_of
 
 
@@ -131,9 +132,9 @@ def test_between_the_commit_and_the_opening_a_transaction_waits_at_the_new_owner
 def test_a_switch_waits_for_an_open_block_and_fails_nothing(shards: Shards, router: Router) -> None:
     """The fence comes while a block is open that has not written yet: the block goes on to its end."""
     user = user_of(shards, 1)
-    with router.transaction("orders", user) as connection:
+    with router.transaction("orders", user) as connection, psycopg.connect(shards.dsns["pg-a"]) as observer:
         switching = later(0, lambda: shards.switch(1, "pg-b"))
-        time.sleep(0.3)
+        until(lambda: waits_for_lock(observer), "the fence's wait for the block")
         connection.execute("INSERT INTO orders VALUES (%s, 1)", (user,))
         assert connection.execute("SELECT count(*) FROM orders WHERE user_id = %s", (user,)).fetchone() == (1,)
     switching.join()
@@ -236,16 +237,9 @@ def test_a_node_that_changes_its_address_is_found_again(shards: Shards, router: 
     snapshot = shards.directory.snapshot()
     elsewhere = replace(snapshot.nodes["pg-a"], dsn=shards.dsns["pg-a"] + "?options=-c%20test.place%3Delsewhere")
     shards.directory.commit(Transaction((Put(elsewhere),), snapshot.version, "failover", "test"))
-    until(lambda: router.snapshot.version > snapshot.version)
+    until(lambda: router.snapshot.version > snapshot.version, "the news")
     with router.transaction("orders", user) as connection:
         assert connection.execute("SELECT current_setting('test.place')").fetchone() == ("elsewhere",)
-
-
-def until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_node_without_our_schema_is_named(shards: Shards, router: Router) -> None:
