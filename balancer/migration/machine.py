@@ -66,8 +66,9 @@ Say a tablet moves from S to T. A write is *acknowledged* when its transaction o
 12. *Nothing is dropped that may be needed*: S's rows stay attached behind their fence until the grace is over, no
     reader's snapshot is older than the switch, and T's standbys have replayed it; they go only in a transaction that
     sees them detached and `moved`. Rows behind a fence that somebody has switched off after the switch may be
-    acknowledged ones: they are set aside and named (`nodes.set_aside`), not dropped. T's go only while they are `incoming` under this migration; a journal record in
-    `cancelling` can never become `opening`, one in `restarting` only by way of `planned`, with a new copy.
+    acknowledged ones: they are set aside and named (`nodes.set_aside`), not dropped. T's go only while they are
+    `incoming` under this migration; a journal record in `cancelling` can never become `opening`, one in `restarting`
+    only by way of `planned`, with a new copy.
 
 From 2 to 4, every acknowledged write of S is on T when T opens; from 5 to 11, nobody writes to S between the fence and
 the end of the migration unless the migration has not committed and will not. Each write is there exactly once, since

@@ -150,11 +150,14 @@ class DaemonFile(_EnvironmentFirst):
     instance: str = Field(default_factory=socket.gethostname)
     """The name of this instance in the history; by default the host's."""
     tick: Duration = 10.0
-    """Time between polls; a poll of 2,000 tablets takes tens of milliseconds, so ten seconds cost nothing."""
+    """Time between polls; a poll of 2,000 tablets takes tens of milliseconds, so ten seconds cost nothing. Longer: less
+    work for the nodes; shorter: a node that is down and a tablet that is hot are noticed sooner."""
     session_timeout: Duration = 10.0
-    """After this time without a sign of life another instance takes over."""
+    """After this time without a sign of life another instance takes over. Longer: a pause of the network changes no
+    leader; shorter: nobody leads for less long after a crash."""
     poll_timeout: Duration = 5.0
-    """A node that has not answered by then is unreachable for this tick."""
+    """A node that has not answered by then is unreachable for this tick. Longer: slow nodes still count; shorter: a
+    tick is not held up by them."""
     schedule: FormulaText = ""
     """The cluster's default formula; empty: always open."""
     timezone: Zone = "UTC"
@@ -163,7 +166,8 @@ class DaemonFile(_EnvironmentFirst):
     bundles: Path = Path("bundles")
     """The folder of the bundles' files, relative to this file."""
     look_back: Duration = 900.0
-    """How far a late tick looks back for a minute in which the schedule was open."""
+    """How far a late tick looks back for a minute in which the schedule was open. Longer: a window that was missed is
+    made up for later; shorter: nothing starts long after its window."""
     http: HttpSettings = HttpSettings()
     directory_security: DirectorySecurity = DirectorySecurity()
     log: LogSettings = LogSettings()
@@ -202,11 +206,13 @@ class NodeSection(Section):
     """A file with that login's password alone; BALANCER_FORWARD_PASSWORD_<NODE> goes before it."""
     zone: str = ""
     weight: Annotated[float, Field(gt=0)] = 1.0
-    """Its share of the load, relative to the other nodes."""
+    """Its share of the load, relative to the other nodes. Larger: it gets more; smaller: less."""
     disk: Size | None = None
-    """Bytes its disk holds, where PostgreSQL cannot know; None: not limited."""
+    """Bytes its disk holds, where PostgreSQL cannot know; None: not limited. Larger: more tablets are put there;
+    smaller: it is closed to new ones sooner."""
     memory: Size | None = None
-    """Bytes of memory for in-memory tables; None: as much as any other node."""
+    """Bytes of memory for in-memory tables; None: as much as any other node. Larger: it gets more of their tablets;
+    smaller: fewer."""
 
 
 class _TableShape(Section):
@@ -216,7 +222,8 @@ class _TableShape(Section):
     layout: Annotated[str, Field(pattern="^(hash|range)$")]
     key: Annotated[list[str], Field(min_length=1)]
     tablets: Annotated[int, Field(ge=1, le=10000)] = 16
-    """How many tablets `table create` makes; a power of two for a hash table."""
+    """How many tablets `table create` makes; a power of two for a hash table. More: finer balance, more partitions for
+    PostgreSQL to plan over; fewer: coarser, and large ones are split later."""
     splits: list[Any] = []
     """For `table create` of a range table: the keys at which it is cut."""
     require_proof: bool = False

@@ -40,46 +40,64 @@ class MigrationSettings:
     finish_by: FinishBy = FinishBy.WINDOW
     """`window`, `park` or `any`; windows of a minute (`minutes % 20 == 0`) need `any` to move large tablets."""
     write_pause_budget: Seconds = 0.25
-    """Longest time writers may be held back by a replicated move. 250 ms: below what a user notices as a failure."""
+    """Longest time writers may be held back by a replicated move. 250 ms: below what a user notices as a failure.
+    Longer: moves of busy tablets succeed at the first fence; shorter: more fences are lifted and tried again."""
     lock_timeout: Seconds = 0.1
-    """How long our statements wait for a lock; later sessions queue behind them. Less than the budget."""
+    """How long our statements wait for a lock; later sessions queue behind them. Less than the budget. Longer: a lock
+    is had behind longer transactions, and others wait as long; shorter: more attempts, each less noticed."""
     fence_deadline: Seconds = 2.0
-    """After this an unsealed fence ends by itself. Longer than the budget, so that only a dead daemon meets it."""
+    """After this an unsealed fence ends by itself. Longer than the budget, so that only a dead daemon meets it. Longer:
+    writers wait longer when the daemon dies; shorter: a slow server's fence ends in the middle of a switch."""
     read_only_fence_deadline: Seconds = 15.0
-    """The same in read-only mode, renewed at a third of it while rows are copied."""
+    """The same in read-only mode, renewed at a third of it while rows are copied. Longer: writers wait longer when the
+    daemon dies; shorter: a busy daemon may renew it too late and copies again."""
     fence_attempts: int = 20
-    """Fences tried (a lock not granted, a budget exceeded) before the migration gives up."""
+    """Fences tried (a lock not granted, a budget exceeded) before the migration gives up. More: it outlives longer
+    reports and batches; fewer: it fails sooner, and its copy was for nothing."""
     copy_attempts: int = 5
-    """Copies tried (a server lost, a lock not granted) before the migration gives up; each begins from nothing."""
+    """Copies tried (a server lost, a lock not granted) before the migration gives up; each begins from nothing. More:
+    it outlives longer outages, at the price of work done again; fewer: it fails sooner."""
     retry_back_off: Seconds = 0.2
-    """Seconds before the second fence or copy; doubled each time up to `retry_back_off_limit`."""
+    """Seconds before the second fence or copy; doubled each time up to `retry_back_off_limit`. Longer: calmer for
+    writers; shorter: the migration ends sooner after a passing blocker."""
     retry_back_off_limit: Seconds = 10.0
-    """Longest pause between two fences or copies: a blocker of minutes is worth asking for every ten seconds."""
+    """Longest pause between two fences or copies: a blocker of minutes is worth asking for every ten seconds. Longer:
+    fewer interruptions; shorter: it notices sooner that the way is clear."""
     throttle: Bytes | None = None
-    """Bytes copied per second; None: as fast as the servers can."""
+    """Bytes copied per second; None: as fast as the servers can. Larger: moves end sooner; smaller: applications notice
+    less of them, and more changes are made while they last."""
     wal_budget: Bytes = 8 * GB
-    """Write-ahead log that a migration may keep a source from recycling; beyond it the migration is given up."""
+    """Write-ahead log that a migration may keep a source from recycling; beyond it the migration is given up. Larger:
+    big tablets of busy nodes can be moved, if the disk has room for it; smaller: the disk is safer."""
     disk_budget: Bytes | None = None
-    """Bytes a migration may add on the target; None: not limited here (the planner knows the nodes' disks)."""
+    """Bytes a migration may add on the target; None: not limited here (the planner knows the nodes' disks). Larger:
+    larger tablets are moved; smaller: they are refused."""
     lag_patience: Seconds = 300.0
-    """Seconds without a new smallest lag after which catching up is given up as hopeless."""
+    """Seconds without a new smallest lag after which catching up is given up as hopeless. Longer: it may still succeed
+    after a peak; shorter: the source's log is freed sooner."""
     retire_grace: Seconds = 5.0
-    """Seconds between the switch and the drop of the former owner's rows: readers with an old map finish in peace."""
+    """Seconds between the switch and the drop of the former owner's rows: readers with an old map finish in peace.
+    Longer: clients with old maps are refused with the new owner's name for longer; shorter: disk is freed sooner."""
     terminate_blockers: bool = False
     """Whether sessions that keep a lock from being taken are ended, those among them that hold a tablet's advisory lock
     without a transaction; otherwise they are named and waited for. A role that is not a superuser needs
     pg_signal_backend for it."""
     blocker_age: Seconds = 5.0
-    """Seconds a transaction must have lasted before it may be ended as a blocker."""
+    """Seconds a transaction must have lasted before it may be ended as a blocker. Longer: fewer of the application's
+    transactions are ended; shorter: migrations wait less."""
     trust_table_owners: bool = False
     """Whether functions, operators and domains of the tables' owners may run with the balancer's own rights, as they do
     when rows are copied into tables whose checks, generated columns, types or indexes use them. Not by default: such an
     owner could become whatever the balancer is. Otherwise tables that use them are named and not moved."""
     checksum_pages: int = 4096
-    """Pages (8 kB) per chunk of a checksum: 32 MB, so that a throttle or a cancel is heard several times a second."""
+    """Pages (8 kB) per chunk of a checksum: 32 MB, so that a throttle or a cancel is heard several times a second.
+    More: fewer statements; fewer: a cancel is heard sooner."""
     verify_keys_in_fence: int = 2000
-    """Changed keys left to compare when the fence is taken; more of them are first compared without it."""
+    """Changed keys left to compare when the fence is taken; more of them are first compared without it. More: the pause
+    of writers is longer; fewer: more rounds before the fence on a busy tablet."""
     retry_patience: Seconds = 120.0
-    """How long a step is tried again while a server is out of reach; then it is given up (before the commit)."""
+    """How long a step is tried again while a server is out of reach; then it is given up (before the commit). Longer:
+    it outlives restarts of servers; shorter: its tablet can be moved elsewhere sooner."""
     index_workers: int | None = None
-    """Parallel workers for building indexes on the target; None: the server's own setting."""
+    """Parallel workers for building indexes on the target; None: the server's own setting. More: indexes are built
+    sooner; fewer: the target's applications keep their cores."""
