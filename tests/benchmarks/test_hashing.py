@@ -69,12 +69,10 @@ def _single(name: str, kind: KeyType, values: list[int] | list[str] | list[datet
 
 
 def _server(server: PostgresServer) -> tuple[object, ...]:
-    """The series alone is measured too and taken off, so that only the hashing counts."""
+    """What a query pays for it that hashes each key of a series, which has to be made first."""
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         connection.execute("CREATE TEMP TABLE hashed (k bigint) PARTITION BY HASH (k)")
         series = f"FROM generate_series(1::bigint, {SOME}) AS k"
         check = "satisfies_hash_partition('hashed'::regclass, 64, 0, k)"
-        with_hash = _seconds(lambda: connection.execute(f"SELECT count(*) FILTER (WHERE {check}) {series}").fetchone())
-        without = _seconds(lambda: connection.execute(f"SELECT count(*) FILTER (WHERE k > 0) {series}").fetchone())
-    taken = max(with_hash - without, 1e-9)
-    return "PostgreSQL 18: bigint", SOME, taken, SOME / taken / 1e6
+        taken = _seconds(lambda: connection.execute(f"SELECT count(*) FILTER (WHERE {check}) {series}").fetchone())
+    return "PostgreSQL 18: bigint, in a query", SOME, taken, SOME / taken / 1e6
