@@ -99,6 +99,33 @@ def test_a_sealed_fence_does_not_expire(cluster: Cluster, row: Tally, worker: Ap
     assert row.faults() == []
 
 
+class Died(BaseException):
+    """What the runner does not catch: its daemon is gone, and its sessions with it."""
+
+
+@pytest.mark.parametrize("point", ["entered:committing", "entered:opening"])
+def test_a_sealed_fence_outlives_its_daemon(cluster: Cluster, row: Tally, point: str) -> None:
+    """No session holds the partition any more, and the deadline passes: before the commit, or after it."""
+    cluster.settings = replace(cluster.settings, fence_deadline=0.6)
+    passed = f"SELECT clock_timestamp() > deadline FROM balancer.tablet WHERE id = {TABLET}"
+
+    def die() -> None:
+        raise Died
+
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    begun = begin_move(directory, leadership, TABLET, "b")
+    with pytest.raises(Died):
+        cluster.runner(directory, leadership, Spy({point: die})).run(begun.id)
+    leadership.resign()
+    nemeses.until(lambda: cluster.query("a", passed) == [(True,)], "the deadline")
+    row.write_everywhere()
+    leadership = cluster.become_leader(directory)
+    runner = cluster.runner(directory, leadership)
+    assert [runner.run(one.id).state for one in recover(directory, leadership)] == ["done"]
+    assert row.faults() == []
+
+
 def test_a_fence_that_expired_is_not_sealed(cluster: Cluster, row: Tally, worker: ApplyWorker) -> None:
     # The budget must not decide it: a budget longer than the deadline has the effect of a clock that jumps.
     cluster.settings = replace(cluster.settings, write_pause_budget=5.0, fence_deadline=0.3)

@@ -312,7 +312,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "no-seal",
         "machine 5, 6: a sealed fence does not end by itself",
         replaced("balancer.nodes.fence.seal_locked", _no_seal),
-        (f"{_DIRECTED}test_a_sealed_fence_does_not_expire",),
+        (f"{_DIRECTED}test_a_sealed_fence_outlives_its_daemon", f"{_DIRECTED}test_a_sealed_fence_does_not_expire"),
     ),
     Mutant(
         "seal-without-effect",
