@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.bundle_states import report_small
 from tests.support.directories import fill
 from tests.support.instance import Instance, instance_in, serving
-from tests.support.made_states import report_small
 
 
 @contextmanager

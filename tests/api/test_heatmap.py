@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from balancer.planner.recorder import Recorder
+from tests.support.bundle_states import state_of, view_of_snapshot
 from tests.support.instance import Instance
-from tests.support.made_states import view_of_snapshot
-from tests.support.states import state_of
 
 pytestmark = pytest.mark.quick
 

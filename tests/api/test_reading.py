@@ -6,9 +6,9 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.support.bundle_states import report_small
 from tests.support.directories import migration, moved, puts, transaction
 from tests.support.instance import Instance
-from tests.support.made_states import report_small
 
 pytestmark = pytest.mark.quick
 

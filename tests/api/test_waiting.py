@@ -14,9 +14,9 @@ from balancer.planner.keys_in_use import Samples
 from balancer.policies.hash_leaves import position
 from balancer.policies.hashing import partition_hash
 from balancer.policies.keys import KeyType, encode_key
+from tests.support.bundle_states import view_of_snapshot
 from tests.support.directories import migration, moved, puts, transaction
 from tests.support.instance import Instance, bearer, serving
-from tests.support.made_states import view_of_snapshot
 
 
 def move(instance: Instance, tablet: int, node: str) -> int:

@@ -19,10 +19,9 @@ from playwright.sync_api import expect
 from balancer.api.app import create_app
 from balancer.api.server import ApiServer
 from tests.support.browser import chromium, visit
+from tests.support.bundle_states import state_of, view_of_snapshot
 from tests.support.directories import HASHED, RANGED, fill, frame, leaves, ranges
 from tests.support.instance import Instance, http_settings, instance_in
-from tests.support.made_states import view_of_snapshot
-from tests.support.states import state_of
 from tests.support.tables import show_table
 
 pytestmark = pytest.mark.bench

@@ -13,7 +13,7 @@ from balancer.policies.placement import balance, ceilings
 from balancer.policies.placement_loads import LoadState, Problem, build_problem, excess, initial_state
 from balancer.policies.placement_refine import Able
 from balancer.policies.placement_shed import least_bytes
-from tests.support.clusters import skewed
+from tests.support.bundle_views import skewed
 from tests.support.tables import show_table
 
 pytestmark = pytest.mark.bench

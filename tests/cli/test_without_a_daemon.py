@@ -21,9 +21,9 @@ from balancer.planner.summary import STATUS_TOPIC
 from balancer.policies.bundle_view import Action, ActionKind, PlanResult
 from balancer.policies.keys import HIGHEST, KeyType, encode_key
 from balancer.policies.options import BundleOptions
+from tests.support.bundle_states import view_of_snapshot
 from tests.support.commands import Result, balancer_here
 from tests.support.directories import HASHED, NODES, RANGED, fill, migration, transaction
-from tests.support.made_states import view_of_snapshot
 
 pytestmark = pytest.mark.quick
 

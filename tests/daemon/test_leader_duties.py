@@ -24,8 +24,8 @@ from balancer.planner import orders
 from balancer.planner.metrics import Reporter
 from balancer.policies.bundle_view import NodeChange, NodeCondition
 from balancer.settings import MigrationSettings, load_settings
+from tests.support.bundle_states import view_of_snapshot
 from tests.support.directories import transaction
-from tests.support.made_states import view_of_snapshot
 
 pytestmark = pytest.mark.quick
 

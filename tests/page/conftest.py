@@ -9,9 +9,9 @@ from playwright.sync_api import Browser
 from balancer.api.app import create_app
 from balancer.api.server import ApiServer
 from tests.support.browser import chromium
+from tests.support.bundle_states import report_small
 from tests.support.directories import fill
 from tests.support.instance import Instance, http_settings, instance_in
-from tests.support.made_states import report_small
 
 
 # Not for longer than a file: while the browser is driven, this thread counts as running an event loop.

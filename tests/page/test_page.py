@@ -13,9 +13,9 @@ from balancer.planner.recorder import Recorder
 from balancer.planner.state import StateWord
 from balancer.policies.keys import KeyType, encode_key
 from tests.support.browser import visit
+from tests.support.bundle_states import Rate, report_small, view_of_snapshot
 from tests.support.directories import migration, moved, puts, transaction
 from tests.support.instance import TOKEN, Instance, http_settings
-from tests.support.made_states import Rate, report_small, view_of_snapshot
 
 SECONDS = 1000
 

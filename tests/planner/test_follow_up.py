@@ -12,7 +12,7 @@ from balancer.directory.open import open_directory
 from balancer.planner.follow_up import PATIENCE, affordable, credited, follow_ups
 from balancer.policies.bundle_view import Action
 from balancer.policies.options import BudgetOptions, BundleOptions
-from tests.support.bundles import Tablets, bundle, leaves
+from tests.support.bundle_views import Tablets, bundle_of, leaves
 from tests.support.directories import fill, migration, transaction
 
 pytestmark = pytest.mark.quick
@@ -83,7 +83,7 @@ def test_operators_go_before_wishes(directory: Directory) -> None:
 
 def test_budgets_hold_for_wishes_too(directory: Directory) -> None:
     put(directory, wish(directory, {4: "pg-c", 7: "pg-b"}, NOW + 1))
-    view = bundle({"orders": Tablets([5.0] * 8, leaves(8))}, nodes=("pg-a", "pg-b", "pg-c"))
+    view = bundle_of({"orders": Tablets([5.0] * 8, leaves(8))}, nodes=("pg-a", "pg-b", "pg-c"))
     tight = BundleOptions(budgets=BudgetOptions(moves_per_node=1, moves_total=4))
     taken = affordable(owed(directory, NOW + 1), view, tight)
     assert [action.tablets for action in taken] == [(1,)]  # all three leave pg-a

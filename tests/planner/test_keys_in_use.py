@@ -10,8 +10,8 @@ from balancer.directory.open import open_directory
 from balancer.directory.sample_note import TOPIC
 from balancer.planner.keys_in_use import MEMORY_SECONDS, Samples
 from balancer.policies.bundle_view import BundleView, KeySamples, SampleSource
+from tests.support.bundle_states import view_of_snapshot
 from tests.support.directories import fill, key
-from tests.support.made_states import view_of_snapshot
 
 pytestmark = pytest.mark.quick
 

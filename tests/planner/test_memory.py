@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from balancer.directory.model import Migration, MigrationKind
 from balancer.planner.memory import Memory, past
 from balancer.policies.bundle_view import BundleView
-from tests.support.bundles import Tablets, bundle, leaves
+from tests.support.bundle_views import Tablets, bundle_of, leaves
 from tests.support.directories import leaves as tablets_of
 from tests.support.directories import migration
 
@@ -21,7 +21,7 @@ TABLET = tablets_of(4)[0]
 
 
 def view_at(seconds: float, rates: list[float]) -> BundleView:
-    return bundle({"orders": Tablets([1.0] * 4, leaves(4), writes=rates)}, now=seconds)
+    return bundle_of({"orders": Tablets([1.0] * 4, leaves(4), writes=rates)}, now=seconds)
 
 
 def finished(state: str, updated: float, **changes: object) -> Migration:
@@ -56,7 +56,7 @@ def test_the_greatest_rate_is_that_of_the_last_five_minutes(polls: list[tuple[in
 def test_tablets_that_come_and_go_do_not_disturb_the_others() -> None:
     memory = Memory()
     memory.note_rates(view_at(60, [5.0, 6.0, 7.0, 8.0]))
-    fewer = bundle({"orders": Tablets([1.0] * 2, leaves(2), writes=[1.0, 1.0])}, now=120)
+    fewer = bundle_of({"orders": Tablets([1.0] * 2, leaves(2), writes=[1.0, 1.0])}, now=120)
     memory.note_rates(fewer)
     found = memory.history(fewer, [], warm=0.0)
     assert (found[1].max_rate_5m, found[2].max_rate_5m) == (5.0, 6.0)

@@ -12,7 +12,7 @@ from balancer.planner.metrics import Reporter
 from balancer.planner.state import NodeReport, ScheduleReport, StateWord
 from balancer.policies.bundle_view import Action, ActionKind, InFlight, NodeView, PlanResult
 from balancer.policies.options import MigrationMode
-from tests.support.states import NOON, state_of, view_of
+from tests.support.bundle_states import NOON, state_of, view_of
 
 pytestmark = pytest.mark.quick
 

@@ -20,8 +20,8 @@ from balancer.policies.bundle_view import Action, ActionKind, BundleView, NodeCo
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.options import BudgetOptions, BundleOptions, TableOptions
 from balancer.settings import Mode
+from tests.support.bundle_states import view_of_snapshot
 from tests.support.directories import HASHED, RANGED, fill, frame, leaves, migration, ranges, transaction
-from tests.support.made_states import view_of_snapshot
 
 pytestmark = pytest.mark.quick
 

@@ -13,12 +13,12 @@ from balancer.planner import plans
 from balancer.policies.bundle_view import Action, ActionKind, PlanResult
 from balancer.policies.options import BundleOptions
 from balancer.settings import Mode
-from tests.support.bundles import Tablets, bundle, leaves
+from tests.support.bundle_views import Tablets, bundle_of, leaves
 from tests.support.directories import fill, transaction
 
 pytestmark = pytest.mark.quick
 
-VIEW = bundle({"orders": Tablets([1.0] * 4, leaves(4))})
+VIEW = bundle_of({"orders": Tablets([1.0] * 4, leaves(4))})
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from balancer.planner.recorder import BINS, Recorder
 from balancer.policies.bundle_view import PlanResult
-from tests.support.states import NOON, state_of, view_of
+from tests.support.bundle_states import NOON, state_of, view_of
 
 pytestmark = pytest.mark.quick
 

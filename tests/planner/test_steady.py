@@ -20,7 +20,7 @@ from balancer.policies.bundle_view import (
 )
 from balancer.policies.options import BundleOptions
 from balancer.policies.plan import make_plan
-from tests.support.clusters import GB, bundle
+from tests.support.bundle_views import GB, bundle
 
 pytestmark = pytest.mark.quick
 

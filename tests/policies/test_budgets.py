@@ -8,7 +8,7 @@ from balancer.policies.budgets import Admission
 from balancer.policies.bundle_view import Action, ActionKind, InFlight
 from balancer.policies.options import MB, BudgetOptions, BundleOptions
 from balancer.policies.reasons import Left
-from tests.support.clusters import GB, bundle
+from tests.support.bundle_views import GB, bundle
 
 pytestmark = pytest.mark.quick
 

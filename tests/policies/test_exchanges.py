@@ -16,7 +16,7 @@ from balancer.policies.order import Picker
 from balancer.policies.placement_loads import build_problem
 from balancer.policies.plan import make_plan
 from balancer.policies.wanted_moves import plan_moves
-from tests.support.clusters import bundle
+from tests.support.bundle_views import bundle
 
 pytestmark = pytest.mark.quick
 

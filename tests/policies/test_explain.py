@@ -18,7 +18,7 @@ from balancer.policies.options import TableOptions as Table
 from balancer.policies.plan import make_plan
 from balancer.policies.reasons import MEANINGS, Left, Taken
 from balancer.policies.why_not import Unknown, WhyNot, why_not
-from tests.support.clusters import GB, bundle
+from tests.support.bundle_views import GB, bundle
 
 pytestmark = pytest.mark.quick
 

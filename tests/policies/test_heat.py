@@ -28,7 +28,7 @@ from balancer.policies.options import (
     TableOptions,
 )
 from balancer.policies.sizes import plan_sizes
-from tests.support.bundles import NOW, Tablets, bundle, leaves
+from tests.support.bundle_views import NOW, Tablets, bundle_of, leaves
 from tests.support.samples import encoded, positions, samples
 
 pytestmark = pytest.mark.quick
@@ -48,7 +48,7 @@ def _hot_view(found: KeySamples | None = None, **fields: Any) -> BundleView:
     writes = [200.0] * 10
     writes[2] = 800.0
     given = {"history": {3: CONFIRMED}, "samples": {3: found or samples(range(200, 300))}, **fields}
-    return bundle({"t": Tablets([GB] * 10, writes=writes, nodes=[0] * 5 + [1] * 5)}, **given)
+    return bundle_of({"t": Tablets([GB] * 10, writes=writes, nodes=[0] * 5 + [1] * 5)}, **given)
 
 
 def _one(view: BundleView, options: BundleOptions | None = None) -> Action:
@@ -70,28 +70,28 @@ def test_a_tablet_with_more_than_a_fifth_of_its_node_is_hot() -> None:
 
 
 def test_five_equal_tablets_are_not_hot() -> None:
-    view = bundle({"t": Tablets([GB] * 5, writes=333.3)}, ("a",))
+    view = bundle_of({"t": Tablets([GB] * 5, writes=333.3)}, ("a",))
     assert not hot_tablets(view, HeatOptions())
 
 
 def test_an_idle_cluster_has_no_hot_tablets() -> None:
-    view = bundle({"t": Tablets([GB] * 2, writes=(99, 1))}, ("a",))
+    view = bundle_of({"t": Tablets([GB] * 2, writes=(99, 1))}, ("a",))
     assert not hot_tablets(view, HeatOptions())
 
 
 def test_reads_count_like_writes() -> None:
-    view = bundle({"t": Tablets([GB] * 2, writes=60, reads=(60, 0))}, ("a",))
+    view = bundle_of({"t": Tablets([GB] * 2, writes=60, reads=(60, 0))}, ("a",))
     assert list(hot_tablets(view, HeatOptions())) == [1]
 
 
 def test_an_absolute_limit_counts_whatever_the_share() -> None:
-    view = bundle({"t": Tablets([GB] * 10, writes=[500.0] * 9 + [501.0])}, ("a",))
+    view = bundle_of({"t": Tablets([GB] * 10, writes=[500.0] * 9 + [501.0])}, ("a",))
     found = hot_tablets(view, HeatOptions(max_rows_per_second=500.0))
     assert found == {10: "501 rows/s, the limit is 500 rows/s"}
 
 
 def test_bytes_and_processor_time_are_limits_where_they_are_measured() -> None:
-    view = bundle({"t": Tablets([GB] * 2)}, ("a",))
+    view = bundle_of({"t": Tablets([GB] * 2)}, ("a",))
     limits = HeatOptions(max_bytes_per_second=1e6, max_cpu_seconds_per_second=0.5)
     assert not hot_tablets(view, limits)
     tablets = replace(view.tablets, byte_rate=np.array([2e6, 0.0]), cpu_rate=np.array([0.0, 0.75]))
@@ -121,7 +121,7 @@ def test_a_hot_key_gets_a_tablet_of_its_own() -> None:
 
 def test_a_hot_key_that_is_alone_is_named() -> None:
     lowers = [b"", *encoded(100, 101)]
-    view = bundle(
+    view = bundle_of(
         {"t": Tablets([GB] * 3, writes=(0, 500, 0), lowers=lowers)},
         ("a",),
         history={2: CONFIRMED},
@@ -138,7 +138,7 @@ def _front_view(**fields: Any) -> BundleView:
     rows = encoded(*range(200, 10_000, 100))
     found = samples(range(9_950, 10_150), row_keys=rows)
     given = {"history": {3: CONFIRMED}, "samples": {3: found}, **fields}
-    return bundle({"t": Tablets([GB] * 3, writes=(10, 50, 800), nodes=(0, 1, 0))}, ("a", "b", "c"), **given)
+    return bundle_of({"t": Tablets([GB] * 3, writes=(10, 50, 800), nodes=(0, 1, 0))}, ("a", "b", "c"), **given)
 
 
 def test_the_growing_end_gets_a_tablet_on_the_coolest_node() -> None:
@@ -199,7 +199,7 @@ def _hash_view(shares: list[float]) -> BundleView:
     writes = [100.0] * 8
     writes[2] = 900.0
     found = {3: positions(shape[2], shares)}
-    return bundle({"t": Tablets([GB] * 8, shape, writes=writes)}, ("a",), history={3: CONFIRMED}, samples=found)
+    return bundle_of({"t": Tablets([GB] * 8, shape, writes=writes)}, ("a",), history={3: CONFIRMED}, samples=found)
 
 
 def test_a_hot_vbucket_becomes_its_children() -> None:
@@ -215,7 +215,7 @@ def test_a_vbucket_with_one_hot_key_alone_is_named() -> None:
 def _cooled_view(**fields: Any) -> BundleView:
     hour_ago = TabletHistory(split_for_heat_at=NOW - 3600)
     given = {"history": {2: hour_ago, 3: hour_ago}, **fields}
-    return bundle({"t": Tablets([10 * GB, GB, GB, 10 * GB], nodes=given.pop("placed", 0))}, ("a", "b"), **given)
+    return bundle_of({"t": Tablets([10 * GB, GB, GB, 10 * GB], nodes=given.pop("placed", 0))}, ("a", "b"), **given)
 
 
 def test_two_tablets_that_heat_had_split_are_joined_when_they_have_cooled_for_an_hour() -> None:
@@ -227,7 +227,7 @@ def test_two_tablets_that_heat_had_split_are_joined_when_they_have_cooled_for_an
 def test_vbuckets_that_heat_had_split_become_their_parent() -> None:
     hour_ago = TabletHistory(split_for_heat_at=NOW - 7200)
     shape = [Leaf(2, 0), Leaf(4, 1), Leaf(4, 3)]
-    view = bundle({"t": Tablets([GB] * 3, shape)}, ("a",), history={2: hour_ago, 3: hour_ago})
+    view = bundle_of({"t": Tablets([GB] * 3, shape)}, ("a",), history={2: hour_ago, 3: hour_ago})
     assert [part.leaf for part in _one(view).parts] == [Leaf(2, 1)]
 
 
@@ -246,7 +246,7 @@ def test_cooled_tablets_stay_apart_with_a_reason(fields: dict[str, Any], code: s
 def test_a_cooled_tablet_that_cannot_be_joined_to_the_left_is_joined_to_the_right() -> None:
     hour_ago = TabletHistory(split_for_heat_at=NOW - 3600)
     warm = replace(hour_ago, max_rate_5m=80.0)
-    view = bundle({"t": Tablets([GB] * 3)}, ("a",), history={1: warm, 2: hour_ago, 3: hour_ago})
+    view = bundle_of({"t": Tablets([GB] * 3)}, ("a",), history={1: warm, 2: hour_ago, 3: hour_ago})
     actions, rejections = plan_heat(view, _options())
     assert [action.tablets for action in actions] == [(2, 3)]
     assert [(one.tablets, one.code) for one in rejections] == [((1, 2), "too-warm")]
@@ -269,7 +269,7 @@ def test_min_tablet_count_keeps_cooled_tablets_apart() -> None:
 
 def test_sizes_do_not_undo_what_heat_has_done() -> None:
     lately = TabletHistory(split_for_heat_at=NOW - 60)
-    view = bundle({"t": Tablets([100, 100])}, ("a",), history={1: lately, 2: lately})
+    view = bundle_of({"t": Tablets([100, 100])}, ("a",), history={1: lately, 2: lately})
     actions, rejections = plan_sizes(view, BundleOptions())
     assert not actions
     assert [one.code for one in rejections] == ["too-warm"]
@@ -277,11 +277,11 @@ def test_sizes_do_not_undo_what_heat_has_done() -> None:
 
 def test_sizes_do_not_undo_what_heat_has_done_while_its_schedule_is_closed() -> None:
     lately = TabletHistory(split_for_heat_at=NOW - 60)
-    view = bundle({"t": Tablets([100, 100])}, ("a",), history={1: lately, 2: lately})
+    view = bundle_of({"t": Tablets([100, 100])}, ("a",), history={1: lately, 2: lately})
     assert [one.code for one in plan_sizes(view, _options(HeatOptions(enable=False))).rejections] == ["too-warm"]
 
 
 def test_without_heat_a_load_does_not_keep_small_tablets_apart() -> None:
-    view = bundle({"t": Tablets([100, 100], writes=1000)}, ("a",), history={1: TabletHistory(max_rate_5m=1000.0)})
+    view = bundle_of({"t": Tablets([100, 100], writes=1000)}, ("a",), history={1: TabletHistory(max_rate_5m=1000.0)})
     assert [one.code for one in plan_sizes(view, _options()).rejections] == ["too-warm"]
     assert len(plan_sizes(view, _options(HeatOptions(enable=False))).actions) == 1

@@ -10,7 +10,7 @@ from balancer.policies.hash_leaves import POSITIONS, Leaf, uncovered
 from balancer.policies.heat import plan_heat
 from balancer.policies.keys import HIGHEST, KeyType, encode_key
 from balancer.policies.options import BundleOptions, HeatOptions
-from tests.support.bundles import Tablets, bundle
+from tests.support.bundle_views import Tablets, bundle_of
 
 pytestmark = pytest.mark.quick
 
@@ -42,7 +42,7 @@ def _view(tablets: Tablets, owners: list[int], keys: list[bytes], rates: list[fl
         for place, found in enumerate(members)
     }
     history = {place + 1: TabletHistory(hot_polls=3) for place in range(count)}
-    return bundle({"t": tablets}, ("a",), samples=samples, history=history)
+    return bundle_of({"t": tablets}, ("a",), samples=samples, history=history)
 
 
 def test_a_range_table_cools_down_to_its_single_hot_keys() -> None:

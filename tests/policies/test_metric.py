@@ -3,7 +3,7 @@
 import pytest
 
 from balancer.policies.metric import MetricError, parse_metric
-from tests.support.clusters import GB, bundle
+from tests.support.bundle_views import GB, bundle
 
 pytestmark = pytest.mark.quick
 

@@ -18,7 +18,7 @@ from balancer.policies.options import (
 from balancer.policies.options import TableOptions as Table
 from balancer.policies.placement_loads import build_problem
 from balancer.policies.wanted_moves import Moves, plan_moves
-from tests.support.clusters import GB, bundle
+from tests.support.bundle_views import GB, bundle
 
 pytestmark = pytest.mark.quick
 

@@ -11,7 +11,7 @@ from balancer.policies.placement import balance, ceilings
 from balancer.policies.placement_loads import LoadState, Problem, build_problem, initial_state, tension
 from balancer.policies.placement_refine import Able
 from balancer.policies.placement_shed import least_bytes
-from tests.support.clusters import GB, bundle, nodes, skewed
+from tests.support.bundle_views import GB, bundle, nodes, skewed
 
 pytestmark = pytest.mark.quick
 

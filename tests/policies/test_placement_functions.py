@@ -11,7 +11,7 @@ from balancer.policies.options import TableOptions as Table
 from balancer.policies.placement_functions import natural_order
 from balancer.policies.placement_loads import build_problem
 from balancer.policies.plan import make_plan
-from tests.support.clusters import bundle, moved, nodes
+from tests.support.bundle_views import bundle, moved, nodes
 
 pytestmark = pytest.mark.quick
 

@@ -19,7 +19,7 @@ from balancer.policies.bundle_view import (
 from balancer.policies.options import BalancerOptions, BudgetOptions, BundleOptions, HeatOptions, PlacementOptions
 from balancer.policies.options import TableOptions as Table
 from balancer.policies.plan import make_plan, restricted
-from tests.support.clusters import GB, bundle, moved, nodes
+from tests.support.bundle_views import GB, bundle, moved, nodes
 
 pytestmark = pytest.mark.quick
 

@@ -11,7 +11,7 @@ from balancer.policies.bundle_view import ActionKind, BundleView, Rejection, Tab
 from balancer.policies.hash_leaves import MAX_MODULUS, Leaf, uncovered
 from balancer.policies.options import BalancerOptions, BundleOptions, Placement, TableOptions
 from balancer.policies.sizes import Proposals, double, halve, plan_sizes
-from tests.support.bundles import NOW, Tablets, bundle, leaves
+from tests.support.bundle_views import NOW, Tablets, bundle_of, leaves
 from tests.support.outcomes import after
 
 pytestmark = pytest.mark.quick
@@ -24,7 +24,7 @@ def _options(balancer: BalancerOptions = SMALL, **table: Any) -> BundleOptions:
 
 
 def _plan(sizes: list[int], shape: list[Leaf], options: BundleOptions | None = None, **fields: Any) -> Proposals:
-    return plan_sizes(bundle({"t": Tablets(sizes, shape)}, ("a",), **fields), options or _options())
+    return plan_sizes(bundle_of({"t": Tablets(sizes, shape)}, ("a",), **fields), options or _options())
 
 
 def _made(proposals: Proposals) -> list[tuple[tuple[int, ...], list[Leaf | None]]]:
@@ -110,7 +110,7 @@ def test_min_tablet_count_is_a_budget_for_vbuckets_too() -> None:
 
 
 def test_siblings_on_different_nodes_are_moved_together_first() -> None:
-    view = bundle({"t": Tablets([40, 30], leaves(2), nodes=(0, 1))})
+    view = bundle_of({"t": Tablets([40, 30], leaves(2), nodes=(0, 1))})
     actions, rejections = plan_sizes(view, _options())
     assert [(action.kind, action.tablets, action.target) for action in actions] == [(ActionKind.MOVE, (2,), "a")]
     assert _codes(rejections) == [((1, 2), "gathering")]
@@ -132,7 +132,7 @@ def test_tablets_that_were_warm_in_the_last_five_minutes_are_not_merged() -> Non
 
 
 def test_doubling_splits_every_vbucket_whatever_its_size() -> None:
-    view = bundle({"t": Tablets([1, 1, 1, 1000], leaves(4))}, ("a",))
+    view = bundle_of({"t": Tablets([1, 1, 1, 1000], leaves(4))}, ("a",))
     actions, rejections = double(view, _options(enable_auto_reshard=False), view.tables[0])
     assert not rejections
     assert _leaves(after(view, actions)) == leaves(8)
@@ -140,41 +140,41 @@ def test_doubling_splits_every_vbucket_whatever_its_size() -> None:
 
 
 def test_halving_undoes_doubling() -> None:
-    view = bundle({"t": Tablets([1] * 8, leaves(8))}, ("a",))
+    view = bundle_of({"t": Tablets([1] * 8, leaves(8))}, ("a",))
     actions, rejections = halve(view, _options(placement=Placement.MODULO), view.tables[0])
     assert not rejections
     assert _leaves(after(view, actions)) == leaves(4)
 
 
 def test_halving_moves_siblings_together_first() -> None:
-    view = bundle({"t": Tablets([1, 2], leaves(2), nodes=(0, 1))})
+    view = bundle_of({"t": Tablets([1, 2], leaves(2), nodes=(0, 1))})
     actions, rejections = halve(view, _options(placement=Placement.MODULO), view.tables[0])
     assert [(action.kind, action.tablets) for action in actions] == [(ActionKind.MOVE, (1,))]
     assert [rejection.code for rejection in rejections] == ["gathering"]
 
 
 def test_halving_of_an_uneven_table_names_the_leaves_without_a_sibling() -> None:
-    view = bundle({"t": Tablets([1, 1, 1], [Leaf(2, 0), Leaf(4, 1), Leaf(4, 3)])}, ("a",))
+    view = bundle_of({"t": Tablets([1, 1, 1], [Leaf(2, 0), Leaf(4, 1), Leaf(4, 3)])}, ("a",))
     actions, rejections = halve(view, _options(), view.tables[0])
     assert [action.tablets for action in actions] == [(2, 3)]
     assert _codes(rejections) == [((1,), "no-sibling")]
 
 
 def test_doubling_and_halving_leave_blocked_vbuckets_alone() -> None:
-    view = bundle({"t": Tablets([1, 1], leaves(2))}, ("a",), pinned=frozenset({1}))
+    view = bundle_of({"t": Tablets([1, 1], leaves(2))}, ("a",), pinned=frozenset({1}))
     assert _codes(double(view, _options(), view.tables[0]).rejections) == [((1,), "pinned")]
     assert _codes(halve(view, _options(), view.tables[0]).rejections) == [((1,), "pinned"), ((2,), "pinned")]
 
 
 def test_doubling_beyond_the_limit_is_refused_as_a_whole() -> None:
-    view = bundle({"t": Tablets([1] * 8192, leaves(8192))}, ("a",))
+    view = bundle_of({"t": Tablets([1] * 8192, leaves(8192))}, ("a",))
     proposals = double(view, _options(), view.tables[0])
     assert not proposals.actions
     assert [rejection.code for rejection in proposals.rejections] == ["tablet-limit"]
 
 
 def test_range_tables_are_neither_doubled_nor_halved() -> None:
-    view = bundle({"t": Tablets([1, 1])}, ("a",))
+    view = bundle_of({"t": Tablets([1, 1])}, ("a",))
     for operation in (double, halve):
         assert [one.code for one in operation(view, _options(), view.tables[0]).rejections] == ["range-table"]
 
@@ -193,7 +193,7 @@ def vbuckets(draw: st.DrawFn) -> Tablets:
 @given(vbuckets(), st.one_of(st.none(), st.integers(1, 20)))
 def test_plans_settle_and_every_step_covers_all_hashes(tablets: Tablets, least: int | None) -> None:
     options = _options(min_tablet_count=least)
-    view = bundle({"t": tablets}, ("a",))
+    view = bundle_of({"t": tablets}, ("a",))
     for _ in range(20):
         actions, _ = plan_sizes(view, options)
         if not actions:

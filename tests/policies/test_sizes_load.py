@@ -11,7 +11,7 @@ from balancer.policies.bundle_view import ActionKind
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.options import BundleOptions, HeatOptions, TableOptions
 from balancer.policies.sizes import Proposals, plan_sizes
-from tests.support.bundles import Tablets, bundle, leaves
+from tests.support.bundle_views import Tablets, bundle_of, leaves
 from tests.support.outcomes import after
 
 pytestmark = pytest.mark.quick
@@ -24,7 +24,7 @@ def _options(**table: Any) -> BundleOptions:
 
 
 def _plan(sizes: list[float], loads: list[float], shape: list[Leaf] | None = None, **table: Any) -> Proposals:
-    view = bundle({"t": Tablets(sizes, shape)}, ("a",))
+    view = bundle_of({"t": Tablets(sizes, shape)}, ("a",))
     return plan_sizes(view, _options(**table), {"t": np.array(loads)})
 
 
@@ -86,7 +86,7 @@ def test_vbuckets_are_split_and_merged_along_the_trie() -> None:
 
 
 def test_without_a_metric_the_rows_per_second_count() -> None:
-    view = bundle({"t": Tablets([1000, 1000], writes=(150, 50), reads=(100, 50))}, ("a",))
+    view = bundle_of({"t": Tablets([1000, 1000], writes=(150, 50), reads=(100, 50))}, ("a",))
     assert _shapes(plan_sizes(view, _options())) == [(ActionKind.SPLIT, (1,), 3)]
 
 
@@ -99,7 +99,7 @@ def test_desired_tablet_count_comes_before_the_metric() -> None:
 
 
 def test_blocked_tablets_and_switches_count_here_too() -> None:
-    view = bundle({"t": Tablets([1000, 1000], writes=(500, 100))}, ("a",), pinned=frozenset({1}))
+    view = bundle_of({"t": Tablets([1000, 1000], writes=(500, 100))}, ("a",), pinned=frozenset({1}))
     assert [one.code for one in plan_sizes(view, _options()).rejections] == ["pinned"]
     assert [one.code for one in plan_sizes(view, _options(enable_auto_reshard=False)).rejections] == ["table-off"]
 
@@ -110,7 +110,7 @@ def test_plans_settle(tablets: list[tuple[float, float]], hashed: bool) -> None:
     count = 1 << len(tablets).bit_length() - 1
     chosen = tablets[:count] if hashed else tablets
     shape = leaves(count) if hashed else None
-    view = bundle({"t": Tablets([size for size, _ in chosen], shape, writes=[load for _, load in chosen])}, ("a",))
+    view = bundle_of({"t": Tablets([size for size, _ in chosen], shape, writes=[load for _, load in chosen])}, ("a",))
     for _ in range(40):
         actions, _ = plan_sizes(view, _options())
         if not actions:

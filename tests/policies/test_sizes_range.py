@@ -11,7 +11,7 @@ from balancer.policies.options import BalancerOptions, BundleOptions, GroupOptio
 from balancer.policies.sizes import Proposals, plan_sizes
 from balancer.policies.sizes_range import merge_shares
 from balancer.policies.sizes_scope import MOST_AT_ONCE
-from tests.support.bundles import Tablets, bundle
+from tests.support.bundle_views import Tablets, bundle_of
 from tests.support.outcomes import after
 
 pytestmark = pytest.mark.quick
@@ -24,7 +24,7 @@ def _options(balancer: BalancerOptions = SMALL, **table: Any) -> BundleOptions:
 
 
 def _plan(*sizes: int, options: BundleOptions | None = None, **fields: Any) -> Proposals:
-    return plan_sizes(bundle({"t": Tablets(sizes)}, ("a",), **fields), options or _options())
+    return plan_sizes(bundle_of({"t": Tablets(sizes)}, ("a",), **fields), options or _options())
 
 
 def _shapes(actions: tuple[Action, ...]) -> list[tuple[ActionKind, tuple[int, ...], int]]:
@@ -72,7 +72,7 @@ def test_the_only_tablet_may_be_small() -> None:
 
 
 def test_an_empty_bundle_has_nothing_to_do() -> None:
-    assert plan_sizes(bundle({}), _options()) == Proposals((), ())
+    assert plan_sizes(bundle_of({}), _options()) == Proposals((), ())
 
 
 def test_a_tablet_that_no_number_of_parts_brings_inside_is_left_with_the_reason() -> None:
@@ -121,7 +121,7 @@ def test_tablets_in_another_state_are_neither_cut_nor_drawn_in(fields: dict[str,
 
 
 def test_tablets_of_a_node_that_is_down_wait() -> None:
-    view = bundle({"t": Tablets((500,))}, (NodeView("a", NodeCondition.DOWN),))
+    view = bundle_of({"t": Tablets((500,))}, (NodeView("a", NodeCondition.DOWN),))
     assert [one.code for one in plan_sizes(view, _options()).rejections] == ["source-down"]
 
 
@@ -178,7 +178,7 @@ def test_each_absorbed_neighbour_is_paid_from_either_share() -> None:
 
 def test_merges_never_go_below_min_tablet_count() -> None:
     sizes = [1000] * 4 + [1] * 20
-    view = bundle({"t": Tablets(sizes)}, ("a",))
+    view = bundle_of({"t": Tablets(sizes)}, ("a",))
     options = _options(BalancerOptions(5, 1000, 1500, min_desired_tablet_size=0), min_tablet_count=18)
     for _ in range(10):
         actions, _ = plan_sizes(view, options)
@@ -187,7 +187,7 @@ def test_merges_never_go_below_min_tablet_count() -> None:
 
 
 def test_neighbours_on_different_nodes_are_moved_together_first() -> None:
-    view = bundle({"t": Tablets((100, 10), nodes=(0, 1))})
+    view = bundle_of({"t": Tablets((100, 10), nodes=(0, 1))})
     actions, rejections = plan_sizes(view, _options())
     assert [(one.kind, one.tablets, one.source, one.target, one.code) for one in actions] == [
         (ActionKind.MOVE, (2,), "b", "a", "gather")
@@ -197,7 +197,7 @@ def test_neighbours_on_different_nodes_are_moved_together_first() -> None:
 
 
 def test_neighbours_elsewhere_that_lie_together_become_one_before_they_are_moved() -> None:
-    view = bundle({"t": Tablets((4, 3, 2, 1, 5), nodes=(0, 0, 1, 1, 1))})
+    view = bundle_of({"t": Tablets((4, 3, 2, 1, 5), nodes=(0, 0, 1, 1, 1))})
     actions, rejections = plan_sizes(view, _options())
     assert _shapes(actions) == [(ActionKind.MERGE, (1, 2), 1)]
     assert "these 2, 7 B, become one" in actions[0].reason
@@ -217,7 +217,7 @@ def test_small_tablets_join_each_other_before_they_join_a_good_one() -> None:
 
 
 def test_a_small_tablet_waits_for_one_beside_it_that_is_on_its_way() -> None:
-    view = bundle({"t": Tablets((100, 10, 20, 100))}, ("a",), in_flight=(InFlight("m1", (3,), "b", "a"),))
+    view = bundle_of({"t": Tablets((100, 10, 20, 100))}, ("a",), in_flight=(InFlight("m1", (3,), "b", "a"),))
     actions, rejections = plan_sizes(view, _options())
     assert not actions
     assert [(one.tablets, one.code) for one in rejections] == [((2,), "in-flight"), ((3,), "in-flight")]
@@ -225,7 +225,7 @@ def test_a_small_tablet_waits_for_one_beside_it_that_is_on_its_way() -> None:
 
 
 def test_what_may_not_be_moved_is_merged_where_it_lies_together() -> None:
-    view = bundle({"t": Tablets((1, 1, 1), nodes=(0, 0, 1))})
+    view = bundle_of({"t": Tablets((1, 1, 1), nodes=(0, 0, 1))})
     options = _options(enable_auto_tablet_move=False)
     actions, _ = plan_sizes(view, options)
     assert _shapes(actions) == [(ActionKind.MERGE, (1, 2), 1)]
@@ -233,7 +233,7 @@ def test_what_may_not_be_moved_is_merged_where_it_lies_together() -> None:
 
 
 def test_a_merge_of_very_many_is_done_in_pieces() -> None:
-    view = bundle({"t": Tablets([0] * 1000)}, ("a",))
+    view = bundle_of({"t": Tablets([0] * 1000)}, ("a",))
     rounds = []
     while actions := plan_sizes(view, _options()).actions:
         assert max(len(action.tablets) for action in actions) <= MOST_AT_ONCE
@@ -244,7 +244,7 @@ def test_a_merge_of_very_many_is_done_in_pieces() -> None:
 
 @pytest.mark.parametrize("table", [{"enable_auto_tablet_move": False}, {"placement": Placement.JUMP}])
 def test_neighbours_that_may_not_be_moved_stay_apart(table: dict[str, Any]) -> None:
-    view = bundle({"t": Tablets((100, 10), nodes=(0, 1))})
+    view = bundle_of({"t": Tablets((100, 10), nodes=(0, 1))})
     actions, rejections = plan_sizes(view, _options(**table))
     assert not actions
     assert [one.code for one in rejections] == ["apart"]
@@ -252,13 +252,13 @@ def test_neighbours_that_may_not_be_moved_stay_apart(table: dict[str, Any]) -> N
 
 def test_tablets_are_gathered_on_an_active_node_in_the_zones_of_the_table() -> None:
     nodes = (NodeView("a", NodeCondition.DRAINING), NodeView("b", zone="west"), NodeView("c", zone="east"))
-    view = bundle({"t": Tablets((40, 5, 4), nodes=(0, 1, 2))}, nodes)
+    view = bundle_of({"t": Tablets((40, 5, 4), nodes=(0, 1, 2))}, nodes)
     assert {action.target for action in plan_sizes(view, _options()).actions} == {"b"}
     assert {action.target for action in plan_sizes(view, _options(zones=("east",))).actions} == {"c"}
 
 
 def test_tables_of_a_bundle_are_planned_on_their_own() -> None:
-    view = bundle({"t": Tablets((10,)), "u": Tablets((10, 900)), "v": Tablets((500,))}, ("a",))
+    view = bundle_of({"t": Tablets((10,)), "u": Tablets((10, 900)), "v": Tablets((500,))}, ("a",))
     actions, _ = plan_sizes(view, _options())
     assert [(action.table, action.tablets) for action in actions] == [("u", (2, 3)), ("v", (4,))]
 
@@ -270,7 +270,7 @@ SIZES = st.lists(st.integers(0, 3000).map(lambda size: size * 720_720), min_size
 def test_plans_settle(sizes: list[int], least: int | None, count: int | None) -> None:
     balancer = BalancerOptions(50 * 720_720, 100 * 720_720, 200 * 720_720, min_desired_tablet_size=0)
     options = _options(balancer, min_tablet_count=least, desired_tablet_count=count)
-    view = bundle({"t": Tablets(sizes)}, ("a",))
+    view = bundle_of({"t": Tablets(sizes)}, ("a",))
     for _ in range(8):
         actions, _ = plan_sizes(view, options)
         if not actions:
@@ -283,7 +283,7 @@ def test_plans_settle(sizes: list[int], least: int | None, count: int | None) ->
 def test_actions_do_not_share_tablets_and_keep_the_bytes(sizes: list[int], blocked: int) -> None:
     pinned = frozenset(place + 1 for place in range(len(sizes)) if blocked >> (place % 32) & 1)
     balancer = BalancerOptions(50 * 720_720, 100 * 720_720, 200 * 720_720)
-    view = bundle({"t": Tablets(sizes)}, ("a",), pinned=pinned)
+    view = bundle_of({"t": Tablets(sizes)}, ("a",), pinned=pinned)
     actions, _ = plan_sizes(view, _options(balancer))
     touched = [tablet for action in actions for tablet in action.tablets]
     assert len(touched) == len(set(touched))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from balancer.policies.bundle_view import Action, ActionKind, BundleView
-from tests.support.bundles import Tablets, bundle
+from tests.support.bundle_views import Tablets, bundle_of
 
 
 def after(view: BundleView, actions: Sequence[Action]) -> BundleView:
@@ -18,7 +18,7 @@ def after(view: BundleView, actions: Sequence[Action]) -> BundleView:
         made = [entry for row in rows for entry in _entries(view, row, replaced, gone, moved)]
         sizes, nodes, loads, leaves = zip(*made, strict=True)
         tables[table.name] = Tablets(sizes, leaves if table.hash else None, nodes, loads, key_types=table.key_types)
-    return replace(bundle(tables, view.nodes), now=view.now)
+    return replace(bundle_of(tables, view.nodes), now=view.now)
 
 
 def _entries(
