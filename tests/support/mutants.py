@@ -318,19 +318,19 @@ MUTANTS: tuple[Mutant, ...] = (
         "seal-without-effect",
         "machine 6: a sealed fence refuses every write",
         rewritten("balancer.refuse_write", {"IF TG_ARGV[2] = 'sealed' OR": "IF TG_ARGV[2] <> 'sealed' AND"}),
-        (f"{_DIRECTED}test_behind_the_fence_a_write_is_refused_or_kept",),
+        (f"{_DIRECTED}test_a_sealed_fence_outlives_its_daemon",),
     ),
     Mutant(
         "seal-unchecked",
         "machine 5: sealing demands this very fence, unexpired and without a breach",
         replaced("balancer.nodes.fence.check_looked", _looked_away),
-        (f"{_DIRECTED}test_a_fence_that_expired_is_not_sealed",),
+        (f"{_DIRECTED}test_a_clock_that_jumps_and_jumps_back_hides_no_write_of_a_read_only_move",),
     ),
     Mutant(
         "no-breaches",
         "machine 5: writes that were let through are counted",
         rewritten("balancer.refuse_write", _UNCOUNTED),
-        (f"{_DIRECTED}test_a_clock_that_jumps_and_jumps_back_hides_no_write",),
+        (f"{_DIRECTED}test_a_clock_that_jumps_and_jumps_back_hides_no_write_of_a_read_only_move",),
     ),
     Mutant(
         "commit-without-epoch",
