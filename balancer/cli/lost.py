@@ -20,7 +20,7 @@ from balancer.directory.model import NodeState, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused, Unavailable, UserError
 from balancer.migration.links import Links
-from balancer.migration.revive import copies_of
+from balancer.migration.revive import copies_of, reshard_of
 from balancer.nodes.connection import translated
 from balancer.nodes.objects import CLOSED
 from balancer.nodes.schema import OwnState, read_tablets
@@ -71,6 +71,10 @@ def tablet_lost(
     tablet: Annotated[str, typer.Argument(help="the tablet's id")],
     recreate: Annotated[str | None, typer.Option("--recreate-empty-on", help="make it on this node, empty")] = None,
     take: Annotated[str | None, typer.Option("--take-from", help="open the copy that this node still has")] = None,
+    former: Annotated[
+        str | None,
+        typer.Option("--former-on", help="undo its split or merge: this node has what was before"),
+    ] = None,
     accept_loss: AcceptOption = False,
     dry_run: DryRunOption = False,
     config: ConfigOption = None,
@@ -78,11 +82,16 @@ def tablet_lost(
 ) -> None:
     """Gives a tablet that is nowhere a new owner: a node that still has a copy of it, or an empty one.
 
-    With neither option it shows which nodes have a copy, and how many rows.
+    With no option it shows which nodes have a copy, and how many rows.
     """
-    if recreate and take:
-        raise UserError("say either --recreate-empty-on or --take-from: a tablet has one owner")
-    arguments = {"tablet": tablet, "node": recreate or take, "empty": recreate is not None}
+    if sum(one is not None for one in (recreate, take, former)) > 1:
+        raise UserError("say one of --recreate-empty-on, --take-from and --former-on: a tablet has one owner")
+    arguments = {
+        "tablet": tablet,
+        "node": recreate or take or former,
+        "empty": recreate is not None,
+        "former": former is not None,
+    }
     dry = dry_run or arguments["node"] is None
     give_loss("tablet-lost", arguments, Loss(config, accept_loss, dry, output), lost_of_tablet)
 
@@ -163,10 +172,30 @@ def lost_of_tablet(scene: Scene, arguments: dict[str, Any]) -> Iterator[str]:
         yield f"node {copy.node}: {copy.state}, epoch {copy.epoch}, {rows}"
     if not copies:
         yield "no node has a copy of it"
-    if arguments["empty"]:
+    yield from _former(scene, tablet)
+    if arguments["former"]:
+        lost, before = reshard_of(scene.snapshot, tablet)
+        named = [" and ".join(str(one.id) for one in group) for group in (lost, before)]
+        yield f"given up: what was written to tablet {named[0]} after it was made from tablet {named[1]}"
+    elif arguments["empty"]:
         yield "given up: all its rows"
     elif arguments["node"] is not None:
         yield f"given up: what was written after node {arguments['node']} had ceased to be its owner"
+
+
+def _former(scene: Scene, tablet: Tablet) -> Iterator[str]:
+    """Who has what a split or merge made it from."""
+    try:
+        _, before = reshard_of(scene.snapshot, tablet)
+    except Refused:
+        return
+    for former in before:
+        for copy in copies_of(scene.links, scene.snapshot, former):
+            if copy.rows is not None:
+                yield (
+                    f"node {copy.node} has tablet {former.id}, from which it was made, with {copy.rows} rows:"
+                    f" --former-on {copy.node} undoes that"
+                )
 
 
 def _tablets_of(snapshot: Snapshot, node: str) -> Iterator[Tablet]:

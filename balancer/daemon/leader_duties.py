@@ -22,6 +22,8 @@ from balancer.directory.model import (
     Migration,
     NodeState,
     Put,
+    RecordKind,
+    Remove,
     TabletState,
     Transaction,
 )
@@ -29,7 +31,7 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Unavailable
 from balancer.migration.begin import Also, nothing_else
 from balancer.migration.links import Links
-from balancer.migration.revive import check_lost, make_ready
+from balancer.migration.revive import check_lost, make_ready, replacement
 from balancer.nodes.connection import Address
 from balancer.planner import orders, plans
 from balancer.planner.command_context import Outcome, Revival
@@ -191,9 +193,9 @@ class Leading:
                 self.pool.steer(verb, migration)
             if outcome.actions:
                 return self._start(command, outcome, snapshot)
-            if outcome.revive is not None:
-                self._revive(outcome.revive, snapshot)
-            self._commit((*outcome.changes, Put(command)), snapshot, f"{command.verb}: {command.result}", command)
+            revived = () if outcome.revive is None else self._revive(outcome.revive, snapshot)
+            changes = (*outcome.changes, *revived, Put(command))
+            self._commit(changes, snapshot, f"{command.verb}: {command.result}", command)
         except (Conflict, Fenced, OutcomeUnknown, Unavailable):
             raise  # not the command's fault: it still waits
         except BalancerError as error:
@@ -201,19 +203,23 @@ class Leading:
             self._commit((Put(command),), snapshot, f"{command.verb}: {command.result}", command)
         return command
 
-    def _revive(self, revival: Revival, snapshot: Snapshot) -> None:
+    def _revive(self, revival: Revival, snapshot: Snapshot) -> tuple[Change, ...]:
         """Makes the tablet ready on its new node, closed; what dies before the commit is repeated by a successor."""
+        lost, revived = replacement(snapshot, revival.tablet, revival.node, former=revival.former)
         for migration in self.pool.running():
             record = snapshot.migrations.get(migration)
-            if record is not None and revival.tablet.id in record.sources:
+            if record is not None and {tablet.id for tablet in lost} & {*record.sources}:
                 raise Unavailable(f"migration {migration} is still being ended")  # the command waits for that
         links = Links(self._addresses, "revive")
         try:
-            table = snapshot.tables[revival.tablet.table]
-            check_lost(links, snapshot, revival.tablet)
-            make_ready(links, self.leadership.epoch, table, revival.revived, empty=revival.empty)
+            for tablet in lost:
+                check_lost(links, snapshot, tablet)
+            for tablet in revived:
+                make_ready(links, self.leadership.epoch, snapshot.tables[tablet.table], tablet, empty=revival.empty)
         finally:
             links.close()
+        gone = {tablet.id for tablet in lost} - {tablet.id for tablet in revived}
+        return (*(Remove(RecordKind.TABLET, str(number)) for number in sorted(gone)), *map(Put, revived))
 
     def _start(self, command: Command, outcome: Outcome, snapshot: Snapshot) -> Command:
         action = outcome.actions[0]

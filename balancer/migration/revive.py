@@ -5,13 +5,15 @@ commit that answers the command; then the leader's guard opens it, as it opens a
 Each part may be repeated. Called by the leader; the command line only looks (`copies_of`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from balancer.directory.model import Node, NodeState, Table, Tablet
+from balancer.directory.model import MigrationKind, Node, NodeState, Table, Tablet, TabletState
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused, Unavailable
 from balancer.migration.context import partitions_of, places
 from balancer.migration.links import Links
+from balancer.migration.machine import State
+from balancer.migration.record import read_detail, unpack_tablet
 from balancer.nodes.catalog import read_root
 from balancer.nodes.closed import close_tablet, locked_rows
 from balancer.nodes.connection import Cursor, translated
@@ -41,6 +43,40 @@ def copies_of(links: Links, snapshot: Snapshot, tablet: Tablet) -> list[Copy]:
     table = snapshot.tables[tablet.table]
     nodes = [node for node in snapshot.nodes.values() if node.bundle == table.bundle]
     return [found for node in nodes if (found := _copy(links, node, table, tablet)) is not None]
+
+
+def reshard_of(snapshot: Snapshot, tablet: Tablet) -> tuple[tuple[Tablet, ...], tuple[Tablet, ...]]:
+    """The split or merge that made a tablet: what it made, as it is now, and what it was made from. Only reads."""
+    found = [
+        record
+        for record in snapshot.migrations.values()
+        if record.finished
+        and record.state == State.DONE
+        and tablet.id in {made.id for made in record.targets}
+        and record.operation is not MigrationKind.MOVE
+    ]
+    if not found:
+        raise Refused(f"no split or merge is remembered that made tablet {tablet.id}")
+    record = max(found, key=lambda one: one.updated)
+    made = tuple(snapshot.find_tablet(target.id) for target in record.targets)
+    for target, now in zip(record.targets, made, strict=True):
+        if now is None or now.node != tablet.node:
+            where = "is not there any more" if now is None else f"is on node {now.node}"
+            raise Refused(f"tablet {target.id}, which {record.id} made together with {tablet.id}, {where}")
+    before = tuple(unpack_tablet(document, tablet.table) for document in read_detail(record).before)
+    return tuple(one for one in made if one is not None), before
+
+
+def replacement(
+    snapshot: Snapshot, tablet: Tablet, node: str, *, former: bool
+) -> tuple[tuple[Tablet, ...], tuple[Tablet, ...]]:
+    """The tablets that are lost, and what takes their place on the node: older than their epochs nobody may know it."""
+    lost, before = reshard_of(snapshot, tablet) if former else ((tablet,), (tablet,))
+    for one in lost:
+        if (running := snapshot.migration_of(one.id)) is not None:
+            raise Refused(f"tablet {one.id} is part of migration {running.id}, which is {running.state}: end it first")
+    epoch = max(one.epoch for one in (*lost, *before)) + 1
+    return lost, tuple(replace(one, node=node, epoch=epoch, state=TabletState.OWNED) for one in before)
 
 
 def check_lost(links: Links, snapshot: Snapshot, tablet: Tablet) -> None:

@@ -1,11 +1,11 @@
 """What the verbs of operators' commands look at, and what they come to. See `commands`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from balancer.directory.model import Change, Node, Tablet, TabletState
+from balancer.directory.model import Change, Node, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
 from balancer.policies.bundle_view import Action
@@ -19,13 +19,10 @@ class Revival:
     tablet: Tablet
     """As it is in the directory, with its former owner."""
     node: str
-    empty: bool
+    empty: bool = False
     """Made without rows; else the node opens the copy that it still has."""
-
-    @property
-    def revived(self) -> Tablet:
-        """As it will be."""
-        return replace(self.tablet, node=self.node, epoch=self.tablet.epoch + 1, state=TabletState.OWNED)
+    former: bool = False
+    """What it opens are the tablets from which a split or merge made this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ class Outcome:
     steer: tuple[tuple[str, str], ...] = ()  # (cancel | pause | resume, migration id)
     replan: str = ""  # a bundle whose plan should be made again at once
     mode: WantedMode | None = None  # of the actions; None: the bundle's
-    revive: Revival | None = None  # a tablet that is made ready on its new node before the changes are committed
+    revive: Revival | None = None  # a tablet that is made ready on its new node; what changes with it is found there
 
 
 @dataclass(frozen=True, slots=True)

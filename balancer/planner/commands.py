@@ -227,13 +227,12 @@ def _tablet_lost(context: CommandContext) -> Outcome:
         raise Refused(f"node {node.id} belongs to another bundle, {node.bundle}")
     if not context.arguments.get("accept_loss"):
         raise Refused(f"say --accept-loss to go on without the rows that tablet {tablet.id} had on node {tablet.node}")
-    revival = Revival(tablet, node.id, bool(context.arguments.get("empty")))
-    how = "without rows" if revival.empty else "with the copy that it has"
+    empty, former = bool(context.arguments.get("empty")), bool(context.arguments.get("former"))
+    how = "without rows" if empty else "as it was before it was split or merged" if former else "with the copy it has"
     return Outcome(
         f"tablet {tablet.id} is on node {node.id} now, {how}; it is opened after the next poll",
-        (Put(revival.revived),),
         replan=node.bundle,
-        revive=revival,
+        revive=Revival(tablet, node.id, empty=empty, former=former),
     )
 
 

@@ -100,6 +100,11 @@ class Story:
         records = self.instance.daemon.directory().snapshot().migrations.values()
         return [record.id for record in records if not record.finished]
 
+    def tablets(self) -> set[int]:
+        with self.fleet.directory() as directory:
+            snapshot = directory.snapshot()
+            return {tablet.id for table in snapshot.tables for tablet in snapshot.tablets(table)}
+
     def rewound(self) -> dict[str, str]:
         with self.fleet.directory() as directory:
             return {node.id: node.rewound for node in directory.snapshot().nodes.values() if node.rewound}
@@ -276,6 +281,42 @@ def test_a_target_that_went_back_by_less_than_the_time_between_two_polls_is_foun
     story.start()
     until(story.rewound, 30, "the discovery")
     assert story.rewound() == {"b": "it has forgotten tablet 1, which it had with epoch 2"}
+
+
+@pytest.mark.parametrize("operation", ["split", "merge"])
+def test_a_node_that_went_back_past_a_reshard_gets_its_former_tablets_again(story: Story, operation: str) -> None:
+    """The directory has tablets that it does not know, and it has others that the directory does not know any more."""
+    instance = story.start()
+    row = story.id_in("a", 1)
+    backup = story.back_up("a")
+    until(lambda: instance.word() is not StateWord.BLOCKED, 30, "the return of a")
+    if operation == "split":
+        instance.give("split", tablet="1")
+    else:
+        instance.give("merge", tablets=["1", "2"])
+    until(lambda: len(story.tablets()) == (5 if operation == "split" else 3), 60, "the reshard")
+    until(lambda: not story.unfinished(), 60, "its end")
+    made = max(story.tablets())
+    story.stop()
+    story.take_back("a", backup)
+    story.start()
+    until(story.rewound, 30, "the finding")
+    until(lambda: (story.state("a", 1) or ("",))[0] == "fenced", 30, "the closing")
+
+    shown = story.balancer("tablet", "lost", str(made))
+    assert "node a has tablet 1, from which it was made, with" in shown.out
+    assert "--former-on a" in shown.out
+    refused = story.balancer("tablet", "lost", str(made), "--former-on", "a")
+    assert "--accept-loss" in refused.err
+    assert story.balancer("tablet", "lost", "4", "--former-on", "a", "--accept-loss").code != 0
+    done = story.balancer("tablet", "lost", str(made), "--former-on", "a", "--accept-loss")
+    assert done.code == 0, done.err
+    assert story.tablets() == {1, 2, 3, 4}
+    assert story.balancer("node", "rejoin", "a", "--accept-loss").code == 0
+    until(lambda: (story.state("a", 1) or ("",))[0] == "owned", 30, "the opening")
+    story.execute("a", f"UPDATE orders SET n = 5 WHERE id = {row}")
+    assert story.execute("a", "SELECT count(*) FROM orders") == [(400,)]
+    until(lambda: story.balancer("doctor").code == 0, 30, "a content doctor")
 
 
 def test_a_node_that_is_gone_for_good_is_given_up(story: Story) -> None:
