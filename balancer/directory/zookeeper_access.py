@@ -1,6 +1,6 @@
 """Who may do what in a directory in ZooKeeper: places for clients, what is open, and closing it.
 
-ZnodeAccess lists are per znode and are not inherited, so an open directory is closed znode by znode, from the top: once a
+Access lists are per znode and are not inherited, so an open directory is closed znode by znode, from the top: once a
 folder is closed nobody else creates anything in it, and what was there before is found by listing it. Every step may be
 repeated; an interrupted run is finished by the next one.
 """

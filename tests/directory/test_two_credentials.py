@@ -22,8 +22,8 @@ from balancer.directory.open import open_directory
 from balancer.directory.sample_note import SLOTS, TOPIC
 from balancer.embedded.zookeeper_server import ZooKeeperServer
 from balancer.errors import Refused, UserError
-from tests.support.two_credentials import READER, WRITER, every_znode, wrong_lists
 from tests.support.directories import fill, small_cluster, transaction
+from tests.support.two_credentials import READER, WRITER, every_znode, wrong_lists
 
 
 @pytest.fixture
@@ -91,14 +91,17 @@ def test_a_reader_can_neither_write_nor_delete_nor_create_any_znode_but_its_plac
     client = reader.session.client  # type: ignore[attr-defined]
     for path in paths:
         client.get(path)
-        for act in (
-            lambda path=path: client.delete(path),
-            lambda path=path: client.create(f"{path}/mine", b""),
-            lambda path=path: client.set_acls(path, client.get_acls(path)[0]),
-            *([] if path in places else [lambda path=path: client.set(path, b"mine")]),
-        ):
+        acts = [
+            (client.delete, path),
+            (client.create, f"{path}/mine"),
+            (client.set_acls, path, client.get_acls(path)[0]),
+        ]
+        if path not in places:
+            acts.append((client.set, path, b"mine"))
+        for act, *arguments in acts:
+            # Whether the uppermost may be deleted is for ZooKeeper's own root to say, once it is empty.
             with pytest.raises((NoAuthError, NotEmptyError) if path == paths[0] else NoAuthError):
-                act()  # whether the uppermost may be deleted is for ZooKeeper's own root to say, once it is empty
+                act(*arguments)
     for path in places:
         client.set(path, b"whatever")
 
