@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -91,7 +92,7 @@ def test_a_reader_can_neither_write_nor_delete_nor_create_any_znode_but_its_plac
     client = reader.session.client  # type: ignore[attr-defined]
     for path in paths:
         client.get(path)
-        acts = [
+        acts: list[Any] = [
             (client.delete, path),
             (client.create, f"{path}/mine"),
             (client.set_acls, path, client.get_acls(path)[0]),
