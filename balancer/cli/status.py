@@ -214,7 +214,8 @@ def _remark(row: dict[str, Any]) -> str | None:
         return f"{row['tablets']} tablets left to move" if row["tablets"] else "its last migration is being finished"
     if row.get("reachable") is False:
         return f"unreachable since {row.get('unreachable_since') or 'the start'}: {row.get('error', '')}"
-    return row.get("rewound") or next(iter(row.get("disagreements", ())), None) or row["reason"] or None
+    found = (row.get("rewound"), next(iter(row.get("disagreements", ())), None), row.get("in_the_way"), row["reason"])
+    return next(filter(None, found), None)
 
 
 def _hot_row(snapshot: Snapshot, row: dict[str, Any], output: Output) -> dict[str, Any]:
