@@ -33,6 +33,18 @@ class AccessLists:
         self.map = self._list(credentials, Permissions.READ)
         self.slot = self._list(credentials, Permissions.READ | Permissions.WRITE)
 
+    def adopt(self, of_map: Sequence[ACL], of_slot: Sequence[ACL]) -> bool:
+        """Goes on giving the lists that the directory has, where we are its writer and were not told the reader: what
+        an operator's command creates must stay readable to applications. Returns whether it does."""
+        own = self.map[0]
+        if not self.closed or self.knows_writer or any(own not in found for found in (of_map, of_slot)):
+            return False
+        if any(entry.id.scheme == "world" for entry in (*of_map, *of_slot)):
+            return False
+        self.map, self.slot = list(of_map), list(of_slot)
+        self.knows_writer = True
+        return True
+
     def _list(self, credentials: Credentials, reader: int) -> list[ACL]:
         if not self.closed:
             return list(OPEN_ACL_UNSAFE)

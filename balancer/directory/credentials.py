@@ -51,7 +51,7 @@ class Credentials:
     def client_options(self) -> dict[str, Any]:
         """What kazoo is told; `UserError` for what cannot work."""
         options: dict[str, Any] = {}
-        self._check_reader()
+        self._check_users()
         logins: list[tuple[str, str]] = []
         if self.scheme is Scheme.DIGEST:
             if not self.user or not self.password:
@@ -63,7 +63,10 @@ class Credentials:
             logins.append(("digest", f"{self.previous_user}:{self.previous_password}"))
         return options | ({"auth_data": logins} if logins else {})
 
-    def _check_reader(self) -> None:
+    def _check_users(self) -> None:
+        for user in (self.user, self.reader_user, self.previous_user):
+            if ":" in user and self.scheme is Scheme.DIGEST:
+                raise UserError(f"a user of the directory cannot have a colon in its name: {user!r}")
         if not self.reader_user:
             return
         if self.scheme is Scheme.NONE:

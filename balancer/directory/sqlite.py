@@ -252,7 +252,7 @@ class SqliteDirectory(PagedDirectory):
         """The notes under a topic."""
         with self.reading() as connection:
             rows = connection.execute("SELECT name, data FROM note WHERE topic = ?", (topic,)).fetchall()
-        return unpack_notes(rows)
+        return unpack_notes(topic, rows)
 
     def unpublish(self, topic: str, name: str) -> None:
         """Takes a note away. Idempotent."""

@@ -17,7 +17,7 @@ from balancer.directory.codec import StoredEntry, pack, unpack_entry, unpack_not
 from balancer.directory.contract import Leadership, Secured
 from balancer.directory.credentials import Credentials
 from balancer.directory.model import Json, RecordKind
-from balancer.directory.notes import check_note
+from balancer.directory.notes import MAX_NOTE, check_note
 from balancer.directory.paged import PagedDirectory, Stale
 from balancer.directory.paths import Paths
 from balancer.directory.snapshot import Snapshot
@@ -65,6 +65,7 @@ class ZooKeeperDirectory(PagedDirectory):
         # A sync first: our server may be a moment behind the one through which somebody has just made it.
         _, found = self.session.read(lambda: self.session.gather([client.sync_async(root), client.exists_async(root)]))
         if found is not None:
+            self._access.adopt_lists()
             return
         if not create:
             others = ", ".join(self._others()) or "none"
@@ -245,18 +246,15 @@ class ZooKeeperDirectory(PagedDirectory):
         return stat is not None
 
     def published(self, topic: str) -> Mapping[str, Json]:
-        """The notes under a topic."""
-        client = self.session.client
-        (names,) = self.session.read(
-            lambda: self.session.gather([client.get_children_async(self.paths.topic(topic))], NoNodeError)
-        )
-        found = self.session.read(
-            lambda: self.session.gather(
-                [client.get_async(self.paths.note(topic, name)) for name in names or ()], NoNodeError
-            )
-        )
-        # An empty one is a slot that nobody uses.
-        return unpack_notes((name, one[0]) for name, one in zip(names or (), found, strict=True) if one and one[0])
+        """The notes under a topic. One that is longer than any of ours is not even asked for."""
+        client, folder = self.session.client, self.paths.topic(topic)
+        (names,) = self.session.read(lambda: self.session.gather([client.get_children_async(folder)], NoNodeError))
+        paths = {self.paths.note(topic, name): name for name in names or ()}
+        stats = self.session.read(lambda: self.session.gather(map(client.exists_async, paths)))
+        wanted = [path for path, stat in zip(paths, stats, strict=True) if stat and 0 < stat.dataLength <= MAX_NOTE]
+        found = self.session.read(lambda: self.session.gather(map(client.get_async, wanted), NoNodeError))
+        read = [(paths[path], one[0]) for path, one in zip(wanted, found, strict=True) if one is not None]
+        return unpack_notes(topic, read)
 
     def unpublish(self, topic: str, name: str) -> None:
         """Takes a note away. Idempotent."""

@@ -33,6 +33,16 @@ class ZnodeAccess:
         self._paths = paths
         self._lists: AccessLists = session.access_lists
 
+    def adopt_lists(self) -> None:
+        """Those that the directory has, for a writer that was not told who the reader is."""
+        if self._lists.closed and not self._lists.knows_writer:
+            try:
+                found = self._ask(self._session.client.get_acls_async, [self._paths.root, self._paths.slots()[0]])
+            except Refused:
+                return  # we may not even read it: every other call says so
+            if None not in found and self._lists.adopt(found[0][0], found[1][0]):
+                self._session.client.default_acl = self._lists.map
+
     def make_places(self, tables: Sequence[int]) -> None:
         """What clients write into, where it is missing; a reader cannot make it. Idempotent."""
         folders = [self._paths.ids, self._paths.topic(TOPIC)]

@@ -15,6 +15,7 @@ from balancer.client import Router
 from balancer.client.id_blocks import Ids
 from balancer.client.routing import Routes
 from balancer.client.sampler import Sampler
+from balancer.directory.codec import pack
 from balancer.directory.contract import Directory
 from balancer.directory.credentials import Credentials, Scheme
 from balancer.directory.id_space import BLOCK
@@ -143,6 +144,29 @@ def test_what_a_reader_writes_as_samples_hides_nobody_elses(reader: Directory, w
     assert writer.published(TOPIC) == {"http.1": {"at": 1.0, "tables": {}}}
 
 
+def test_a_compressed_note_that_swells_is_not_unpacked(reader: Directory, writer: Directory) -> None:
+    client = reader.session.client  # type: ignore[attr-defined]
+    whole = pack({"at": 1.0, "tables": {"1": "x" * (2 << 20)}})
+    assert len(whole) < 100_000
+    client.set(reader.paths.note(TOPIC, SLOTS[0]), whole)  # type: ignore[attr-defined]
+    client.set(reader.paths.note(TOPIC, SLOTS[1]), b"\xff" * (900 << 10))  # type: ignore[attr-defined]
+    good = {"at": 1.0, "tables": {}}
+    reader.publish(TOPIC, SLOTS[2], good)
+    assert writer.published(TOPIC) == {SLOTS[2]: good}
+
+
+def test_a_writer_that_was_not_told_the_reader_keeps_the_lists_that_there_are(url: str, writer: Directory) -> None:
+    """An operator's shell may have the writer's credential alone."""
+    alone = Credentials(Scheme.DIGEST, WRITER.user, WRITER.password)
+    with open_directory(url, credentials=alone, create=False) as operator:
+        view = operator.snapshot()
+        operator.commit(transaction([Put(Bundle("more"))], view.version))
+        operator.publish("status", "more", {"word": "balanced"})
+    assert wrong_lists(writer) == []
+    with open_directory(url, credentials=READER, create=False) as reader:
+        assert reader.snapshot().bundles.keys() == {"shop", "more"}
+
+
 def test_every_list_is_right_and_nobody_is_named(writer: Directory) -> None:
     assert wrong_lists(writer) == []
     assert list(writer.exposures(everything=True)) == []
@@ -247,6 +271,7 @@ def test_closing_needs_credentials(url: str) -> None:
         (Credentials(reader_user="apps", reader_password="x"), "needs a user beside it"),
         (replace(WRITER, reader_user="balancer"), "are both 'balancer'"),
         (replace(WRITER, reader_password=""), "needs a reader_password"),
+        (replace(WRITER, reader_user="a:b"), "cannot have a colon in its name: 'a:b'"),
     ],
 )
 def test_a_reader_that_cannot_be_is_refused(wrong: Credentials, says: str) -> None:
