@@ -12,7 +12,6 @@ from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Id, Permission
 from balancer.directory.credentials import Credentials, Scheme
 from balancer.outside import one_line
 
-_WRITING = Permissions.WRITE | Permissions.CREATE | Permissions.DELETE | Permissions.ADMIN
 _WORDS = {
     Permissions.READ: "read",
     Permissions.WRITE: "write",
@@ -36,11 +35,13 @@ class AccessLists:
     def adopt(self, of_map: Sequence[ACL], of_slot: Sequence[ACL]) -> bool:
         """Goes on giving the lists that the directory has, where we are its writer and were not told the reader: what
         an operator's command creates must stay readable to applications. Returns whether it does."""
-        own = self.map[0]
-        if not self.closed or self.knows_writer or any(own not in found for found in (of_map, of_slot)):
+        if not self.closed or self.knows_writer:
             return False
-        if any(entry.id.scheme == "world" for entry in (*of_map, *of_slot)):
-            return False
+        for found, most in ((of_map, Permissions.READ), (of_slot, Permissions.READ | Permissions.WRITE)):
+            others = [entry for entry in found if entry != self.map[0]]
+            # Anybody who may do more than a reader is no reader: that is named, not repeated.
+            if len(others) == len(found) or any(one.id.scheme == "world" or one.perms & ~most for one in others):
+                return False
         self.map, self.slot = list(of_map), list(of_slot)
         self.knows_writer = True
         return True
@@ -72,11 +73,6 @@ class AccessLists:
         """Whether a list is exactly the one that we give."""
         wanted = self.slot if slot else self.map
         return sorted((one.id, one.perms) for one in found) == sorted((one.id, one.perms) for one in wanted)
-
-
-def lets_write(found: Sequence[ACL]) -> bool:
-    """Whether everybody may change the znode or what is below it."""
-    return any(entry.id.scheme == "world" and entry.perms & _WRITING for entry in found)
 
 
 def _id(scheme: Scheme, user: str, password: str) -> Id | None:

@@ -4,7 +4,7 @@ The root's znode version *is* the directory's version and the epoch's znode vers
 commit's two conditions are checked by the servers themselves, inside the one multi that writes it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from balancer.clock import Clock, SystemClock
-from balancer.directory.batch import Batch, Contents, DirectoryRoot
+from balancer.directory.batch import Batch, Contents, DirectoryRoot, RecordKey
 from balancer.directory.codec import StoredEntry, pack, unpack_entry, unpack_notes
 from balancer.directory.contract import Leadership, Secured
 from balancer.directory.credentials import Credentials
@@ -27,7 +27,7 @@ from balancer.directory.zookeeper_import import replace_all
 from balancer.directory.zookeeper_load import Loader
 from balancer.directory.zookeeper_session import Lost, Session
 from balancer.directory.zookeeper_watch import RootSignal
-from balancer.errors import BalancerError, Damaged, Fenced, OutcomeUnknown, Refused, Unavailable, UserError
+from balancer.errors import BalancerError, Fenced, OutcomeUnknown, Refused, Unavailable, UserError
 
 _NEIGHBOURS = 20  # znodes that are looked at for the names of other directories
 
@@ -158,11 +158,11 @@ class ZooKeeperDirectory(PagedDirectory):
                 self._raise_if_fenced(batch)
                 raise Stale
             raise Refused(f"ZooKeeper has refused a part of the commit: {verdict.error!r} (part {verdict.failed_at})")
-        self._make_places_of(batch)
+        self._make_places_of(batch.created_records)
 
-    def _make_places_of(self, batch: Batch) -> None:
-        """For the ids of tables that a commit has made. The commit stands: what fails here, the next leader makes."""
-        tables = [int(key) for kind, key in batch.created_records if kind is RecordKind.TABLE]
+    def _make_places_of(self, created: Iterable[RecordKey]) -> None:
+        """For the ids of tables that were made. That stands: what fails here, the next leader makes."""
+        tables = [int(key) for kind, key in created if kind is RecordKind.TABLE]
         if tables:
             with suppress(BalancerError):
                 self._access.make_places(tables)
@@ -207,6 +207,7 @@ class ZooKeeperDirectory(PagedDirectory):
 
     def _replace(self, contents: Contents, root: DirectoryRoot, entry: StoredEntry, leader_epoch: int) -> None:
         replace_all(self.session, self.paths, contents, root, entry=entry, leader_epoch=leader_epoch)
+        self._make_places_of(contents.records)
 
     def _signal(self) -> RootSignal:
         signal = RootSignal(self.session, self._signals)
@@ -222,11 +223,10 @@ class ZooKeeperDirectory(PagedDirectory):
         return leadership
 
     def _make_places(self) -> None:
-        """Those that an earlier version, or a process that died, has not made. What is damaged is others' to say."""
-        try:
+        """Those that an earlier version, or a process that died, has not made. The leadership was won all the same; a
+        directory that cannot be read is said by what comes next."""
+        with suppress(BalancerError):
             self._access.make_places(list(self.snapshot().tables))
-        except (Damaged, Unavailable):
-            return
 
     def leader(self) -> str | None:
         """The name of the present leader, for information."""

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError, NotEmptyError
+from kazoo.security import make_digest_acl
 
 from balancer.client import Router
 from balancer.client.id_blocks import Ids
@@ -19,12 +20,13 @@ from balancer.directory.codec import pack
 from balancer.directory.contract import Directory
 from balancer.directory.credentials import Credentials, Scheme
 from balancer.directory.id_space import BLOCK
-from balancer.directory.model import Bundle, Put
+from balancer.directory.model import Bundle, Counter, Put
 from balancer.directory.open import open_directory
+from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.sample_note import SLOTS, TOPIC
 from balancer.embedded.zookeeper_server import ZooKeeperServer
 from balancer.errors import Refused, UserError
-from tests.support.directories import fill, small_cluster, transaction
+from tests.support.directories import HASHED, fill, leaves, small_cluster, transaction
 from tests.support.two_credentials import READER, WRITER, every_znode, wrong_lists
 
 
@@ -165,6 +167,28 @@ def test_a_writer_that_was_not_told_the_reader_keeps_the_lists_that_there_are(ur
     assert wrong_lists(writer) == []
     with open_directory(url, credentials=READER, create=False) as reader:
         assert reader.snapshot().bundles.keys() == {"shop", "more"}
+
+
+def test_a_stranger_who_may_write_is_not_taken_for_the_reader(url: str, writer: Directory) -> None:
+    alone = Credentials(Scheme.DIGEST, WRITER.user, WRITER.password)
+    client, root = writer.session.client, writer.paths.root  # type: ignore[attr-defined]
+    bob = make_digest_acl("bob", "bobs", all=True)
+    client.set_acls(root, [*client.get_acls(root)[0], bob])
+    with open_directory(url, credentials=alone, create=False) as operator:
+        operator.commit(transaction([Put(Bundle("more"))], operator.snapshot().version))
+        lists = [client.get_acls(path)[0] for path in every_znode(writer) if path != root]
+    assert not [found for found in lists if bob in found]
+
+
+def test_the_tables_of_an_imported_directory_have_places_for_ids(writer: Directory, reader: Directory) -> None:
+    leadership = writer.campaign("import", timeout=10)
+    assert leadership is not None
+    more = replace(HASHED, id=7, name="more")
+    records = [*small_cluster(), more, *(replace(one, id=one.id + 5000, table=7) for one in leaves(8))]
+    records = [Counter(TABLET_COUNTER, 9000) if isinstance(one, Counter) else one for one in records]
+    writer.restore(records, reason="import", author="test", leader_epoch=leadership.epoch)
+    assert reader.take_block(7) == 0
+    assert wrong_lists(writer) == []
 
 
 def test_every_list_is_right_and_nobody_is_named(writer: Directory) -> None:
