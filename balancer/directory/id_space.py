@@ -1,8 +1,8 @@
 """Ids of rows: how the number of a block becomes ids, and how an export takes along what has been handed out.
 
-Clients take whole blocks by number (`Directory.take_block`), with the reader's credential. That only counts up: whoever
-may take ids cannot hand out a block twice, and cannot take ids back. What a table's ids start from is a counter in the
-map, which only the writer changes: ids that an earlier version handed out, or those of an imported directory.
+Clients take whole blocks by number (`Directory.take_block`), with the reader's credential. That only counts up: a
+client cannot make the directory hand out a block twice. What a table's ids start from is a counter in the map, which
+only the writer changes: ids that an earlier version handed out, or those of an imported directory.
 """
 
 from collections.abc import Mapping

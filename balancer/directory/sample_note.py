@@ -23,7 +23,7 @@ MOST_ENTRIES: Final = 5000
 HEAVIEST: Final = 1e12
 """Rows per note and key: what is more is not counted, it is made up."""
 EARLY: Final = 60.0
-"""Seconds by which a reporter's clock may be ahead of ours."""
+"""Seconds by which a reporter's clock may be ahead of this host's."""
 LONGEST_KEY: Final = 128
 """Bytes; a longer key is cut, which moves it by less than any split would care about."""
 

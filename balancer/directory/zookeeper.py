@@ -246,7 +246,7 @@ class ZooKeeperDirectory(PagedDirectory):
         return stat is not None
 
     def published(self, topic: str) -> Mapping[str, Json]:
-        """The notes under a topic. One that is longer than any of ours is not even asked for."""
+        """The notes under a topic. One that is too long is not even asked for."""
         client, folder = self.session.client, self.paths.topic(topic)
         (names,) = self.session.read(lambda: self.session.gather([client.get_children_async(folder)], NoNodeError))
         paths = {self.paths.note(topic, name): name for name in names or ()}

@@ -130,7 +130,7 @@ class ZnodeAccess:
         return self._lists.slot if self._paths.is_slot(path) else self._lists.map
 
     def _important(self) -> list[str]:
-        """What steers everything else, and the folders: whoever may create there may write what others believe."""
+        """What steers everything else, and the folders: what is created there is believed by others."""
         paths = self._paths
         folders = [paths.base, *paths.folders(), paths.topic(TOPIC)]
         return [*folders, paths.root, paths.leader, *paths.slots()[:1]]

@@ -1,4 +1,4 @@
-"""Blocks of ids: each number once, whoever asks and however often the directory is opened, exported and imported."""
+"""Blocks of ids: each number once, for all processes, and after an export and an import."""
 
 import json
 import threading

@@ -1,6 +1,6 @@
 """A cluster whose directory is closed under a running instance and a client, and then works for a while.
 
-Afterwards every znode has the access list of its place, whoever made it: moves, splits, merges, commands, plans, notes.
+Afterwards every znode has the access list of its place: those of moves, a split, commands, a pause, plans, notes, ids.
 """
 
 import json
@@ -85,7 +85,7 @@ def test_a_directory_is_closed_under_load_and_stays_closed_after_a_days_work(ope
 
 
 def _work(fleet: Fleet, router: Router) -> None:
-    """What a day brings: moves by the planner, a split and a merge by command, a pause, ids and samples."""
+    """What a day brings: moves by the planner, a split by command, a pause, ids and samples."""
     with open_directory(fleet.url, credentials=WRITER, create=False) as directory:
         fleet.write("autonomous")
         until(lambda: min(owners(directory.snapshot()).values()) == 2, 120, "the balance")
