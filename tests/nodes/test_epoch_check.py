@@ -142,6 +142,7 @@ def test_a_lock_of_another_kind_names_nobody(node: Connection, other: Connection
     node.execute("CREATE TABLE busy ()")
     with node.transaction():
         node.execute("LOCK TABLE busy")
+        node.execute("SELECT pg_advisory_xact_lock(1, 0), pg_advisory_xact_lock(%s, 1)", (LEADER_LOCK,))
         with pytest.raises(Unavailable) as refused, node_transaction(other, 9) as cursor:
             cursor.execute("LOCK TABLE busy")
     assert "session" not in str(refused.value)
