@@ -24,6 +24,7 @@ from balancer.directory.model import Bundle, Counter, Put
 from balancer.directory.open import open_directory
 from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.sample_note import SLOTS, TOPIC
+from balancer.directory.zookeeper_access import ZnodeAccess
 from balancer.embedded.zookeeper_server import ZooKeeperServer
 from balancer.errors import Refused, UserError
 from tests.support.directories import HASHED, fill, leaves, small_cluster, transaction
@@ -264,6 +265,25 @@ def test_closing_that_was_killed_half_way_is_finished_by_the_next(url: str) -> N
         assert 0 < len(wrong) < len(every_znode(directory))
         assert directory.secure(dry_run=False).changed == len(wrong)
         assert wrong_lists(directory) == []
+
+
+def test_what_a_stranger_creates_while_it_is_being_closed_is_closed_too(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = ZnodeAccess._found
+    with open_directory(url, credentials=Credentials()) as stranger:
+        fill(stranger)
+
+        def disturbed(self: ZnodeAccess, paths: Iterator[str]) -> Any:
+            monkeypatch.setattr(ZnodeAccess, "_found", found)
+            stranger.publish("status", "late", {"word": "balanced"})  # after the listing, before the lists are set
+            return found(self, paths)
+
+        with open_directory(url, credentials=WRITER, create=False) as directory:
+            monkeypatch.setattr(ZnodeAccess, "_found", disturbed)
+            directory.secure(dry_run=False)
+            assert any(path.endswith("/late") for path in every_znode(directory))
+            assert wrong_lists(directory) == []
 
 
 def test_a_directory_of_one_credential_is_turned_over_to_two(url: str) -> None:
