@@ -58,9 +58,12 @@ $(VENV)/.dev: $(VENV)/.run requirements-dev.txt
 servers:  ## ZooKeeper and PostgreSQL 15 from the distribution, where they are missing
 	sh deploy/servers.sh servers
 
-lock:  ## renew both pinned lists from the ranges in pyproject.toml (needs uv)
+lock: setup-dev  ## renew the pinned lists from the ranges in pyproject.toml, and the NOTICE of what an image contains (needs uv)
 	uv pip compile -q --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate --extra embedded -o requirements.txt pyproject.toml
 	uv pip compile -q --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate --extra embedded --extra dev -c requirements.txt -o requirements-dev.txt pyproject.toml
+	uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header --no-annotate -c requirements.txt -o requirements-runtime.txt pyproject.toml
+	$(MAKE) setup-dev
+	$(BIN)/python -m tests.support.pins notice > NOTICE
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -250,6 +250,12 @@ class Instruments:
             "directory_age_seconds", "How stale this instance's view of the directory may be.", (), one
         )
         self.directory_version = self._gauge("directory_version", "Version of the directory known here.", (), one)
+        self.directory_open = self._gauge(
+            "directory_open",
+            "1 while others than the writer may change the directory, or others than the reader may read it.",
+            (),
+            one,
+        )
         self.configuration_bad = self._gauge(
             "configuration_reload_failed",
             "1 while the files are wrong and the last good configuration is kept.",

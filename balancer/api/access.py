@@ -13,6 +13,8 @@ from balancer.settings.files import HttpSettings
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 """Asked by supervisors that have no token; they tell nothing about the cluster."""
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+SHORTEST_TOKEN: Final = 16
+"""Characters, where others than this machine can try: shorter ones are guessed, or are what a template had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +26,25 @@ class Denial:
 
 
 class AccessToken:
-    """The bearer token, from the settings or from a file that may be replaced while we run."""
+    """The bearer token, from the settings or from a file that may be replaced while we run. Beyond loopback one that is
+    too short is none."""
 
     def __init__(self, http: HttpSettings) -> None:
+        self._shortest = 1 if is_loopback(http.listen) else SHORTEST_TOKEN
         self._given = http.token.get_secret_value() if http.token else None
         self._file = http.token_file
         self._read: tuple[tuple[int, int], str] | None = None
 
     def value(self) -> str | None:
         """The token that holds now; None: there is none."""
+        found = self.given()
+        return found if len(found) >= self._shortest else None
+
+    def given(self) -> str:
+        """What the settings say, good or not; empty: nothing, or a file that cannot be read."""
         if self._given is not None or self._file is None:
-            return self._given or None
-        return self._from_file(self._file) or None
+            return self._given or ""
+        return self._from_file(self._file)
 
     def matches(self, presented: str) -> bool:
         """Whether this is the token; takes the same time wherever they differ."""
@@ -139,12 +148,18 @@ def check_http(http: HttpSettings) -> None:
     for name, file in (("tls_certificate", http.tls_certificate), ("tls_key", http.tls_key)):
         if file is not None and not file.is_file():
             raise UserError(f"[http] {name}: there is no file {file}")
+    token = AccessToken(http)
+    if token.given() and token.value() is None:
+        raise UserError(
+            f"[http] the token has fewer than {SHORTEST_TOKEN} characters, and {http.listen} is not loopback:"
+            " make one with `openssl rand -hex 32`"
+        )
     if not read_needs_token(http):
         return
     way_out = (
         "" if http.read_requires_token else f" ({http.listen} is not loopback; read_requires_token = false opens it)"
     )
-    if AccessToken(http).value() is None:
+    if token.value() is None:
         raise UserError(f"[http] reading needs a token, and there is no token, or its file cannot be read{way_out}")
     if http.tls_certificate is None and not is_loopback(http.listen):
         raise UserError(f"[http] without TLS readers would send the token in clear text: give a certificate{way_out}")

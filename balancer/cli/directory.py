@@ -1,8 +1,9 @@
-"""`balancer directory export | import | check` and `balancer history`: the directory as a whole, and its past."""
+"""`balancer directory export | import | check | secure` and `balancer history`: the directory as a whole, its past."""
 
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from balancer.cli.places import ConfigOption, DirectoryOption, directory_of, ope
 from balancer.directory.codec import change_document, read_json
 from balancer.directory.contract import Directory
 from balancer.directory.document import export_document, import_document
+from balancer.directory.id_space import carried_over
 from balancer.directory.invariants import violations
 from balancer.directory.model import LogEntry
 from balancer.directory.telling import nodes_of, tablets_of, told
@@ -21,7 +23,7 @@ from balancer.errors import Refused, UserError
 from balancer.logs import mask
 from balancer.outside import one_line, read_text_file, visible_json
 
-app = typer.Typer(help="The directory as a whole: export, import, check.", no_args_is_help=True)
+app = typer.Typer(help="The directory as a whole: export, import, check, secure.", no_args_is_help=True)
 
 _READ_AT_ONCE = 500
 _ELECTION_PATIENCE = 3.0
@@ -37,7 +39,8 @@ def export_(
 ) -> None:
     """Writes the whole directory as one JSON document."""
     with directory_of(directory, config) as opened:
-        document = export_document(opened.snapshot())
+        snapshot = opened.snapshot()
+        document = export_document(snapshot, carried_over(snapshot, opened.blocks()))
     text = visible_json(json.dumps(document, indent=1, ensure_ascii=False)) + "\n"
     if file is None:
         sys.stdout.write(text)
@@ -84,6 +87,33 @@ def check(directory: DirectoryOption = None, config: ConfigOption = None, output
     else:
         say(f"version {snapshot.version}: {snapshot.tablet_count()} tablets, no violations")
     if found:
+        raise typer.Exit(1)
+
+
+@app.command("secure")
+def secure(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be changed")] = False,
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Closes the directory to all but the writer and the reader that the configuration names.
+
+    Give daemons and applications their credentials first. It may be interrupted and repeated at any time.
+    """
+    with directory_of(directory, config) as opened:
+        done = opened.secure(dry_run=dry_run)
+        left = list(opened.exposures(everything=True))
+    if output is Output.JSON:
+        show_json({**asdict(done), "dry_run": dry_run, "open": left})
+    else:
+        verb = "would be given" if dry_run else "were given"
+        say(f"{done.changed} of {done.parts} parts of the directory {verb} other rights")
+        for one in done.examples:
+            say(f"  {one}")
+        for one in left:
+            fail(one)
+    if left and not dry_run:
         raise typer.Exit(1)
 
 

@@ -17,6 +17,8 @@ from balancer.settings import load_settings
 
 COLUMNS = ("node", "finding", "repair")
 LEAD_PATIENCE = 5.0
+DIRECTORY = "(directory)"
+SECURE = "balancer directory secure"
 
 
 def doctor(
@@ -25,16 +27,19 @@ def doctor(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Looks for leftovers of migrations and for nodes that contradict the directory. Exit code 1 if there are any."""
+    """Looks for leftovers of migrations, for nodes that contradict the directory, and for a directory that is open to
+    others than the writer and the reader. Exit code 1 if there are any."""
     settings = load_settings(config)
     addresses = partial(address_in, settings)
     with open_configured(settings.daemon) as directory:
+        exposures = [Finding(DIRECTORY, text, command=SECURE) for text in directory.exposures(everything=True)]
         findings = examine(directory, addresses, node)
         if fix and findings:
             for repaired in _fix(directory, addresses, node):
                 if output is Output.TEXT:
                     say(f"repaired on {repaired.node}: {repaired.text}")
             findings = examine(directory, addresses, node)
+    findings = [*exposures, *findings]
     rows = [{"node": found.node, "finding": found.text, "repair": _repair(found)} for found in findings]
     show_rows(rows, COLUMNS, output, empty="nothing is wrong")
     if findings:

@@ -39,6 +39,8 @@ class Seen:
     notes: dict[str, Any]
     leader: str | None
     now: datetime
+    exposures: tuple[str, ...] = ()
+    """Who may read or change the directory and should not."""
 
 
 def status(
@@ -52,7 +54,10 @@ def status(
     with directory_of(directory, config) as opened:
 
         def view() -> bool:
-            documents = list(status_documents(read(opened), bundle))
+            seen = read(opened)
+            documents = list(status_documents(seen, bundle))
+            for one in seen.exposures if output is Output.TEXT else ():
+                say(f"WARNING: {one}: see `balancer directory secure`")
             if output is Output.JSON:
                 show_json(documents)
             elif not documents:
@@ -82,7 +87,8 @@ def hot(
 def read(directory: Directory) -> Seen:
     """What there is to know at this moment."""
     notes = dict(directory.published(STATUS_TOPIC))
-    return Seen(directory.snapshot(), notes, directory.leader(), SystemClock().now())
+    exposures = tuple(directory.exposures())
+    return Seen(directory.snapshot(), notes, directory.leader(), SystemClock().now(), exposures)
 
 
 def status_documents(seen: Seen, bundle: str | None = None) -> Iterator[dict[str, Any]]:
@@ -97,6 +103,7 @@ def status_documents(seen: Seen, bundle: str | None = None) -> Iterator[dict[str
             "leader": seen.leader,
             "age_seconds": age,
             "warning": _warning(seen.leader, age),
+            "directory_open_to": list(seen.exposures),
             "orders": [orders.progress(order, seen.snapshot) for order in orders.open_orders(seen.snapshot, name)],
             "nodes": _nodes(seen.snapshot, name, note.get("nodes", [])),
         }
@@ -207,7 +214,8 @@ def _remark(row: dict[str, Any]) -> str | None:
         return f"{row['tablets']} tablets left to move" if row["tablets"] else "its last migration is being finished"
     if row.get("reachable") is False:
         return f"unreachable since {row.get('unreachable_since') or 'the start'}: {row.get('error', '')}"
-    return row.get("rewound") or next(iter(row.get("disagreements", ())), None) or row["reason"] or None
+    found = (row.get("rewound"), next(iter(row.get("disagreements", ())), None), row.get("in_the_way"), row["reason"])
+    return next(filter(None, found), None)
 
 
 def _hot_row(snapshot: Snapshot, row: dict[str, Any], output: Output) -> dict[str, Any]:

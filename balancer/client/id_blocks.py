@@ -11,13 +11,9 @@ import threading
 
 from balancer.client.locate import POSITION_BITS, SEQUENCE_BITS, AnyKey, key_position
 from balancer.client.routing import Routes
-from balancer.directory.model import Counter, Layout, Put, Transaction
-from balancer.errors import Conflict, Refused, UserError
-
-FIRST_BLOCK = 1000
-LARGEST_BLOCK = 1_000_000
-BUSY = 1.0
-"""A block used up within so many seconds is followed by one twice as large."""
+from balancer.directory.id_space import BLOCK, counter_of
+from balancer.directory.model import Layout
+from balancer.errors import Refused, UserError
 
 
 class Ids:
@@ -28,8 +24,6 @@ class Ids:
         self._table = routes.snapshot.table(table)
         self._lock = threading.Lock()
         self._next = self._end = 0
-        self._block = FIRST_BLOCK
-        self._reserved_at = float("-inf")
 
     def next(self) -> int:
         """An id that nobody else gets."""
@@ -47,7 +41,7 @@ class Ids:
         return self._next < self._end
 
     def reserve(self) -> None:
-        """Makes ready, by a commit in the directory if need be."""
+        """Makes ready, by a block from the directory if need be."""
         with self._lock:
             if not self.ready:
                 self._reserve()
@@ -60,27 +54,12 @@ class Ids:
         return taken
 
     def _reserve(self) -> None:
-        now = self._routes.clock.monotonic()
-        if now - self._reserved_at < BUSY:
-            self._block = min(self._block * 2, LARGEST_BLOCK)
-        first = self._committed(f"ids {self._table.id}")
-        self._next, self._end, self._reserved_at = first, first + self._block, now
-
-    def _committed(self, name: str) -> int:
-        """The first id of a new block."""
         directory = self._routes.directory
-        while True:
-            snapshot = directory.snapshot()
-            counter = snapshot.counters.get(name) or Counter(name)
-            if counter.next + self._block > 1 << SEQUENCE_BITS:
-                raise Refused(f"the ids of table {self._table.name} are used up")
-            after = Counter(name, counter.next + self._block)
-            reason = f"{self._block} ids for table {self._table.name}"
-            try:
-                directory.commit(Transaction((Put(after),), snapshot.version, reason, "client"))
-            except Conflict:
-                continue  # another process was faster: the next look sees its block
-            return counter.next
+        number = directory.take_block(self._table.id)
+        first = counter_of(directory.snapshot(), self._table.id).next + number * BLOCK
+        if not 0 < first <= (1 << SEQUENCE_BITS) - BLOCK:
+            raise Refused(f"the ids of table {self._table.name} are used up")
+        self._next, self._end = first, first + BLOCK
 
 
 class LocatedIds(Ids):

@@ -4,20 +4,20 @@
 weighted reservoir has kept. All of it is bounded: samples per table, tables per note, bytes per key. Samples are no
 part of the truth, so a directory that cannot be reached costs nothing but samples.
 
-The note is `samples/<client>` (`directory.sample_note` has its format). The position is the encoded key of a range
-table, or the 8 bytes of a hash table's position; a sample's weight is its share of the table's total.
+The note is one of a fixed number, chosen by chance (`directory.sample_note` has its format). The position is the
+encoded key of a range table, or the 8 bytes of a hash table's position; a sample's weight is its share of the table's
+total.
 """
 
 import heapq
 import threading
 from math import log
-from random import random
-from uuid import uuid4
+from random import choice, random
 
 from balancer.client.locate import AnyKey, key_position
 from balancer.client.routing import Routes
 from balancer.directory.model import Json
-from balancer.directory.sample_note import TOPIC, entry, sample_note
+from balancer.directory.sample_note import SLOTS, TOPIC, entry, sample_note
 from balancer.errors import BalancerError, UserError
 
 PERIOD = 10.0
@@ -58,7 +58,7 @@ class Sampler:
         self._routes = routes
         self._period = period
         self._size = max(1, round(period * PER_SECOND))
-        self._client = uuid4().hex
+        self._note = choice(SLOTS)  # noqa: S311 - a place, not a secret
         self._lock = threading.Lock()
         self._reservoirs: dict[str, Reservoir] = {}
         self._since = routes.clock.monotonic()
@@ -86,7 +86,7 @@ class Sampler:
         tables = dict(entry for name, reservoir in heaviest if (entry := self._entry(name, reservoir)) is not None)
         if tables:
             at = self._routes.clock.now().timestamp()
-            self._routes.directory.publish(TOPIC, self._client, sample_note(at, seconds, tables))
+            self._routes.directory.publish(TOPIC, self._note, sample_note(at, seconds, tables))
 
     def close(self) -> None:
         """Stops, and takes the note away. Idempotent."""
@@ -95,7 +95,7 @@ class Sampler:
         self._closed.set()
         self._thread.join()
         try:
-            self._routes.directory.unpublish(TOPIC, self._client)
+            self._routes.directory.unpublish(TOPIC, self._note)
         except BalancerError:
             return  # out of reach: readers of notes ignore old ones
 

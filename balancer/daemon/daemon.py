@@ -15,6 +15,7 @@ from balancer.clock import Clock
 from balancer.daemon.bouncing import bouncing_of
 from balancer.daemon.campaign import LeaderLoop
 from balancer.daemon.enrol import enrol
+from balancer.daemon.exposure_watch import ExposureWatch
 from balancer.daemon.forwarding import ForwardingUpdater
 from balancer.daemon.housekeeping import Housekeeping
 from balancer.daemon.leader_duties import Leading
@@ -66,6 +67,7 @@ class Daemon:
         self._leading: Leading | None = None
         self._housekeeping: Housekeeping | None = None
         self._enrol_again = False
+        self._exposures = ExposureWatch(self.directory, self._instruments)
         self._reporter = Reporter(self._instruments)
         self._bouncing = bouncing_of(settings.daemon.pgbouncer, lambda: self.directory().snapshot())
         self._forwarding = ForwardingUpdater(
@@ -223,6 +225,7 @@ class Daemon:
         self._ticker.set(jobs)
 
     def _keep_house(self) -> None:
+        self._exposures.look()
         keeper = self._housekeeping
         if keeper is not None and self.leading is not None:
             keeper.run()

@@ -4,7 +4,7 @@ One object per leadership; when that is over, every part of it refuses to act, b
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
@@ -99,9 +99,9 @@ class Leading:
         )
         log.info("node changed", node=node.id, state=state, reason=change.reason)
 
-    def guard(self, poll: ClusterPoll, snapshot: Snapshot) -> None:
-        """Keeps nodes that have gone back in time from doing harm; in every mode."""
-        self._guard.look(poll, snapshot)
+    def guard(self, poll: ClusterPoll, snapshot: Snapshot) -> Mapping[str, str]:
+        """Keeps nodes that have gone back in time from doing harm; in every mode. Returns why it could not, by node."""
+        return self._guard.look(poll, snapshot)
 
     def quarantine(self, tablets: Sequence[int], failures: int) -> None:
         """Leaves tablets alone whose migrations failed so often in a row, until an operator releases them.

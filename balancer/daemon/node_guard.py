@@ -14,7 +14,7 @@ What it does follows from the directory and the node's own rows alone, so any le
 - a node that is well gets a mark about once a minute, by which it will be known.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -73,8 +73,10 @@ class NodeGuard:
         self._pool = pool
         self._clock = clock
 
-    def look(self, poll: ClusterPoll, judged: Snapshot) -> None:
-        """Acts on what a poll has found by this snapshot. A node that is in the way is tried again after the next."""
+    def look(self, poll: ClusterPoll, judged: Snapshot) -> Mapping[str, str]:
+        """Acts on what a poll has found by this snapshot. Returns why it could not, by node: that is tried again after
+        the next poll."""
+        failed: dict[str, str] = {}
         for report in poll.nodes.values():
             try:
                 self._look(report, judged)
@@ -82,6 +84,7 @@ class NodeGuard:
                 raise
             except BalancerError as error:
                 log.warning("a node could not be guarded", node=report.node, error=str(error))
+                failed[report.node] = str(error)
         if any(node.state is NodeState.LOST or node.rewound for node in judged.nodes.values()):
             try:
                 self.end_migrations(poll)
@@ -89,6 +92,7 @@ class NodeGuard:
                 raise
             except BalancerError as error:
                 log.warning("migrations could not be ended yet", error=str(error))
+        return failed
 
     def end_migrations(self, poll: ClusterPoll) -> None:
         """Undoes the migrations of nodes that are lost or rewound; ends those that can be neither undone nor finished.

@@ -42,6 +42,7 @@ from balancer.directory.model import (
     Tablet,
     TabletState,
 )
+from balancer.directory.sample_note import TOPIC as SAMPLES
 from balancer.errors import Damaged, Refused, UserError
 from balancer.outside import one_line, quoted
 from balancer.policies.hash_leaves import Leaf
@@ -55,6 +56,8 @@ _COMPRESS_ABOVE = 1024  # bytes: the log entry of a few tablets is written and r
 MOST_INFLATED = 64 << 20
 """Bytes. A znode has a megabyte at most, and what we write shrinks to a tenth, not to a thousandth."""
 MOST_OF_A_NOTE = 8 << 20
+MOST_OF_SAMPLES = 1 << 20
+"""Of one note of key samples, which any application may write: those that we write have half of it at most."""
 DEEPEST = 64
 """Lists and objects within each other: our documents have ten."""
 _TOO_DEEP = f"a document has more than {DEEPEST} lists and objects within each other"
@@ -106,12 +109,13 @@ def unpack(data: bytes, most: int = MOST_INFLATED) -> Json:
         return read_json(inflate(data[2:], most) if data[1] == _DEFLATED else data[2:])
 
 
-def unpack_notes(notes: Iterable[tuple[str, bytes]]) -> dict[str, Json]:
-    """Notes by name. One that is none is left out: anybody may leave notes, and nobody's may hide the others."""
+def unpack_notes(topic: str, notes: Iterable[tuple[str, bytes]]) -> dict[str, Json]:
+    """Notes by name. One that is none is left out: any application may leave samples, and none may hide the others."""
+    most = MOST_OF_SAMPLES if topic == SAMPLES else MOST_OF_A_NOTE
     found = {}
     for name, data in notes:
         with suppress(Refused):
-            found[name] = unpack(data, MOST_OF_A_NOTE)
+            found[name] = unpack(data, most)
     return found
 
 

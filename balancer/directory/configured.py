@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from pydantic import SecretStr
+
 from balancer.clock import Clock
 from balancer.directory.contract import Directory
 from balancer.directory.credentials import Credentials, Scheme, from_environment
@@ -28,7 +30,11 @@ def credentials(security: DirectorySecurity) -> Credentials:
     return Credentials(
         scheme=scheme,
         user=security.user,
-        password=_password(security),
+        password=_password(security, "password"),
+        reader_user=security.reader_user,
+        reader_password=_password(security, "reader_password"),
+        previous_user=security.previous_user,
+        previous_password=_password(security, "previous_password"),
         tls=security.tls,
         ca=_text(security.tls_ca),
         certificate=_text(security.tls_certificate),
@@ -36,15 +42,17 @@ def credentials(security: DirectorySecurity) -> Credentials:
     )
 
 
-def _password(security: DirectorySecurity) -> str:
-    if security.password is not None:
-        return security.password.get_secret_value()
-    if security.password_file is None:
+def _password(security: DirectorySecurity, name: str) -> str:
+    given: SecretStr | None = getattr(security, name)
+    if given is not None:
+        return given.get_secret_value()
+    file: Path | None = getattr(security, f"{name}_file")
+    if file is None:
         return ""
     try:
-        return read_secret_file(security.password_file)
+        return read_secret_file(file)
     except ValueError as error:
-        raise UserError(f"directory_security.password_file {error}") from None
+        raise UserError(f"directory_security.{name}_file {error}") from None
 
 
 def _text(path: Path | None) -> str | None:

@@ -4,6 +4,7 @@ Callers above (planner, migrations, daemon, command line, client) know these pro
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, Self
 
 from balancer.directory.model import Json, LogEntry, Record, Transaction
@@ -42,6 +43,17 @@ class Follower(Protocol):
 
     def close(self) -> None:
         """Stops following. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """What closing a directory did, or in a dry run would do."""
+
+    parts: int
+    """Znodes, or files."""
+    changed: int
+    examples: tuple[str, ...] = ()
+    """Some of those that were changed."""
 
 
 class Directory(Protocol):
@@ -83,6 +95,19 @@ class Directory(Protocol):
 
     def unpublish(self, topic: str, name: str) -> None:
         """Takes a note away. Idempotent."""
+
+    def take_block(self, table: int) -> int:
+        """The number of a block of a table's ids, from 0 on, that nobody else gets. A reader may take them."""
+
+    def blocks(self) -> Mapping[int, int]:
+        """How many blocks of ids have been taken, by table."""
+
+    def exposures(self, *, everything: bool = False) -> Sequence[str]:
+        """Who may read or change it and should not: a sentence each, empty: nobody. `everything`: each part is looked
+        at, instead of those that stand for the others."""
+
+    def secure(self, *, dry_run: bool) -> Secured:
+        """Closes what is open to others than the writer and the reader; may be interrupted and repeated."""
 
     def close(self) -> None:
         """Lets go of connections and leadership. Idempotent."""

@@ -1,5 +1,5 @@
-"""Who we are to ZooKeeper, and how we know the server. Secrets come from the environment or from files, never from an
-address: addresses are shown in logs and process lists.
+"""Who we are to ZooKeeper, who else may read, and how we know the server. Secrets come from the environment or from
+files, never from an address: addresses are shown in logs and process lists.
 """
 
 import ssl
@@ -33,6 +33,13 @@ class Credentials:
     password: str = field(default="", repr=False)
     mechanism: str = "DIGEST-MD5"
     """Of SASL: DIGEST-MD5, or GSSAPI with the process's own Kerberos ticket."""
+    reader_user: str = ""
+    """Given to a writer alone: who may read what it creates. Applications log in as this user."""
+    reader_password: str = field(default="", repr=False)
+    """Only for the digest scheme, whose access lists name users by a hash of it."""
+    previous_user: str = ""
+    """A digest user as whom we log in too, until `directory secure` has turned over what it owns."""
+    previous_password: str = field(default="", repr=False)
     tls: bool = False
     ca: str | None = None
     """File of certificates to trust instead of the system's."""
@@ -44,13 +51,30 @@ class Credentials:
     def client_options(self) -> dict[str, Any]:
         """What kazoo is told; `UserError` for what cannot work."""
         options: dict[str, Any] = {}
+        self._check_users()
+        logins: list[tuple[str, str]] = []
         if self.scheme is Scheme.DIGEST:
             if not self.user or not self.password:
                 raise UserError(f"digest authentication needs {PREFIX}USER and {PREFIX}PASSWORD (or …_FILE)")
-            options["auth_data"] = [("digest", f"{self.user}:{self.password}")]
+            logins.append(("digest", f"{self.user}:{self.password}"))
         elif self.scheme is Scheme.SASL:
             options["sasl_options"] = self._sasl_options()
-        return options
+        if self.previous_user:
+            logins.append(("digest", f"{self.previous_user}:{self.previous_password}"))
+        return options | ({"auth_data": logins} if logins else {})
+
+    def _check_users(self) -> None:
+        for user in (self.user, self.reader_user, self.previous_user):
+            if ":" in user and self.scheme is Scheme.DIGEST:
+                raise UserError(f"a user of the directory cannot have a colon in its name: {user!r}")
+        if not self.reader_user:
+            return
+        if self.scheme is Scheme.NONE:
+            raise UserError("a reader_user of the directory needs a user beside it: the writer, who is not the reader")
+        if self.reader_user == self.user:
+            raise UserError(f"the directory's reader_user and user are both {self.user!r}: they must be two")
+        if self.scheme is Scheme.DIGEST and not self.reader_password:
+            raise UserError("the directory's reader_user needs a reader_password (or …_file): access lists contain it")
 
     def tls_context(self) -> ssl.SSLContext | None:
         """What a TLS connection is made with; None: without TLS."""
@@ -88,11 +112,15 @@ def from_environment(environ: Mapping[str, str]) -> Credentials:
         environ.get(f"{PREFIX}USER", ""),
         _secret(environ, "PASSWORD") or "",
         environ.get(f"{PREFIX}SASL_MECHANISM", "DIGEST-MD5"),
-        environ.get(f"{PREFIX}TLS", "").lower() in ("1", "true", "yes"),
-        environ.get(f"{PREFIX}CA") or None,
-        environ.get(f"{PREFIX}CERTIFICATE") or None,
-        environ.get(f"{PREFIX}KEY") or None,
-        _secret(environ, "KEY_PASSWORD"),
+        reader_user=environ.get(f"{PREFIX}READER_USER", ""),
+        reader_password=_secret(environ, "READER_PASSWORD") or "",
+        previous_user=environ.get(f"{PREFIX}PREVIOUS_USER", ""),
+        previous_password=_secret(environ, "PREVIOUS_PASSWORD") or "",
+        tls=environ.get(f"{PREFIX}TLS", "").lower() in ("1", "true", "yes"),
+        ca=environ.get(f"{PREFIX}CA") or None,
+        certificate=environ.get(f"{PREFIX}CERTIFICATE") or None,
+        key=environ.get(f"{PREFIX}KEY") or None,
+        key_password=_secret(environ, "KEY_PASSWORD"),
     )
 
 

@@ -28,10 +28,12 @@ def records_of(snapshot: Snapshot) -> list[Record]:
     return records
 
 
-def export_document(snapshot: Snapshot) -> dict[str, Json]:
-    """The document of a snapshot."""
+def export_document(snapshot: Snapshot, instead: Sequence[Record] = ()) -> dict[str, Json]:
+    """The document of a snapshot; `instead` are records that replace those of the same key."""
     document: dict[str, Any] = {"format": FORMAT, "version": snapshot.version}
-    for record in records_of(snapshot):
+    replaced = {(record.kind, record.key) for record in instead}
+    kept = [record for record in records_of(snapshot) if (record.kind, record.key) not in replaced]
+    for record in (*kept, *instead):
         document.setdefault(f"{record.kind}s", []).append(to_document(record))
     return document
 

@@ -18,7 +18,7 @@ from balancer.clock import Clock, SystemClock
 from balancer.directory import delta
 from balancer.directory.batch import Batch, Contents, DirectoryRoot, contents_of, prepare
 from balancer.directory.codec import StoredEntry, reading_stored, unpack_entry
-from balancer.directory.contract import Leadership
+from balancer.directory.contract import Leadership, Secured
 from balancer.directory.model import Json, LogEntry, Record, RecordKind, Transaction
 from balancer.directory.snapshot import Snapshot
 from balancer.directory.watch import PollingFollower, Signal
@@ -89,6 +89,18 @@ class PagedDirectory(ABC):
 
     @abstractmethod
     def unpublish(self, topic: str, name: str) -> None: ...
+
+    @abstractmethod
+    def take_block(self, table: int) -> int: ...
+
+    @abstractmethod
+    def blocks(self) -> Mapping[int, int]: ...
+
+    @abstractmethod
+    def exposures(self, *, everything: bool = False) -> Sequence[str]: ...
+
+    @abstractmethod
+    def secure(self, *, dry_run: bool) -> Secured: ...
 
     @abstractmethod
     def _close(self) -> None: ...

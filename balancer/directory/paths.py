@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 
 from balancer.directory.model import RecordKind
+from balancer.directory.sample_note import SLOTS, TOPIC
 
 RECORD_KINDS = tuple(kind for kind in RecordKind if kind is not RecordKind.TABLET)
 """Kinds with a znode for each record; tablets are in pages."""
+
+_SLOTS = frozenset(SLOTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,11 @@ class Paths:
     def notes(self) -> str:
         return f"{self.base}/notes"
 
+    @property
+    def ids(self) -> str:
+        """Below it a znode per table, whose version is the number of id blocks that clients have taken."""
+        return f"{self.base}/ids"
+
     def page(self, number: int) -> str:
         return f"{self.base}/pages/{number}"
 
@@ -59,6 +67,18 @@ class Paths:
     def note(self, topic: str, name: str) -> str:
         return f"{self.base}/notes/{topic}/{name}"
 
+    def block(self, name: str) -> str:
+        return f"{self.base}/ids/{name}"
+
+    def slots(self) -> list[str]:
+        """Where clients leave their key samples."""
+        return [self.note(TOPIC, name) for name in SLOTS]
+
+    def is_slot(self, path: str) -> bool:
+        """Whether applications may write there, readers' credentials sufficing."""
+        folder, _, name = path.rpartition("/")
+        return folder == self.ids or (folder == self.topic(TOPIC) and name in _SLOTS)
+
     def folders(self) -> list[str]:
         """What must be there before the root is."""
-        return [self.pages, self.log, self.notes, self.epoch, *map(self.records, RECORD_KINDS)]
+        return [self.pages, self.log, self.notes, self.epoch, self.ids, *map(self.records, RECORD_KINDS)]

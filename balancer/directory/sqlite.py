@@ -9,15 +9,17 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from balancer.clock import Clock
+from balancer.directory import file_access
 from balancer.directory.batch import Batch, Contents, DirectoryRoot, RecordKey
 from balancer.directory.codec import StoredEntry, from_document, pack, pack_entry, unpack, unpack_entry, unpack_notes
-from balancer.directory.contract import Leadership
+from balancer.directory.contract import Leadership, Secured
 from balancer.directory.delta import apply
+from balancer.directory.id_space import MOST_BLOCKS
 from balancer.directory.model import Json, Put, RecordKind
 from balancer.directory.notes import check_note
 from balancer.directory.page_codec import unpack_page
@@ -25,7 +27,7 @@ from balancer.directory.paged import PagedDirectory, Stale
 from balancer.directory.snapshot import Snapshot
 from balancer.directory.sqlite_election import SqliteLeadership, campaign
 from balancer.directory.views import with_pages
-from balancer.errors import Fenced, Unavailable, UserError
+from balancer.errors import Fenced, Refused, Unavailable, UserError
 from balancer.outside import one_line
 
 _SCHEMA = """
@@ -39,6 +41,7 @@ CREATE TABLE IF NOT EXISTS leader (
     only INTEGER PRIMARY KEY CHECK (only = 1), epoch INTEGER NOT NULL, name TEXT, beat INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS note (
     topic TEXT NOT NULL, name TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (topic, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS block ("table" INTEGER PRIMARY KEY, taken INTEGER NOT NULL);
 """
 # Seconds between looks at data_version. A look takes microseconds, but waking up for it a tenth of a millisecond.
 _LOOK, _LOOK_IDLE = 0.02, 0.2
@@ -76,6 +79,7 @@ class SqliteDirectory(PagedDirectory):
             self._create()
         elif not self._path.exists():
             raise UserError(f"there is no directory in the file {self._path}: it does not exist")
+        file_access.check(self._path)
         fresh = DirectoryRoot(0, 1, 1, "")
         with self._connection() as connection:
             if not self._is_ours(connection) and not create:
@@ -248,12 +252,36 @@ class SqliteDirectory(PagedDirectory):
         """The notes under a topic."""
         with self.reading() as connection:
             rows = connection.execute("SELECT name, data FROM note WHERE topic = ?", (topic,)).fetchall()
-        return unpack_notes(rows)
+        return unpack_notes(topic, rows)
 
     def unpublish(self, topic: str, name: str) -> None:
         """Takes a note away. Idempotent."""
         with self.writing() as connection:
             connection.execute("DELETE FROM note WHERE topic = ? AND name = ?", (topic, name))
+
+    def take_block(self, table: int) -> int:
+        """The number of a block of a table's ids, from 0 on, that nobody else gets."""
+        with self.writing() as connection:
+            connection.execute(
+                'INSERT INTO block VALUES (?, 1) ON CONFLICT ("table") DO UPDATE SET taken = taken + 1', (table,)
+            )
+            (taken,) = connection.execute('SELECT taken FROM block WHERE "table" = ?', (table,)).fetchone()
+        if not isinstance(taken, int) or not 0 < taken <= MOST_BLOCKS:
+            raise Refused(f"the ids of table {table} are used up")
+        return taken - 1
+
+    def blocks(self) -> Mapping[int, int]:
+        """How many blocks of ids have been taken, by table."""
+        with self.reading() as connection:
+            return dict(connection.execute('SELECT "table", taken FROM block').fetchall())
+
+    def exposures(self, *, everything: bool = False) -> Sequence[str]:
+        """Who may read or change it and should not; see the contract."""
+        return file_access.exposures(self._path)
+
+    def secure(self, *, dry_run: bool) -> Secured:
+        """Closes what is open; see the contract."""
+        return file_access.secure(self._path, dry_run=dry_run)
 
     def _close(self) -> None:
         for leadership in self._leaderships:

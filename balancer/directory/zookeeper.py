@@ -4,28 +4,30 @@ The root's znode version *is* the directory's version and the epoch's znode vers
 commit's two conditions are checked by the servers themselves, inside the one multi that writes it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from balancer.clock import Clock, SystemClock
-from balancer.directory.batch import Batch, Contents, DirectoryRoot
+from balancer.directory.batch import Batch, Contents, DirectoryRoot, RecordKey
 from balancer.directory.codec import StoredEntry, pack, unpack_entry, unpack_notes
-from balancer.directory.contract import Leadership
+from balancer.directory.contract import Leadership, Secured
 from balancer.directory.credentials import Credentials
-from balancer.directory.model import Json
-from balancer.directory.notes import check_note
+from balancer.directory.model import Json, RecordKind
+from balancer.directory.notes import MAX_NOTE, check_note
 from balancer.directory.paged import PagedDirectory, Stale
 from balancer.directory.paths import Paths
 from balancer.directory.snapshot import Snapshot
+from balancer.directory.zookeeper_access import ZnodeAccess
 from balancer.directory.zookeeper_election import ZooKeeperLeadership, campaign, leader_name
 from balancer.directory.zookeeper_import import replace_all
 from balancer.directory.zookeeper_load import Loader
 from balancer.directory.zookeeper_session import Lost, Session
 from balancer.directory.zookeeper_watch import RootSignal
-from balancer.errors import Fenced, OutcomeUnknown, Refused, Unavailable, UserError
+from balancer.errors import BalancerError, Fenced, OutcomeUnknown, Refused, Unavailable, UserError
 
 _NEIGHBOURS = 20  # znodes that are looked at for the names of other directories
 
@@ -48,6 +50,7 @@ class ZooKeeperDirectory(PagedDirectory):
         super().__init__(clock or SystemClock(), timeout)
         self.paths = Paths("/" + cluster.strip("/"))
         self.session = Session(hosts, credentials or Credentials(), self.clock, lease, timeout)
+        self._access = ZnodeAccess(self.session, self.paths)
         self._signals: list[RootSignal] = []
         self._leaderships: list[ZooKeeperLeadership] = []
         try:
@@ -62,12 +65,14 @@ class ZooKeeperDirectory(PagedDirectory):
         # A sync first: our server may be a moment behind the one through which somebody has just made it.
         _, found = self.session.read(lambda: self.session.gather([client.sync_async(root), client.exists_async(root)]))
         if found is not None:
+            self._access.adopt_lists()
             return
         if not create:
             others = ", ".join(self._others()) or "none"
             raise UserError(f"there is no directory {self.paths.base[1:]} in ZooKeeper at {hosts}; there are: {others}")
         for path in self.paths.folders():
             self._create(path, b"")
+        self._access.make_places(())
         self._create(self.paths.root, DirectoryRoot(0, 1, 1, "").pack())
 
     def _others(self) -> list[str]:
@@ -139,7 +144,7 @@ class ZooKeeperDirectory(PagedDirectory):
             try:
                 verdict = self.session.multi(lambda request: self._fill(request, batch), deadline)
                 if verdict.applied or (doubtful and self._is_ours(batch)):
-                    return
+                    break
             except Lost as error:
                 doubtful = True
                 if self.clock.monotonic() >= deadline or not self.session.wait_connected(deadline):
@@ -153,6 +158,14 @@ class ZooKeeperDirectory(PagedDirectory):
                 self._raise_if_fenced(batch)
                 raise Stale
             raise Refused(f"ZooKeeper has refused a part of the commit: {verdict.error!r} (part {verdict.failed_at})")
+        self._make_places_of(batch.created_records)
+
+    def _make_places_of(self, created: Iterable[RecordKey]) -> None:
+        """For the ids of tables that were made. That stands: what fails here, the next leader makes."""
+        tables = [int(key) for kind, key in created if kind is RecordKind.TABLE]
+        if tables:
+            with suppress(BalancerError):
+                self._access.make_places(tables)
 
     def _fill(self, request: Any, batch: Batch) -> None:
         paths = self.paths
@@ -194,6 +207,7 @@ class ZooKeeperDirectory(PagedDirectory):
 
     def _replace(self, contents: Contents, root: DirectoryRoot, entry: StoredEntry, leader_epoch: int) -> None:
         replace_all(self.session, self.paths, contents, root, entry=entry, leader_epoch=leader_epoch)
+        self._make_places_of(contents.records)
 
     def _signal(self) -> RootSignal:
         signal = RootSignal(self.session, self._signals)
@@ -205,7 +219,14 @@ class ZooKeeperDirectory(PagedDirectory):
         leadership = campaign(self.session, self.paths, name, timeout)
         if leadership is not None:
             self._leaderships.append(leadership)
+            self._make_places()
         return leadership
+
+    def _make_places(self) -> None:
+        """Those that an earlier version, or a process that died, has not made. The leadership was won all the same; a
+        directory that cannot be read is said by what comes next."""
+        with suppress(BalancerError):
+            self._access.make_places(list(self.snapshot().tables))
 
     def leader(self) -> str | None:
         """The name of the present leader, for information."""
@@ -215,27 +236,49 @@ class ZooKeeperDirectory(PagedDirectory):
         """Leaves a note; the last one wins."""
         data = pack(document)
         check_note(topic, name, data)
-        self._create(self.paths.note(topic, name), data)
+        # Written before it is made: a reader may write into a slot that is there, and make none.
+        while not self._set_note(topic, name, data):
+            self._create(self.paths.note(topic, name), data)
+
+    def _set_note(self, topic: str, name: str, data: bytes) -> bool:
         client, path = self.session.client, self.paths.note(topic, name)
-        self.session.read(lambda: self.session.gather([client.set_async(path, data)], NoNodeError))
+        (stat,) = self.session.read(lambda: self.session.gather([client.set_async(path, data)], NoNodeError))
+        return stat is not None
 
     def published(self, topic: str) -> Mapping[str, Json]:
-        """The notes under a topic."""
-        client = self.session.client
-        (names,) = self.session.read(
-            lambda: self.session.gather([client.get_children_async(self.paths.topic(topic))], NoNodeError)
-        )
-        found = self.session.read(
-            lambda: self.session.gather(
-                [client.get_async(self.paths.note(topic, name)) for name in names or ()], NoNodeError
-            )
-        )
-        return unpack_notes((name, one[0]) for name, one in zip(names or (), found, strict=True) if one is not None)
+        """The notes under a topic. One that is too long is not even asked for."""
+        client, folder = self.session.client, self.paths.topic(topic)
+        (names,) = self.session.read(lambda: self.session.gather([client.get_children_async(folder)], NoNodeError))
+        paths = {self.paths.note(topic, name): name for name in names or ()}
+        stats = self.session.read(lambda: self.session.gather(map(client.exists_async, paths)))
+        wanted = [path for path, stat in zip(paths, stats, strict=True) if stat and 0 < stat.dataLength <= MAX_NOTE]
+        found = self.session.read(lambda: self.session.gather(map(client.get_async, wanted), NoNodeError))
+        read = [(paths[path], one[0]) for path, one in zip(wanted, found, strict=True) if one is not None]
+        return unpack_notes(topic, read)
 
     def unpublish(self, topic: str, name: str) -> None:
         """Takes a note away. Idempotent."""
         client, path = self.session.client, self.paths.note(topic, name)
-        self.session.read(lambda: self.session.gather([client.delete_async(path)], NoNodeError))
+        if self.paths.is_slot(path):
+            self._set_note(topic, name, b"")
+        else:
+            self.session.read(lambda: self.session.gather([client.delete_async(path)], NoNodeError))
+
+    def take_block(self, table: int) -> int:
+        """The number of a block of a table's ids, from 0 on, that nobody else gets."""
+        return self._access.take_block(table)
+
+    def blocks(self) -> Mapping[int, int]:
+        """How many blocks of ids have been taken, by table."""
+        return self._access.blocks()
+
+    def exposures(self, *, everything: bool = False) -> Sequence[str]:
+        """Who may read or change it and should not; see the contract."""
+        return self._access.exposures(everything)
+
+    def secure(self, *, dry_run: bool) -> Secured:
+        """Closes what is open; see the contract."""
+        return self._access.secure(dry_run)
 
     def _close(self) -> None:
         for leadership in self._leaderships:

@@ -26,10 +26,10 @@ from kazoo.exceptions import (
     SessionMovedError,
 )
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
-from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from balancer.clock import Clock
-from balancer.directory.credentials import Credentials, Scheme
+from balancer.directory.access_lists import AccessLists
+from balancer.directory.credentials import Credentials
 from balancer.errors import Refused, Unavailable
 
 _LOST = (
@@ -88,16 +88,17 @@ class Session:
         self._hosts = hosts
         self._closed = threading.Event()
         self._wakers: set[Callable[[], None]] = set()
+        options = credentials.client_options()
         handler = Handler(credentials.tls_context())
-        secured = credentials.scheme is not Scheme.NONE or credentials.certificate is not None
+        self.access_lists = AccessLists(credentials)
         self.client = KazooClient(
             hosts=hosts,
             timeout=lease,
             handler=handler,
             connection_retry=dict(_RECONNECT),
-            default_acl=CREATOR_ALL_ACL if secured else OPEN_ACL_UNSAFE,
+            default_acl=self.access_lists.map,
             logger=_quiet,
-            **credentials.client_options(),
+            **options,
         )
         self._learn_negotiated()
         self._hurry_handshakes(max(lease / 5, 1.0))
@@ -239,4 +240,4 @@ class SessionVerdict:
 
 
 def _denial(hosts: str) -> str:
-    return f"ZooKeeper at {hosts} does not allow this with our credentials"
+    return f"ZooKeeper at {hosts} does not allow this with our credentials: they are a reader's, wrong, or missing"

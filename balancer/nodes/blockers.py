@@ -8,6 +8,7 @@ from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.locks import READERS, WRITERS
 from balancer.nodes.names import Name
 from balancer.nodes.schema import LEADER_LOCK
+from balancer.outside import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,17 @@ _LEADERS = """
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
+# Of any role: a new leader also waits for a command of its predecessor's.
+_LEADERS_HOLDER = """
+    SELECT l.pid, format('%%s of role %%I from %%s', coalesce(nullif(a.application_name, ''), 'a client'), a.usename,
+                         coalesce(host(a.client_addr), 'this server''s own host'))
+    FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+    WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = %s AND l.objid = 0 AND l.granted
+      AND l.pid <> pg_backend_pid()
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    ORDER BY a.backend_start LIMIT 1
+"""
+
 _PREPARED = """
     SELECT extract(epoch FROM clock_timestamp() - p.prepared)::float8, p.gid
     FROM pg_prepared_xacts p JOIN pg_locks l ON l.locktype = 'transactionid' AND l.transactionid = p.transaction
@@ -96,6 +108,12 @@ def find_blockers(connection: Connection | Cursor, tables: Sequence[Name], wante
     for age, gid in connection.execute(_PREPARED, (names, modes)).fetchall():
         found[None, gid] = Blocker(None, age, f"'{gid}'")
     return sorted(found.values(), key=lambda blocker: -blocker.age)
+
+
+def leaders_holder(connection: Connection | Cursor) -> str:
+    """Who holds the lock that a new leader waits for, as part of a sentence; empty: nobody any more."""
+    found = connection.execute(_LEADERS_HOLDER, (LEADER_LOCK,)).fetchone()
+    return f"session {found[0]} ({one_line(found[1], 300)}) holds the leaders' advisory lock" if found else ""
 
 
 def terminate(connection: Connection | Cursor, blocker: Blocker) -> None:

@@ -12,8 +12,9 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from balancer.errors import Fenced, OutcomeUnknown, Refused
+from balancer.errors import BalancerError, Fenced, OutcomeUnknown, Refused
 from balancer.nodes import own_schema
+from balancer.nodes.blockers import leaders_holder
 from balancer.nodes.connection import Connection, Cursor, Statement, lost, run_together, translate
 from balancer.nodes.schema import LEADER_LOCK
 
@@ -50,7 +51,7 @@ def node_transaction(
     except psycopg.Error as error:
         if committing and lost(error):
             raise OutcomeUnknown(f"the connection to node {label} broke during a commit") from error
-        raise translate(label, error) from error
+        raise _said(connection, label, error) from error
     finally:
         # After a commit there is nothing left to roll back, and nothing is sent.
         with suppress(psycopg.Error):
@@ -78,7 +79,20 @@ def node_command(connection: Connection, leader_epoch: int, node: str = "") -> I
             if not connection.closed:
                 connection.execute("SELECT pg_advisory_unlock_shared(%s, 0)", (LEADER_LOCK,))
     except psycopg.Error as error:
-        raise translate(node or connection.info.dbname, error) from error
+        raise _said(connection, node or connection.info.dbname, error) from error
+
+
+def _said(connection: Connection, node: str, error: psycopg.Error) -> BalancerError:
+    """Our error; where the leaders' lock was waited for in vain, it names the session that holds it."""
+    meant = translate(node, error)
+    if not isinstance(error, psycopg.errors.LockNotAvailable):
+        return meant
+    try:
+        connection.rollback()
+        holder = leaders_holder(connection)
+    except psycopg.Error:
+        return meant
+    return type(meant)(f"{meant}; {holder}") if holder else meant
 
 
 _OURS = sql.SQL(own_schema.REQUIRED)

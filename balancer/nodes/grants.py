@@ -39,6 +39,9 @@ BEGIN
     EXECUTE format('ALTER ROLE %I REPLICATION', balancer);
     -- Sizes, counters, locks and sessions.
     EXECUTE format('GRANT pg_monitor TO %I', balancer);
+    -- Ending sessions that keep a lock from us, with terminate_blockers = true and never without it. It lets a role end
+    -- any session that is not a superuser's; take it away (REVOKE pg_signal_backend) where you do not use that setting.
+    EXECUTE format('GRANT pg_signal_backend TO %I', balancer);
     -- Questions about the keys of a hot tablet that are not counted as its load.
     EXECUTE format('GRANT SET ON PARAMETER track_counts TO %I', balancer);
     -- CREATE SUBSCRIPTION and CREATE USER MAPPING have a password in them: these keep it out of the server's log.

@@ -6,23 +6,28 @@ over some minutes, because one note holds too few to decide on. Notes that were 
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
+import structlog
 
 from balancer.directory.contract import Directory
 from balancer.directory.model import Json
 from balancer.directory.sample_note import TOPIC, KeySample, read_samples
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
+from balancer.outside import one_line
 from balancer.policies.bundle_view import BundleView, KeySamples, SampleSource, TableView
 from balancer.policies.hash_leaves import POSITIONS
 from balancer.policies.keys import HIGHEST
 
 MEMORY_SECONDS = 180.0
 MOST_SAMPLES = 5000  # per table: a weighted median is not better for more
+MOST_REFUSED = 1000  # names of notes that are remembered as refused
+
+log = structlog.get_logger()
 
 
 class AskNode(Protocol):
@@ -42,28 +47,38 @@ class Samples:
         self._directory = directory
         self._seen: dict[str, float] = {}
         self._tables: dict[int, deque[KeySample]] = {}
+        self._refused: set[str] = set()
 
     def gather(self, now: float) -> None:
         """Takes in the notes that are new, and forgets what is old."""
         try:
             notes = self._directory.published(TOPIC)
+            tables = self._directory.snapshot().tables.keys() if notes else ()
         except BalancerError:
             return  # samples are no part of the truth: the next tick asks again
         for client, note in notes.items():
             try:
                 if self._seen.get(client) != note["at"]:
                     self._seen[client] = note["at"]
-                    self._take(note)
-            except (KeyError, TypeError, ValueError, AttributeError):
-                continue  # anybody may leave a note: one that is none must not end a tick
+                    self._take(note, now, tables)
+                    self._refused.discard(client)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                self._refuse(client, error)  # any client may write one: what is none must not end a tick
         self._seen = {client: at for client, at in self._seen.items() if client in notes}
         for samples in self._tables.values():
             while samples and samples[0].at < now - MEMORY_SECONDS:
                 samples.popleft()
 
-    def _take(self, note: Mapping[str, Json]) -> None:
-        for table, samples in read_samples(note):
+    def _take(self, note: Mapping[str, Json], now: float, tables: Collection[int]) -> None:
+        """All of a note or nothing of it; tables that there are not would be kept for ever."""
+        for table, samples in [one for one in read_samples(note, now) if one[0] in tables]:
             self._tables.setdefault(table, deque(maxlen=MOST_SAMPLES)).extend(samples)
+
+    def _refuse(self, client: str, error: Exception) -> None:
+        """Says it once for each client, until it leaves one that can be read."""
+        if client not in self._refused and len(self._refused) < MOST_REFUSED:
+            self._refused.add(client)
+            log.warning("a note of key samples is not used", note=one_line(client), error=one_line(str(error), 200))
 
     def of(
         self, view: BundleView, snapshot: Snapshot, tablets: Sequence[int], ask: AskNode, enough: int

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Self
 
 from balancer.clock import Clock
-from balancer.directory.contract import Directory, Follower, Leadership
+from balancer.directory.contract import Directory, Follower, Leadership, Secured
 from balancer.directory.model import Json, LogEntry, Record, Transaction
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Unavailable
@@ -62,6 +62,18 @@ class MeteredDirectory:
 
     def unpublish(self, topic: str, name: str) -> None:
         self._directory.unpublish(topic, name)
+
+    def take_block(self, table: int) -> int:
+        return self._directory.take_block(table)
+
+    def blocks(self) -> Mapping[int, int]:
+        return self._directory.blocks()
+
+    def exposures(self, *, everything: bool = False) -> Sequence[str]:
+        return self._directory.exposures(everything=everything)
+
+    def secure(self, *, dry_run: bool) -> Secured:
+        return self._directory.secure(dry_run=dry_run)
 
     def close(self) -> None:
         self._directory.close()

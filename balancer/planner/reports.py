@@ -1,6 +1,7 @@
 """Nodes and migrations as a tick reports them to people. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from balancer.directory.model import Migration, MigrationKind, Node
@@ -11,9 +12,12 @@ from balancer.polling.poller import ClusterPoll, Health
 from balancer.settings.units import format_size
 
 
-def node_reports(snapshot: Snapshot, bundle: str, poll: ClusterPoll) -> tuple[NodeReport, ...]:
-    """The bundle's nodes after a poll."""
-    return tuple(node_report(poll, node) for node in snapshot.nodes.values() if node.bundle == bundle)
+def node_reports(
+    snapshot: Snapshot, bundle: str, poll: ClusterPoll, in_the_way: Mapping[str, str]
+) -> tuple[NodeReport, ...]:
+    """The bundle's nodes after a poll, and what keeps the leader from working there."""
+    nodes = [node for node in snapshot.nodes.values() if node.bundle == bundle]
+    return tuple(replace(node_report(poll, node), in_the_way=in_the_way.get(node.id, "")) for node in nodes)
 
 
 def node_report(poll: ClusterPoll, record: Node) -> NodeReport:

@@ -47,6 +47,7 @@ class NodeReport:
     is_standby: bool = False
     rewound: str = ""  # why it is known to have gone back in time, and what to do; empty: it is not
     disagreements: tuple[str, ...] = ()  # where its ownership table contradicts the directory
+    in_the_way: str = ""  # why the leader's own work there failed at this tick, such as a lock and who holds it
     poll_seconds: float = 0.0
     database_bytes: float = 0.0
     connections: int = 0

@@ -56,6 +56,7 @@ def _node(node: NodeReport, view: BundleView | None) -> dict[str, Any]:
         "version": node.version,
         "rewound": node.rewound,
         "disagreements": list(node.disagreements[:5]),
+        "in_the_way": node.in_the_way,
         "connections": node.connections,
         "retained_wal_bytes": node.retained_wal_bytes,
     }

@@ -45,8 +45,8 @@ class Starter(Protocol):
     def change_node(self, change: NodeChange) -> None:
         """Closes a node to new data, or opens it again."""
 
-    def guard(self, poll: ClusterPoll, snapshot: Snapshot) -> None:
-        """Keeps nodes that have gone back in time from doing harm; in every mode."""
+    def guard(self, poll: ClusterPoll, snapshot: Snapshot) -> Mapping[str, str]:
+        """Keeps nodes that have gone back in time from doing harm; in every mode. Returns why it could not, by node."""
 
     def quarantine(self, tablets: Sequence[int], failures: int) -> None:
         """Leaves tablets alone whose migrations failed so often in a row, until an operator releases them."""
@@ -144,8 +144,7 @@ class BundleTick:
         began = self._clock.monotonic()
         now = self._clock.now()
         poll = self._poller.poll(occasion.snapshot, occasion.addresses)
-        if occasion.starter is not None:
-            occasion.starter.guard(poll, occasion.snapshot)
+        in_the_way = occasion.starter.guard(poll, occasion.snapshot) if occasion.starter is not None else {}
         openings = look(occasion.settings, occasion.bundle, now, self._last)
         self._note_window(openings, now)
         view = self._view(occasion, poll, openings, now)
@@ -156,7 +155,7 @@ class BundleTick:
         dues = [orders.due(order, view, options) for order in occasion.orders]
         moment = _Moment(occasion, now, openings, view, owed, plan, dues)
         plan_id, acts = _plan_and_act(moment)
-        nodes = node_reports(occasion.snapshot, occasion.bundle.name, poll)
+        nodes = node_reports(occasion.snapshot, occasion.bundle.name, poll, in_the_way)
         word, sentence = verdict(_situation(moment, plan_id, nodes, acts))
         self._last = now
         paused = occasion.paused(now)

@@ -91,9 +91,18 @@ class DirectorySecurity(Section):
     """How to prove who we are to ZooKeeper, and how to know that it is ZooKeeper."""
 
     user: str = ""
-    """Digest user; empty: no authentication."""
+    """The writer: daemons and operators. Empty: no authentication, and everybody may rewrite the map."""
     password: SecretStr | None = None
     password_file: Path | None = None
+    reader_user: str = ""
+    """Whom applications log in as: it may read the map, leave key samples and take ids. Empty: only the writer reads,
+    so that applications that need the map have to be given the writer's password, with which they can rewrite it."""
+    reader_password: SecretStr | None = None
+    reader_password_file: Path | None = None
+    previous_user: str = ""
+    """The digest user that the directory belonged to: log in as it too, until `directory secure` has been run."""
+    previous_password: SecretStr | None = None
+    previous_password_file: Path | None = None
     sasl: bool = False
     """Whether user and password are for SASL DIGEST-MD5 instead of the digest scheme."""
     tls: bool = False

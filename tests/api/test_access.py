@@ -7,7 +7,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from balancer.api.access import is_loopback
+from balancer.api.access import Access, check_http, is_loopback
 from balancer.api.app import create_app
 from balancer.api.server import ApiServer
 from balancer.errors import UserError
@@ -196,3 +196,19 @@ def test_every_answer_has_the_security_headers(reader: httpx.Client) -> None:
         assert "unsafe" not in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"
         assert "server" not in headers
+
+
+@pytest.mark.parametrize("token", ["replace-this", "changeme", "fifteen-letters"])
+def test_beyond_loopback_a_token_that_is_short_or_a_templates_is_refused(tmp_path: Path, token: str) -> None:
+    certificate, key = self_signed(tmp_path)
+    file = tmp_path / "token"
+    file.write_text(f"{token}\n")
+    settings = http_settings(listen=ANYWHERE, token=None, token_file=file, tls_certificate=certificate, tls_key=key)
+    with pytest.raises(UserError, match=r"fewer than 16 characters, and 0\.0\.0\.0:0 is not loopback"):
+        check_http(settings)
+    access = Access(settings)
+    assert not access.knows(f"Bearer {token}"), "nor is it one when the file is replaced under a running instance"
+    file.write_text("sixteen-letters!")
+    check_http(settings)
+    assert access.knows("Bearer sixteen-letters!")
+    check_http(http_settings(listen="127.0.0.1:0", token=SecretStr(token)))

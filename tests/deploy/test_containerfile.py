@@ -16,7 +16,7 @@ pytestmark = pytest.mark.quick
 
 def test_everything_that_is_copied_is_there() -> None:
     sources = [source for line in copied() for source in line[:-1]]
-    assert {"requirements.txt", "pyproject.toml", "balancer", "policies", "schedules"} <= set(sources)
+    assert {"requirements-runtime.txt", "pyproject.toml", "balancer", "policies", "schedules"} <= set(sources)
     assert [source for source in sources if not (ROOT / source).exists()] == []
 
 

@@ -1,5 +1,6 @@
 """The manifests: valid by the published schemas, closed by default, and agreeing with one another and with us."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -10,7 +11,10 @@ import pytest
 import yaml
 
 import balancer
+from balancer.api.access import read_needs_token
+from balancer.directory.configured import credentials
 from balancer.settings import load_settings
+from tests.support.commands import balancer_here
 
 pytestmark = pytest.mark.quick
 
@@ -51,7 +55,7 @@ def test_a_wrong_manifest_would_be_noticed(tmp_path: Path) -> None:
 def test_all_kinds_are_there() -> None:
     kinds = sorted(yaml.safe_load(file.read_text())["kind"] for file in FILES)
     assert kinds == [
-        *("ConfigMap", "ConfigMap", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "Secret", "Service"),
+        *("ConfigMap", "ConfigMap", "Deployment", "Namespace", "NetworkPolicy", "PodDisruptionBudget", "Service"),
         *("ServiceAccount", "ServiceMonitor"),
     ]
 
@@ -61,14 +65,64 @@ def test_two_instances_and_always_one_left() -> None:
     assert load("poddisruptionbudget")["spec"]["minAvailable"] == 1
 
 
-def test_the_pod_may_do_nothing_that_it_need_not() -> None:
+def test_the_pod_is_of_the_restricted_profile() -> None:
+    """The rules of https://kubernetes.io/docs/concepts/security/pod-security-standards, one after the other."""
+    assert load("namespace")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & pod().keys()
+    allowed = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+    assert {kind for volume in pod()["volumes"] for kind in volume if kind != "name"} <= allowed
     assert pod()["securityContext"]["runAsNonRoot"] is True
-    assert pod()["automountServiceAccountToken"] is False
+    assert pod()["securityContext"]["runAsUser"] > 0
+    assert pod()["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     security = container()["securityContext"]
-    assert security["readOnlyRootFilesystem"] is True
     assert security["allowPrivilegeEscalation"] is False
     assert security["capabilities"] == {"drop": ["ALL"]}
-    assert set(load("networkpolicy")["spec"]["policyTypes"]) == {"Ingress", "Egress"}
+    assert not {"privileged", "procMount", "runAsUser", "seLinuxOptions"} & security.keys()
+    assert not [port for port in container()["ports"] if "hostPort" in port]
+
+
+def test_the_pod_may_do_nothing_that_it_need_not() -> None:
+    assert pod()["automountServiceAccountToken"] is False
+    assert container()["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_only_those_who_need_it_reach_the_pod_and_it_reaches_only_what_it_needs() -> None:
+    policy = load("networkpolicy")["spec"]
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    for rule in policy["ingress"]:
+        assert rule["from"], "empty: everybody"
+        assert all(peer.get("podSelector", {}).get("matchLabels") for peer in rule["from"])
+    ports = {port["port"] for rule in policy["egress"] for port in rule["ports"]}
+    assert ports == {53, 2281, 5432, 6432}, "names, ZooKeeper through TLS, PostgreSQL, PgBouncer"
+    names = next(rule for rule in policy["egress"] if rule["ports"][0]["port"] == 53)
+    assert names["to"][0]["namespaceSelector"]["matchLabels"]
+
+
+def test_everything_is_in_the_namespace() -> None:
+    name = load("namespace")["metadata"]["name"]
+    others = [yaml.safe_load(file.read_text()) for file in FILES if file.name != "namespace.yaml"]
+    assert {one["metadata"]["namespace"] for one in others} == {name}
+    hosts = tomllib.loads(load("configmap")["data"]["balancer.toml"])["http"]["allowed_hosts"]
+    assert f"{load('service')['metadata']['name']}.{name}.svc" in hosts
+
+
+def test_no_manifest_has_a_secret_in_it_not_even_a_placeholder() -> None:
+    for file in FILES:
+        document = yaml.safe_load(file.read_text())
+        assert document["kind"] != "Secret", "the operator makes them: without them no pod starts"
+    config = tomllib.loads(load("configmap")["data"]["balancer.toml"])
+    assert "token" not in config["http"]
+    assert not {"password", "reader_password"} & config["directory_security"].keys()
+    assert not [variable for variable in container()["env"] if "secretKeyRef" in variable["valueFrom"]]
 
 
 def test_probes_ask_for_health_and_readiness() -> None:
@@ -97,45 +151,65 @@ def test_the_monitor_finds_the_services_port_and_our_metrics() -> None:
     known = {"port", "scheme", "path", "interval", "scrapeTimeout", "tlsConfig", "authorization"}
     assert endpoint.keys() <= known
     credentials = endpoint["authorization"]["credentials"]
-    assert credentials["name"] == load("secret")["metadata"]["name"]
-    assert credentials["key"] in load("secret")["stringData"]
+    assert credentials["name"] == "tablet-balancer"
+    assert credentials["key"] in secret_files()
 
 
-def test_volumes_secrets_and_environment_name_what_exists() -> None:
+def test_volumes_name_what_exists() -> None:
     maps = {name: load(name)["data"] for name in ("configmap", "bundle-shop")}
     by_name = {load(name)["metadata"]["name"]: set(data) for name, data in maps.items()}
-    secrets = {load("secret")["metadata"]["name"]: set(load("secret")["stringData"])}
     volumes = {volume["name"]: volume for volume in pod()["volumes"]}
     assert {mount["name"] for mount in container()["volumeMounts"]} == set(volumes)
     for source in volumes["config"]["projected"]["sources"]:
         items = {item["key"] for item in source["configMap"]["items"]}
         assert items <= by_name[source["configMap"]["name"]]
-    for variable in container()["env"]:
-        reference = variable["valueFrom"].get("secretKeyRef")
-        assert reference is None or reference["key"] in secrets[reference["name"]]
+    assert volumes["secrets"]["secret"] == {"secretName": "tablet-balancer", "defaultMode": 0o440}, "as a whole"
 
 
-def test_what_the_pod_mounts_is_a_right_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def secret_files() -> set[str]:
+    """The keys of the secret that the comment on top of the deployment lets an operator make."""
+    return set(re.findall(r"--from-file=(\S+)", (FOLDER / "deployment.yaml").read_text()))
+
+
+def test_what_the_pod_mounts_is_a_right_configuration(tmp_path: Path) -> None:
+    mounts = {mount["name"]: mount["mountPath"] for mount in container()["volumeMounts"]}
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    for name in secret_files():
+        (secrets / name).write_text(f"given-by-kubernetes-as-{name}")
     contents = {load(name)["metadata"]["name"]: load(name)["data"] for name in ("configmap", "bundle-shop")}
     volume = next(volume for volume in pod()["volumes"] if volume["name"] == "config")
     for source in volume["projected"]["sources"]:
         for item in source["configMap"]["items"]:
             file = tmp_path / item["path"]
             file.parent.mkdir(exist_ok=True)
-            file.write_text(contents[source["configMap"]["name"]][item["key"]])
-    for variable in container()["env"]:
-        monkeypatch.setenv(variable["name"], "given-by-kubernetes")
-    settings = load_settings(tmp_path / "balancer.toml")
-    assert settings.daemon.instance == "given-by-kubernetes"
-    password = settings.bundle("shop").nodes["pg-a"].password
-    assert password is not None
-    assert password.get_secret_value() == "given-by-kubernetes"
-    port = settings.daemon.http.listen.rpartition(":")[2]
-    assert int(port) == container()["ports"][0]["containerPort"]
-    mounts = {mount["mountPath"] for mount in container()["volumeMounts"]}
-    for path in (settings.daemon.http.token_file, settings.daemon.http.tls_certificate, settings.daemon.http.tls_key):
+            text = contents[source["configMap"]["name"]][item["key"]]
+            file.write_text(text.replace(mounts["secrets"], str(secrets)))
+    config = tmp_path / "balancer.toml"
+    env = {variable["name"]: "given-by-kubernetes" for variable in container()["env"]}
+    checked = balancer_here("config", "check", "--config", config, env=env)
+    assert (checked.code, checked.err) == (0, "")
+    settings = load_settings(config)
+    passwords = [node.password for node in settings.bundle("shop").nodes.values()]
+    assert [one.get_secret_value() for one in passwords if one] == [
+        "given-by-kubernetes-as-password-pg-a",
+        "given-by-kubernetes-as-password-pg-b",
+    ]
+    http = settings.daemon.http
+    assert int(http.listen.rpartition(":")[2]) == container()["ports"][0]["containerPort"]
+    assert read_needs_token(http)
+    assert http.token_file is not None
+    assert http.token_file.read_text() == "given-by-kubernetes-as-http-token"
+    for path in (http.tls_certificate, http.tls_key):
         assert path is not None
-        assert str(path.parent) in mounts
+        assert str(path.parent) == mounts["tls"]
+    known = credentials(settings.daemon.directory_security)
+    assert known.client_options()["auth_data"] == [("digest", "balancer:given-by-kubernetes-as-zookeeper-writer")]
+    assert known.reader_password == "given-by-kubernetes-as-zookeeper-reader"
+    assert settings.daemon.directory.startswith("zks://")
+    assert known.ca == str(secrets / "zookeeper-ca.crt")
+    named = set(re.findall(r"secrets/([\w.-]+)", "".join(file.read_text() for file in tmp_path.rglob("*.toml"))))
+    assert named == secret_files(), "each is made, and each is used"
 
 
 def test_the_image_is_this_version() -> None:

@@ -126,7 +126,8 @@ def test_sasl_authenticates_where_its_package_is_installed(server_folder: Path) 
         return
     login = server_folder / "jaas.conf"
     login.write_text(
-        'Server { org.apache.zookeeper.server.auth.DigestLoginModule required user_balancer="hunter2"; };\n'
+        'Server { org.apache.zookeeper.server.auth.DigestLoginModule required user_balancer="hunter2"'
+        ' user_applications="hunter3"; };\n'
     )
     provider = {"authProvider.1": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"}
     options = (f"-Djava.security.auth.login.config={login}",)
@@ -134,6 +135,16 @@ def test_sasl_authenticates_where_its_package_is_installed(server_folder: Path) 
         url = f"zk://{server.address}/sasl"
         with open_directory(url, credentials=Credentials(Scheme.SASL, "balancer", "hunter2")) as directory:
             fill(directory)
+        writer = Credentials(Scheme.SASL, "balancer", "hunter2", reader_user="applications")
+        reader = Credentials(Scheme.SASL, "applications", "hunter3")
+        with open_directory(f"{url}-of-two", credentials=writer) as directory:
+            version = fill(directory).version
+            with open_directory(f"{url}-of-two", credentials=reader) as other:
+                assert other.snapshot().tables
+                assert other.take_block(1) == 0
+                with pytest.raises(Refused, match="a reader's"):
+                    other.commit(transaction([Put(Bundle("mine"))], version))
+            assert list(directory.exposures(everything=True)) == []
         with pytest.raises(Refused, match="does not allow"):  # the server ends the connection at the login
             open_directory(url, credentials=Credentials(Scheme.SASL, "balancer", "wrong"))
 

@@ -1,14 +1,16 @@
 """A node refuses a leader older than one it has seen, in transactions and in commands outside of them."""
 
+import re
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 from psycopg import sql
 
 from balancer.errors import Fenced, OutcomeUnknown, Refused, Unavailable
 from balancer.nodes.connection import Address, Connection, Timeouts, last_rows
 from balancer.nodes.epoch_check import node_command, node_transaction
-from balancer.nodes.schema import install_schema, read_identity
+from balancer.nodes.schema import LEADER_LOCK, install_schema, read_identity
 from tests.support.opening import connect
 
 
@@ -119,3 +121,28 @@ def test_a_connection_lost_during_commit_is_an_unknown_outcome(node: Connection,
 def test_a_connection_lost_earlier_is_only_unavailable(node: Connection) -> None:
     with pytest.raises(Unavailable), node_transaction(node, 5) as cursor:
         cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+@pytest.mark.parametrize("way", ["a transaction", "a command"])
+def test_who_holds_the_leaders_lock_is_named(node: Connection, other: Connection, address: Address, way: str) -> None:
+    """A role that can connect may hold it: its number is public."""
+    with psycopg.connect(address.dsn, autocommit=True, application_name="sitting \x1b[31m there") as holder:
+        holder.execute("SELECT pg_advisory_lock(%s, 0)", (LEADER_LOCK,))
+        entering = node_transaction(other, 9) if way == "a transaction" else node_command(other, 9)
+        with pytest.raises(Unavailable) as refused, entering:
+            pytest.fail("the lock is held")
+        named = rf"session {holder.info.backend_pid} \(sitting .*there of role \w+ from (127\.0\.0\.1|this server)"
+        assert re.search(named, str(refused.value)), refused.value
+        assert "\x1b" not in str(refused.value)
+    with node_transaction(other, 9):
+        pass
+
+
+def test_a_lock_of_another_kind_names_nobody(node: Connection, other: Connection) -> None:
+    node.execute("CREATE TABLE busy ()")
+    with node.transaction():
+        node.execute("LOCK TABLE busy")
+        node.execute("SELECT pg_advisory_xact_lock(1, 0), pg_advisory_xact_lock(%s, 1)", (LEADER_LOCK,))
+        with pytest.raises(Unavailable) as refused, node_transaction(other, 9) as cursor:
+            cursor.execute("LOCK TABLE busy")
+    assert "session" not in str(refused.value)

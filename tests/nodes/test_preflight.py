@@ -5,10 +5,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
+import psycopg
 import pytest
 from psycopg import sql
 
 from balancer.embedded.postgres import PostgresServer, system_binaries
+from balancer.nodes.blockers import Blocker, terminate
 from balancer.nodes.connection import Address, Connection, keep_out_of_logs
 from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.forwarding import check_login
@@ -182,3 +184,16 @@ def test_a_role_made_by_the_script_may_keep_passwords_out_of_the_log(tables: Con
             keep_out_of_logs(cursor)
             for setting, value in (("log_statement", "none"), ("track_activities", "off")):
                 assert cursor.execute("SELECT current_setting(%s)", (setting,)).fetchone() == (value,)
+
+
+def test_a_role_made_by_the_script_may_end_the_sessions_that_starve_it(tables: Connection, address: Address) -> None:
+    with role(tables) as name, role(tables) as starving:
+        with as_role(address, name) as mine, as_role(address, starving) as holder:
+            blocker = Blocker(holder.info.backend_pid, 9.0, "starving")
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                terminate(mine, blocker)
+        tables.execute(grant_script(name, ROOTS).encode())
+        with as_role(address, name) as mine, as_role(address, starving) as holder:
+            terminate(mine, Blocker(holder.info.backend_pid, 9.0, "starving"))
+            with pytest.raises(psycopg.OperationalError):
+                holder.execute("SELECT pg_sleep(10)")

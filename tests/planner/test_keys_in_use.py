@@ -1,5 +1,6 @@
 """Keys in use: gathered from clients' notes over minutes, each note once, and the node asked where they say little."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,10 +9,12 @@ import pytest
 from balancer.directory.contract import Directory
 from balancer.directory.open import open_directory
 from balancer.directory.sample_note import TOPIC
+from balancer.logs import set_up_logs
 from balancer.planner.keys_in_use import MEMORY_SECONDS, Samples
 from balancer.policies.bundle_view import BundleView, KeySamples, SampleSource
 from tests.support.bundle_states import view_of_snapshot
 from tests.support.directories import fill, key
+from tests.support.logs import kept_logs
 
 pytestmark = pytest.mark.quick
 
@@ -83,12 +86,44 @@ def test_what_is_old_is_forgotten(directory: Directory, view: BundleView) -> Non
     assert found(directory, view, samples, node, 1)[1002].source is SampleSource.ROW_AGES
 
 
+GOOD = [key(12).hex(), 1.0, True]
+
+
 @pytest.mark.parametrize(
-    "wrong", [{}, {"at": 1.0}, {"at": "x", "tables": {}}, {"at": 1.0, "tables": {"2": [["zz"]]}}, []]
+    "wrong",
+    [
+        {},
+        {"at": 1.0},
+        {"at": "x", "tables": {}},
+        {"at": 1.0, "tables": {"2": [["zz"]]}},
+        [],
+        {"at": 161.0, "tables": {"2": [GOOD]}},
+        {"at": "inf", "tables": {"2": [GOOD]}},
+        {"at": 100.0, "tables": {"2": [GOOD, [key(12).hex(), "nan", True]]}},
+        {"at": 100.0, "tables": {"2": [GOOD, [key(12).hex(), "inf", True]]}},
+        {"at": 100.0, "tables": {"2": [GOOD, [key(12).hex(), -1.0, True]]}},
+        {"at": 100.0, "tables": {"2": [GOOD, ["00" * 129, 1.0, True]]}},
+        {"at": 100.0, "tables": {"2": [GOOD] * 5001}},
+        {"at": 100.0, "tables": {"2": [GOOD], "1": "deep"}},
+    ],
 )
-def test_a_note_that_is_none_is_passed_over(directory: Directory, view: BundleView, wrong: object) -> None:
+def test_a_note_that_is_none_is_passed_over_as_a_whole_and_named_once(
+    directory: Directory, view: BundleView, wrong: object, capsys: pytest.CaptureFixture[str]
+) -> None:
     samples, node = Samples(directory), Node()
     directory.publish(TOPIC, "broken", wrong)
     note(directory, "client-1", 100.0, 11)
-    samples.gather(100.0)
+    with kept_logs():
+        set_up_logs("warning", "text", sys.stdout)
+        samples.gather(100.0)
+        samples.gather(100.0)
     assert found(directory, view, samples, node, 1)[1002].keys == (key(11),)
+    assert capsys.readouterr().out.count("a note of key samples is not used") == 1
+
+
+def test_samples_of_tables_that_are_not_there_are_not_kept(directory: Directory) -> None:
+    samples = Samples(directory)
+    tables = {str(number): [GOOD] for number in range(2, 500)}
+    directory.publish(TOPIC, "broken", {"at": 100.0, "tables": tables})
+    samples.gather(100.0)
+    assert list(samples._tables) == [2]

@@ -1,5 +1,6 @@
 """What people write in the files, and what becomes of it."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from balancer.errors import UserError
 from balancer.policies.options import GB, MB, InMemoryMode
 from balancer.settings import ConfigurationError, Mode, WantedMode, load_settings
 from balancer.settings.origins import effective
+from tests.support.commands import balancer_here
 
 pytestmark = pytest.mark.quick
 
@@ -168,3 +170,17 @@ def test_a_number_of_tablets_that_was_asked_for_is_also_the_least(tmp_path: Path
         bundle = load_settings(write(tmp_path, bundles={"shop": text})).bundle("shop")
         counts[name] = bundle.options.table("orders").min_tablet_count
     assert counts == {"given": 64, "plain": None, "counted": None}
+
+
+def test_the_readmes_examples_are_right_configurations(tmp_path: Path) -> None:
+    """What a newcomer copies: checked by the program's own `config check`."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    daemon, bundle = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "balancer.toml").write_text(daemon)
+    (tmp_path / "bundles" / "shop.toml").write_text(bundle)
+    checked = balancer_here("config", "check", "--config", tmp_path / "balancer.toml")
+    assert (checked.code, checked.err) == (0, "")
+    settings = load_settings(tmp_path / "balancer.toml")
+    assert settings.daemon.directory_security.reader_user
+    assert settings.daemon.directory.startswith("zks://")

@@ -31,7 +31,7 @@ from tests.support.cluster import COLUMNS, Cluster
 from tests.support.opening import connect
 from tests.support.workload import Ledger, Worker
 
-TOKEN = "correct-horse"
+TOKEN = "correct-horse-battery"
 
 
 @dataclass

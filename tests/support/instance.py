@@ -21,7 +21,7 @@ from balancer.planner.state import BundleState
 from balancer.settings import Settings, load_settings
 from balancer.settings.files import HttpSettings
 
-TOKEN = "correct-horse"
+TOKEN = "correct-horse-battery"
 
 
 class Instance:
