@@ -1,7 +1,8 @@
 """Nothing that reads or makes partitions outside of a migration runs code of their owner with the balancer's rights."""
 
+import re
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -176,11 +177,14 @@ def test_nor_does_a_balancer_that_is_no_superuser(granted: Cluster, owner: str, 
 def check_attack(cluster: Cluster, owner: str, case: str, reader: str) -> None:
     before = rights(cluster, owner)
     attack(cluster, owner, ON_THE_LEAF[case])
-    with pytest.raises(BalancerError) as caught:
+    text = ""
+    try:
         READERS[reader](cluster)
+    except BalancerError as error:
+        text = str(error)
     assert seen(cluster, owner) == set()
-    if reader != "ages":
-        assert "spy(bigint)" in str(caught.value) or "is not an ordinary table" in str(caught.value)
+    wanted = "the node cannot tell" if reader == "ages" else "spy(bigint)|is not an ordinary table"
+    assert re.search(wanted, text)
     assert rights(cluster, owner) == before
 
 
@@ -267,11 +271,10 @@ def test_neither_roots_nor_partitions_are_made_with_an_owners_code(
     records = [Node(node, "shop", dsn) for node, dsn in dsns.items()]
     with cluster.directory() as directory:
         for wanted in (["a", "b"], ["a"]):
-            nodes = {node: connect(cluster.address(node)) for node in wanted}
-            with pytest.raises(Refused, match=r"public\.goods uses function public\.spy\(bigint\)"):
-                create(request(), directory, nodes, records, "directory", tablets=2)
-            for connection in nodes.values():
-                connection.close()
+            with ExitStack() as stack:
+                nodes = {node: stack.enter_context(connect(cluster.address(node))) for node in wanted}
+                with pytest.raises(Refused, match=r"public\.goods uses function public\.spy\(bigint\)"):
+                    create(request(), directory, nodes, records, "directory", tablets=2)
     assert seen(cluster, owner) == set()
 
 
