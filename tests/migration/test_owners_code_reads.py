@@ -26,6 +26,7 @@ from balancer.polling.poller import Poller
 from balancer.tables.adopt import TableRequest, adopt, inspect
 from balancer.tables.create import create
 from tests.support.cluster import Cluster, build, range_table, range_tablets
+from tests.support.commands import balancer_here
 from tests.support.owned import plain_role, rights, run_as
 
 ROOT = "public.orders"
@@ -221,6 +222,29 @@ def test_polls_and_reports_only_ask_the_catalog(cluster: Cluster, owner: str, ca
     if "view" not in case:
         for texts in (found, said):
             assert any(text.startswith("public.orders_t1 uses function public.spy(bigint)") for text in texts), texts
+
+
+def configured(cluster: Cluster, trust: bool) -> Path:
+    """The cluster as an operator's files describe it."""
+    folder = cluster.folder
+    (folder / "bundles").mkdir(exist_ok=True)
+    nodes = "".join(f'[nodes.{node}]\ndsn = "{dsn}"\n' for node, dsn in cluster.dsns.items())
+    table = f'[tables.orders]\nroots = ["{ROOT}"]\nlayout = "range"\nkey = ["id"]\n'
+    migration = f"[migration]\ntrust_table_owners = {str(trust).lower()}\n"
+    (folder / "bundles" / "shop.toml").write_text(nodes + table + migration)
+    (folder / "balancer.toml").write_text(f'directory = "{cluster.url}"\n')
+    return folder / "balancer.toml"
+
+
+def test_the_command_names_what_it_does_not_count(cluster: Cluster, owner: str) -> None:
+    attack(cluster, owner, ON_THE_LEAF["index predicate"])
+    refused = balancer_here("verify", "orders", "--count", "--config", configured(cluster, trust=False))
+    assert refused.code == 1
+    assert "its rows cannot be counted: public.orders_t1 uses function public.spy(bigint)" in refused.out
+    assert seen(cluster, owner) == set()
+    trusting = balancer_here("verify", "orders", "--count", "--config", configured(cluster, trust=True))
+    assert (trusting.code, "2 tablets, 500 rows, nothing wrong" in trusting.out) == (0, True), trusting
+    assert seen(cluster, owner) == {("postgres", "postgres")}, "which is what the setting allows"
 
 
 def test_who_says_that_owners_are_trusted_is_not_refused(cluster: Cluster, owner: str) -> None:
