@@ -1,6 +1,7 @@
 """Explores a target with generated cases for a while: how many, what failed, the longest, and the seed."""
 
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -9,6 +10,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from hypothesis.errors import HypothesisDeprecationWarning
 
 ROUND = 25
 SHOWN = 400
@@ -76,7 +78,9 @@ def _round(target: FuzzTarget, number: int, deadline: float, report: FuzzReport)
         if wrong:
             report.failures.append(f"seed {number}: {wrong}\n    case: {case!r:.{SHOWN}}")
 
-    once()
+    with warnings.catch_warnings():  # clients' threads draw random numbers, which hypothesis takes for ours
+        warnings.simplefilter("ignore", HypothesisDeprecationWarning)
+        once()
 
 
 def _judged(target: FuzzTarget, case: Any) -> str:
