@@ -9,6 +9,7 @@ and other DDL are. A name that an owner has given to a view or a foreign table m
 
 from collections.abc import Sequence
 
+import psycopg
 from psycopg import sql
 
 from balancer.errors import Refused
@@ -51,5 +52,9 @@ def _hold_still(cursor: Cursor, tables: Sequence[Name]) -> None:
     """Until the end of the transaction. A standby knows no lock that keeps its primary's DDL out but the weakest."""
     row = cursor.execute("SELECT pg_is_in_recovery()").fetchone()
     mode = "ACCESS SHARE" if row is not None and row[0] else "SHARE UPDATE EXCLUSIVE"
-    lock = sql.SQL("LOCK TABLE ONLY {} IN " + mode + " MODE")
-    run_together(cursor, [lock_timeout(LOCK_TIMEOUT), *(lock.format(table.identifier) for table in tables)])
+    for table in tables:
+        lock = sql.SQL("LOCK TABLE ONLY {} IN " + mode + " MODE").format(table.identifier)
+        try:
+            run_together(cursor, [lock_timeout(LOCK_TIMEOUT), lock])
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            raise Refused(f"there is no partition {table}") from None
