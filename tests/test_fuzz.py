@@ -26,6 +26,7 @@ NAMES = (
     "stored rows",
     "znodes",
     "addresses",
+    "messages",
 )
 
 

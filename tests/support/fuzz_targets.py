@@ -12,6 +12,7 @@ from urllib.parse import quote
 from uuid import uuid4
 
 import httpx
+import psycopg
 from hypothesis import strategies as st
 from kazoo.client import KazooClient
 
@@ -22,6 +23,7 @@ from balancer.directory.document import export_document
 from balancer.directory.model import Node, RecordKind
 from balancer.directory.open import open_directory
 from balancer.errors import UserError
+from balancer.nodes.connection import translate
 from balancer.schedules.formula import Formula
 from balancer.schedules.formula_errors import FormulaEvaluationError, FormulaSyntaxError
 from tests.support.commands import Result, balancer_here
@@ -254,6 +256,18 @@ def addresses(folder: Path) -> FuzzTarget:
     return FuzzTarget("addresses", dsn, check)
 
 
+def messages() -> FuzzTarget:
+    """What a server says, on its way to a person: a database's function may raise any text."""
+
+    def check(case: tuple[type[psycopg.Error], str]) -> str:
+        kind, text = case
+        told = str(translate("pg-a", kind(text)))
+        return f"it reaches the terminal as {told[:200]!r}" if _CONTROL.search(told) or "\n" in told else ""
+
+    kinds = st.sampled_from((psycopg.errors.RaiseException, psycopg.OperationalError, psycopg.errors.DiskFull))
+    return FuzzTarget("messages", st.tuples(kinds, st.one_of(values, st.text())), check)
+
+
 @contextmanager
 def every_target(folder: Path, zookeeper: str) -> Iterator[list[FuzzTarget]]:
     """All of them, with what they need around them."""
@@ -282,4 +296,5 @@ def every_target(folder: Path, zookeeper: str) -> Iterator[list[FuzzTarget]]:
             files(places["files"]),
             znodes(zookeeper, client),
             addresses(places["dsn"]),
+            messages(),
         ]
