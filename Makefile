@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: run test quick lint format bench crash-matrix mutants soak setup setup-dev servers lock clean
+.PHONY: run test quick lint format bench crash-matrix mutants soak fuzz setup setup-dev servers lock clean
 
 run: setup  ## the main job on an embedded cluster
 	$(BIN)/balancer demo $(ARGS)
@@ -30,6 +30,9 @@ bench: setup-dev servers  ## measurements, each beside something real in the sam
 
 soak: setup-dev servers  ## an instance under load for ten minutes, its figures as a table; SECONDS=60 is shorter
 	$(BIN)/python -m tests.support.soak $(or $(SECONDS),600)
+
+fuzz: setup-dev servers  ## generated input for everything that takes input, SECONDS=60 each; SEED=7 repeats, WORDS=imports runs a part
+	$(BIN)/python -m tests.support.fuzz_main --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(WORDS)
 
 crash-matrix: setup-dev servers  ## every state × everybody killed, JOBS=3 cells at a time; WORDS='split daemon' runs a part
 	$(BIN)/python -m tests.support.crash_matrix_main -j $(or $(JOBS),3) $(WORDS)

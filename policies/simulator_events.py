@@ -6,7 +6,16 @@ from dataclasses import replace
 from balancer.policies.bundle_view import NodeCondition, NodeView
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.simulator_content import Content, interval, make_content
-from balancer.policies.simulator_scenario import ScenarioError, Statement, parse_size
+from balancer.policies.simulator_scenario import (
+    MOST_NODES,
+    MOST_TABLETS,
+    ScenarioError,
+    Statement,
+    parse_count,
+    parse_load,
+    parse_number,
+    parse_size,
+)
 from balancer.policies.simulator_world import LOWEST_KEY, World, tablets_text
 
 _CONDITIONS = {
@@ -30,9 +39,9 @@ def apply_event(world: World, event: Statement, now: float, seed: int) -> list[s
             _content(world, event).growth = parse_size(_word(event, 1), event.line) / 60.0
         case "load":
             content = _content(world, event)
-            content.writes = float(event.named.get("writes", content.writes))
-            content.reads = float(event.named.get("reads", content.reads))
-            content.load = event.named.get("load", content.load)
+            content.writes = _number(event, "writes", content.writes)
+            content.reads = _number(event, "reads", content.reads)
+            content.load = parse_load(event.named.get("load", content.load), event.line)
         case _:
             return _change_node(world, event, now)
     return []
@@ -56,29 +65,35 @@ def _add_nodes(world: World, event: Statement) -> None:
         world.nodes[name] = NodeView(
             name,
             zone=event.named.get("zone", ""),
-            weight=float(event.named.get("weight", "1")),
+            weight=_number(event, "weight", 1.0),
             disk_capacity=_size(event, "disk"),
             memory=_size(event, "memory"),
         )
         world.other_bytes[name] = _size(event, "used") or 0.0
+    if len(world.nodes) > MOST_NODES:
+        raise ScenarioError(f"line {event.line}: a story has at most {MOST_NODES} nodes")
 
 
 def _add_table(world: World, event: Statement, seed: int) -> None:
     if len(event.words) != 3 or event.words[1] not in ("hash", "range"):
         raise ScenarioError(f"line {event.line}: write `table NAME hash|range TABLETS …`")
-    name, count = event.words[0], int(event.words[2])
+    name, count = event.words[0], parse_count(event.words[2], event.line, MOST_TABLETS)
+    if not count or (event.words[1] == "hash" and count & (count - 1)):
+        raise ScenarioError(f"line {event.line}: a range table has 1 tablet or more, a hash table 1, 2, 4, 8 …")
     content = make_content(
         hashed=event.words[1] == "hash",
         total=_size(event, "size") or 0.0,
-        load=event.named.get("load", "even"),
+        load=parse_load(event.named.get("load", "even"), event.line),
         data=event.named.get("data", "even"),
         seed=seed,
     )
-    content.writes, content.reads = (float(event.named.get(key, "0")) for key in ("writes", "reads"))
+    content.writes, content.reads = (_number(event, key, 0.0) for key in ("writes", "reads"))
     world.contents[name] = content
     if event.named.get("memory") == "yes":
         world.in_memory.add(name)
     nodes = event.named["on"].split(",") if "on" in event.named else list(world.nodes)
+    if not nodes:
+        raise ScenarioError(f"line {event.line}: there are no nodes yet: write a line like `nodes n1..n3` before it")
     for node in nodes:
         _known(event, node, world.nodes)
     world.add_tablets(name, _lowers(content, count), nodes)
@@ -111,6 +126,10 @@ def _size(event: Statement, key: str) -> float | None:
     return parse_size(event.named[key], event.line) if key in event.named else None
 
 
+def _number(event: Statement, key: str, default: float) -> float:
+    return parse_number(event.named[key], event.line) if key in event.named else default
+
+
 def _names(event: Statement) -> list[str]:
     """`n1..n4`, or names one by one."""
     found: list[str] = []
@@ -122,5 +141,6 @@ def _names(event: Statement) -> list[str]:
         elif not (first[len(stem) :].isdecimal() and last[len(stem) :].isdecimal()):
             raise ScenarioError(f"line {event.line}: {word!r} is not a series of nodes; write one like n1..n4")
         else:
-            found += [f"{stem}{number}" for number in range(int(first[len(stem) :]), int(last[len(stem) :]) + 1)]
+            low, high = (parse_count(text[len(stem) :], event.line) for text in (first, last))
+            found += [f"{stem}{number}" for number in range(low, min(high, low + MOST_NODES) + 1)]
     return found

@@ -9,7 +9,14 @@ from itertools import pairwise
 from balancer.policies.bundle_view import ActionKind
 from balancer.policies.figures import bytes_text
 from balancer.policies.simulator import SimulatedSample, Story
-from balancer.policies.simulator_scenario import ScenarioError, Statement, parse_size, parse_time
+from balancer.policies.simulator_scenario import (
+    ScenarioError,
+    Statement,
+    parse_count,
+    parse_number,
+    parse_size,
+    parse_time,
+)
 
 WIDTH = 60
 _BARS = "▁▂▃▄▅▆▇█"
@@ -88,24 +95,28 @@ def _verdict(story: Story, expectation: Statement) -> StoryVerdict:
         case ("moved", "<=", size):
             held, found = story.moved_bytes <= parse_size(size, line), f"{bytes_text(story.moved_bytes)} moved"
         case ("actions", "<=", number):
-            held, found = len(story.started) <= int(number), f"{len(story.started)} actions"
+            held, found = len(story.started) <= parse_count(number, line), f"{len(story.started)} actions"
         case ("score", ">=", number):
             last = story.samples[-1].score
-            held, found = last >= float(number), f"{last:.1f} at the end"
+            held, found = last >= parse_number(number, line), f"{last:.1f} at the end"
         case ("score", ">=", number, "from", time):
-            worst = min(sample.score for sample in story.samples if sample.at >= parse_time(time, line))
-            held, found = worst >= float(number), f"{worst:.1f} at worst from then on"
+            since = parse_time(time, line)
+            scores = [sample.score for sample in story.samples if sample.at >= since]
+            if not scores:
+                raise ScenarioError(f"line {line}: the story ends before {time}")
+            worst = min(scores)
+            held, found = worst >= parse_number(number, line), f"{worst:.1f} at worst from then on"
         case ("empty", node):
             count = sum(tablet.node == node for mine in story.world.tablets.values() for tablet in mine)
             held, found = count == 0, f"{count} tablets on {node}"
         case ("tablets", table, ">=", number):
             count = len(story.world.tablets.get(table, []))
-            held, found = count >= int(number), f"{count} tablets of {table}"
+            held, found = count >= parse_count(number, line), f"{count} tablets of {table}"
         case ("tablets", table, "<=", number):
             count = len(story.world.tablets.get(table, []))
-            held, found = count <= int(number), f"{count} tablets of {table}"
+            held, found = count <= parse_count(number, line), f"{count} tablets of {table}"
         case _:
-            raise ScenarioError(f"line {line}: {expectation.text!r} cannot be expected")
+            raise ScenarioError(f"line {line}: {expectation.text!r:.200} cannot be expected")
     return StoryVerdict(text, held, found)
 
 

@@ -23,12 +23,19 @@ WIDTH`, a hot part that wanders through the key space once a day. `data=load` gi
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from enum import Enum
 from typing import Any
 
 from balancer.policies.options import GB, KB, MB, BundleOptions, GroupOptions, TableOptions
 
 _UNITS = {"B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": GB * KB}
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+MOST_TICKS = 20_000
+MOST_NODES = 1_000
+MOST_TABLETS = 100_000
+_LONGEST = 3660 * 86400.0
+_LARGEST = 1e18  # bytes, or any other number: more than any cluster has
+_LOADS = {"even": 0, "tail": 0, "zipf": 1, "hot": 3, "daily": 2}
 NODE_VERBS = ("drain", "undrain", "down", "up", "close", "open", "fail")
 
 
@@ -79,6 +86,8 @@ def parse_scenario(text: str) -> Scenario:
         else:
             scenario = _setting(scenario, statement)
     events.sort(key=lambda event: event.at)
+    if not scenario.tick or scenario.seconds / scenario.tick > MOST_TICKS:
+        raise ScenarioError(f"the lines `run` and `tick`: a story has at most {MOST_TICKS} ticks, each longer than 0s")
     return replace(scenario, events=tuple(events), expectations=tuple(expectations))
 
 
@@ -86,16 +95,50 @@ def parse_size(text: str, line: int = 0) -> float:
     """Bytes: 10GB, 640."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB|TB)?", text)
     if match is None:
-        raise ScenarioError(f"line {line}: {text!r} is not a size; write one like 10GB")
-    return float(match[1]) * _UNITS[match[2] or "B"]
+        raise ScenarioError(f"line {line}: {text!r:.200} is not a size; write one like 10GB")
+    size = float(match[1]) * _UNITS[match[2] or "B"]
+    if size > _LARGEST:
+        raise ScenarioError(f"line {line}: {text!r:.200} is too large")
+    return size
 
 
 def parse_time(text: str, line: int = 0) -> float:
     """Seconds: 90s, 20m, 3h, 1d."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|d)", text)
     if match is None:
-        raise ScenarioError(f"line {line}: {text!r} is not a time; write one like 20m")
-    return float(match[1]) * _SECONDS[match[2]]
+        raise ScenarioError(f"line {line}: {text!r:.200} is not a time; write one like 20m")
+    seconds = float(match[1]) * _SECONDS[match[2]]
+    if seconds > _LONGEST:
+        raise ScenarioError(f"line {line}: {text!r:.200} is too long: ten years are allowed")
+    return seconds
+
+
+def parse_number(text: str, line: int, most: float = _LARGEST) -> float:
+    """A number that is not negative: 3, 0.5."""
+    if re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", text) is None or float(text) > most:
+        raise ScenarioError(f"line {line}: {text!r:.200} is not a number from 0 to {most:g}")
+    return float(text)
+
+
+def parse_count(text: str, line: int, most: float = _LARGEST) -> int:
+    """A whole number."""
+    number = parse_number(text, line, most)
+    if not number.is_integer():
+        raise ScenarioError(f"line {line}: {text!r:.200} is not a whole number")
+    return int(number)
+
+
+def parse_load(text: str, line: int) -> str:
+    """How load lies in the key space, as written."""
+    kind, *numbers = text.split(":")
+    if kind not in _LOADS or len(numbers) != _LOADS[kind]:
+        raise ScenarioError(
+            f"line {line}: {text!r:.200} is not a load; there are even, tail, zipf:EXPONENT, hot:SHARE:WIDTH:AT and"
+            " daily:SHARE:WIDTH"
+        )
+    for number in numbers:
+        parse_number(number, line, most=1.0 if kind != "zipf" else 10.0)
+    return text
 
 
 def _statement(number: int, line: str) -> Statement:
@@ -120,8 +163,8 @@ def _setting(scenario: Scenario, statement: Statement) -> Scenario:
             changes = {"seconds": parse_time(rest, line)}
         case "tick":
             changes = {"tick": parse_time(rest, line)}
-        case "seed" if rest.isdecimal():
-            changes = {"seed": int(rest)}
+        case "seed":
+            changes = {"seed": parse_count(rest, line)}
         case "rate":
             changes = {"rate": parse_size(rest, line)}
         case "schedule":
@@ -130,7 +173,7 @@ def _setting(scenario: Scenario, statement: Statement) -> Scenario:
             path, value = statement.words
             changes = {"options": _set(scenario.options, path.split("."), value, line)}
         case _:
-            raise ScenarioError(f"line {line}: {statement.text!r} is not understood")
+            raise ScenarioError(f"line {line}: {statement.text!r:.200} is not understood")
     return replace(scenario, **changes)
 
 
@@ -139,16 +182,18 @@ def _set(holder: Any, path: list[str], value: str, line: int) -> Any:
     if isinstance(holder, Mapping):
         made = holder.get(path[0]) if len(path) > 1 or path[0] in holder else None
         if len(path) == 1:
-            return {**holder, path[0]: float(value)}
+            return {**holder, path[0]: parse_number(value, line)}
         return {**holder, path[0]: _set(made, path[1:], value, line)}
-    assert is_dataclass(holder)
-    assert not isinstance(holder, type)
-    names = [known.name for known in fields(holder)]
-    if path[0] not in names:
-        raise ScenarioError(f"line {line}: there is no option {path[0]!r}; there are {', '.join(names)}")
-    if len(path) == 1:
-        return replace(holder, **{path[0]: _value(getattr(holder, path[0]), value, line)})
+    if not is_dataclass(holder) or isinstance(holder, type):
+        raise ScenarioError(f"line {line}: an option has nothing below it, and so no {path[0]!r:.200}")
+    known = {one.name: one for one in fields(holder)}
+    if path[0] not in known:
+        raise ScenarioError(f"line {line}: there is no option {path[0]!r:.200}; there are {', '.join(known)}")
     inner = getattr(holder, path[0])
+    if len(path) == 1:
+        if value == "none" and known[path[0]].default is not None:
+            raise ScenarioError(f"line {line}: the option {path[0]!r} cannot be none")
+        return replace(holder, **{path[0]: _value(inner, value, line)})
     if isinstance(inner, Mapping) and path[1] not in inner and len(path) > 2:
         inner = {**inner, path[1]: TableOptions() if path[0] == "tables" else GroupOptions()}
     return replace(holder, **{path[0]: _set(inner, path[1:], value, line)})
@@ -158,12 +203,19 @@ def _value(present: Any, text: str, line: int) -> Any:
     """The text as a value of the kind the option has; what is unset now may be a size, a time or a number."""
     if text == "none":
         return None
+    if isinstance(present, Mapping) or is_dataclass(present):
+        raise ScenarioError(f"line {line}: this is a group of options; name one of them")
     if isinstance(present, bool):
         if text not in ("true", "false"):
             raise ScenarioError(f"line {line}: {text!r} is neither true nor false")
         return text == "true"
-    if isinstance(present, str):
+    if isinstance(present, Enum):
+        allowed = [str(one.value) for one in type(present)]
+        if text not in allowed:
+            raise ScenarioError(f"line {line}: {text!r:.200} is not allowed; allowed: {', '.join(allowed)}")
         return type(present)(text)
+    if isinstance(present, str):
+        return text
     return tuple(text.split(",")) if isinstance(present, tuple) else _number(present, text, line)
 
 

@@ -1,7 +1,9 @@
 """Long polls: any number of requests wait for a newer directory, and one thread waits for all of them.
 
 A request that waited in a thread of its own would use up the pool; here requests are coroutines, and a single task asks
-the follower in a thread while anybody waits.
+the follower in a thread while anybody waits. Every commit wakes all of them, and each asks again at once: thousands
+would take the interpreter from the ticks and migrations that make the commits. So they are answered in turns, each with
+the newest directory there is when its turn comes.
 """
 
 import asyncio
@@ -18,6 +20,24 @@ MAX_WAIT: Final = 60.0
 MAX_WAITERS: Final = 4096
 _STEP: Final = 0.5  # how long the thread waits at most before it looks whether anybody is still interested
 
+ANSWERS_PER_SECOND: Final = 200.0
+"""More would take more than a third of a core from the daemon; fewer tell thousands of clients of a move later."""
+_AT_ONCE: Final = 200  # as many are answered without a turn: an ordinary number of clients never waits
+
+
+class Turns:
+    """When each of many may go on: some at once, the rest one after another. Time is an argument."""
+
+    def __init__(self, per_second: float = ANSWERS_PER_SECOND, at_once: int = _AT_ONCE) -> None:
+        self._every = 1 / per_second
+        self._ahead = at_once * self._every
+        self._last = float("-inf")
+
+    def take(self, now: float) -> float:
+        """Seconds until the next free turn, which is taken by asking."""
+        self._last = max(self._last, now - self._ahead) + self._every
+        return max(0.0, self._last - now)
+
 
 class VersionWatch:
     """Belongs to one event loop."""
@@ -25,6 +45,7 @@ class VersionWatch:
     def __init__(self, follower: Callable[[], Follower]) -> None:
         self._follower = follower
         self._waiters = 0
+        self._turns = Turns()
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._closing = False
@@ -52,6 +73,14 @@ class VersionWatch:
         finally:
             self._waiters -= 1
         return snapshot
+
+    async def newer_in_turn(self, after: int, timeout: float) -> Snapshot:
+        """The same for one of many: it may come later, and has then what is the newest by that time."""
+        found = await self.newer(after, timeout)
+        if found.version > after and timeout > 0 and not self._closing:
+            await asyncio.sleep(self._turns.take(asyncio.get_running_loop().time()))
+            found = self._follower().snapshot
+        return found
 
     def close(self) -> None:
         """Lets everybody who waits go with what there is. From any thread; idempotent."""

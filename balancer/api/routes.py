@@ -150,7 +150,7 @@ def add_waiting(router: APIRouter, source: Source, watch: VersionWatch) -> None:
         known = route.version_of(if_none_match)
         snapshot = source.follower().snapshot
         if known is not None and wait > 0:
-            snapshot = await watch.newer(known, wait)
+            snapshot = await watch.newer_in_turn(known, wait)
         tag = f'"{snapshot.version}"'
         if known == snapshot.version:
             return Response(status_code=304, headers={"ETag": tag})

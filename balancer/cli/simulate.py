@@ -1,5 +1,6 @@
 """`balancer simulate FILE`: a scenario told with the real policies and simulated time; nothing is touched."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,7 @@ import typer
 
 from balancer.cli.output import Output, OutputOption, show_json
 from balancer.errors import UserError
+from balancer.outside import read_text_file, visible
 from balancer.policies.simulator import Story, simulate
 from balancer.policies.simulator_report import StoryVerdict, check, draw
 from balancer.policies.simulator_scenario import Scenario, ScenarioError, parse_scenario
@@ -22,12 +24,11 @@ def simulate_file(file: FileArgument, output: OutputOption = Output.TEXT) -> Non
 
     Exit code 1 means that an expectation of the scenario did not hold.
     """
-    story = tell(read(file))
-    verdicts = check(story)
+    story, verdicts = tell(read(file))
     if output is Output.JSON:
         show_json(_document(story, verdicts))
     else:
-        typer.echo(draw(story), nl=False)
+        typer.echo(visible(draw(story)), nl=False)
     if not all(verdict.held for verdict in verdicts):
         raise typer.Exit(1)
 
@@ -35,24 +36,31 @@ def simulate_file(file: FileArgument, output: OutputOption = Output.TEXT) -> Non
 def read(file: Path) -> Scenario:
     """The scenario in a file; what is wrong with it is said with its line."""
     try:
-        return parse_scenario(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the scenario {file} cannot be read: {error}") from error
-    except ScenarioError as error:
+        return parse_scenario(read_text_file(file))
+    except FileNotFoundError:
+        raise UserError(f"the scenario {file} cannot be read: No such file or directory") from None
+    except ScenarioError as error:  # a ValueError too, with its line
         raise UserError(f"the scenario {file} has a mistake in {error}") from error
+    except ValueError as error:
+        raise UserError(f"the scenario {file} {error}") from error
 
 
-def tell(scenario: Scenario) -> Story:
-    """Runs a scenario; its schedule is a formula over hours and minutes, as everywhere."""
+def tell(scenario: Scenario) -> tuple[Story, list[StoryVerdict]]:
+    """Runs a scenario and checks it; its schedule is a formula over hours and minutes, as everywhere."""
     try:
-        formula = Formula(scenario.schedule) if scenario.schedule else None
-        if formula is None:
-            return simulate(scenario)
-        return simulate(scenario, lambda minute: bool(formula.evaluate(hours=minute // 60, minutes=minute % 60)))
+        story = simulate(scenario, _opening(scenario.schedule))
+        return story, check(story)
     except ScenarioError as error:
         raise UserError(f"the scenario has a mistake in {error}") from error
     except (FormulaSyntaxError, FormulaEvaluationError) as error:
         raise UserError(f"the scenario's schedule {scenario.schedule!r}: {error}") from error
+
+
+def _opening(schedule: str) -> Callable[[int], bool] | None:
+    if not schedule:
+        return None
+    formula = Formula(schedule)
+    return lambda minute: bool(formula.evaluate(hours=minute // 60, minutes=minute % 60))
 
 
 def _document(story: Story, verdicts: list[StoryVerdict]) -> dict[str, object]:

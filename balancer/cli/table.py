@@ -96,6 +96,8 @@ def _read(definition: Path | None) -> str:
         return definition.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{definition} cannot be read: {error.strerror}") from None
+    except UnicodeError:
+        raise UserError(f"{definition} is not UTF-8 text") from None
 
 
 def _show_found(found: Found, output: Output) -> None:

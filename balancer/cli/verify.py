@@ -20,6 +20,7 @@ from balancer.nodes.connection import Connection, Target, Timeouts, connect, tra
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.ownership import DisagreementKind
 from balancer.nodes.partition import count_rows
+from balancer.nodes.readable import check_readable
 from balancer.nodes.root_facts import Facts, facts_on
 from balancer.nodes.root_findings import compare_roots
 from balancer.polling.addresses import addresses_of, cluster_name
@@ -165,8 +166,10 @@ def _counted(settings: Settings, table: Table, tablets: Sequence[Tablet]) -> dic
                     patient = Timeouts(statement=COUNT_TIMEOUT, network=COUNT_TIMEOUT)
                     opened = connect(addresses[tablet.node], purpose="verify", target=Target.ANY, timeouts=patient)
                     connections[tablet.node] = stack.enter_context(opened)
-                with translated(tablet.node), connections[tablet.node].cursor() as cursor:
-                    found[tablet.id] = count_rows(cursor, partition_names(table, tablet)[0])
+                connection, partition = connections[tablet.node], partition_names(table, tablet)[0]
+                with translated(tablet.node), connection.transaction(), connection.cursor() as cursor:
+                    check_readable(cursor, [partition], trusted=addresses[tablet.node].trusts_owners)
+                    found[tablet.id] = count_rows(cursor, partition)
             except KeyError:
                 found[tablet.id] = f"its rows cannot be counted: node {tablet.node} is not in the configuration"
             except BalancerError as error:

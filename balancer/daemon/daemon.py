@@ -267,6 +267,7 @@ class Daemon:
             addresses=self.address,
             settings=self.settings,
             replan=self._replan,
+            polled=self._forwarding.judge,
             reporter=self._reporter,
             clock=self._clock,
         )

@@ -1,7 +1,8 @@
 """Keeps `balancer_all` on every node of a bundle right by the directory.
 
 The daemon does so after each migration and when it is elected, for bundles with `forwarding = true`; `balancer forward`
-does it by hand. It changes nothing but that schema, under the newest leader's epoch that the directory knows: a node
+does it by hand. A root that gets row level security loses it at the next poll, because forwarding would go round that.
+It changes nothing but that schema, under the newest leader's epoch that the directory knows: a node
 that has seen a newer one refuses, and the next look knows it too.
 """
 
@@ -13,7 +14,7 @@ import structlog
 
 from balancer.directory.model import Migration, MigrationKind
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import BalancerError
+from balancer.errors import BalancerError, Refused
 from balancer.migration.context import places
 from balancer.migration.machine import State
 from balancer.migration.observer import Observer
@@ -24,12 +25,14 @@ from balancer.nodes.forwarding import (
     check_available,
     check_login,
     check_roots,
+    is_forwarding,
     remove_forwarding,
     set_forwards,
     set_servers,
 )
 from balancer.nodes.proven_views import Proven, make_views, prune
 from balancer.nodes.schema import upgrade_schema
+from balancer.polling.poller import ClusterPoll
 
 log = structlog.get_logger()
 
@@ -55,7 +58,13 @@ def forward_bundle(snapshot: Snapshot, bundle: str, addresses: Callable[[str], A
     known = {node: addresses(node) for node in nodes}
     forwards = forwards_of(snapshot, bundle)
     for node in nodes:
-        _on_node(snapshot, known[node], partial(_look, known[node], forwards))
+        _on_node(snapshot, known[node], partial(_look, known[node]))
+    try:
+        for node in nodes:
+            _on_node(snapshot, known[node], partial(_look_at_roots, forwards))
+    except Refused:
+        stop_forwarding(snapshot, bundle, addresses)  # what stands from before must not go on either
+        raise
     for node in nodes:
         mine = [one for one in forwards if one.node == node]
         _on_node(snapshot, known[node], partial(_show, mine, known[node].forward_user))
@@ -70,10 +79,14 @@ def forward_bundle(snapshot: Snapshot, bundle: str, addresses: Callable[[str], A
     return changed
 
 
-def _look(address: Address, forwards: Sequence[Forward], cursor: Cursor) -> int:
+def _look(address: Address, cursor: Cursor) -> int:
     """On every node before anything is changed on one."""
     check_available(cursor)
     check_login(cursor, address)
+    return 0
+
+
+def _look_at_roots(forwards: Sequence[Forward], cursor: Cursor) -> int:
     check_roots(cursor, [one.place.root for one in forwards])
     return 0
 
@@ -87,15 +100,25 @@ def _tidy(mine: Sequence[Forward], cursor: Cursor) -> int:
     return prune(cursor, [one.place.partition for one in mine])
 
 
-def stop_forwarding(snapshot: Snapshot, bundle: str, addresses: Callable[[str], Address]) -> None:
-    """Takes it away from every node."""
-
-    def take_away(cursor: Cursor) -> int:
-        remove_forwarding(cursor)
-        return 0
-
+def stop_forwarding(snapshot: Snapshot, bundle: str, addresses: Callable[[str], Address]) -> int:
+    """Takes it away from every node that can be reached; returns from how many. Then raises what another one said."""
+    failures: list[BalancerError] = []
+    stopped = 0
     for node in _nodes(snapshot, bundle):
-        _on_node(snapshot, addresses(node), take_away)
+        try:
+            stopped += _on_node(snapshot, addresses(node), _take_away)
+        except BalancerError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return stopped
+
+
+def _take_away(cursor: Cursor) -> int:
+    stands = is_forwarding(cursor)
+    if stands:
+        remove_forwarding(cursor)
+    return int(stands)
 
 
 class ForwardingUpdater(Observer):
@@ -110,6 +133,29 @@ class ForwardingUpdater(Observer):
         self._wanted = wanted
         self._snapshot = snapshot
         self._addresses = addresses
+        self._stopped: set[str] = set()  # bundles whose roots have row level security; of their own tick each
+
+    def judge(self, poll: ClusterPoll, snapshot: Snapshot) -> None:
+        """After each poll of a bundle's nodes: no root that has got row level security stays forwarded."""
+        secured = sorted(
+            {str(root) for one in poll.nodes.values() if one.poll is not None for root in one.poll.secured}
+        )
+        for bundle in {snapshot.nodes[node].bundle for node in poll.nodes if node in snapshot.nodes}:
+            if not secured and bundle in self._stopped:
+                self._stopped.discard(bundle)
+                self.follow(bundle)
+            elif secured and bundle not in self._stopped:
+                self._stop(snapshot, bundle, secured)
+
+    def _stop(self, snapshot: Snapshot, bundle: str, secured: Sequence[str]) -> None:
+        try:
+            stopped = stop_forwarding(snapshot, bundle, self._addresses)
+        except BalancerError as error:  # tried again after the next poll
+            log.warning("forwarding goes round row level security", bundle=bundle, roots=secured, error=str(error))
+            return
+        self._stopped.add(bundle)
+        if stopped:
+            log.warning("forwarding was removed: it would go round row level security", bundle=bundle, roots=secured)
 
     def follow(self, bundle: str) -> None:
         """Brings the bundle's nodes to what the directory says, if that is wanted."""

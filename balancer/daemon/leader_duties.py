@@ -60,6 +60,7 @@ class Leading:
         addresses: Callable[[str], Address],
         settings: Callable[[], Settings],
         replan: Callable[[str], None],
+        polled: Callable[[ClusterPoll, Snapshot], None],
         reporter: Reporter,
         clock: Clock,
     ) -> None:
@@ -69,6 +70,7 @@ class Leading:
         self._beginner = beginner
         self._settings = settings
         self._replan = replan
+        self._polled = polled
         self._reporter = reporter
         self._clock = clock
         self._addresses = addresses
@@ -100,8 +102,13 @@ class Leading:
         log.info("node changed", node=node.id, state=state, reason=change.reason)
 
     def guard(self, poll: ClusterPoll, snapshot: Snapshot) -> Mapping[str, str]:
-        """Keeps nodes that have gone back in time from doing harm; in every mode. Returns why it could not, by node."""
-        return self._guard.look(poll, snapshot)
+        """In every mode: keeps nodes that have gone back in time from doing harm, and rows behind their policies.
+
+        Returns why a node could not be guarded, by node.
+        """
+        found = self._guard.look(poll, snapshot)
+        self._polled(poll, snapshot)
+        return found
 
     def quarantine(self, tablets: Sequence[int], failures: int) -> None:
         """Leaves tablets alone whose migrations failed so often in a row, until an operator releases them.

@@ -11,6 +11,7 @@ from balancer.directory.invariants import faults_of
 from balancer.directory.model import Json, Record, RecordKind
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
+from balancer.outside import quoted
 
 FORMAT = 1
 """Of the document, not of stored bytes: an export outlives changes of those, so that it carries data over them."""
@@ -43,14 +44,17 @@ def import_document(document: Json) -> list[Record]:
     if not isinstance(document, dict) or "format" not in document:
         raise UserError("this is not an exported directory: it has no field 'format'")
     if document["format"] != FORMAT:
-        raise UserError(f"the document has format {document['format']!r}; this software reads {FORMAT}")
+        raise UserError(f"the document has format {quoted(document['format'])}; this software reads {FORMAT}")
     names = {f"{kind}s": kind for kind in RecordKind}
     unknown = set(document) - set(names) - {"format", "version"}
     if unknown:
         raise UserError(f"the document has unknown parts: {', '.join(sorted(unknown))}; known are {', '.join(names)}")
     records: list[Record] = []
     for name, kind in names.items():
-        for number, one in enumerate(document.get(name, ())):
+        part = document.get(name, [])
+        if not isinstance(part, list):
+            raise UserError(f"the document's part {name!r} is {type(part).__name__}; a list is allowed")
+        for number, one in enumerate(part):
             try:
                 records.append(from_document(kind, one))
             except Malformed as error:

@@ -21,6 +21,7 @@ from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.leftovers import Leftover, LeftoverKind, find_leftovers, remove_leftover
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.objects import CLOSED
+from balancer.nodes.owners_code import owners_findings
 from balancer.nodes.ownership import rewound_words
 from balancer.nodes.root_facts import Facts, facts_on
 from balancer.nodes.root_findings import compare_roots, leaf_findings, root_findings
@@ -63,6 +64,8 @@ def examine(directory: Directory, addresses: Addresses, nodes: Sequence[str] | N
             try:
                 with translated(node):
                     found += _examine_node(snapshot, node, links.control(node))
+                    if not links.address(node).trusts_owners:
+                        found += _owners_code(snapshot, node, links.control(node))
                     roots = [root for _, mine in _roots_of(snapshot, node) for root in mine]
                     facts[node] = facts_on(links.control(node), roots)
             except (Unavailable, Refused) as error:
@@ -171,6 +174,14 @@ def _root_findings(snapshot: Snapshot, node: str, connection: Connection) -> Ite
         for table, roots in _roots_of(snapshot, node):
             key = [column.name for column in table.columns]
             for text in (*root_findings(cursor, roots, key), *leaf_findings(cursor, roots)):
+                yield Finding(node, text)
+
+
+def _owners_code(snapshot: Snapshot, node: str, connection: Connection) -> Iterator[Finding]:
+    """Tables that would run their owners' code with our rights: they are neither moved, counted nor sampled."""
+    with connection.cursor() as cursor:
+        for _, roots in _roots_of(snapshot, node):
+            for _, text in owners_findings(cursor, roots):
                 yield Finding(node, text)
 
 

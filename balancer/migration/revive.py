@@ -19,8 +19,9 @@ from balancer.nodes.closed import close_tablet, locked_rows
 from balancer.nodes.connection import Cursor, translated
 from balancer.nodes.creation import create_partition
 from balancer.nodes.epoch_check import node_transaction
-from balancer.nodes.names import Name
+from balancer.nodes.names import Name, parse_name
 from balancer.nodes.partition import attach, attachments, count_rows, exists
+from balancer.nodes.readable import check_extendable, check_readable
 from balancer.nodes.schema import OwnedTablet, OwnState, read_tablets
 
 LOCK_TIMEOUT = 2.0
@@ -105,10 +106,12 @@ def make_ready(links: Links, leader_epoch: int, table: Table, revived: Tablet, *
             return  # by an attempt before this one
         if row is not None and row.epoch >= revived.epoch:
             raise Refused(f"node {node} says that tablet {revived.id} is {row.state} with epoch {row.epoch}")
+        trusted = links.address(node).trusts_owners
+        check_extendable(cursor, [parse_name(root) for root in table.roots], trusted=trusted)
         if empty:
             _create(cursor, node, table, revived)
         else:
-            _attach(cursor, node, table, revived)
+            _attach(cursor, node, table, revived, trusted=trusted)
         close_tablet(cursor, closed, node, leader_epoch, LOCK_TIMEOUT)
 
 
@@ -121,10 +124,11 @@ def _create(cursor: Cursor, node: str, table: Table, revived: Tablet) -> None:
         create_partition(cursor, read_root(cursor, place.root), place.partition, place.part)
 
 
-def _attach(cursor: Cursor, node: str, table: Table, revived: Tablet) -> None:
+def _attach(cursor: Cursor, node: str, table: Table, revived: Tablet, *, trusted: bool) -> None:
     missing = _missing(cursor, partitions_of(table, revived))
     if missing:
         raise Refused(f"node {node} has no copy of tablet {revived.id}: {missing[0]} is not there")
+    check_readable(cursor, partitions_of(table, revived), trusted=trusted)
     for place in places(table, revived):
         if attachments(cursor, [place.partition])[place.partition] is None:
             attach(cursor, place)
@@ -138,6 +142,12 @@ def _row(cursor: Cursor, tablet: int) -> OwnedTablet | None:
     return next((row for row in read_tablets(cursor) if row.id == tablet), None)
 
 
+def _count(cursor: Cursor, name: Name, *, trusted: bool) -> int:
+    with cursor.connection.transaction():
+        check_readable(cursor, [name], trusted=trusted)
+        return count_rows(cursor, name)
+
+
 def _copy(links: Links, node: Node, table: Table, tablet: Tablet) -> Copy | None:
     if node.state is NodeState.LOST:
         return Copy(node.id, "lost") if node.id == tablet.node else None
@@ -147,7 +157,7 @@ def _copy(links: Links, node: Node, table: Table, tablet: Tablet) -> Copy | None
             missing = _missing(cursor, names)
             if row is None and missing:
                 return None
-            rows = None if missing else count_rows(cursor, names[0])
+            rows = None if missing else _count(cursor, names[0], trusted=links.address(node.id).trusts_owners)
             return Copy(node.id, str(row.state) if row else "not known", row.epoch if row else 0, rows)
     except Unavailable as error:
         return Copy(node.id, f"cannot be asked: {error}")

@@ -67,6 +67,8 @@ class Address:
     forward_user: str = ""
     """The login by which other nodes reach its tablets; empty: they do not."""
     forward_password: str | None = field(default=None, repr=False)
+    trusts_owners: bool = False
+    """Whether code of the tables' owners may run there with our rights (`trust_table_owners`)."""
 
     def __str__(self) -> str:
         return f"node {self.node}"

@@ -16,6 +16,7 @@ from balancer.errors import Refused
 from balancer.nodes.catalog import Root, find_root
 from balancer.nodes.connection import Cursor, Statement, printed, run_single
 from balancer.nodes.names import Name
+from balancer.nodes.owners_code import check_named, code_named
 from balancer.nodes.partition import option_clause, trigger_statements
 from balancer.nodes.printing import TRIGGER_EVENTS, TRIGGER_TAIL
 from balancer.nodes.root_facts import full_names
@@ -142,6 +143,8 @@ class Definition:
     comments: tuple[Statement, ...]
     roles: frozenset[str]
     """Every role that is named in it."""
+    code: tuple[tuple[str, str], ...]
+    """Functions, operators and domains that it uses: PostgreSQL calls them while it makes indexes and columns."""
 
 
 def read_definition(cursor: Cursor, root: Root) -> Definition:
@@ -150,11 +153,16 @@ def read_definition(cursor: Cursor, root: Root) -> Definition:
         return _read_definition(cursor, root)
 
 
-def make_roots(cursor: Cursor, definitions: Sequence[Definition]) -> None:
-    """Makes the roots that are missing, then their foreign keys; inside the caller's transaction."""
+def make_roots(cursor: Cursor, definitions: Sequence[Definition], *, trusted: bool = False) -> None:
+    """Makes the roots that are missing, then their foreign keys; inside the caller's transaction.
+
+    Raises `Refused` where that would run code of their owners with our rights, unless those are `trusted`.
+    """
     missing = [definition for definition in definitions if find_root(cursor, definition.root) is None]
     _check_roles(cursor, missing)
     with full_names(cursor):
+        for definition in () if trusted else missing:
+            check_named(cursor, definition.root, definition.code)
         for definition in missing:
             for statement in definition.statements:
                 run_single(cursor, statement)
@@ -211,6 +219,7 @@ def _read_definition(cursor: Cursor, root: Root) -> Definition:
         grants,
         tuple(_comments(cursor, root)),
         frozenset(role for role in named if role is not None),
+        code_named(cursor, root.oid),
     )
 
 

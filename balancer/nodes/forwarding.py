@@ -133,6 +133,12 @@ def set_forwards(cursor: Cursor, forwards: Sequence[Forward]) -> int:
     return len(set(astray) | set(missing))
 
 
+def is_forwarding(cursor: Cursor) -> bool:
+    """Whether anything here leads to other nodes."""
+    cursor.execute("SELECT 1 FROM pg_foreign_server WHERE srvname LIKE %s LIMIT 1", (_server("%"),))
+    return cursor.fetchone() is not None
+
+
 def remove_forwarding(cursor: Cursor) -> None:
     """Takes everything away again; the extension stays, it may be somebody else's too."""
     cursor.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(SCHEMA)))

@@ -17,6 +17,7 @@ from balancer.nodes.bounds import KeyColumn
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.names import Name
 from balancer.nodes.quantiles import Point, cuts
+from balancer.nodes.readable import check_readable
 from balancer.policies.bundle_view import KeySamples, SampleSource
 from balancer.policies.hash_leaves import position
 from balancer.policies.hashing import partition_hash
@@ -52,13 +53,16 @@ def split_keys(
     columns: Sequence[KeyColumn],
     parts: int,
     seconds: float = SECONDS,
+    *,
+    trusted: bool = False,
 ) -> SplitKeys:
     """Keys that cut neighbouring range partitions, taken together, into parts of equal size.
 
     `parts − 1` of them, fewer where keys repeat. Raises `Refused` where no key can be found: there are no rows, or all
-    of them have one key.
+    of them have one key; or where the partitions would run their owners' code, unless those are `trusted`.
     """
     with _bounded(connection, seconds) as cursor:
+        check_readable(cursor, partitions, trusted=trusted)
         sizes = {partition: _size(cursor, partition) for partition in partitions}
         if sum(size.rows for size in sizes.values()) <= EXACT_ROWS:
             found = _exact(cursor, partitions, columns, parts)
@@ -84,6 +88,7 @@ def row_age_samples(
     *,
     hashed: bool = False,
     seconds: float = SECONDS,
+    trusted: bool = False,
 ) -> KeySamples:
     """Keys of rows written after a baseline transaction, from a sample of the partition's blocks.
 
@@ -91,10 +96,11 @@ def row_age_samples(
     """
     types = [column.type for column in columns]
     with _bounded(connection, seconds) as cursor:
+        check_readable(cursor, [partition], trusted=trusted)
         share = _share(_size(cursor, partition))
         cursor.execute(
             sql.SQL(
-                "SELECT {key} FROM {table} TABLESAMPLE SYSTEM ({share}) WHERE age(xmin) BETWEEN 0 AND"
+                "SELECT {key} FROM ONLY {table} TABLESAMPLE SYSTEM ({share}) WHERE age(xmin) BETWEEN 0 AND"
                 " pg_snapshot_xmax(pg_current_snapshot())::text::bigint - {baseline}"
             ).format(
                 key=_key(columns),
@@ -170,7 +176,8 @@ def _exact(cursor: Cursor, partitions: Sequence[Name], columns: Sequence[KeyColu
             names=_names(columns),
             order=_order(columns),
             rows=sql.SQL(" UNION ALL ").join(
-                sql.SQL("SELECT {} FROM {}").format(_names(columns), partition.identifier) for partition in partitions
+                sql.SQL("SELECT {} FROM ONLY {}").format(_names(columns), partition.identifier)
+                for partition in partitions
             ),
             parts=sql.Literal(parts),
         )
@@ -252,7 +259,7 @@ def _blocks(cursor: Cursor, partition: Name, columns: Sequence[KeyColumn], size:
     types = [column.type for column in columns]
     share = _share(size)
     cursor.execute(
-        sql.SQL("SELECT {} FROM {} TABLESAMPLE SYSTEM ({})").format(
+        sql.SQL("SELECT {} FROM ONLY {} TABLESAMPLE SYSTEM ({})").format(
             _key(columns), partition.identifier, sql.Literal(share)
         )
     )

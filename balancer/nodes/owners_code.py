@@ -1,8 +1,9 @@
 """What of a table would run its owner's code with our rights, found by walking the catalog from the table outwards.
 
-When we copy rows, PostgreSQL evaluates checks, generated columns, index expressions and the constraints of domains as
-us; when we so much as plan a query, it folds constants in index and statistics expressions; and a cast of a type is
-called where values are compared as text. All of that is harmless as long as it ends in functions that nobody but a
+Migrations ask before they copy; `readable` asks before anything else reads rows or makes partitions. When we copy rows,
+PostgreSQL evaluates checks, generated columns, index expressions and the constraints of domains as us; when we so much
+as plan a query, it folds constants in index and statistics expressions; and a cast of a type is called where values are
+compared as text. All of that is harmless as long as it ends in functions that nobody but a
 superuser or our own role can change. Two things are not: functions, operators and domains of other owners, and those of
 PostgreSQL's own functions that run a query or touch the server (they are volatile, or make XML of a table).
 
@@ -10,7 +11,7 @@ Plain defaults are left out, because every column has a value when we write it, 
 partition when it is attached. Reading only, and only catalogs: nothing of the table is evaluated by asking.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from balancer.errors import Refused
 from balancer.nodes.connection import Cursor
@@ -18,7 +19,7 @@ from balancer.nodes.names import Name
 
 # `found` has every object that the table leads to. PostgreSQL records no dependencies on its own objects, so what an
 # expression calls of them is read from the expression itself.
-_WALK = r"""
+_FOUND = r"""
 WITH RECURSIVE us AS MATERIALIZED (
     SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user
 ), found (class, id) AS (
@@ -47,13 +48,29 @@ WITH RECURSIVE us AS MATERIALIZED (
         UNION ALL SELECT 'pg_proc'::regclass, c.castfunc FROM pg_cast c
             WHERE f.class = 'pg_type'::regclass AND f.id >= 16384 AND f.id IN (c.castsource, c.casttarget)
               AND c.castfunc <> 0
+        -- What compares and hashes in an index or a partition key, where it is not PostgreSQL's own.
+        UNION ALL SELECT 'pg_opclass'::regclass, o.id FROM pg_index i, unnest(i.indclass) AS o (id)
+            WHERE f.class = 'pg_class'::regclass AND i.indexrelid = f.id AND o.id >= 16384
+        UNION ALL SELECT 'pg_opclass'::regclass, o.id FROM pg_partitioned_table p, unnest(p.partclass) AS o (id)
+            WHERE f.class = 'pg_class'::regclass AND p.partrelid = f.id AND o.id >= 16384
+        UNION ALL SELECT 'pg_proc'::regclass, a.amproc::oid FROM pg_opclass o
+            JOIN pg_amproc a ON a.amprocfamily = o.opcfamily
+            WHERE f.class = 'pg_opclass'::regclass AND o.oid = f.id
+        UNION ALL SELECT 'pg_operator'::regclass, a.amopopr FROM pg_opclass o
+            JOIN pg_amop a ON a.amopfamily = o.opcfamily
+            WHERE f.class = 'pg_opclass'::regclass AND o.oid = f.id
         UNION ALL SELECT p.refclassid, p.refobjid FROM pg_depend p
             WHERE p.classid = f.class AND p.objid = f.id
               AND p.refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass, 'pg_type'::regclass)
               AND f.class IN ('pg_constraint'::regclass, 'pg_attrdef'::regclass, 'pg_class'::regclass,
                               'pg_statistic_ext'::regclass, 'pg_operator'::regclass, 'pg_type'::regclass)
     ) AS next (class, id)
-), expression (code) AS (
+)
+"""
+
+_STRANGE = (
+    _FOUND  # noqa: S608 - constants of this module
+    + r""", expression (code) AS (
     SELECT k.conbin::text FROM found f JOIN pg_constraint k ON f.class = 'pg_constraint'::regclass AND k.oid = f.id
     UNION ALL SELECT d.adbin::text FROM found f JOIN pg_attrdef d ON f.class = 'pg_attrdef'::regclass AND d.oid = f.id
     UNION ALL SELECT concat(i.indexprs, i.indpred) FROM found f
@@ -78,11 +95,41 @@ UNION SELECT 'function ' || p.oid::regprocedure FROM expression e
                   AND NOT EXISTS (SELECT FROM us WHERE us.oid = c.relowner))
 ORDER BY 1
 """
+)
+
+_NAMED = (
+    _FOUND  # noqa: S608 - the same
+    + """
+SELECT 'function', p.oid::regprocedure::text FROM found f
+    JOIN pg_proc p ON f.class = 'pg_proc'::regclass AND p.oid = f.id AND p.oid >= 16384
+UNION SELECT 'operator', o.oid::regoperator::text FROM found f
+    JOIN pg_operator o ON f.class = 'pg_operator'::regclass AND o.oid = f.id AND o.oid >= 16384
+UNION SELECT 'domain', t.oid::regtype::text FROM found f
+    JOIN pg_type t ON f.class = 'pg_type'::regclass AND t.oid = f.id AND t.typtype = 'd' AND t.oid >= 16384
+ORDER BY 1, 2
+"""
+)
+
+_OF_OTHERS = """
+SELECT kind || ' ' || name FROM unnest(%s::text[], %s::text[]) AS used (kind, name)
+WHERE EXISTS (
+    SELECT FROM pg_roles r WHERE NOT rolsuper AND rolname <> current_user AND r.oid IN (
+        (SELECT proowner FROM pg_proc p WHERE kind = 'function' AND p.oid = to_regprocedure(name)),
+        (SELECT oprowner FROM pg_operator o WHERE kind = 'operator' AND o.oid = to_regoperator(name)),
+        (SELECT typowner FROM pg_type t WHERE kind = 'domain' AND t.oid = to_regtype(name))))
+"""
 
 # By the catalog: a role that may not enter a schema is told so by the preflight, and not by an error here.
 _TABLES = """
 SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN unnest(%s::text[], %s::text[]) AS wanted (schema, name) ON wanted.schema = n.nspname AND wanted.name = c.relname
+"""
+
+_LEAVES = """
+SELECT n.nspname, c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_class r ON r.oid = i.inhparent JOIN pg_namespace rn ON rn.oid = r.relnamespace
+WHERE rn.nspname = %s AND r.relname = %s ORDER BY 1, 2
 """
 
 
@@ -91,7 +138,19 @@ def owners_code(cursor: Cursor, tables: Sequence[Name]) -> list[str]:
     there = cursor.execute(_TABLES, ([table.schema for table in tables], [table.name for table in tables])).fetchall()
     if not there:
         return []
-    return [str(name) for (name,) in cursor.execute(_WALK, {"tables": [oid for (oid,) in there]})]
+    return [str(name) for (name,) in cursor.execute(_STRANGE, {"tables": [oid for (oid,) in there]})]
+
+
+def code_named(cursor: Cursor, root: int) -> tuple[tuple[str, str], ...]:
+    """Kind and full name of everything a table leads to that is not PostgreSQL's own, whoever owns it."""
+    return tuple((str(kind), str(name)) for kind, name in cursor.execute(_NAMED, {"tables": [root]}))
+
+
+def check_named(cursor: Cursor, table: Name, used: Sequence[tuple[str, str]]) -> None:
+    """Raises `Refused` where a table that is to be made here would use what belongs to others here."""
+    kinds, names = [kind for kind, _ in used], [name for _, name in used]
+    if found := [str(name) for (name,) in cursor.execute(_OF_OTHERS, (kinds, names))]:
+        raise Refused(owners_code_words(table, found))
 
 
 def owners_code_words(table: Name, found: Sequence[str]) -> str:
@@ -100,6 +159,19 @@ def owners_code_words(table: Name, found: Sequence[str]) -> str:
         f"{table} uses {', '.join(found)}, which would run with the balancer's rights: give it a superuser as owner,"
         " or say trust_table_owners = true under [migration]"
     )
+
+
+def owners_findings(cursor: Cursor, roots: Sequence[Name]) -> Iterator[tuple[Name, str]]:
+    """Each root that a move would refuse, and each partition that uses more than its root does, in words."""
+    for root in roots:
+        mine = owners_code(cursor, [root])
+        if mine:
+            yield root, owners_code_words(root, mine)
+        leaves = [Name(*row) for row in cursor.execute(_LEAVES, root).fetchall()]
+        if set(owners_code(cursor, leaves)) - set(mine):
+            for leaf in leaves:
+                if more := [name for name in owners_code(cursor, [leaf]) if name not in mine]:
+                    yield leaf, owners_code_words(leaf, more)
 
 
 def check_owners_code(cursor: Cursor, tables: Sequence[Name]) -> None:

@@ -138,6 +138,8 @@ class NodePoll:
     """How long the answer took."""
     defaults: tuple[tuple[Name, Name], ...] = ()
     """Roots that have a DEFAULT partition, with its name."""
+    secured: tuple[Name, ...] = ()
+    """Roots that have row level security, which forwarding would go round."""
     forks: Forks | None = None
     """Where its timeline left the ones before; read only where the timeline is a new one."""
 
@@ -216,6 +218,14 @@ JOIN pg_partitioned_table p ON p.partrelid = rc.oid
 JOIN pg_class d ON d.oid = p.partdefid JOIN pg_namespace dn ON dn.oid = d.relnamespace;
 """
 
+_SECURED = """
+SELECT rn.nspname, rc.relname
+FROM unnest({schemas}::text[], {names}::text[]) AS r (schema, name)
+JOIN pg_namespace rn ON rn.nspname = r.schema
+JOIN pg_class rc ON rc.relnamespace = rn.oid AND rc.relname = r.name
+WHERE rc.relrowsecurity OR EXISTS (SELECT FROM pg_policy p WHERE p.polrelid = rc.oid);
+"""
+
 _OWNERSHIP = """
 SELECT cluster, node, leader_epoch, schema_version,
        coalesce((SELECT max(number) FROM balancer.marker WHERE migration = 'the mark'), 0) FROM balancer.node;
@@ -257,12 +267,13 @@ def _of_roots(question: LiteralString, roots: Sequence[Name]) -> sql.Composed:
 def _poll(connection: Connection, roots: Sequence[Name], others: int | None, *, with_ownership: bool) -> NodePoll:
     size = sql.SQL("pg_database_size(d.datid)") if others is None else sql.Literal(others)
     request = sql.SQL(_FACTS).format(size=size) + sql.SQL(_SLOTS) + statement(roots) + _of_roots(_DEFAULTS, roots)
+    request += _of_roots(_SECURED, roots)
     if with_ownership:
         request += sql.SQL(own_schema.REQUIRED + ";" + _OWNERSHIP)
     # Without parameters the whole request travels as one message and takes one round trip.
     with psycopg.ClientCursor(connection) as cursor:
         results = _results(cursor.execute(request))
-        facts, slots, partitions, defaults = next(results), next(results), next(results), next(results)
+        facts, slots, partitions, defaults, secured = (next(results) for _ in range(5))
         identity, claims = (next(results), next(results)) if with_ownership else ([], [])
     *measures, system, timeline, end = facts[0]
     known = replace(NodeFacts(*measures), system=system, timeline=timeline, position=end)
@@ -275,6 +286,7 @@ def _poll(connection: Connection, roots: Sequence[Name], others: int | None, *, 
         NodeIdentity(*identity[0]) if identity else None,
         tuple(Claim(tablet, epoch, _STATES[state], *rest) for tablet, epoch, state, *rest in claims),
         defaults=tuple((Name(*row[:2]), Name(*row[2:])) for row in defaults),
+        secured=tuple(Name(*row) for row in secured),
     )
 
 

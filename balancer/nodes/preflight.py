@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.names import Name
-from balancer.nodes.owners_code import owners_code, owners_code_words
+from balancer.nodes.owners_code import owners_findings
 from balancer.nodes.root_findings import column_warnings, leaf_findings, root_findings
 
 OLDEST, NEWEST = 15, 18
@@ -206,9 +206,8 @@ def _table(cursor: Cursor, table: TableNeeds, all_roots: Set[Name]) -> Iterator[
 
 
 def _owners_code(cursor: Cursor, table: TableNeeds) -> Iterator[Shortfall]:
-    for root in table.roots:
-        if found := owners_code(cursor, [root]):
-            yield Shortfall(Severity.ERROR, str(root), owners_code_words(root, found))
+    for name, text in owners_findings(cursor, table.roots):
+        yield Shortfall(Severity.ERROR, str(name), text)
 
 
 def _visible(cursor: Cursor, root: Name) -> bool:

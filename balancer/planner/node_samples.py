@@ -7,15 +7,19 @@ is bounded in time by `balancer.nodes.key_samples`, and asked of the first root,
 import threading
 from collections.abc import Callable, Sequence
 
+import structlog
+
 from balancer.clock import Clock
 from balancer.directory.model import Layout, Table, Tablet
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import BalancerError
+from balancer.errors import BalancerError, Refused
 from balancer.nodes.bounds import KeyColumn
 from balancer.nodes.connection import Address, Connection, ConnectionHolder, translated
 from balancer.nodes.key_samples import current_xid, row_age_samples, split_keys, statistics_samples
 from balancer.nodes.names import Name, parse_name, partition_name
 from balancer.policies.bundle_view import KeySamples
+
+log = structlog.get_logger()
 
 ROW_KEYS = 20  # twentieths of the rows: enough to say what an edge is
 ROW_KEYS_SECONDS = 60.0
@@ -34,8 +38,9 @@ class NodeSampler:
         self._snapshot = snapshot
         self._holder = ConnectionHolder("samples")
         self._clock = clock
-        self._lock = threading.Lock()  # of the two memories below: every bundle's tick asks
+        self._lock = threading.Lock()  # of the memories below: every bundle's tick asks
         self._baselines: dict[tuple[int, int], tuple[Baseline | None, Baseline | None]] = {}
+        self._refused: dict[int, str] = {}
         self._row_keys: dict[tuple[int, int], tuple[float, tuple[bytes, ...]]] = {}
 
     def ask(self, tablet_id: int) -> KeySamples | None:
@@ -50,6 +55,9 @@ class NodeSampler:
         table = snapshot.tables[tablet.table]
         try:
             return self._ask(table, tablet)
+        except Refused as error:
+            self._say_once(tablet, str(error))
+            return None
         except BalancerError:
             return None  # a node that does not answer is said by the poll; here it only means: nothing known
 
@@ -77,8 +85,18 @@ class NodeSampler:
         """The keys at which to cut neighbouring range tablets on one node into parts of about the same size."""
         table, node = snapshot.tables[tablets[0].table], tablets[0].node
         partitions = [partition_of(table, tablet) for tablet in tablets]
-        with self._holder.borrow(self._addresses(node)) as connection, translated(node):
-            return list(split_keys(connection, partitions, columns_of(table), parts).keys)
+        address = self._addresses(node)
+        with self._holder.borrow(address) as connection, translated(node):
+            found = split_keys(connection, partitions, columns_of(table), parts, trusted=address.trusts_owners)
+            return list(found.keys)
+
+    def _say_once(self, tablet: Tablet, why: str) -> None:
+        """What `node check` and `doctor` say as well: asked with every tick, it would fill the log."""
+        with self._lock:
+            known = self._refused.get(tablet.id) == why
+            self._refused[tablet.id] = why
+        if not known:
+            log.warning("keys cannot be sampled", tablet=tablet.id, node=tablet.node, reason=why)
 
     def close(self) -> None:
         """Closes the connections. Idempotent."""
@@ -86,12 +104,18 @@ class NodeSampler:
 
     def _ask(self, table: Table, tablet: Tablet) -> KeySamples | None:
         partition, columns = partition_of(table, tablet), columns_of(table)
-        with self._holder.borrow(self._addresses(tablet.node)) as connection, translated(tablet.node):
+        address = self._addresses(tablet.node)
+        with self._holder.borrow(address) as connection, translated(tablet.node):
             baseline = self._baseline(tablet, connection)
             if baseline is None:
                 return None
             found = row_age_samples(
-                connection, partition, columns, newer_than=baseline, hashed=table.layout is Layout.HASH
+                connection,
+                partition,
+                columns,
+                newer_than=baseline,
+                hashed=table.layout is Layout.HASH,
+                trusted=address.trusts_owners,
             )
             if found.keys or table.layout is Layout.HASH:
                 return found

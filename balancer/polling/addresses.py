@@ -15,7 +15,7 @@ from balancer.nodes.connection import DEFAULT_TIMEOUTS, Address, Connection, Tim
 from balancer.settings import BundleSettings, NodeSettings, Settings
 
 
-def address_of(node: NodeSettings) -> Address:
+def address_of(node: NodeSettings, *, trusts_owners: bool = False) -> Address:
     """How to connect to a node."""
     return Address(
         node.id,
@@ -23,12 +23,17 @@ def address_of(node: NodeSettings) -> Address:
         node.password.get_secret_value() if node.password is not None else None,
         forward_user=node.forward_user,
         forward_password=node.forward_password.get_secret_value() if node.forward_password is not None else None,
+        trusts_owners=trusts_owners,
     )
 
 
 def addresses_of(bundles: Iterable[BundleSettings]) -> dict[str, Address]:
     """By node, over several bundles."""
-    return {node.id: address_of(node) for bundle in bundles for node in bundle.nodes.values()}
+    return {
+        node.id: address_of(node, trusts_owners=bundle.migration.trust_table_owners)
+        for bundle in bundles
+        for node in bundle.nodes.values()
+    }
 
 
 def address_in(settings: Settings, node: str) -> Address:

@@ -87,8 +87,9 @@ class MigrationSettings:
     transactions are ended; shorter: migrations wait less."""
     trust_table_owners: bool = False
     """Whether functions, operators and domains of the tables' owners may run with the balancer's own rights, as they do
-    when rows are copied into tables whose checks, generated columns, types or indexes use them. Not by default: such an
-    owner could become whatever the balancer is. Otherwise tables that use them are named and not moved."""
+    when rows are copied into tables whose checks, generated columns, types or indexes use them, and when partitions
+    with such indexes or statistics are counted, sampled or made. Not by default: such an owner could become whatever
+    the balancer is. Otherwise tables that use them are named, and neither moved nor sampled nor counted."""
     checksum_pages: int = 4096
     """Pages (8 kB) per chunk of a checksum: 32 MB, so that a throttle or a cancel is heard several times a second.
     More: fewer statements; fewer: a cancel is heard sooner."""

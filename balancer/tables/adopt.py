@@ -58,6 +58,8 @@ class TableRequest:
     others: frozenset[Name] = frozenset()
     """The roots of every other table: no foreign key may point to them."""
     require_proof: bool = False
+    trusts_owners: bool = False
+    """Whether code of the tables' owners may run with our rights."""
 
 
 def request_of(bundle: BundleSettings, name: str, author: str) -> TableRequest:
@@ -65,7 +67,8 @@ def request_of(bundle: BundleSettings, name: str, author: str) -> TableRequest:
     shape = bundle.tables[name]
     roots = tuple(parse_name(root) for root in shape.roots)
     others = frozenset(parse_name(root) for table in bundle.tables.values() for root in table.roots) - {*roots}
-    return TableRequest(bundle.name, name, roots, shape.layout, shape.key, author, others, shape.require_proof)
+    trusts = bundle.migration.trust_table_owners
+    return TableRequest(bundle.name, name, roots, shape.layout, shape.key, author, others, shape.require_proof, trusts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +82,14 @@ class Adopted:
 
 def inspect(request: TableRequest, nodes: Mapping[str, Connection]) -> Found:
     """What an adoption would take over; refuses what it would refuse. Changes nothing."""
-    found = survey(request.name, request.roots, nodes, request.others)
+    found = survey(request.name, request.roots, nodes, request.others, trusts_owners=request.trusts_owners)
     check_request(request, found.roots[0])
     check_coverage(request.name, found.roots[0].columns, found.tablets)
-    _try_roots(found, nodes)
+    _try_roots(request, found, nodes)
     return found
 
 
-def _try_roots(found: Found, nodes: Mapping[str, Connection]) -> None:
+def _try_roots(request: TableRequest, found: Found, nodes: Mapping[str, Connection]) -> None:
     """Makes the missing roots and undoes it: what they need beyond themselves only PostgreSQL can tell."""
     definitions = _definitions(found, nodes)
     for node in found.without:
@@ -95,7 +98,7 @@ def _try_roots(found: Found, nodes: Mapping[str, Connection]) -> None:
             nodes[node].transaction(force_rollback=True),
             nodes[node].cursor() as cursor,
         ):
-            make_roots(cursor, definitions)
+            make_roots(cursor, definitions, trusted=request.trusts_owners)
 
 
 @contextmanager
@@ -124,19 +127,19 @@ def adopt(
     found = inspect(request, nodes)
     for node, connection in nodes.items():
         install_schema(connection, cluster, node)
-    spread_roots(found, nodes, directory.snapshot().epoch)
+    spread_roots(request, found, nodes, directory.snapshot().epoch)
     table, tablets = _record(request, found, directory, records)
     tell_nodes(directory.snapshot().epoch, table, tablets, nodes)
     require_proofs(request, nodes, directory.snapshot().epoch)
     return Adopted(table, tuple(tablets), found)
 
 
-def spread_roots(found: Found, nodes: Mapping[str, Connection], leader_epoch: int) -> None:
+def spread_roots(request: TableRequest, found: Found, nodes: Mapping[str, Connection], leader_epoch: int) -> None:
     """Makes the roots, without partitions, on the nodes that lack them."""
     definitions = _definitions(found, nodes)
     for node in found.without:
         with _said_of(found.table, node), node_transaction(nodes[node], leader_epoch, node) as cursor:
-            make_roots(cursor, definitions)
+            make_roots(cursor, definitions, trusted=request.trusts_owners)
 
 
 def _definitions(found: Found, nodes: Mapping[str, Connection]) -> list[Definition]:

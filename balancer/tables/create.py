@@ -21,6 +21,7 @@ from balancer.nodes.creation import create_partition, drop_empty, run_definition
 from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.names import Name, partition_name
 from balancer.nodes.outside_keys import check_outside_keys
+from balancer.nodes.readable import check_extendable
 from balancer.nodes.schema import add_tablets, forget_tablets, install_schema
 from balancer.tables.adopt import (
     TableRequest,
@@ -85,7 +86,7 @@ def create(
     names = [root.name for root in found.roots]
     done: list[Tablet] = []
     try:
-        for batch in _made(snapshot.epoch, nodes, names, list(zip(made, parts, strict=True))):
+        for batch in _made(request, snapshot.epoch, nodes, list(zip(made, parts, strict=True))):
             done += batch
         require_proofs(request, nodes, snapshot.epoch)
         _commit(request, directory, records, table, made)
@@ -121,15 +122,16 @@ def _define(
             check_request(request, roots[0])
             check(roots[0])
             check_outside_keys(cursor, request.roots, request.key, request.others)
+            check_extendable(cursor, request.roots, trusted=request.trusts_owners)
 
 
 def _spread(request: TableRequest, nodes: Mapping[str, Connection], leader_epoch: int) -> Found:
     """Roots on every node, wherever they are now."""
-    found = survey(request.name, request.roots, nodes, request.others)
+    found = survey(request.name, request.roots, nodes, request.others, trusts_owners=request.trusts_owners)
     check_request(request, found.roots[0])
     for tablet in found.tablets:
         raise Refused(f"table {request.name} has the partition {tablet} already; take it over with `table adopt`")
-    spread_roots(found, nodes, leader_epoch)
+    spread_roots(request, found, nodes, leader_epoch)
     return found
 
 
@@ -162,7 +164,10 @@ def _commit(
 
 
 def _made(
-    leader_epoch: int, nodes: Mapping[str, Connection], roots: Sequence[Name], tablets: Sequence[tuple[Tablet, Part]]
+    request: TableRequest,
+    leader_epoch: int,
+    nodes: Mapping[str, Connection],
+    tablets: Sequence[tuple[Tablet, Part]],
 ) -> Iterator[list[Tablet]]:
     """Makes the partitions, batch by batch; yields each batch when it is there."""
     for node, connection in nodes.items():
@@ -170,11 +175,12 @@ def _made(
         for at in range(0, len(mine), BATCH):
             batch = mine[at : at + BATCH]
             with node_transaction(connection, leader_epoch, node) as cursor:
-                for number, name in enumerate(roots):
+                check_extendable(cursor, request.roots, trusted=request.trusts_owners)
+                for number, name in enumerate(request.roots):
                     root = read_root(cursor, name)
                     for tablet, part in batch:
                         create_partition(cursor, root, Name(name.schema, tablet.partitions[number]), part)
-                add_tablets(cursor, [owned_row(tablet, roots) for tablet, _ in batch])
+                add_tablets(cursor, [owned_row(tablet, request.roots) for tablet, _ in batch])
             yield [tablet for tablet, _ in batch]
 
 

@@ -4,7 +4,7 @@ Only reads. Every refusal names the node and the object that is in the way.
 """
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from balancer.errors import Refused
@@ -12,6 +12,7 @@ from balancer.nodes.catalog import Partition, Root, find_root, read_partitions
 from balancer.nodes.connection import Connection, Cursor
 from balancer.nodes.names import Name
 from balancer.nodes.outside_keys import check_outside_keys
+from balancer.nodes.owners_code import owners_findings
 from balancer.nodes.root_facts import Facts, differences, read_facts
 from balancer.nodes.root_findings import column_warnings
 from balancer.tables.coverage import FoundTablet
@@ -41,15 +42,26 @@ class _Holding:
 
 
 def survey(
-    table: str, roots: Sequence[Name], nodes: Mapping[str, Connection], others: Set[Name] = frozenset()
+    table: str,
+    roots: Sequence[Name],
+    nodes: Mapping[str, Connection],
+    others: Set[Name] = frozenset(),
+    *,
+    trusts_owners: bool = False,
 ) -> Found:
-    """Reads the table on every node. Raises `Refused` for what cannot be balanced. `others`: roots of other tables."""
+    """Reads the table on every node. Raises `Refused` for what cannot be balanced. `others`: roots of other tables.
+
+    That it uses code of its owners, which are not trusted, is a note: its tablets can be owned, but not moved.
+    """
     holdings = []
     without = []
     for node, connection in nodes.items():
         with connection.transaction(), connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             holding = _read_node(cursor, table, node, roots, others)
+            if holding is not None and not trusts_owners:
+                code = tuple(f"node {node}: {text}" for _, text in owners_findings(cursor, roots))
+                holding = replace(holding, notes=(*holding.notes, *code))
         if holding is None:
             without.append(node)
         else:

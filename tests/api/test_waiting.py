@@ -1,5 +1,6 @@
 """Routes that follow the directory, commands that reach the leader, samples that reach the poll."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from balancer.api.long_poll import Turns
 from balancer.directory.model import CommandState, Put
 from balancer.planner.commands import decide
 from balancer.planner.keys_in_use import Samples
@@ -66,6 +68,36 @@ def test_a_route_is_confirmed_by_its_tag_until_the_directory_changes(instance: I
     instance.follower().wait(version - 1, 5)
     second = client.get("/v1/route/events", params={"key": 5}, headers=tag)
     assert (second.status_code, second.json()["node"], second.json()["epoch"]) == (200, "pg-b", 2)
+
+
+def test_few_go_on_at_once_and_many_one_after_another() -> None:
+    turns = Turns(per_second=10, at_once=3)
+    assert [round(turns.take(100.0), 3) for _ in range(6)] == [0, 0, 0, 0.1, 0.2, 0.3]
+    assert round(turns.take(100.2), 3) == 0.2, "those before it have theirs"
+    assert [round(turns.take(200.0), 3) for _ in range(4)] == [0, 0, 0, 0.1]
+
+
+def test_many_who_wait_are_all_told_the_newest(instance: Instance) -> None:
+    """More than are answered at once, and changes while they wait for their turn."""
+    many = 250
+
+    async def ask(client: httpx.AsyncClient, tag: str) -> int:
+        answer = await client.get("/v1/route/events?key=5&wait=30", headers={"If-None-Match": tag})
+        return int(answer.json()["version"])
+
+    async def everybody(url: str) -> list[int]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
+            tag = (await client.get("/v1/route/events?key=5")).headers["ETag"]
+            waiting = [asyncio.create_task(ask(client, tag)) for _ in range(many)]
+            await asyncio.sleep(1.0)
+            changes = [await asyncio.to_thread(move, instance, 1001, node) for node in ("pg-b", "pg-c")]
+            versions = await asyncio.gather(*waiting)
+            assert min(versions) >= changes[0]
+            return versions
+
+    with serving(instance) as client:
+        assert len(asyncio.run(everybody(str(client.base_url)))) == many
 
 
 def test_a_long_poll_answers_when_the_owner_changes(instance: Instance, client: httpx.Client) -> None:

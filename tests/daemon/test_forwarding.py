@@ -9,10 +9,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from balancer.clock import SystemClock
 from balancer.daemon.forwarding import ForwardingUpdater, forward_bundle, stop_forwarding
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import Refused
 from balancer.nodes.connection import Address
+from balancer.polling.poller import ClusterPoll, Poller
 from tests.support.commands import balancer_here as balancer
 from tests.support.forward_login import PASSWORD, ROLE, with_login
 from tests.support.refusals import refused_with
@@ -310,6 +312,42 @@ def test_a_root_with_row_level_security_is_refused_by_name(shards: Shards) -> No
     with pytest.raises(Refused, match=r"^public\.orders has row level security, which forwarding would go round"):
         forward(shards)
     assert shards.node("pg-a").execute("SELECT to_regnamespace('balancer_all')").fetchone() == (None,)
+
+
+def polled(shards: Shards) -> ClusterPoll:
+    poller = Poller("shards", SystemClock(), 5.0)
+    try:
+        return poller.poll(shards.directory.snapshot(), address(shards))
+    finally:
+        poller.close()
+
+
+def test_row_level_security_that_comes_later_ends_it_at_the_next_poll(shards: Shards) -> None:
+    forward(shards)
+    shards.node("pg-b").execute("INSERT INTO balancer_all.orders VALUES (%s, 1)", (user_of(shards, 1),))
+    watch = ForwardingUpdater(lambda _: True, shards.directory.snapshot, address(shards).__getitem__)
+    watch.judge(polled(shards), shards.directory.snapshot())
+    assert len(everything(shards, "pg-b")) == 1, "nothing was secured yet"
+    shards.node("pg-a").execute("CREATE POLICY mine ON orders USING (note = current_user)")
+    watch.judge(polled(shards), shards.directory.snapshot())
+    for node in shards.dsns:
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            everything(shards, node)
+        assert shards.node(node).execute("SELECT count(*) FROM pg_user_mappings").fetchone() == (0,)
+    watch.follow("shop")
+    assert shards.node("pg-b").execute("SELECT to_regnamespace('balancer_all')").fetchone() == (None,)
+    shards.node("pg-a").execute("DROP POLICY mine ON orders")
+    watch.judge(polled(shards), shards.directory.snapshot())
+    assert len(everything(shards, "pg-b")) == 1, "it comes back with the end of the policy"
+
+
+def test_the_command_takes_away_what_stands_when_it_refuses(shards: Shards) -> None:
+    forward(shards)
+    shards.node("pg-b").execute("ALTER TABLE orders ENABLE ROW LEVEL SECURITY")
+    with pytest.raises(Refused, match="row level security"):
+        forward(shards)
+    for node in shards.dsns:
+        assert shards.node(node).execute("SELECT to_regnamespace('balancer_all')").fetchone() == (None,)
 
 
 def test_without_a_restricted_login_it_is_refused_with_what_to_do(shards: Shards) -> None:

@@ -69,6 +69,7 @@ def leading(
         reporter=Reporter(instruments),
         settings=lambda: settings,
         replan=replanned.append,
+        polled=lambda *_: None,
         clock=clock,
     )
     made.replanned = replanned  # type: ignore[attr-defined]

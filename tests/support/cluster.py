@@ -62,7 +62,7 @@ class Cluster:
         self.url = self.url or f"sqlite://{self.folder / 'directory.db'}"
 
     def address(self, node: str) -> Address:
-        return Address(node, self.dsns[node])
+        return Address(node, self.dsns[node], trusts_owners=self.settings.trust_table_owners)
 
     def connect(self, node: str) -> psycopg.Connection[tuple[object, ...]]:
         return psycopg.connect(self.dsns[node], autocommit=True)
