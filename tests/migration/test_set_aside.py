@@ -108,3 +108,34 @@ def test_a_schema_of_somebody_else_does_not_get_the_rows(cluster: Cluster) -> No
         execute(cluster, f"DROP SCHEMA {names[0]}; DROP ROLE squatter")
     assert moving.result().state == "done"
     check_kept(cluster, key)
+
+
+def test_rows_whose_owner_s_code_would_run_are_kept_and_not_counted(cluster: Cluster) -> None:
+    """An index that came after the switch: planning the count would call its function as us."""
+    key = tally(cluster).key
+    execute(cluster, "DROP ROLE IF EXISTS sly_owner")
+    execute(cluster, "CREATE ROLE sly_owner")
+
+    def spoil() -> None:
+        write_behind_the_fence(cluster, key)
+        execute(cluster, "CREATE TABLE seen (who text)")
+        execute(
+            cluster, "CREATE FUNCTION really() RETURNS void LANGUAGE sql AS 'INSERT INTO public.seen VALUES (user)'"
+        )
+        execute(
+            cluster,
+            "CREATE FUNCTION note_who() RETURNS int LANGUAGE plpgsql IMMUTABLE AS"
+            " $$ BEGIN PERFORM public.really(); RETURN 1; END $$",
+        )
+        execute(cluster, f"CREATE INDEX ON {LEAF} (n) WHERE note_who() = 1")
+        execute(cluster, "ALTER FUNCTION note_who() OWNER TO sly_owner")
+        execute(cluster, "TRUNCATE seen")
+
+    done = move(cluster, {"entered:retiring": spoil})
+    assert done.state == "done"
+    assert "an unknown number of rows were written here since" in read_detail(done).kept
+    assert cluster.query("a", "SELECT count(*) FROM seen") == [(0,)]
+    (schema,) = kept_schemas(cluster)
+    execute(cluster, f"DROP SCHEMA {schema} CASCADE")
+    execute(cluster, "DROP FUNCTION note_who()")
+    execute(cluster, "DROP ROLE sly_owner")
