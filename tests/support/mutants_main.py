@@ -106,7 +106,7 @@ def _pytest(tests: tuple[str, ...], names: str, *options: str) -> str:
 
 
 def _combinable(mutant: Mutant) -> bool:
-    return mutant is not NO_VERIFICATION
+    return mutant is not NO_VERIFICATION and not mutant.of_verification
 
 
 def show(chosen: list[Mutant], catches: dict[tuple[Mutant, bool], Catch]) -> int:
