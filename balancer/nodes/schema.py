@@ -89,7 +89,7 @@ STEPS: tuple[str, ...] = (
     "SELECT",  # functions have changed: refusals that another try cures are 40001
     "SELECT",  # functions have changed: a lock that is not had in time is such a refusal too
     # The transaction that wrote the fence, and the one whose fence somebody has switched off: see `set_aside`.
-    "ALTER TABLE balancer.tablet ADD COLUMN closed_by text, ADD COLUMN breached_since text",
+    "ALTER TABLE balancer.tablet ADD COLUMN IF NOT EXISTS closed_by text, ADD COLUMN IF NOT EXISTS breached_since text",
 )
 """What brings a node's tables from version n to n + 1."""
 
@@ -202,22 +202,31 @@ def read_tablets(cursor: Cursor) -> list[OwnedTablet]:
 
 
 _INSERT = """
-INSERT INTO balancer.tablet (id, epoch, state, schemas, partitions, migration, deadline, moved_to) VALUES ({})
+INSERT INTO balancer.tablet (id, epoch, state, schemas, partitions, migration, deadline, moved_to)
 """
+# Not ON CONFLICT DO UPDATE: that leaves its own lock in the row's xmax, and `balancer.hold` would take the long way.
 _REPLACE = """
-ON CONFLICT (id) DO UPDATE SET
-    epoch = EXCLUDED.epoch, state = EXCLUDED.state, schemas = EXCLUDED.schemas, partitions = EXCLUDED.partitions,
-    migration = EXCLUDED.migration, deadline = EXCLUDED.deadline, moved_to = EXCLUDED.moved_to, changed = now(),
-    -- Only fences write it; but one that comes back has none yet, whatever stood here when it left.
-    until = CASE WHEN EXCLUDED.state <> 'incoming' THEN tablet.until END,
-    closed_by = CASE WHEN EXCLUDED.state <> 'incoming' THEN tablet.closed_by END,
-    breached_since = CASE WHEN EXCLUDED.state <> 'incoming' THEN tablet.breached_since END
+WITH new AS (
+    SELECT {}::bigint AS id, {}::bigint AS epoch, {}::text AS state, {}::text[] AS schemas, {}::text[] AS partitions,
+        {}::text AS migration, {}::timestamptz AS deadline, {}::text AS moved_to
+), replaced AS (
+    UPDATE balancer.tablet AS t SET
+        epoch = new.epoch, state = new.state, schemas = new.schemas, partitions = new.partitions,
+        migration = new.migration, deadline = new.deadline, moved_to = new.moved_to, changed = now(),
+        -- Only fences write it; but one that comes back has none yet, whatever stood here when it left.
+        until = CASE WHEN new.state <> 'incoming' THEN t.until END,
+        closed_by = CASE WHEN new.state <> 'incoming' THEN t.closed_by END,
+        breached_since = CASE WHEN new.state <> 'incoming' THEN t.breached_since END
+    FROM new WHERE t.id = new.id RETURNING t.id
+)
 """
+_OTHERWISE = " SELECT * FROM new WHERE NOT EXISTS (SELECT FROM replaced)"
 
 
 def add_tablets(cursor: Cursor, tablets: Sequence[OwnedTablet]) -> None:
     """Creates the rows that are missing and leaves the others alone; inside the caller's `node_transaction`."""
-    statement = sql.SQL(_INSERT + "ON CONFLICT (id) DO NOTHING").format(sql.SQL(", ").join([sql.Placeholder()] * 8))
+    values = sql.SQL(", ").join([sql.Placeholder()] * 8)
+    statement = sql.SQL(_INSERT + "VALUES ({}) ON CONFLICT (id) DO NOTHING").format(values)
     cursor.executemany(statement, [_row(tablet) for tablet in tablets])
 
 
@@ -228,8 +237,8 @@ def write_tablets(cursor: Cursor, tablets: Sequence[OwnedTablet]) -> None:
 
 def tablet_statements(tablets: Sequence[OwnedTablet]) -> list[Statement]:
     """What `write_tablets` sends, for those who send more with it."""
-    values = [sql.SQL(", ").join(map(sql.Literal, _row(tablet))) for tablet in tablets]
-    return [sql.SQL(_INSERT + _REPLACE).format(row) for row in values]
+    replacing = sql.SQL(_REPLACE + _INSERT + _OTHERWISE)
+    return [replacing.format(*map(sql.Literal, _row(tablet))) for tablet in tablets]
 
 
 def touch_statement(tablet: int) -> Statement:

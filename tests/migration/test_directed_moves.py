@@ -6,13 +6,15 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 
 import psycopg
 import pytest
 
-from balancer.directory.model import MigrationMode
+from balancer.directory.model import Migration, MigrationMode
 from balancer.errors import Fenced
 from balancer.migration.begin import begin_move
+from balancer.migration.machine import State
 from balancer.migration.recovery import recover
 from tests.support import nemeses
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows
@@ -124,6 +126,52 @@ def test_a_sealed_fence_outlives_its_daemon(cluster: Cluster, row: Tally, point:
     runner = cluster.runner(directory, leadership)
     assert [runner.run(one.id).state for one in recover(directory, leadership)] == ["done"]
     assert row.faults() == []
+
+
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
+def test_who_proves_its_tablet_goes_on_at_the_new_owner_although_the_daemon_died(
+    cluster: Cluster, row: Tally, isolation: str
+) -> None:
+    """Right after the opening: the guard is switched off and still there."""
+
+    def die() -> None:
+        raise Died
+
+    with pytest.raises(Died):
+        move(cluster, {"entered:retiring": die})
+    with cluster.connect("b") as connection:
+        connection.execute(f"BEGIN ISOLATION LEVEL {isolation}".encode())
+        connection.execute(f"CALL balancer.hold({TABLET}, 2, true)".encode())
+        connection.execute(f"UPDATE orders SET n = 7 WHERE id = {row.key}".encode())
+        connection.execute("COMMIT")
+    assert cluster.query("b", f"SELECT n FROM {LEAF} WHERE id = {row.key}") == [(7,)]
+
+
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
+def test_who_proves_its_tablet_goes_on_behind_a_fence_that_was_lifted(
+    cluster: Cluster, row: Tally, isolation: str
+) -> None:
+    """The switch took too long, and comes again: until then the fence is switched off and still there."""
+    cluster.settings = replace(cluster.settings, write_pause_budget=0.2)
+    answers: list[int] = []
+
+    def act() -> None:
+        with cluster.connect("a") as connection:
+            connection.execute(f"BEGIN ISOLATION LEVEL {isolation}".encode())
+            connection.execute(f"CALL balancer.hold({TABLET}, 1, true)".encode())
+            answers.append(connection.execute(f"UPDATE orders SET n = 7 WHERE id = {row.key}".encode()).rowcount)
+            connection.execute("COMMIT")
+
+    class Second(EveryPoint):
+        def entered(self, migration: Migration, state: State) -> None:
+            super().entered(migration, state)
+            if state is State.FENCING and self.points.count("entered:fencing") == 2:
+                act()
+            if state is State.DRAINING and self.points.count("entered:fencing") == 1:
+                sleep(0.3)
+
+    assert move(cluster, Second(lambda _: None)).state == "done"
+    assert answers == [1]
 
 
 def test_a_fence_that_expired_is_not_sealed(cluster: Cluster, row: Tally, worker: ApplyWorker) -> None:
