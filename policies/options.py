@@ -67,11 +67,15 @@ class GroupOptions:
     metric: str = ""
     """Formula over a tablet's statistics and rates; empty: the group is not moved by a metric."""
     max_action_count: int = 50
-    """Most moves by metric in one plan."""
+    """Most moves by metric in one plan. More: balance is reached in fewer plans; fewer: calmer."""
     node_deviation_threshold: float = 0.1
-    """Moves by metric start when the fullest node's load reaches the emptiest's × (1 + this)."""
+    """Moves by metric start when the fullest node's load reaches the emptiest's × (1 + this). Larger: fewer moves;
+    smaller: closer balance."""
     cell_deviation_threshold: float = 0.1
+    """The same; the smaller of the two counts. Larger: fewer moves; smaller: closer balance."""
     min_relative_metric_improvement: float = 0.0
+    """Share of the metric's squared deviation, per node, that a move must take away. Larger: only moves that help
+    much; smaller: more moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +83,33 @@ class BalancerOptions:
     """`[tablet_balancer_config]` of a bundle: YT's names and defaults."""
 
     min_tablet_size: Bytes = 128 * MB
+    """Tablets below it are merged. Larger: fewer, larger tablets; smaller: small ones are left alone."""
     desired_tablet_size: Bytes = 10 * GB
+    """What splits and merges aim at. Larger: fewer tablets, coarser balance, longer moves; smaller: more partitions
+    to plan over."""
     max_tablet_size: Bytes = 20 * GB
+    """Tablets above it are split. Larger: fewer splits, longer moves; smaller: more tablets."""
     min_in_memory_tablet_size: Bytes = 512 * MB
+    """The same for tables that are meant to live in memory. Larger: fewer, larger tablets; smaller: small ones are
+    left alone."""
     desired_in_memory_tablet_size: Bytes = 1 * GB
+    """The same for tables that are meant to live in memory. Larger: fewer tablets; smaller: more."""
     max_in_memory_tablet_size: Bytes = 2 * GB
+    """The same for tables that are meant to live in memory. Larger: fewer splits; smaller: more tablets."""
     min_desired_tablet_size: Bytes = 5 * MB
-    """A floor on the desired size: smaller tablets cost more than they balance."""
+    """A floor on the desired size: smaller tablets cost more than they balance. Larger: a wanted number of tablets
+    gives way sooner; smaller: tiny tablets are made where they are asked for."""
     enable_tablet_size_balancer: bool = True
     enable_in_memory_cell_balancer: bool = True
     enable_cell_balancer: bool = False
     soft_in_memory_cell_balance_threshold: float = 0.05
+    """In-memory moves relieve nodes that are this share above the mean … Larger: fewer moves; smaller: closer
+    balance."""
     hard_in_memory_cell_balance_threshold: float = 0.15
+    """… and begin when the emptiest node has this share less than the fullest. Larger: they begin later; smaller:
+    sooner."""
     tablet_to_cell_ratio: float = 10000.0
-    """Caps the tablets of a table at nodes × this."""
+    """Caps the tablets of a table at nodes × this. Larger: more tablets are allowed; smaller: splits end sooner."""
     tablet_balancer_schedule: FormulaText = ""
     """Formula over hours and minutes; empty: the cluster's default."""
     groups: Mapping[str, GroupOptions] = field(default_factory=dict)
@@ -106,13 +123,18 @@ class TableOptions:
     enable_auto_reshard: bool = True
     enable_auto_tablet_move: bool = True
     min_tablet_size: Bytes | None = None
-    """The three sizes are used only when all are set and strictly increasing."""
+    """The three sizes are used only when all are set and strictly increasing. Larger: more merges; smaller:
+    fewer."""
     desired_tablet_size: Bytes | None = None
+    """See `min_tablet_size`. Larger: fewer tablets; smaller: more."""
     max_tablet_size: Bytes | None = None
+    """See `min_tablet_size`. Larger: fewer splits; smaller: more."""
     desired_tablet_count: int | None = None
-    """Overrides every size."""
+    """Overrides every size. More: finer balance; fewer: fewer partitions."""
     min_tablet_count: int | None = None
+    """Merges leave at least so many. More: load stays spread; fewer: small tables shrink further."""
     desired_tablet_metric: float | None = None
+    """What each tablet should carry of its group's metric. Larger: fewer tablets; smaller: more."""
     group: str = "default"
     in_memory_mode: InMemoryMode = InMemoryMode.NONE
     placement: Placement = Placement.BALANCED
@@ -128,21 +150,32 @@ class HeatOptions:
     schedule: FormulaText = ""
     """Formula for heat alone; empty: the bundle's."""
     max_rows_per_second: float | None = None
-    """Rows written and read per second by one tablet; None: no absolute limit."""
+    """Rows written and read per second by one tablet; None: no absolute limit. Larger: fewer splits by heat;
+    smaller: more."""
     max_bytes_per_second: Annotated[float, "bytes"] | None = None
+    """The same in bytes. Larger: fewer splits by heat; smaller: more."""
     max_cpu_seconds_per_second: float | None = None
+    """The same in seconds of a core. Larger: fewer splits by heat; smaller: more."""
     max_node_share: float = 0.20
-    """Share of its node's load that one tablet may carry."""
+    """Share of its node's load that one tablet may carry. Larger: only very hot tablets are split; smaller: more
+    are."""
     min_rows_per_second: float = 100.0
-    """Below this a tablet is never hot, whatever its share: an idle cluster has no hot spots."""
+    """Below this a tablet is never hot, whatever its share: an idle cluster has no hot spots. Larger: quiet
+    clusters are left alone; smaller: splits begin at less load."""
     polls_to_confirm: int = 3
-    """Polls in a row a trigger must hold: a burst is not a hot range."""
+    """Polls in a row a trigger must hold: a burst is not a hot range. More: fewer false alarms; fewer: it acts
+    sooner."""
     hot_key_share: float = 0.25
+    """Share of a tablet's samples from which on one key is called hot: no split helps it. Larger: splits are tried
+    for longer; smaller: it is named a hot key sooner."""
     front_share: float = 0.80
+    """Share of its writes at one end that makes a tablet a moving front. Larger: fewer are called one; smaller:
+    more."""
     min_samples: int = 100
-    """Fewer key samples than this decide nothing."""
+    """Fewer key samples than this decide nothing. More: surer cuts, later; fewer: sooner, and less sure."""
     min_split_age: Seconds = 3600.0
-    """Seconds before what heat has split may be merged again."""
+    """Seconds before what heat has split may be merged again. Longer: steadier; shorter: partitions go sooner once
+    it is cool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,30 +185,39 @@ class PlacementOptions:
     dimensions: Mapping[str, float] = field(
         default_factory=lambda: {"bytes": 1.0, "write_rate": 1.0, "read_rate": 0.5, "tablets": 0.1}
     )
-    """Dimension → weight. Known: bytes, memory, write_rate, read_rate, tablets. The tightest one decides."""
+    """Dimension → weight. Known: bytes, memory, write_rate, read_rate, tablets. The tightest one decides. Larger:
+    that dimension is balanced more closely; smaller: less."""
     start_threshold: float = 0.10
-    """Moves start when some dimension's fullest node is this much above the mean …"""
+    """Moves start when some dimension's fullest node is this much above the mean … Larger: fewer moves; smaller:
+    closer balance."""
     stop_threshold: float = 0.05
-    """… and stop when every one is within this: the gap keeps the plan steady."""
+    """… and stop when every one is within this: the gap keeps the plan steady. Larger: they stop sooner; smaller:
+    they go on to a closer balance."""
     min_gain: float = 0.02
-    """How much emptier, as a share of the mean, a move's target must still be than its source once the move is done."""
+    """How much emptier, as a share of the mean, a move's target must still be than its source once the move is
+    done. Larger: only moves that help much; smaller: more moves."""
     payback_horizon: Seconds = 86400.0
-    """Seconds. A move that relieves neither disk nor memory must carry off more load in this time than copying costs:
-    a day, so that a move for a daily peak pays and one for a passing burst does not."""
+    """Seconds. A move that relieves neither disk nor memory must carry off more load in this time than copying
+    costs: a day, so that a move for a daily peak pays and one for a passing burst does not. Longer: more moves pay;
+    shorter: fewer."""
     ordinary_mover: Mover = Mover.OBJECTIVE
     """What `enable_cell_balancer` switches on."""
     table_spread: float | None = None
-    """Most tablets of one table that a node may be given, as a multiple of the even number, rounded up; None: any."""
+    """Most tablets of one table that a node may be given, as a multiple of the even number, rounded up; None: any.
+    Larger: more freedom for the other dimensions; smaller: each table is spread more evenly."""
     evacuate_full_nodes: bool = True
     """Whether a node over `close_at_disk_share` gives tablets away at once, even where the movers are switched off."""
     close_at_disk_share: float = 0.85
-    """A node fuller than this gets no new tablets …"""
+    """A node fuller than this gets no new tablets … Larger: disks are used further; smaller: more room is left to
+    grow."""
     reopen_at_disk_share: float = 0.80
-    """… until it is below this. Moves that balance fill no node further: it must be able to grow without closing."""
+    """… until it is below this. Moves that balance fill no node further: it must be able to grow without closing.
+    Larger: it opens sooner; smaller: later."""
     close_at_load: float = 2.0
-    """A node that reads or writes this many times its due share gets no new tablets …"""
+    """A node that reads or writes this many times its due share gets no new tablets … Larger: it is closed later;
+    smaller: sooner."""
     reopen_at_load: float = 1.5
-    """… until it does less than this."""
+    """… until it does less than this. Larger: it opens sooner; smaller: later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,17 +225,24 @@ class BudgetOptions:
     """`[migration]` of a bundle, as far as it decides how much is done at once."""
 
     moves_per_node: int = 1
+    """Migrations in which a node may take part at once. More: balance is reached sooner; fewer: applications notice
+    less."""
     moves_total: int = 4
+    """Migrations of the bundle that run at once. More: balance is reached sooner; fewer: applications notice
+    less."""
     bytes_per_window: Bytes | None = None
-    """Bytes that may be moved in one window of the schedule; None: no limit."""
+    """Bytes that may be moved in one window of the schedule; None: no limit. Larger: more is done in a night;
+    smaller: less."""
     expected_bytes_per_second: Annotated[float, "bytes"] = 32 * MB
-    """Used until a rate has been measured."""
+    """Used until a rate has been measured. Larger: more moves are expected to fit into a window; smaller: fewer."""
     cool_down: Seconds = 600.0
-    """Seconds a tablet rests after a migration."""
+    """Seconds a tablet rests after a migration. Longer: steadier; shorter: it may be moved again sooner."""
     back_off: Seconds = 300.0
-    """Seconds after a first failure; doubled with each further one."""
+    """Seconds after a first failure; doubled with each further one. Longer: less is tried in vain; shorter: it
+    succeeds sooner once the cause is gone."""
     quarantine_after: int = 3
-    """Failures in a row after which a tablet is left alone until an operator says otherwise."""
+    """Failures in a row after which a tablet is left alone until an operator says otherwise. More: it tries for
+    longer; fewer: an operator is asked sooner."""
 
 
 @dataclass(frozen=True, slots=True)
