@@ -1,5 +1,6 @@
 """`balancer table create|adopt|double|halve`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,9 +49,7 @@ def adopt_table(
         with open_configured(settings.daemon, create=True) as directory:
             cluster = cluster_name(settings.daemon.directory)
             adopted = adopt(request, directory, nodes, records_of(found_bundle), cluster)
-    for note in adopted.found.notes:
-        say(note)
-    _done("adopted", table, len(adopted.tablets), output)
+    _done("adopted", table, len(adopted.tablets), output, adopted.found.notes)
 
 
 @app.command("create")
@@ -120,8 +119,10 @@ def _show_found(found: Found, output: Output) -> None:
             say(f"node {node} has no roots yet; they will be made there")
 
 
-def _done(word: str, table: str, tablets: int, output: Output) -> None:
+def _done(word: str, table: str, tablets: int, output: Output, notes: Sequence[str] = ()) -> None:
     if output is Output.JSON:
-        show_json({"table": table, "tablets": tablets, "result": word})
+        show_json({"table": table, "tablets": tablets, "result": word, "notes": list(notes)})
     else:
+        for note in notes:
+            say(note)
         say(f"{word} table {table} with {tablets} tablets")
