@@ -23,7 +23,7 @@ class Admission:
     bytes_moved: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.running = len(self.view.in_flight)
+        self.running = sum(not migration.waits for migration in self.view.in_flight)
         self.per_node = {}
         self.bytes_moved = self.view.bytes_moved_in_window
         for migration in self.view.in_flight:
@@ -42,6 +42,11 @@ class Admission:
     def free_slots(self, node: str) -> int:
         """Migrations that may still be started on a node."""
         return max(0, self.options.budgets.moves_per_node - self.per_node.get(node, 0))
+
+    @property
+    def busy(self) -> frozenset[str]:
+        """Nodes on which nothing more may be started."""
+        return frozenset(node for node in self.per_node if not self.free_slots(node))
 
     def obstacle(self, action: Action) -> Left | None:
         """The budget that is in the way of this action now."""
@@ -78,6 +83,10 @@ class Admission:
         self._count(action.source, action.target)
         if action.kind is ActionKind.MOVE:
             self.bytes_moved += action.size
+
+    def promise(self, size: float) -> None:
+        """Counts bytes that must be moved later because of what is started now."""
+        self.bytes_moved += size
 
     def explain(self, action: Action, code: Left) -> str:
         """One sentence with the numbers of the budget that is in the way."""

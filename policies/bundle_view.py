@@ -90,6 +90,9 @@ class InFlight:
     tablets: tuple[int, ...]
     source: str
     target: str
+    waits: bool = False
+    """A move that follows on one that runs or has run, and has not been started: it is credited and keeps its nodes'
+    slots for itself, but takes up none of the total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,8 @@ class BundleView:
     """Seconds until the schedule's window closes; None: it does not close."""
     bytes_moved_in_window: float = 0.0
     measured_bytes_per_second: float | None = None
+    balancing: bool = False
+    """Whether moves for balance have been started and the stop threshold was not reached since: they go on to it."""
 
 
 class SampleSource(StrEnum):
@@ -184,6 +189,8 @@ class Action:
     """For a reshard by size: how many tablets; the keys are chosen on the node when `parts` is empty."""
     size: float = 0.0  # bytes to be moved or rewritten
     gain: float = 0.0
+    then: tuple[tuple[int, str], ...] = ()
+    """Of a move that helps only together with others: tablets and where they go once this one is done, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,4 +232,8 @@ class PlanResult:
     score_after: float = 100.0
     bound: float = 100.0
     """No plan within these budgets can reach a better score."""
+    limit: float = 100.0
+    """No placement of these tablets at all has a better score."""
     notes: tuple[str, ...] = ()
+    unfinished: bool = False
+    """Whether some node is over the stop threshold, and something is still done about it: what was begun goes on."""

@@ -1,12 +1,13 @@
 """The objective: all dimensions at once, the tightest resource decides, as few bytes as possible.
 
 `plan` calls `balance` on the state that urgent moves and YT's movers have left. Moves start when some node is
-`start_threshold` above its due share (or that far below it, on average over the dimensions) and stop when no node is
-more than `stop_threshold` above it. Large bundles are brought close in bulk, by columns; then, as for small ones,
-single moves and swaps do the rest. It repeats until nothing changes: planning again from its result gives nothing.
+`start_threshold` above its due share (or that far below it, on average over the dimensions) and go on, over as many
+plans as the budgets make of it, until no node is more than `stop_threshold` above it. Large bundles are brought close
+in bulk, by columns; then, as for small ones, single moves, exchanges and chains do the rest. It repeats until nothing
+changes: planning again from its result gives nothing.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,19 +16,11 @@ from balancer.policies.bundle_view import Floats
 from balancer.policies.options import BundleOptions, PlacementOptions
 from balancer.policies.placement_fill import Spread, fill
 from balancer.policies.placement_loads import Bools, LoadState, Problem, excess, tension, underuse
-from balancer.policies.placement_refine import Able, Goal, Refinement
+from balancer.policies.placement_refine import Able, Effort, Goal, Refinement
 from balancer.policies.placement_shed import choose_rows
 
 _BULK_TABLETS = 200  # fewer are planned by single steps from the start: each is the best there is
 _ROUNDS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Balanced:
-    """What the objective has done to the state."""
-
-    started: bool
-    swapped: tuple[tuple[int, int], ...] = ()
 
 
 def is_unbalanced(problem: Problem, held: Floats, above: float, below: float) -> bool:
@@ -35,15 +28,20 @@ def is_unbalanced(problem: Problem, held: Floats, above: float, below: float) ->
     return bool((tension(problem, held) > above).any() or (underuse(problem, held) > below).any())
 
 
+def moves_from(problem: Problem, settings: PlacementOptions) -> float:
+    """How far above its due share a node must be for moves: less once they have begun, so that they come to an end."""
+    return settings.stop_threshold if problem.view.balancing else settings.start_threshold
+
+
 def balance(
     problem: Problem, state: LoadState, able: Able, options: BundleOptions, spread: Spread | None = None
-) -> Balanced:
-    """Changes the state until it is balanced, or as balanced as the tablets that may move allow."""
+) -> bool:
+    """Changes the state until it is balanced, or as balanced as the movable tablets allow; whether there was need."""
     settings = options.placement
     start, stop = settings.start_threshold, settings.stop_threshold
-    if not is_unbalanced(problem, state.held, start, start):
-        return Balanced(started=False)
-    swapped: list[tuple[int, int]] = []
+    if not is_unbalanced(problem, state.held, moves_from(problem, settings), start):
+        return False
+    effort = Effort.of(problem)
     for _ in range(_ROUNDS):
         before = state.owner.copy()
         movable = able.movable & pays_back(problem, state, options)
@@ -54,13 +52,13 @@ def balance(
             state,
             replace(able, movable=movable),
             Goal(stop, start, settings.min_gain, bytes_per_second(problem.view, options), settings.payback_horizon),
-            spread,
+            spread=spread,
+            effort=effort,
         )
         refinement.run()
-        swapped += refinement.swapped
         if not is_unbalanced(problem, state.held, stop, start) or np.array_equal(before, state.owner):
             break
-    return Balanced(started=True, swapped=tuple(swapped))
+    return True
 
 
 def pays_back(problem: Problem, state: LoadState, options: BundleOptions) -> Bools:

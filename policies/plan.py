@@ -5,6 +5,7 @@ urgent moves (draining nodes, full disks), splits and merges by size, heat, then
 one action at most, and nothing is admitted beyond a budget.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -14,17 +15,18 @@ from balancer.policies.bundle_view import Action, ActionKind, BundleView, Floats
 from balancer.policies.closing import node_changes
 from balancer.policies.heat import plan_heat
 from balancer.policies.metric import parse_metric
-from balancer.policies.move_reasons import reason_for
+from balancer.policies.move_reasons import joint_code, joint_text, reason_for
 from balancer.policies.options import BundleOptions, GroupOptions
-from balancer.policies.order import Picker
+from balancer.policies.order import Picker, Step
 from balancer.policies.placement_candidates import LAST_HARD, group_of, history_standing
 from balancer.policies.placement_loads import Bools, Problem, build_problem
 from balancer.policies.plan_record import Record
-from balancer.policies.reasons import MEANINGS, Left
-from balancer.policies.score import bound, score
+from balancer.policies.reasons import MEANINGS, Left, Taken
+from balancer.policies.score import bound, is_over, limit, score
 from balancer.policies.sizes import plan_sizes
 from balancer.policies.wanted_moves import Moves, plan_moves
 
+FOR_BALANCE = (Taken.LOAD, Taken.SWAP, Taken.CHAIN)
 HEAT = "heat-"  # how the codes of actions for heat begin
 GATHERING = "gathering"  # the code with which `sizes` says that tablets are brought together to be merged
 
@@ -53,8 +55,15 @@ def make_plan(view: BundleView, options: BundleOptions) -> PlanResult:
         score_before=score(problem, moves.before),
         score_after=score(problem, picker.state),
         bound=max(best, score(problem, picker.state)),
+        limit=limit(problem),
         notes=record.notes(moves, picker),
+        unfinished=moves.started and picker.busy and is_over(problem, moves.before, options.placement.stop_threshold),
     )
+
+
+def goes_on(before: bool, plan: PlanResult, started: Iterable[Action]) -> bool:
+    """Whether balancing has begun, by an earlier plan or by what was started of this one, and is not at its end."""
+    return plan.unfinished and (before or any(action.code in FOR_BALANCE for action in started))
 
 
 def reshape(view: BundleView, options: BundleOptions) -> tuple[list[Action], list[Rejection]]:
@@ -96,8 +105,13 @@ def _admit(
         actions.append(action)
         spoken.update(action.tablets)
 
-    for row, gain in picker.urgent():
-        take(move_action(moves, row, gain, options))
+    def take_step(step: Step) -> None:
+        for action in step_actions(moves, step, options):
+            take(action)
+        admission.promise(float(problem.sizes[list(step.then)].sum()))
+
+    for step in picker.urgent():
+        take_step(step)
     urgent = {int(tablet) for tablet in problem.ids[moves.urgent_rows()]}
     for action in reshaping:
         if urgent.intersection(action.tablets):
@@ -112,8 +126,10 @@ def _admit(
             take(action)
         else:
             record.reject(action, code, admission.explain(action, code))
-    for row, gain in picker.others(_rows(problem, spoken)):
-        take(move_action(moves, row, gain, options))
+    for step in picker.others(_rows(problem, spoken)):
+        take_step(step)
+    if not actions and not problem.view.in_flight:
+        picker.drop_useless()
     return actions, picker
 
 
@@ -128,20 +144,29 @@ def _resting(action: Action, view: BundleView, options: BundleOptions) -> Left |
     return None
 
 
-def move_action(moves: Moves, row: int, gain: float, options: BundleOptions) -> Action:
-    """A move, with its reason."""
+def step_actions(moves: Moves, step: Step, options: BundleOptions) -> list[Action]:
+    """The moves that are started now, with their reasons; the first brings the rest with it."""
+    problem = moves.problem
+    follow = tuple((int(problem.ids[row]), problem.nodes[int(moves.after.owner[row])].id) for row in step.then)
+    actions = [_move_action(moves, row, step, options) for row in step.now]
+    return [replace(actions[0], then=follow), *actions[1:]] if follow else actions
+
+
+def _move_action(moves: Moves, row: int, step: Step, options: BundleOptions) -> Action:
     problem = moves.problem
     source, target = int(moves.before.owner[row]), int(moves.after.owner[row])
+    code = joint_code(moves, step.rows) if len(step.rows) > 1 else moves.code(row)
+    beside = joint_text(moves, row, step.now, step.then) if len(step.rows) > 1 else ""
     return Action(
         kind=ActionKind.MOVE,
         table=problem.view.tables[int(problem.tables[row])].name,
         tablets=(int(problem.ids[row]),),
-        reason=reason_for(moves, row, options),
-        code=str(moves.code(row)),
+        reason=reason_for(moves, row, options) + beside,
+        code=str(code),
         source=problem.nodes[source].id,
         target=problem.nodes[target].id,
         size=float(problem.sizes[row]),
-        gain=gain,
+        gain=step.gain,
     )
 
 

@@ -18,6 +18,7 @@ class Taken(StrEnum):
     METRIC = "metric"
     LOAD = "load"
     SWAP = "swap"
+    CHAIN = "chain"
 
 
 class Left(StrEnum):
@@ -57,10 +58,11 @@ class Left(StrEnum):
     MOVES_PER_NODE = "moves-per-node"
     BYTES_PER_WINDOW = "bytes-per-window"
     WINDOW_TOO_SHORT = "window-too-short"
-    SWAP_NEEDS_TWO = "swap-needs-two"
     WAITS = "waits"
     TAKEN = "taken"
 
+
+BUDGETS = (Left.MOVES_TOTAL, Left.MOVES_PER_NODE, Left.BYTES_PER_WINDOW, Left.WINDOW_TOO_SHORT)
 
 MEANINGS: dict[str, str] = {
     Taken.DRAIN: "the node is draining and must be emptied",
@@ -72,6 +74,7 @@ MEANINGS: dict[str, str] = {
     Taken.METRIC: "the group's metric is spread evenly over the nodes",
     Taken.LOAD: "the node carries more than its share and the target less",
     Taken.SWAP: "no single move helps the node, an exchange of two tablets does",
+    Taken.CHAIN: "no single move helps the node, several one after the other do",
     Left.PINNED: "an operator pinned the tablet where it is",
     Left.QUARANTINED: "the tablet failed too often and waits for an operator",
     Left.IN_FLIGHT: "a migration of the tablet is running",
@@ -101,7 +104,6 @@ MEANINGS: dict[str, str] = {
     Left.MOVES_PER_NODE: "moves_per_node migrations run on one of the two nodes already",
     Left.BYTES_PER_WINDOW: "bytes_per_window would be exceeded",
     Left.WINDOW_TOO_SHORT: "the move would not finish before the window closes",
-    Left.SWAP_NEEDS_TWO: "it is half of an exchange, which needs moves_per_node of at least 2",
     Left.WAITS: "it helps only once other moves of the plan are done",
     Left.TAKEN: "an earlier action of this plan changes the tablet",
 }

@@ -36,6 +36,35 @@ def bound(problem: Problem, state: LoadState, movable: Bools, admission: Admissi
     return _score(floor, _left_draining(problem, state, movable, admission, slots))
 
 
+def limit(problem: Problem) -> float:
+    """No placement of these tablets has a better score, whatever is moved.
+
+    Some node must hold the mean, some node the heaviest tablet; and with N nodes of one size, of any k·N + 1 tablets
+    some node holds at least k + 1: no fewer than the k + 1 lightest of the k·N + 1 heaviest.
+    """
+    return _score(max(0.0, _heaviest_tablet(problem), _crowding(problem)), 0.0) if problem.dimensions else 100.0
+
+
+def is_over(problem: Problem, state: LoadState, threshold: float) -> bool:
+    """Whether some node is this far above its due share."""
+    return bool((tension(problem, state.held) > threshold).any())
+
+
+def _crowding(problem: Problem) -> float:
+    """The least tension that the number of tablets forces upon some node, by the rule of pigeons and holes."""
+    due = problem.due[problem.receiving]
+    if not len(due) or not np.allclose(due, due[0], rtol=1e-9) or not problem.receiving.all():
+        return -1.0
+    nodes, tablets = len(due), len(problem.ids)
+    times = np.arange(1, (tablets - 1) // nodes + 1)
+    if not len(times):
+        return -1.0
+    sums = np.cumsum(np.sort(problem.loads, axis=0)[::-1], axis=0)
+    last, first = times * nodes, times * nodes - times - 1
+    least = sums[last] - np.where(first[:, None] >= 0, sums[np.maximum(first, 0)], 0.0)
+    return float(((least.max(axis=0) / due[0] - 1.0) * problem.weights).max(initial=-1.0))
+
+
 def _score(worst: float, stranded: float) -> float:
     return 100.0 / (1.0 + max(worst, 0.0)) * (1.0 - min(stranded, 1.0))
 

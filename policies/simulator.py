@@ -12,7 +12,7 @@ import numpy as np
 from balancer.policies.bundle_view import Action, ActionKind, BundleView, NodeChange, NodeCondition, PlanResult
 from balancer.policies.figures import bytes_text
 from balancer.policies.placement_loads import Bools, build_problem, initial_state, tension, underuse
-from balancer.policies.plan import make_plan, restricted
+from balancer.policies.plan import goes_on, make_plan, restricted
 from balancer.policies.simulator_events import apply_event
 from balancer.policies.simulator_scenario import Scenario, ScenarioError
 from balancer.policies.simulator_world import World, tablets_text
@@ -99,13 +99,15 @@ class _Simulation:
         view = self.world.view(
             now, options.heat, measured_bytes_per_second=self.scenario.rate, window_seconds_left=left or None
         )
-        plan = make_plan(view, options)
+        owed = self.world.owed(view, options) if left != 0.0 else []
+        plan = make_plan(self.world.credited(replace(view, balancing=self.world.balancing), owed), options)
         for change in plan.node_changes:
             self._change_condition(now, change)
-        for action in plan.actions:
+        for action in (*owed, *plan.actions):
             self.world.start(action)
             self.story.started.append((now, action))
             self.story.lines.append((now, _line(action)))
+        self.world.balancing = goes_on(self.world.balancing, plan, plan.actions)
         self._sample(now, view, plan)
 
     def _window_left(self, now: float) -> float | None:

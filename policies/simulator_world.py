@@ -25,7 +25,8 @@ from balancer.policies.bundle_view import (
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.heat import hot_tablets
 from balancer.policies.keys import KeyType, decode_key, encode_key
-from balancer.policies.options import HeatOptions
+from balancer.policies.options import BundleOptions, HeatOptions
+from balancer.policies.promises import affordable, credited, rows_of, waiting_flights
 from balancer.policies.simulator_content import Content, interval
 
 LOWEST_KEY, HIGHEST_KEY = np.iinfo(np.int64).min, np.iinfo(np.int64).max
@@ -74,6 +75,9 @@ class World:
     flights: list[Flight] = field(default_factory=list)
     history: dict[int, TabletHistory] = field(default_factory=dict)
     rates: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    promises: list[tuple[tuple[int, str], ...]] = field(default_factory=list)
+    """What follows on moves that are done: tablets and their targets, one after the other."""
+    balancing: bool = False
     next_id: int = 1
     next_flight: int = 1
 
@@ -115,6 +119,7 @@ class World:
             for tablet in self._named(action):
                 tablet.node = action.target
             made = list(action.tablets)
+            self.promises += [action.then] if action.then else []
         else:
             made = self._reshard(action)
         heated = now if action.code.startswith("heat") and action.kind is ActionKind.SPLIT else None
@@ -129,6 +134,30 @@ class World:
         for tablet in flight.action.tablets:
             known = self.history.get(tablet, TabletHistory())
             self.history[tablet] = replace(known, failures=known.failures + 1, last_failed=now)
+
+    def owed(self, view: BundleView, options: BundleOptions) -> list[Action]:
+        """The next moves of exchanges and chains, as far as the budgets allow; the others stay promised."""
+        rows = rows_of(view, [chain[0][0] for chain in self.promises])
+        wanted = [self._follow_up(view, chain, rows) for chain in self.promises if chain[0][0] in rows]
+        taken = affordable([action for action in wanted if action.source != action.target], view, options)
+        started = {action.tablets[0] for action in taken}
+        self.promises = [chain for chain in self.promises if chain[0][0] not in started and chain[0][0] in rows]
+        return taken
+
+    def credited(self, view: BundleView, owed: list[Action]) -> BundleView:
+        """The view with what is promised."""
+        pairs = [pair for chain in self.promises for pair in chain]
+        pairs += [pair for action in owed for pair in action.then]
+        pairs += [pair for flight in self.flights for pair in flight.action.then]
+        return credited(view, owed, waiting_flights(pairs, view))
+
+    def _follow_up(self, view: BundleView, chain: tuple[tuple[int, str], ...], rows: dict[int, int]) -> Action:
+        tablet, target = chain[0]
+        row = rows[tablet]
+        source = view.nodes[int(view.tablets.node[row])].id
+        table = next(table.name for table in view.tables if table.first <= row < table.last)
+        reason = "it belongs to a move that is done"
+        return Action(ActionKind.MOVE, table, (tablet,), reason, "chain", source, target, then=chain[1:])
 
     def upper(self, table: str, tablet: SimTablet) -> int:
         """Where a tablet's part of the key space ends."""

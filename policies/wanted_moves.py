@@ -35,7 +35,6 @@ class Moves:
     standing: Standings
     codes: npt.NDArray[np.int8] = field(init=False)  # T: index into CODES, -1 for tablets that stay
     stranded: Ints = field(init=False)  # rows that should leave at once and that no node can take
-    swaps: dict[int, int] = field(default_factory=dict)  # rows that change places, each with its counterpart
     started: bool = False
     """Whether some node was far enough from its share for the objective to start."""
 
@@ -126,17 +125,5 @@ def _objective(moves: Moves, options: BundleOptions, free: Bools) -> None:
     moves.mark(previous, Taken.SPREAD)
     previous = state.owner.copy()
     resting = is_resting(moves.standing) & deciders(problem, options, Decider.OBJECTIVE)
-    result = balance(problem, state, Able(mine, resting), options, spread)
-    moves.started = result.started
+    moves.started = balance(problem, state, Able(mine, resting), options, spread)
     moves.mark(previous, Taken.LOAD)
-    for give, take in result.swapped:
-        if _still_swapped(moves, give, take):
-            moves.swaps |= {give: take, take: give}
-            moves.codes[[give, take]] = CODES.index(Taken.SWAP)
-
-
-def _still_swapped(moves: Moves, give: int, take: int) -> bool:
-    """Whether, after all later steps, two tablets have just changed places, and are halves of no other exchange."""
-    before, after = moves.before.owner, moves.after.owner
-    crossed = after[give] == before[take] and after[take] == before[give] and before[give] != before[take]
-    return bool(crossed) and give not in moves.swaps and take not in moves.swaps

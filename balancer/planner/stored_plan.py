@@ -127,8 +127,9 @@ def _read_action(document: dict[str, Any]) -> Action:
         Part(bytes.fromhex(part["lower"]), Leaf(*part["leaf"]) if part["leaf"] else None, part["node"])
         for part in document["parts"]
     )
-    plain = {**document, "kind": ActionKind(document["kind"]), "tablets": tuple(document["tablets"]), "parts": parts}
-    return Action(**plain)
+    then = tuple((int(tablet), str(node)) for tablet, node in document.get("then", ()))
+    plain = {**document, "kind": ActionKind(document["kind"]), "tablets": tuple(document["tablets"])}
+    return Action(**{**plain, "parts": parts, "then": then})
 
 
 def _pack_array(array: Any) -> list[str] | None:

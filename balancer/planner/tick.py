@@ -16,7 +16,7 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Fenced
 from balancer.nodes.connection import Address
 from balancer.planner import orders
-from balancer.planner.follow_up import affordable, credited, follow_ups
+from balancer.planner.follow_up import follow_ups, is_chained, promised
 from balancer.planner.keys_in_use import AskNode, Samples
 from balancer.planner.memory import Memory
 from balancer.planner.openings import Openings, look
@@ -25,10 +25,11 @@ from balancer.planner.state import BundleState, NodeReport, ScheduleReport, Stat
 from balancer.planner.steady import much_the_same, nothing_to_do
 from balancer.planner.verdict import Situation, verdict
 from balancer.policies.budgets import Admission
-from balancer.policies.bundle_view import Action, BundleView, NodeChange, PlanResult
+from balancer.policies.bundle_view import Action, BundleView, InFlight, NodeChange, PlanResult
 from balancer.policies.heat import hot_tablets
 from balancer.policies.options import BundleOptions
 from balancer.policies.plan import make_plan
+from balancer.policies.promises import affordable, credited, waiting_flights
 from balancer.polling.poller import ClusterPoll, Poller
 from balancer.polling.view import Capacity, Remembered, build_view
 from balancer.settings import BundleSettings, Mode, Settings
@@ -150,7 +151,7 @@ class BundleTick:
         self._note_window(openings, now)
         view = self._view(occasion, poll, openings, now)
         owed = self._owed(occasion, view, openings, now)
-        view = credited(view, owed)
+        view = credited(view, owed, _waiting(occasion, owed, view, now))
         options = occasion.bundle.options
         plan = self._plan(view, options, again=occasion.asked)
         dues = [orders.due(order, view, options) for order in occasion.orders]
@@ -229,13 +230,26 @@ class BundleTick:
         return float(sum(record.detail.get("size", 0) for record in moves))
 
     def _owed(self, occasion: Occasion, view: BundleView, openings: Openings, now: datetime) -> list[Action]:
-        """Moves that splits for heat asked for, where this tick may start them."""
-        if occasion.starter is None or occasion.bundle.mode is not Mode.AUTONOMOUS:
-            return []
-        if not openings.heat.open or occasion.paused(now):
+        """Moves that migrations asked for, where this tick may start them."""
+        mode = occasion.bundle.mode
+        if occasion.starter is None or mode is Mode.OBSERVE or occasion.paused(now):
             return []
         owed = follow_ups(occasion.snapshot, occasion.bundle.name, now.timestamp())
-        return affordable(owed, view, occasion.bundle.options)
+        # Who approved the first half of an exchange has approved the second.
+        due = [one for one in owed if openings.allows(one) and (mode is Mode.AUTONOMOUS or is_chained(one))]
+        return affordable(due, view, occasion.bundle.options)
+
+
+def _waiting(occasion: Occasion, owed: Sequence[Action], view: BundleView, now: datetime) -> list[InFlight]:
+    """The rest of exchanges and chains: not started yet, and credited."""
+    snapshot, name = occasion.snapshot, occasion.bundle.name
+    started = {action.tablets[0] for action in owed}
+    later = promised(snapshot, name)
+    for action in follow_ups(snapshot, name, now.timestamp()):
+        if is_chained(action):
+            later += [] if action.tablets[0] in started else [(action.tablets[0], action.target)]
+            later += action.then
+    return waiting_flights(later, view)
 
 
 def _plan_and_act(moment: _Moment) -> tuple[str, _Acts]:

@@ -9,9 +9,10 @@ import pytest
 from balancer.directory.contract import Directory
 from balancer.directory.model import Migration, MigrationKind, NodeState, Pin, Put, Record, TabletState
 from balancer.directory.open import open_directory
-from balancer.planner.follow_up import PATIENCE, affordable, credited, follow_ups
+from balancer.planner.follow_up import PATIENCE, follow_ups
 from balancer.policies.bundle_view import Action
 from balancer.policies.options import BudgetOptions, BundleOptions
+from balancer.policies.promises import affordable, credited
 from tests.support.bundles import Tablets, bundle, leaves
 from tests.support.directories import fill, migration, transaction
 

@@ -81,3 +81,21 @@ def skewed(tablets: int, node_count: int, seed: int) -> BundleView:
     reads = chance.lognormal(1.0, 1.0, tablets) * heat[::-1][owner]
     sizes = chance.lognormal(0.0, 0.7, tablets) * 5 * GB
     return bundle(owner.tolist(), node_count, sizes=sizes, writes=writes, reads=reads)
+
+
+def rough(tablets: int, node_count: int, sigma: float, seed: int) -> BundleView:
+    """A bundle that is hard to balance: tablets dealt out at random, rates lognormal, so that a few carry most."""
+    chance = np.random.default_rng(seed)
+    owner = chance.integers(0, node_count, tablets)
+    sizes = chance.lognormal(0.0, 0.7, tablets) * 5 * GB
+    writes, reads = (chance.lognormal(3.0, sigma, tablets) for _ in range(2))
+    return bundle(owner.tolist(), node_count, sizes=sizes, writes=writes, reads=reads)
+
+
+def small(seed: int) -> BundleView:
+    """Some large tablets on a few nodes: few single moves help, so that exchanges and chains are looked for."""
+    chance = np.random.default_rng(seed)
+    tablets, node_count = int(chance.integers(6, 41)), int(chance.integers(2, 6))
+    owner = chance.integers(0, node_count, tablets)
+    sizes, writes, reads = (chance.lognormal(0.0, 1.0, tablets) * scale for scale in (10 * GB, 100.0, 100.0))
+    return bundle(owner.tolist(), node_count, sizes=sizes, writes=writes, reads=reads)
