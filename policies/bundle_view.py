@@ -233,7 +233,7 @@ class PlanResult:
     bound: float = 100.0
     """No plan within these budgets can reach a better score."""
     limit: float = 100.0
-    """No placement of these tablets at all has a better score."""
+    """No placement at all that leaves pinned tablets where they are has a better score."""
     notes: tuple[str, ...] = ()
     unfinished: bool = False
     """Whether some node is over the stop threshold, and something is still done about it: what was begun goes on."""

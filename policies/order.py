@@ -37,7 +37,7 @@ _OBSTACLES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MoveStep:
     """Moves that are started now, and those that follow one after the other once these are done."""
 
     now: tuple[int, ...]
@@ -66,13 +66,13 @@ class Picker:
         self.disk_room, self.memory_room = self.state.disk_room.copy(), self.state.memory_room.copy()
         self.left = self.moves.rows()
 
-    def urgent(self) -> Iterator[Step]:
+    def urgent(self) -> Iterator[MoveStep]:
         """Draining nodes and full disks: by reason, then the largest first, so that long copies start early."""
         problem, codes = self.moves.problem, self.moves.codes
         rows = self.left[np.isin(codes[self.left], _URGENT)]
         yield from self._in_order(rows[np.lexsort((rows, -problem.sizes[rows], codes[rows]))])
 
-    def others(self, taken: Bools) -> Iterator[Step]:
+    def others(self, taken: Bools) -> Iterator[MoveStep]:
         """Everything else, except for tablets that another action has: YT's movers as they say, then by gain."""
         codes = self.moves.codes
         rows = self.left[~taken[self.left] & ~np.isin(codes[self.left], _URGENT)]
@@ -109,15 +109,15 @@ class Picker:
         """Forgets moves that nothing keeps back and that do not help: where nothing else happens, they never will."""
         self.left = self.left[self.obstacles() != Left.WAITS]
 
-    def _in_order(self, rows: Ints) -> Iterator[Step]:
+    def _in_order(self, rows: Ints) -> Iterator[MoveStep]:
         for row in rows.tolist():
             if self.admission.exhausted:
                 return
             if self._admissible(np.array([row]))[0]:
                 gain = move_gains(self.moves.problem, self.state, np.array([row]), self.moves.after.owner[[row]])
-                yield self._pick(Step((row,), gain=float(gain[0])))
+                yield self._pick(MoveStep((row,), gain=float(gain[0])))
 
-    def _by_gain(self, rows: Ints) -> Iterator[Step]:
+    def _by_gain(self, rows: Ints) -> Iterator[MoveStep]:
         problem = self.moves.problem
         overhead = float(problem.sizes.mean()) + 1.0 if len(problem.sizes) else 1.0
         rest = rows[:0]
@@ -132,13 +132,13 @@ class Picker:
                 break
             best = int((gains / (problem.costs[able] + overhead)).argmax())
             rows = rows[rows != able[best]]
-            yield self._pick(Step((int(able[best]),), gain=float(gains[best])))
+            yield self._pick(MoveStep((int(able[best]),), gain=float(gains[best])))
         for row in (*rows.tolist(), *rest.tolist()):
             if self.admission.exhausted:
                 return
             one = np.array([row])
             if self._admissible(one)[0] and (gain := float(self._gains(one)[0])) > 0:
-                yield self._pick(Step((row,), gain=gain))
+                yield self._pick(MoveStep((row,), gain=gain))
 
     def _gains(self, rows: Ints) -> Floats:
         """What each move on its own gains; nothing where it would make its target worse than the worst node is."""
@@ -149,7 +149,7 @@ class Picker:
         worst = tension(problem, self.state.held).max(initial=0.0)
         return np.where(after.max(axis=1, initial=-1.0) <= worst + 1e-12, gains, -np.inf)
 
-    def _jointly(self, rows: Ints) -> Iterator[Step]:
+    def _jointly(self, rows: Ints) -> Iterator[MoveStep]:
         """Moves that help only together: all at once where there is room for that, else one after the other."""
         while not self.admission.exhausted:
             rows = rows[np.isin(rows, self.left)][:_JOINT_ROWS]
@@ -160,14 +160,14 @@ class Picker:
                 return
             yield self._pick(step)
 
-    def _joint_step(self, rows: tuple[int, ...], gain: float) -> Step | None:
+    def _joint_step(self, rows: tuple[int, ...], gain: float) -> MoveStep | None:
         """How a set of moves is begun; None where it cannot be finished with what is left of the budgets and room."""
         problem, admission = self.moves.problem, self.admission
         total = float(problem.sizes[list(rows)].sum())
         if total > min(admission.bytes_left, admission.bytes_that_fit):
             return None
         if self._together(rows):
-            return Step(rows, gain=gain)
+            return MoveStep(rows, gain=gain)
         disk, memory = self.disk_room.copy(), self.memory_room.copy()
         for row in rows:
             source, target = int(self.moves.before.owner[row]), int(self.moves.after.owner[row])
@@ -176,7 +176,7 @@ class Picker:
             for room, amount in ((disk, problem.sizes[row]), (memory, problem.memory[row])):
                 room[target] -= amount
                 room[source] += amount
-        return Step(rows[:1], rows[1:], gain)
+        return MoveStep(rows[:1], rows[1:], gain)
 
     def _together(self, rows: tuple[int, ...]) -> bool:
         """Whether all of them may start at this moment."""
@@ -194,7 +194,7 @@ class Picker:
         room = (into <= self.disk_room) | (into == 0)
         return slots and bool(room.all() and ((cached == 0) | (cached <= self.memory_room)).all())
 
-    def _pick(self, step: Step) -> Step:
+    def _pick(self, step: MoveStep) -> MoveStep:
         problem = self.moves.problem
         for row in step.rows:
             target = int(self.moves.after.owner[row])

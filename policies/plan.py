@@ -17,7 +17,7 @@ from balancer.policies.heat import plan_heat
 from balancer.policies.metric import parse_metric
 from balancer.policies.move_reasons import joint_code, joint_text, reason_for
 from balancer.policies.options import BundleOptions, GroupOptions
-from balancer.policies.order import Picker, Step
+from balancer.policies.order import MoveStep, Picker
 from balancer.policies.placement_candidates import LAST_HARD, group_of, history_standing
 from balancer.policies.placement_loads import Bools, Problem, build_problem
 from balancer.policies.plan_record import Record
@@ -105,7 +105,7 @@ def _admit(
         actions.append(action)
         spoken.update(action.tablets)
 
-    def take_step(step: Step) -> None:
+    def take_step(step: MoveStep) -> None:
         for action in step_actions(moves, step, options):
             take(action)
         admission.promise(float(problem.sizes[list(step.then)].sum()))
@@ -144,7 +144,7 @@ def _resting(action: Action, view: BundleView, options: BundleOptions) -> Left |
     return None
 
 
-def step_actions(moves: Moves, step: Step, options: BundleOptions) -> list[Action]:
+def step_actions(moves: Moves, step: MoveStep, options: BundleOptions) -> list[Action]:
     """The moves that are started now, with their reasons; the first brings the rest with it."""
     problem = moves.problem
     follow = tuple((int(problem.ids[row]), problem.nodes[int(moves.after.owner[row])].id) for row in step.then)
@@ -152,7 +152,7 @@ def step_actions(moves: Moves, step: Step, options: BundleOptions) -> list[Actio
     return [replace(actions[0], then=follow), *actions[1:]] if follow else actions
 
 
-def _move_action(moves: Moves, row: int, step: Step, options: BundleOptions) -> Action:
+def _move_action(moves: Moves, row: int, step: MoveStep, options: BundleOptions) -> Action:
     problem = moves.problem
     source, target = int(moves.before.owner[row]), int(moves.after.owner[row])
     code = joint_code(moves, step.rows) if len(step.rows) > 1 else moves.code(row)

@@ -12,10 +12,10 @@ from balancer.policies.figures import bytes_text, share_text
 from balancer.policies.move_reasons import NAMES, level_text, tightest
 from balancer.policies.options import BundleOptions
 from balancer.policies.order import Picker
-from balancer.policies.placement import moves_from
 from balancer.policies.placement_candidates import STANDINGS
 from balancer.policies.placement_loads import Bools, Problem, tension, underuse
 from balancer.policies.reasons import BUDGETS, MEANINGS, Left
+from balancer.policies.rest import stuck_text
 from balancer.policies.wanted_moves import Moves
 
 EXAMPLES = 5
@@ -106,7 +106,7 @@ class Record:
                     self._move_rejection(row, code, f"it is on {self._home(row)}, but {MEANINGS[code]}", 0)
 
     def _donors(self, moves: Moves) -> Bools:
-        over = tension(self._problem, moves.before.held) > moves_from(self._problem, self._options.placement)
+        over = tension(self._problem, moves.before.held) > self._options.placement.start_threshold
         return over | self._problem.conditions(NodeCondition.DRAINING, NodeCondition.DOWN)
 
     def _add_stuck(self, moves: Moves, picker: Picker) -> None:
@@ -116,14 +116,9 @@ class Record:
         # Where nothing more will happen, things stay as they are, whatever would be better.
         end = moves.after if picker.busy else moves.before
         tight = tension(self._problem, end.held)
-        for node in np.flatnonzero(tight > self._options.placement.start_threshold).tolist():
-            dimension, over = tightest(self._problem, end, node)
-            free = int(((end.owner == node) & (moves.standing == 0)).sum())
-            name = self._problem.nodes[node].id
-            reason = (
-                f"{name} stays {level_text(over)} of {NAMES[dimension]}: "
-                f"no move and no exchange of its {free} free tablets makes it better"
-            )
+        order = np.argsort(-tight, kind="stable")
+        for node in order[tight[order] > self._options.placement.start_threshold].tolist():
+            reason = stuck_text(moves, end, node, self._options)
             self._note(Rejection(ActionKind.MOVE, (), str(Left.NO_GAIN), reason), 1)
 
     def _move_rejection(self, row: int, code: Left, reason: str, count: int, target: str = "") -> None:

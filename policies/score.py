@@ -8,7 +8,7 @@ import numpy as np
 
 from balancer.policies.budgets import Admission
 from balancer.policies.bundle_view import Floats, NodeCondition
-from balancer.policies.placement_loads import Bools, LoadState, Problem, tension
+from balancer.policies.placement_loads import Bools, LoadState, Problem, sums, tension
 
 
 def score(problem: Problem, state: LoadState) -> float:
@@ -37,17 +37,28 @@ def bound(problem: Problem, state: LoadState, movable: Bools, admission: Admissi
 
 
 def limit(problem: Problem) -> float:
-    """No placement of these tablets has a better score, whatever is moved.
+    """No placement that leaves pinned tablets where they are has a better score, whatever else is moved.
 
-    Some node must hold the mean, some node the heaviest tablet; and with N nodes of one size, of any k·N + 1 tablets
-    some node holds at least k + 1: no fewer than the k + 1 lightest of the k·N + 1 heaviest.
+    A node keeps its pinned tablets; some node must hold the mean, some node the heaviest tablet; and with N nodes of
+    one size, of any k·N + 1 tablets some node holds at least k + 1: no fewer than the k + 1 lightest of the k·N + 1
+    heaviest.
     """
-    return _score(max(0.0, _heaviest_tablet(problem), _crowding(problem)), 0.0) if problem.dimensions else 100.0
+    if not problem.dimensions:
+        return 100.0
+    return _score(max(0.0, _heaviest_tablet(problem), _crowding(problem), _pinned(problem)), 0.0)
 
 
 def is_over(problem: Problem, state: LoadState, threshold: float) -> bool:
     """Whether some node is this far above its due share."""
     return bool((tension(problem, state.held) > threshold).any())
+
+
+def _pinned(problem: Problem) -> float:
+    """The tension of the node with the heaviest pinned tablets, were it to hold nothing else."""
+    if not problem.view.pinned:
+        return -1.0
+    rows = np.flatnonzero(np.isin(problem.ids, np.array(sorted(problem.view.pinned), dtype=np.int64)))
+    return float(tension(problem, sums(problem.home[rows], problem.loads[rows], len(problem.nodes))).max(initial=-1.0))
 
 
 def _crowding(problem: Problem) -> float:

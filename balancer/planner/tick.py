@@ -369,6 +369,7 @@ def _situation(moment: _Moment, plan_id: str, nodes: tuple[NodeReport, ...], act
             for one in moment.dues
             if not one.finished
         ],
+        promised=sum(flight.waits for flight in view.in_flight),
     )
 
 

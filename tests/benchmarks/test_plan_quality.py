@@ -13,6 +13,7 @@ import highspy
 import numpy as np
 import pytest
 
+from balancer.policies.bundle_view import BundleView, Ints
 from balancer.policies.options import BalancerOptions, BudgetOptions, BundleOptions, HeatOptions
 from balancer.policies.placement_loads import Problem, build_problem
 from tests.support.clusters import GB, bundle, rough, small
