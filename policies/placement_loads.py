@@ -81,6 +81,11 @@ class LoadState:
         self.memory_room[target] -= problem.memory[row]
         self.owner[row] = target
 
+    def take(self, other: "LoadState") -> None:
+        """Becomes as another state is."""
+        self.owner[:], self.held[:] = other.owner, other.held
+        self.disk_room[:], self.memory_room[:] = other.disk_room, other.memory_room
+
     def copy(self) -> "LoadState":
         """Another state that may change on its own."""
         return LoadState(self.owner.copy(), self.held.copy(), self.disk_room.copy(), self.memory_room.copy())

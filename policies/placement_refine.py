@@ -18,8 +18,10 @@ _SWEEPS = 200
 _STEPS = 20_000
 _ROWS, _RECEIVERS = 64, 16  # considered for one node's move: tablets, and nodes
 _RELIEF = 0.25  # least part of a node's overload that a move takes away, for the part of the node's bytes it takes
+_REFUSED = 64  # nodes in a row without anything for hungry ones: then the others, which have less, are not asked
 _PATIENCE = 4.0  # how much better a resting tablet must be for its node to wait for it
-_SEARCHES, _SEARCHES_PER_NODE = 200, 3  # for pairs, in one plan: its time grows with its size, not with its difficulty
+_SEARCHES, _SEARCHES_PER_NODE = 300, 1  # for pairs, in one plan: its time grows with its size, not with its difficulty
+_FRUITLESS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,10 @@ class Refinement:
         self.resting = np.flatnonzero(able.resting)
         self.steps = 0
         self._levels_at: tuple[int, Floats, Floats] = (-1, np.zeros(0), np.zeros(0))
+        self.refused = 0  # nodes in a row that had nothing for those that have far too little
         self.patient = False  # whether the node at hand waits for a tablet that rests
         self.changed = np.zeros(len(problem.nodes), dtype=np.int64)  # N: the step that changed the node last
-        self.fruitless: dict[int, tuple[int, bytes]] = {}  # by node: when a search found nothing, and among whom
+        self.fruitless: dict[int, tuple[int, int]] = {}  # by node: when a search last found nothing, and how often
         self.bytes = sums(state.owner, problem.sizes[:, None], len(problem.nodes))[:, 0]
         rows = np.flatnonzero(able.movable)
         self.overhead = float(problem.sizes[rows].mean()) + 1.0 if len(rows) else 1.0
@@ -114,8 +117,9 @@ class Refinement:
             else:
                 # Within its own threshold it gives only to nodes that have far too little, one tablet per sweep.
                 hungry = self._hungry()
-                if tight > 0 and hungry.any():
-                    self._best_move(node, self._receivers(node, hungry))
+                if tight > 0 and hungry.any() and self.refused < _REFUSED:
+                    fed = self._best_move(node, self._receivers(node, hungry))
+                    self.refused = 0 if fed else self.refused + 1
                 return
 
     def _receivers(self, node: int, among: Bools | None = None) -> Ints:
@@ -172,16 +176,20 @@ class Refinement:
     def _best_pair(self, source: int) -> bool:
         """Makes the best exchange or chain where no single move helps."""
         receivers = self._receivers(source)
-        since, among = self.fruitless.get(source, (-1, b""))
-        if among == receivers.tobytes() and since >= max(self.changed[source], self.changed[receivers].max(initial=0)):
-            return False
-        if not self.effort.searches:
+        # A search among others may find what the last one did not; after a few the node is given up until it changes.
+        since, times = self.fruitless.get(source, (-1, 0))
+        times = times if since >= self.changed[source] else 0
+        if (
+            times >= _FRUITLESS
+            or (times and since >= self.changed[receivers].max(initial=0))
+            or not self.effort.searches
+        ):
             return False
         self.effort.searches -= 1
         search = PairSearch(self.problem, self.state, self.spread, self.worth, self.bytes)
         pair = search.best(source, receivers, self.members, self.overhead)
         if pair is None:
-            self.fruitless[source] = self.steps, receivers.tobytes()
+            self.fruitless[source] = self.steps, times + 1
             return False
         self._move(pair.give, pair.target)
         self._move(pair.take, pair.onward)

@@ -72,4 +72,5 @@ class BundleState:
     tick_seconds: float = 0.0
     started: tuple[str, ...] = ()  # migrations that this tick has begun, in words
     not_started: tuple[str, ...] = ()  # why actions that were due could not be begun
+    balancing: bool = False  # whether moves have begun and go on to the stop threshold
     error: str = ""  # of the tick itself: one broken bundle never stops another

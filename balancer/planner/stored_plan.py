@@ -54,6 +54,7 @@ def plan_document(result: PlanResult, view: BundleView, options: BundleOptions) 
         "score_before": result.score_before,
         "score_after": result.score_after,
         "bound": result.bound,
+        "limit": result.limit,
         "pending_moves": result.pending_moves,
         "pending_bytes": result.pending_bytes,
         "notes": list(result.notes),
@@ -86,6 +87,7 @@ def pack_input(view: BundleView, options: BundleOptions) -> str:
         "window_seconds_left": view.window_seconds_left,
         "bytes_moved_in_window": view.bytes_moved_in_window,
         "measured_bytes_per_second": view.measured_bytes_per_second,
+        "balancing": view.balancing,
     }
     return base64.b64encode(zlib.compress(json.dumps(document, sort_keys=True).encode(), 6)).decode()
 
@@ -112,6 +114,7 @@ def _read_input(document: Any) -> tuple[BundleView, BundleOptions]:
         window_seconds_left=document["window_seconds_left"],
         bytes_moved_in_window=document["bytes_moved_in_window"],
         measured_bytes_per_second=document["measured_bytes_per_second"],
+        balancing=document.get("balancing", False),
     )
     options: BundleOptions = build(BundleOptions, model_of(BundleOptions).model_validate(document["options"]))
     return view, options

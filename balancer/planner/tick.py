@@ -22,13 +22,13 @@ from balancer.planner.memory import Memory
 from balancer.planner.openings import Openings, look
 from balancer.planner.reports import in_words, node_reports, running
 from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
-from balancer.planner.steady import much_the_same, nothing_to_do
+from balancer.planner.steady import much_the_same, starts_nothing
 from balancer.planner.verdict import Situation, verdict
 from balancer.policies.budgets import Admission
 from balancer.policies.bundle_view import Action, BundleView, InFlight, NodeChange, PlanResult
 from balancer.policies.heat import hot_tablets
 from balancer.policies.options import BundleOptions
-from balancer.policies.plan import make_plan
+from balancer.policies.plan import goes_on, make_plan
 from balancer.policies.promises import affordable, credited, waiting_flights
 from balancer.polling.poller import ClusterPoll, Poller
 from balancer.polling.view import Capacity, Remembered, build_view
@@ -83,6 +83,8 @@ class Occasion:
     """Whether an operator asked for this plan: then it is recorded whatever it proposes."""
     orders: tuple[Plan, ...] = ()
     """Operators' orders that are being worked off, in whatever mode."""
+    balancing: bool = False
+    """Whether moves for balance have begun, and go on to the stop threshold."""
 
     @property
     def pause_until(self) -> datetime | None:
@@ -125,6 +127,8 @@ class _Acts:
     """The plan's own actions that the tick came to."""
     failures: tuple[str, ...] = ()
     """Those of the refusals that belong to them."""
+    begun: tuple[Action, ...] = ()
+    """The plan's own actions, if any of them was started."""
 
 
 class BundleTick:
@@ -149,7 +153,7 @@ class BundleTick:
             occasion.starter.guard(poll, occasion.snapshot)
         openings = look(occasion.settings, occasion.bundle, now, self._last)
         self._note_window(openings, now)
-        view = self._view(occasion, poll, openings, now)
+        view = replace(self._view(occasion, poll, openings, now), balancing=occasion.balancing)
         owed = self._owed(occasion, view, openings, now)
         view = credited(view, owed, _waiting(occasion, owed, view, now))
         options = occasion.bundle.options
@@ -177,15 +181,16 @@ class BundleTick:
             tick_seconds=self._clock.monotonic() - began,
             started=acts.started,
             not_started=acts.refused,
+            balancing=goes_on(occasion.balancing, plan, acts.begun),
         )
 
     def _plan(self, view: BundleView, options: BundleOptions, *, again: bool) -> PlanResult:
-        """A plan; the last one, if it found nothing to do and nothing has changed since."""
+        """A plan; the last one, if it could start nothing and nothing has changed since."""
         last = self._planned
         if not again and last is not None and last[1] == options and much_the_same(last[0], view):
             return last[2]
         plan = make_plan(view, options)
-        self._planned = (view, options, plan) if nothing_to_do(plan) else None
+        self._planned = (view, options, plan) if starts_nothing(plan) else None
         return plan
 
     def _note_window(self, openings: Openings, now: datetime) -> None:
@@ -288,7 +293,8 @@ def _act(moment: _Moment, starter: Starter) -> _Acts:
         refused += _change_nodes(starter, moment.plan.node_changes)
     own = _beside_orders(moment, ordered, admission)
     begun, failures = _start(starter, own, bundle)
-    return _Acts((*started, *begun), (*refused, *failures), tuple(own), tuple(failures))
+    balancing = tuple(own) if begun else ()
+    return _Acts((*started, *begun), (*refused, *failures), tuple(own), tuple(failures), balancing)
 
 
 def _ordered(moment: _Moment, admission: Admission) -> list[Action]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from balancer.policies.bundle_view import BundleView, Floats, NodeView, TabletColumns, TableView
+from balancer.policies.hash_leaves import Leaf, descendants
 from balancer.policies.keys import KeyType
 
 GB = float(1 << 30)
@@ -99,3 +100,24 @@ def small(seed: int) -> BundleView:
     owner = chance.integers(0, node_count, tablets)
     sizes, writes, reads = (chance.lognormal(0.0, 1.0, tablets) * scale for scale in (10 * GB, 100.0, 100.0))
     return bundle(owner.tolist(), node_count, sizes=sizes, writes=writes, reads=reads)
+
+
+def in_tables(view: BundleView, each: int = 4096) -> BundleView:
+    """The same tablets as vbuckets of tables with so many each: every table covers its key space."""
+    views, moduli, remainders = [], [], []
+    for at, first in enumerate(range(0, len(view.tablets), each)):
+        last = min(first + each, len(view.tablets))
+        views.append(TableView(f"t{at:04}", True, (KeyType.BIGINT,), first, last))
+        leaves = _leaves(last - first)
+        moduli += [leaf.modulus for leaf in leaves]
+        remainders += [leaf.remainder for leaf in leaves]
+    columns = replace(view.tablets, moduli=np.array(moduli), remainders=np.array(remainders))
+    return replace(view, tables=tuple(views), tablets=columns)
+
+
+def _leaves(count: int) -> list[Leaf]:
+    """So many leaves in the order of their positions: all of one size, or the first ones half the size of the rest."""
+    half = 1 << (count - 1).bit_length() >> 1 if count > 1 else 1
+    parents = descendants(Leaf(1, 0), half)
+    split = count - half
+    return [leaf for at, parent in enumerate(parents) for leaf in (parent.children() if at < split else (parent,))]
