@@ -125,6 +125,8 @@ class BundleView:
     """Seconds until the schedule's window closes; None: it does not close."""
     bytes_moved_in_window: float = 0.0
     measured_bytes_per_second: float | None = None
+    reshaped_last: bool = False
+    """Whether the newest migration is a split or a merge: then moves have the first turn."""
     balancing: bool = False
     """Whether moves for balance have been started and the stop threshold was not reached since: they go on to it."""
 

@@ -105,6 +105,20 @@ class Picker:
         moved = bool((self.state.owner != self.moves.before.owner).any())
         return moved or bool(len(self.left)) or bool(self.moves.problem.view.in_flight)
 
+    def wanted_nodes(self) -> frozenset[str]:
+        """The two nodes of the best move that waits for one of them; none where no move that helps does."""
+        problem, rows = self.moves.problem, self.left
+        if not len(rows) or self.admission.exhausted:
+            return frozenset()
+        rows = rows[~self._slots_free(rows)][:_LOOKED_AT]
+        gains = self._gains(rows)
+        able = gains > 0
+        if not able.any():
+            return frozenset()
+        overhead = float(problem.sizes.mean()) + 1.0
+        best = int(rows[np.where(able, gains / (problem.costs[rows] + overhead), -np.inf).argmax()])
+        return frozenset(problem.nodes[int(state.owner[best])].id for state in (self.moves.before, self.moves.after))
+
     def drop_useless(self) -> None:
         """Forgets moves that nothing keeps back and that do not help: where nothing else happens, they never will."""
         self.left = self.left[self.obstacles() != Left.WAITS]

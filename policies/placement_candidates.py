@@ -99,6 +99,12 @@ def is_resting(standing: Standings) -> Bools:
     return np.isin(standing, [_NUMBER[Left.IN_FLIGHT], _NUMBER[Left.COOLING_DOWN]])
 
 
+def is_cooling(standing: Standings) -> Bools:
+    """T: which tablets have been migrated a short time ago."""
+    cooling: Bools = standing == _NUMBER[Left.COOLING_DOWN]
+    return cooling
+
+
 def history_standing(view: BundleView, options: BundleOptions, history: TabletHistory) -> Left | None:
     """What a tablet's past forbids now."""
     budgets = options.budgets

@@ -7,6 +7,7 @@ one action at most, and nothing is admitted beyond a budget.
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from balancer.policies.plan_record import Record
 from balancer.policies.reasons import MEANINGS, Left, Taken
 from balancer.policies.score import bound, is_over, limit, score
 from balancer.policies.sizes import plan_sizes
+from balancer.policies.turns import Shares, by_need, first_nodes
 from balancer.policies.wanted_moves import Moves, plan_moves
 
 FOR_BALANCE = (Taken.LOAD, Taken.SWAP, Taken.CHAIN)
@@ -96,47 +98,109 @@ def table_metrics(view: BundleView, options: BundleOptions) -> dict[str, Floats]
 def _admit(
     moves: Moves, reshaping: list[Action], admission: Admission, options: BundleOptions, record: Record
 ) -> tuple[list[Action], Picker]:
-    problem, picker = moves.problem, Picker(moves, admission)
-    actions: list[Action] = []
-    spoken: set[int] = set()
-
-    def take(action: Action) -> None:
-        admission.admit(action)
-        actions.append(action)
-        spoken.update(action.tablets)
-
-    def take_step(step: MoveStep) -> None:
-        for action in step_actions(moves, step, options):
-            take(action)
-        admission.promise(float(problem.sizes[list(step.then)].sum()))
-
-    for step in picker.urgent():
-        take_step(step)
-    urgent = {int(tablet) for tablet in problem.ids[moves.urgent_rows()]}
-    for action in reshaping:
-        if urgent.intersection(action.tablets):
-            record.reject(action, Left.TAKEN, "its node is being emptied, and that comes first")
-            continue
-        resting = _resting(action, problem.view, options)
-        if resting is not None:
-            record.reject(action, resting, MEANINGS[resting])
-            continue
-        code = admission.obstacle(action)
-        if code is None:
-            take(action)
-        else:
-            record.reject(action, code, admission.explain(action, code))
-    for step in picker.others(_rows(problem, spoken)):
-        take_step(step)
-    if not actions and not problem.view.in_flight:
+    """What is urgent, then splits and merges and moves in turn, within their shares; then what there is room for."""
+    picker = Picker(moves, admission)
+    turns = _Turns(moves, picker, options, record)
+    turns.urgent()
+    reshaping = turns.startable(by_need(reshaping, HEAT))
+    shares = Shares.of(moves.problem.view, options)
+    if moves.problem.view.reshaped_last and reshaping:
+        turns.move(shares.moves)
+    if len(picker.left):
+        turns.reshape(reshaping, shares.reshapes)
+    if reshaping:
+        turns.move(shares.moves - turns.moved)
+    turns.reshape(reshaping, None)
+    turns.move(None)
+    admission.reserved = frozenset()
+    turns.reject_waiting(reshaping)
+    if not turns.actions and not moves.problem.view.in_flight:
         picker.drop_useless()
-    return actions, picker
+    return turns.actions, picker
+
+
+class _Turns:
+    """Admits actions of one plan, in turns."""
+
+    def __init__(self, moves: Moves, picker: Picker, options: BundleOptions, record: Record) -> None:
+        self.moves, self.picker, self.options, self.record = moves, picker, options, record
+        self.admission = picker.admission
+        self.actions: list[Action] = []
+        self.moved = 0  # steps for balance that were started
+        self.taken: set[int] = set()  # actions that reshape, by their place in memory
+        self.spoken: set[int] = set()
+        # Nodes that the first of a kind waits for while its kind has less than its share.
+        self.kept_for_moves: frozenset[str] = frozenset()
+        self.kept_for_reshapes: frozenset[str] = frozenset()
+
+    def urgent(self) -> None:
+        """Draining nodes and full disks."""
+        for step in self.picker.urgent():
+            self._take_step(step)
+
+    def startable(self, reshaping: list[Action]) -> list[Action]:
+        """Those that nothing but a budget keeps back."""
+        urgent = {int(tablet) for tablet in self.moves.problem.ids[self.moves.urgent_rows()]}
+        found = []
+        for action in reshaping:
+            resting = _resting(action, self.moves.problem.view, self.options)
+            if urgent.intersection(action.tablets):
+                self.record.reject(action, Left.TAKEN, "its node is being emptied, and that comes first")
+            elif resting is not None:
+                self.record.reject(action, resting, MEANINGS[resting])
+            else:
+                found.append(action)
+        return found
+
+    def reshape(self, reshaping: list[Action], share: int | None) -> None:
+        """Starts splits and merges, up to their share; then the node that the next one waits for is kept free."""
+        left = len(reshaping) if share is None else share
+        self.admission.reserved = self.kept_for_moves
+        for action in reshaping:
+            if left <= 0 or self.admission.exhausted:
+                break
+            if id(action) not in self.taken and self.admission.obstacle(action) is None:
+                self._take(action)
+                self.taken.add(id(action))
+                left -= 1
+        if share is not None and left > 0:
+            waiting = [action for action in reshaping if id(action) not in self.taken]
+            self.kept_for_reshapes = first_nodes(waiting, self.admission.busy)
+
+    def move(self, share: int | None) -> None:
+        """Starts steps for balance, up to their share; then the nodes that the next one waits for are kept free."""
+        self.admission.reserved = self.kept_for_reshapes
+        before = self.moved
+        for step in islice(self.picker.others(_rows(self.moves.problem, self.spoken)), share and max(share, 0)):
+            self._take_step(step)
+            self.moved += 1
+        if share is not None and self.moved - before < share:
+            self.kept_for_moves = self.picker.wanted_nodes()
+
+    def reject_waiting(self, reshaping: list[Action]) -> None:
+        """Says what keeps the splits and merges back that were not started."""
+        for action in reshaping:
+            if id(action) not in self.taken:
+                code = self.admission.obstacle(action) or Left.MOVES_TOTAL
+                self.record.reject(action, code, self.admission.explain(action, code))
+
+    def _take(self, action: Action) -> None:
+        self.admission.admit(action)
+        self.actions.append(action)
+        self.spoken.update(action.tablets)
+
+    def _take_step(self, step: MoveStep) -> None:
+        for action in step_actions(self.moves, step, self.options):
+            self._take(action)
+        self.admission.promise(float(self.moves.problem.sizes[list(step.then)].sum()))
 
 
 def _resting(action: Action, view: BundleView, options: BundleOptions) -> Left | None:
     """What the last migrations of its tablets forbid. Sizes do not wait for a rest after a success, but heat does:
-    right after a migration the rates and samples still tell of the tablet as it was."""
-    forbidden = {Left.QUARANTINED, Left.BACKING_OFF} | ({Left.COOLING_DOWN} if action.code.startswith(HEAT) else set())
+    right after a migration the rates and samples still tell of the tablet as it was. So does a move that brings
+    tablets together: nothing is carried twice within minutes."""
+    rests = action.code.startswith(HEAT) or action.kind is ActionKind.MOVE
+    forbidden = {Left.QUARANTINED, Left.BACKING_OFF} | ({Left.COOLING_DOWN} if rests else set())
     for tablet in action.tablets:
         standing = history_standing(view, options, view.history.get(tablet, TabletHistory()))
         if standing in forbidden:

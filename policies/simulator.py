@@ -100,7 +100,8 @@ class _Simulation:
             now, options.heat, measured_bytes_per_second=self.scenario.rate, window_seconds_left=left or None
         )
         owed = self.world.owed(view, options) if left != 0.0 else []
-        plan = make_plan(self.world.credited(replace(view, balancing=self.world.balancing), owed), options)
+        view = replace(view, balancing=self.world.balancing, reshaped_last=self.world.reshaped_last)
+        plan = make_plan(self.world.credited(view, owed), options)
         for change in plan.node_changes:
             self._change_condition(now, change)
         for action in (*owed, *plan.actions):

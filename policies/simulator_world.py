@@ -78,6 +78,7 @@ class World:
     promises: list[tuple[tuple[int, str], ...]] = field(default_factory=list)
     """What follows on moves that are done: tablets and their targets, one after the other."""
     balancing: bool = False
+    reshaped_last: bool = False
     next_id: int = 1
     next_flight: int = 1
 
@@ -110,6 +111,7 @@ class World:
         """Begins to carry out an action."""
         self.flights.append(Flight(f"m{self.next_flight}", action, max(action.size, 1.0)))
         self.next_flight += 1
+        self.reshaped_last = action.kind is not ActionKind.MOVE
 
     def finish(self, flight: Flight, now: float) -> None:
         """Carries out an action whose bytes have been copied."""

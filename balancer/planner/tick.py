@@ -224,7 +224,7 @@ class BundleTick:
         if hot:
             self._samples.gather(now.timestamp())
             samples = self._samples.of(view, snapshot, hot, self._ask_node, heat.min_samples)
-        return replace(view, history=history, samples=samples)
+        return replace(view, history=history, samples=samples, reshaped_last=_reshaped_last(migrations))
 
     def _moved(self, migrations: Sequence[Migration]) -> float:
         """Bytes of the moves begun since the present window opened."""
@@ -243,6 +243,12 @@ class BundleTick:
         # Who approved the first half of an exchange has approved the second.
         due = [one for one in owed if openings.allows(one) and (mode is Mode.AUTONOMOUS or is_chained(one))]
         return affordable(due, view, occasion.bundle.options)
+
+
+def _reshaped_last(migrations: Sequence[Migration]) -> bool:
+    """Whether the newest migration is a split or a merge."""
+    newest = max(migrations, key=lambda record: record.created, default=None)
+    return newest is not None and newest.operation is not MigrationKind.MOVE
 
 
 def _waiting(occasion: Occasion, owed: Sequence[Action], view: BundleView, now: datetime) -> list[InFlight]:

@@ -1,6 +1,6 @@
 """Carries plans out tick by tick until nothing more is started, as the daemon would: every action succeeds."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,6 +14,43 @@ TICK = 60.0
 MOST_TICKS = 2000
 
 
+@dataclass(slots=True)
+class Run:
+    """A bundle in the hands of the planner. Only moves are carried out: its tablets have fitting sizes."""
+
+    view: BundleView
+    options: BundleOptions
+    rests: bool = True  # whether tablets rest after a move
+    plan: PlanResult = field(default_factory=PlanResult)
+    promises: list[tuple[tuple[int, str], ...]] = field(default_factory=list)
+    history: dict[int, TabletHistory] = field(default_factory=dict)
+
+    def tick(self) -> tuple[Action, ...]:
+        """Plans, and carries out all that is started; says what that was."""
+        owed = affordable([self._owed(chain) for chain in self.promises], self.view, self.options)
+        started = {action.tablets[0] for action in owed}
+        self.promises = [chain for chain in self.promises if chain[0][0] not in started]
+        later = [pair for chain in self.promises for pair in chain] + [pair for one in owed for pair in one.then]
+        self.plan = make_plan(credited(self.view, owed, waiting_flights(later, self.view)), self.options)
+        actions = (*owed, *self.plan.actions)
+        assert all(action.kind is ActionKind.MOVE for action in actions)
+        self.promises += [action.then for action in actions if action.then]
+        balancing = goes_on(self.view.balancing, self.plan, self.plan.actions)
+        view = moved(self.view, {action.tablets[0]: action.target for action in actions})
+        now = view.now + TICK
+        if self.rests:
+            self.history |= {action.tablets[0]: TabletHistory(last_migrated=now) for action in actions}
+        self.view = replace(view, now=now, history=dict(self.history), balancing=balancing)
+        return actions
+
+    def _owed(self, chain: tuple[tuple[int, str], ...]) -> Action:
+        """The next move of a chain whose last one is done."""
+        tablet, target = chain[0]
+        row = int(np.flatnonzero(self.view.tablets.ids == tablet)[0])
+        source = self.view.nodes[int(self.view.tablets.node[row])].id
+        return Action(ActionKind.MOVE, "", (tablet,), "", "follow-up", source, target, then=chain[1:])
+
+
 @dataclass(frozen=True, slots=True)
 class Settled:
     """A bundle at rest: nothing was started for longer than tablets rest after a migration."""
@@ -24,42 +61,23 @@ class Settled:
     moves: int
     bytes: float
     carried_again: int  # moves of tablets that had been moved before
+    soonest: float  # seconds between two moves of one tablet, at least
 
 
 def settle(view: BundleView, options: BundleOptions) -> Settled:
-    """Runs it to rest. Only moves are carried out: bundles for this have tablets of fitting sizes."""
-    quiet, moves, total, carried = 0.0, 0, 0.0, 0
-    scores = []
-    history: dict[int, TabletHistory] = {}
-    promises: list[tuple[tuple[int, str], ...]] = []
+    """Runs it to rest."""
+    run, quiet, total = Run(view, options), 0.0, 0.0
+    scores, times = [], dict[int, list[float]]()
     for _ in range(MOST_TICKS):
-        owed = affordable([_owed(view, chain) for chain in promises], view, options)
-        promises = [chain for chain in promises if chain[0][0] not in {action.tablets[0] for action in owed}]
-        later = [pair for chain in promises for pair in chain] + [pair for action in owed for pair in action.then]
-        seen = credited(view, owed, waiting_flights(later, view))
-        plan = make_plan(seen, options)
-        balancing = goes_on(view.balancing, plan, plan.actions)
-        scores.append(plan.score_before)
-        actions = (*owed, *plan.actions)
-        promises += [action.then for action in actions if action.then]
+        now, actions = run.view.now, run.tick()
+        scores.append(run.plan.score_before)
         quiet = 0.0 if actions else quiet + TICK
         if quiet > options.budgets.cool_down + TICK:
-            return Settled(view, plan, tuple(scores), moves, total, carried)
-        assert all(action.kind is ActionKind.MOVE for action in actions)
-        now = view.now + TICK
+            moves = sum(map(len, times.values()))
+            gaps = [float(gap) for at in times.values() for gap in np.diff(at)]
+            soonest = min(gaps, default=np.inf)
+            return Settled(run.view, run.plan, tuple(scores), moves, total, moves - len(times), soonest)
         for action in actions:
-            tablet = action.tablets[0]
-            carried += tablet in history
-            history[tablet] = TabletHistory(last_migrated=now)
-            moves, total = moves + 1, total + action.size
-        view = moved(view, {action.tablets[0]: action.target for action in actions})
-        view = replace(view, now=now, history=dict(history), balancing=balancing)
+            times.setdefault(action.tablets[0], []).append(now)
+        total += sum(action.size for action in actions)
     raise AssertionError("it does not come to rest")
-
-
-def _owed(view: BundleView, chain: tuple[tuple[int, str], ...]) -> Action:
-    """The next move of a chain whose last one is done."""
-    tablet, target = chain[0]
-    row = int(np.flatnonzero(view.tablets.ids == tablet)[0])
-    source = view.nodes[int(view.tablets.node[row])].id
-    return Action(ActionKind.MOVE, "", (tablet,), "", "follow-up", source, target, then=chain[1:])
