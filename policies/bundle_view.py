@@ -71,8 +71,8 @@ class TabletColumns:
     lowers: Sequence[bytes]  # range tables: lower bound; hash tables: b""
     moduli: Ints  # hash tables; 0 for range tables
     remainders: Ints
-    byte_rate: Floats | None = None  # bytes read and written per second; None: not measured
-    cpu_rate: Floats | None = None  # seconds of processor time per second; None: not measured
+    write_rate_1h: Floats | None = None  # as `write_rate`, over an hour; None: not measured
+    read_rate_1h: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -61,17 +61,7 @@ def plan_heat(view: BundleView, options: BundleOptions) -> Proposals:
 
 def _hot_rows(cooling: Cooling) -> dict[int, str]:
     """Row → trigger. Rows are compared in columns; only the hot ones are put into words."""
-    view, options = cooling.view, cooling.options
-    found: dict[int, str] = {}
-    for row in np.flatnonzero(cooling.hot_now).tolist():
-        found[row] = _rows_text(cooling, row)
-    limits = (("bytes", view.tablets.byte_rate, options.max_bytes_per_second),)
-    for name, rates, limit in (*limits, ("CPU-seconds", view.tablets.cpu_rate, options.max_cpu_seconds_per_second)):
-        if rates is None or limit is None:
-            continue
-        for row in np.flatnonzero(rates > limit).tolist():
-            found.setdefault(row, f"{rates[row]:,.4g} {name} per second, the limit is {limit:,.4g}")
-    return found
+    return {row: _rows_text(cooling, row) for row in np.flatnonzero(cooling.hot_now).tolist()}
 
 
 def _rows_text(cooling: Cooling, row: int) -> str:

@@ -44,9 +44,8 @@ class Decider(StrEnum):
 
 
 def group_of(options: BundleOptions, table: str) -> tuple[str, GroupOptions]:
-    """The group of a table, by name; a group nobody described has the defaults."""
-    name = options.table(table).group
-    return name, options.balancer.groups.get(name) or GroupOptions()
+    """The group of a table, by name."""
+    return options.group_name(table), options.group(table)
 
 
 def decider(options: BundleOptions, table: TableView) -> Decider:
@@ -54,7 +53,7 @@ def decider(options: BundleOptions, table: TableView) -> Decider:
     settings = options.table(table.name)
     if settings.placement is not Placement.BALANCED and table.hash:
         return Decider.FUNCTION
-    if group_of(options, table.name)[1].metric:
+    if options.metric(table.name):
         return Decider.METRIC
     if settings.in_memory_mode is not InMemoryMode.NONE:
         return Decider.IN_MEMORY

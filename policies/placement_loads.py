@@ -129,7 +129,9 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
         allowed=_allowed(view, options, nodes),
         disk_used=used,
         disk_room=_disk_room(nodes, used, options.placement.close_at_disk_share),
-        memory_room=_memory_room(nodes, sums(home, memory[:, None], len(nodes))[:, 0]),
+        memory_room=_memory_room(
+            nodes, sums(home, memory[:, None], len(nodes))[:, 0], options.balancer.safe_used_tablet_static_ratio
+        ),
     )
 
 
@@ -282,7 +284,7 @@ def _disk_room(nodes: tuple[NodeView, ...], used: Floats, close_at: float) -> Fl
     return room
 
 
-def _memory_room(nodes: tuple[NodeView, ...], used: Floats) -> Floats:
-    budgets = np.array([np.inf if node.memory is None else node.memory for node in nodes])
+def _memory_room(nodes: tuple[NodeView, ...], used: Floats, safe: float) -> Floats:
+    budgets = np.array([np.inf if node.memory is None else node.memory * safe for node in nodes])
     room: Floats = budgets - used
     return room

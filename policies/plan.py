@@ -15,11 +15,11 @@ from balancer.policies.budgets import Admission
 from balancer.policies.bundle_view import Action, ActionKind, BundleView, Floats, PlanResult, Rejection, TabletHistory
 from balancer.policies.closing import node_changes
 from balancer.policies.heat import plan_heat
-from balancer.policies.metric import parse_metric
+from balancer.policies.metric import MetricError, parse_metric
 from balancer.policies.move_reasons import joint_code, joint_text, reason_for
 from balancer.policies.options import BundleOptions, GroupOptions
 from balancer.policies.order import MoveStep, Picker
-from balancer.policies.placement_candidates import LAST_HARD, group_of, history_standing
+from balancer.policies.placement_candidates import LAST_HARD, history_standing
 from balancer.policies.placement_loads import Bools, Problem, build_problem
 from balancer.policies.plan_record import Record
 from balancer.policies.reasons import MEANINGS, Left, Taken
@@ -35,10 +35,11 @@ GATHERING = "gathering"  # the code with which `sizes` says that tablets are bro
 
 def make_plan(view: BundleView, options: BundleOptions) -> PlanResult:
     """What should be done now, what has to wait, and why."""
+    options, broken = without_broken_metrics(view, options)
     problem = build_problem(view, options)
     reshaping, weighed = reshape(view, options)
     record = Record(problem, options)
-    record.add_rejections(weighed)
+    record.add_rejections((*weighed, *broken))
     kept = {tablet for action in reshaping for tablet in action.tablets}
     kept |= {tablet for rejection in weighed if rejection.code == GATHERING for tablet in rejection.tablets}
     moves = plan_moves(problem, options, reserved=_rows(problem, kept))
@@ -86,13 +87,33 @@ def reshape(view: BundleView, options: BundleOptions) -> tuple[list[Action], lis
 
 
 def table_metrics(view: BundleView, options: BundleOptions) -> dict[str, Floats]:
-    """By table name: the group's metric of each tablet, for tables that are split by a desired metric."""
+    """By table name: the group's metric of each tablet, for tables that are split and merged by it."""
     found = {}
     for table in view.tables:
-        metric = group_of(options, table.name)[1].metric
-        if metric and options.table(table.name).desired_tablet_metric is not None:
+        wished, metric = options.table(table.name), options.metric(table.name)
+        by_count = wished.desired_tablet_count is not None
+        wanted = options.group(table.name).reshard_by_metric if by_count else wished.desired_tablet_metric is not None
+        if metric and wanted:
             found[table.name] = parse_metric(metric).evaluate(view.tablets)[table.first : table.last]
     return found
+
+
+def without_broken_metrics(view: BundleView, options: BundleOptions) -> tuple[BundleOptions, list[Rejection]]:
+    """The options in which groups rest whose metric has no meaning for some tablet, and what is wrong with them.
+
+    A negative load, or none at all, would send tablets anywhere; the other groups and heat do not wait for it.
+    """
+    groups, found = dict(options.balancer.groups), []
+    for name in sorted({options.group_name(table.name) for table in view.tables if options.metric(table.name)}):
+        try:
+            parse_metric(groups[name].metric).evaluate(view.tablets)
+        except MetricError as error:
+            groups[name] = replace(groups[name], metric="", enable_move=False, enable_reshard=False)
+            text = f"group {name} is neither moved nor split: {error}"
+            found.append(Rejection(ActionKind.MOVE, (), str(Left.BROKEN_METRIC), text))
+    if not found:
+        return options, found
+    return replace(options, balancer=replace(options.balancer, groups=groups)), found
 
 
 def _admit(
@@ -240,7 +261,7 @@ def restricted(options: BundleOptions, *, balance: bool, heat: bool, closed_grou
     `balance` is the bundle's own schedule, `heat` that of `[heat]`, `closed_groups` are groups whose schedule is shut.
     """
     balancer = options.balancer
-    known = set(balancer.groups) | {options.table(name).group for name in options.tables} | {"default"}
+    known = set(balancer.groups) | {options.group_name(name) for name in options.tables} | {"default"}
     shut = closed_groups if balance else frozenset(known)
     groups = {name: balancer.groups.get(name) or GroupOptions() for name in sorted(known)}
     off = {name: replace(group, enable_move=False, enable_reshard=False) for name, group in groups.items()}

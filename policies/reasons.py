@@ -36,6 +36,7 @@ class Left(StrEnum):
     TABLE_OFF = "table-off"
     MOVER_OFF = "mover-off"
     GROUP_OFF = "group-off"
+    BROKEN_METRIC = "broken-metric"
     FUNCTION_PLACED = "function-placed"
     OTHER_MOVER = "other-mover"
     NO_PAYBACK = "no-payback"
@@ -85,6 +86,7 @@ MEANINGS: dict[str, str] = {
     Left.TABLE_OFF: "the table has enable_auto_tablet_move = false",
     Left.MOVER_OFF: "the mover of the tablet's kind is switched off in tablet_balancer_config",
     Left.GROUP_OFF: "the table's group has enable_move = false",
+    Left.BROKEN_METRIC: "the metric of its group has no meaning for some tablet",
     Left.FUNCTION_PLACED: "the table's placement is a sharding function, which alone decides",
     Left.OTHER_MOVER: "another mover decides about the table",
     Left.NO_PAYBACK: "copying the tablet costs more than it carries off within payback_horizon",

@@ -26,8 +26,8 @@ EXAMPLES = 10  # tablets named in a sentence about a whole table
 def plan_sizes(view: BundleView, options: BundleOptions, metrics: Mapping[str, Floats] | None = None) -> Proposals:
     """Splits and merges of a whole bundle.
 
-    `metrics` gives, by table name, the group's metric of each tablet of a table with `desired_tablet_metric`; a table
-    that is not in it is measured by the rows it reads and writes per second.
+    `metrics` gives, by table name, the group's metric of each tablet of a table that is split and merged by it. A table
+    with `desired_tablet_metric` that is not in it is measured by the rows it reads and writes per second.
     """
     blocked, cooling = blocked_tablets(view), Cooling(view, options.heat)
     scopes = [Scope(view, options, table, blocked, cooling) for table in view.tables]
@@ -82,15 +82,16 @@ def _rows_of(scope: Scope, only: frozenset[int] | None) -> list[int]:
 
 def _outside(scope: Scope, metrics: Mapping[str, Floats]) -> tuple[SizeBounds | LoadBounds, Floats, list[int]] | None:
     """A table's bounds, what is measured by them, and the rows outside of them; None where there are none."""
-    table, desired = scope.table, scope.table_options.desired_tablet_metric
+    table, wished = scope.table, scope.table_options
     part = slice(table.first, table.last)
-    if desired is not None and scope.table_options.desired_tablet_count is None:
+    bounds = table_bounds(scope.view, scope.options, table)
+    by_rows = wished.desired_tablet_metric is not None and wished.desired_tablet_count is None
+    if table.name in metrics or by_rows:
         values = metrics[table.name] if table.name in metrics else scope.cooling.rates[part]
-        loads = load_bounds(scope, values, desired)
+        loads = load_bounds(scope, bounds, values)
         if loads is not None:
             rows = load_outliers(scope, loads, values)
             return (loads, values, rows) if rows else None
-    bounds = table_bounds(scope.view, scope.options, table)
     sizes = scope.view.tablets.sizes[part]
     rows = (np.flatnonzero((sizes < bounds.min) | (sizes > bounds.max)) + table.first).tolist()
     return (bounds, sizes, rows) if rows else None

@@ -47,7 +47,7 @@ class Openings:
         """The schedule that an action of this code on this table belongs to."""
         if code.startswith(HEAT) or code == FOLLOW_UP:
             return self.heat
-        return self.groups.get(self.options.table(table).group, self.bundle)
+        return self.groups.get(self.options.group_name(table), self.bundle)
 
     def allows(self, action: Action) -> bool:
         """Whether its window is open."""
@@ -56,7 +56,7 @@ class Openings:
     def narrowed(self) -> BundleOptions:
         """The options without what has to wait for its window."""
         names = {"default", *self.options.balancer.groups}
-        names |= {self.options.table(table).group for table in self.options.tables}
+        names |= {self.options.group_name(table) for table in self.options.tables}
         shut = frozenset(name for name in names if not self.groups.get(name, self.bundle).open)
         return restricted(self.options, balance=True, heat=self.heat.open, closed_groups=shut)
 

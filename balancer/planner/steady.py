@@ -61,9 +61,16 @@ def _same_tablets(before: BundleView, after: BundleView) -> bool:
     if not exact or old.lowers != new.lowers:
         return False
     sizes = all(_close(getattr(old, name), getattr(new, name), BYTES) for name in ("sizes", "memory"))
-    rates = all(_close(getattr(old, name), getattr(new, name), ROWS_PER_SECOND) for name in ("write_rate", "read_rate"))
-    measured = all(getattr(one, name) is None for one in (old, new) for name in ("byte_rate", "cpu_rate"))
-    return sizes and rates and measured
+    return sizes and all(_same_rate(getattr(old, name), getattr(new, name)) for name in _RATES)
+
+
+_RATES = ("write_rate", "read_rate", "write_rate_1h", "read_rate_1h")
+
+
+def _same_rate(before: Floats | None, after: Floats | None) -> bool:
+    if before is None or after is None:
+        return before is after
+    return _close(before, after, ROWS_PER_SECOND)
 
 
 def _close(before: Floats, after: Floats, least: float) -> bool:

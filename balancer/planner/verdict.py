@@ -129,6 +129,9 @@ def _idle(situation: Situation) -> tuple[StateWord, str]:
         left = situation.owned[stuck[0]]
         why = hindrance or "no node may take them"
         return StateWord.BLOCKED, f"node {stuck[0]} cannot be emptied, {_count(left, 'tablet')} left: {why}"
+    broken = [rejection.reason for rejection in situation.plan.rejections if rejection.code == Left.BROKEN_METRIC]
+    if broken:
+        return StateWord.BLOCKED, broken[0]
     off = ""
     if situation.plan.score_before < situation.plan.limit - 1:
         off = _switched_off(situation.plan)

@@ -186,6 +186,8 @@ def _load_bundle(file: Path, daemon: BaseModel | None, mistakes: list[Mistake]) 
     )
     migration = build(MigrationSettings, read.migration)
     mistakes.extend(Mistake(str(file), key, message) for key, message in _broken_rules(options, migration))
+    groups = {name: group.flat() for name, group in options.balancer.groups.items()}
+    options = replace(options, balancer=replace(options.balancer, groups=groups))
     nodes = {name: _node(name, section, file, mistakes) for name, section in read.nodes.items()}
     if len(mistakes) > before:
         return None

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from balancer.policies.bundle_view import (
@@ -88,15 +87,6 @@ def test_an_absolute_limit_counts_whatever_the_share() -> None:
     view = bundle({"t": Tablets([GB] * 10, writes=[500.0] * 9 + [501.0])}, ("a",))
     found = hot_tablets(view, HeatOptions(max_rows_per_second=500.0))
     assert found == {10: "501 rows/s, the limit is 500 rows/s"}
-
-
-def test_bytes_and_processor_time_are_limits_where_they_are_measured() -> None:
-    view = bundle({"t": Tablets([GB] * 2)}, ("a",))
-    limits = HeatOptions(max_bytes_per_second=1e6, max_cpu_seconds_per_second=0.5)
-    assert not hot_tablets(view, limits)
-    tablets = replace(view.tablets, byte_rate=np.array([2e6, 0.0]), cpu_rate=np.array([0.0, 0.75]))
-    assert list(hot_tablets(replace(view, tablets=tablets), limits)) == [1, 2]
-    assert not hot_tablets(replace(view, tablets=tablets), HeatOptions())
 
 
 def test_a_hot_tablet_is_split_at_the_key_that_divides_its_load() -> None:
