@@ -52,6 +52,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "resume": "balancer.cli.operate:resume",
     "cancel": "balancer.cli.operate:cancel",
     "release": "balancer.cli.operate:release",
+    "run-now": "balancer.cli.run_now:run_now",
     "route": "balancer.cli.route:route",
     "pgbouncer": "balancer.cli.route:app",
     "forward": "balancer.cli.forward:forward",

@@ -12,7 +12,7 @@ from balancer.daemon.leader_duties import Leading
 from balancer.directory.contract import Directory, Follower
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
-from balancer.planner import orders, plans
+from balancer.planner import orders, plans, rounds
 from balancer.planner.balancing import BalancingBook
 from balancer.planner.keys_in_use import Samples
 from balancer.planner.metrics import Reporter
@@ -168,6 +168,7 @@ class Ticks:
             plan=standing.id if standing else "",
             asked=self._taken(bundle.name),
             orders=tuple(orders.open_orders(snapshot, bundle.name)),
+            rounds=rounds.waiting(snapshot, bundle.name),
         )
 
     def _taken(self, bundle: str) -> bool:

@@ -33,6 +33,7 @@ from balancer.planner import orders
 from balancer.planner.command_acts import merge, move, split
 from balancer.planner.command_context import CommandContext, Outcome, Revival
 from balancer.planner.memory import FORGIVEN, failures_of
+from balancer.planner.rounds import run_now
 from balancer.settings import Mode
 
 
@@ -136,7 +137,7 @@ def _pause(context: CommandContext) -> Outcome:
         if context.arguments.get("seconds") is not None:
             raise Refused("a single migration is paused until it is resumed: leave the duration out")
         return Outcome(f"migration {migration} pauses at its next safe point", steer=(("pause", str(migration)),))
-    bundle = _bundle(context)
+    bundle = context.bundle()
     pause = Pause(bundle, context.until(), context.author, str(context.arguments.get("reason", "")))
     return Outcome(f"bundle {bundle} starts nothing new{_until_words(pause.until)}; what runs goes on", (Put(pause),))
 
@@ -145,7 +146,7 @@ def _resume(context: CommandContext) -> Outcome:
     migration = context.arguments.get("migration")
     if migration:
         return Outcome(f"migration {migration} goes on", steer=(("resume", str(migration)),))
-    bundle = _bundle(context)
+    bundle = context.bundle()
     if bundle not in context.snapshot.pauses:
         return Outcome(f"bundle {bundle} is not paused")
     return Outcome(f"bundle {bundle} goes on", (Remove(RecordKind.PAUSE, bundle),), replan=bundle)
@@ -238,7 +239,7 @@ def _tablet_lost(context: CommandContext) -> Outcome:
 
 
 def _plan(context: CommandContext) -> Outcome:
-    bundle = _bundle(context)
+    bundle = context.bundle()
     return Outcome(f"bundle {bundle} is being planned again; `balancer plan {bundle}` shows it", replan=bundle)
 
 
@@ -264,7 +265,7 @@ def _apply(context: CommandContext) -> Outcome:
 
 
 def _order(context: CommandContext, what: str) -> Outcome:
-    bundle, name = _bundle(context), context.word("table")
+    bundle, name = context.bundle(), context.word("table")
     table = context.snapshot.table(name)
     if table.bundle != bundle:
         raise Refused(f"table {name} belongs to bundle {table.bundle}, not to {bundle}")
@@ -274,14 +275,6 @@ def _order(context: CommandContext, what: str) -> Outcome:
     return Outcome(
         f"order {order.id}: {orders.sentence(order, context.snapshot)}; it begins {when}", (Put(order),), replan=bundle
     )
-
-
-def _bundle(context: CommandContext) -> str:
-    name = context.word("bundle")
-    if name not in context.snapshot.bundles:
-        known = ", ".join(sorted(context.snapshot.bundles)) or "none"
-        raise Refused(f"there is no bundle {name!r}; there are: {known}")
-    return name
 
 
 def _until_words(until: float | None) -> str:
@@ -304,6 +297,7 @@ VERBS: Mapping[str, Callable[[CommandContext], Outcome]] = {
     "rejoin": _rejoin,
     "release": _release,
     "resume": _resume,
+    "run-now": run_now,
     "split": split,
     "tablet-lost": _tablet_lost,
     "undrain": _undrain,

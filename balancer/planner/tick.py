@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from balancer.clock import Clock
-from balancer.directory.model import Migration, MigrationKind, Plan
+from balancer.directory.model import Command, Migration, MigrationKind, Plan
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Fenced
 from balancer.nodes.connection import Address
@@ -61,6 +61,9 @@ class Starter(Protocol):
     def settle_orders(self, bundle: str, dues: Sequence[orders.Due], view: BundleView) -> None:
         """Records which of the operators' orders have come to their end, and forgets old ones."""
 
+    def answer_rounds(self, rounds: Sequence[Command], started: Sequence[Migration], refused: Sequence[str]) -> None:
+        """Records what was started because operators asked for a round."""
+
     def park(self, bundle: str, overrunning: frozenset[str]) -> None:
         """Holds these migrations of a bundle at a safe point, and lets go on those it held before."""
 
@@ -85,6 +88,8 @@ class Occasion:
     """Operators' orders that are being worked off, in whatever mode."""
     balancing: bool = False
     """Whether moves for balance have begun, and go on to the stop threshold."""
+    rounds: tuple[Command, ...] = ()
+    """Operators' commands to act now, whatever the schedule."""
 
     @property
     def pause_until(self) -> datetime | None:
@@ -119,9 +124,9 @@ class _Moment:
 
 @dataclass(frozen=True, slots=True)
 class _Acts:
-    """What a tick has done: migrations begun, in words, and why others could not be."""
+    """What a tick has done: migrations begun, and why others could not be."""
 
-    started: tuple[str, ...] = ()
+    started: tuple[Migration, ...] = ()
     refused: tuple[str, ...] = ()
     handled: tuple[Action, ...] = ()
     """The plan's own actions that the tick came to."""
@@ -129,6 +134,11 @@ class _Acts:
     """Those of the refusals that belong to them."""
     begun: tuple[Action, ...] = ()
     """The plan's own actions, if any of them was started."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What was started, for people."""
+        return tuple(map(in_words, self.started))
 
 
 class BundleTick:
@@ -153,11 +163,13 @@ class BundleTick:
             occasion.starter.guard(poll, occasion.snapshot)
         openings = look(occasion.settings, occasion.bundle, now, self._last)
         self._note_window(openings, now)
+        if occasion.rounds and occasion.starter is not None:
+            openings = openings.opened()
         view = replace(self._view(occasion, poll, openings, now), balancing=occasion.balancing)
         owed = self._owed(occasion, view, openings, now)
         view = credited(view, owed, _waiting(occasion, owed, view, now))
         options = occasion.bundle.options
-        plan = self._plan(view, options, again=occasion.asked)
+        plan = self._plan(view, options, again=occasion.asked or bool(occasion.rounds))
         dues = [orders.due(order, view, options) for order in occasion.orders]
         moment = _Moment(occasion, now, openings, view, owed, plan, dues)
         plan_id, acts = _plan_and_act(moment)
@@ -179,7 +191,7 @@ class BundleTick:
             paused_until=occasion.pause_until if paused else None,
             paused=paused,
             tick_seconds=self._clock.monotonic() - began,
-            started=acts.started,
+            started=acts.words,
             not_started=acts.refused,
             balancing=goes_on(occasion.balancing, plan, acts.begun),
         )
@@ -275,6 +287,8 @@ def _plan_and_act(moment: _Moment) -> tuple[str, _Acts]:
     if plan_id and acts.handled:
         starter.settle(plan_id, acts.handled, acts.failures)
     starter.settle_orders(occasion.bundle.name, moment.dues, moment.view)
+    if occasion.rounds:
+        starter.answer_rounds(occasion.rounds, acts.started, acts.refused)
     return plan_id, acts
 
 
@@ -322,19 +336,17 @@ def _beside_orders(moment: _Moment, ordered: Sequence[Action], admission: Admiss
     return orders.take(free, admission)
 
 
-def _start(starter: Starter, actions: Sequence[Action], bundle: BundleSettings) -> tuple[list[str], list[str]]:
-    """What was started, in words, and why others could not be."""
-    started: list[str] = []
+def _start(starter: Starter, actions: Sequence[Action], bundle: BundleSettings) -> tuple[list[Migration], list[str]]:
+    """What was started, and why others could not be."""
+    started: list[Migration] = []
     refused: list[str] = []
     for action in actions:
         try:
-            migration = starter.start(action, bundle)
+            started.append(starter.start(action, bundle))
         except Fenced:
             raise
         except BalancerError as error:
             refused.append(f"{action.kind} of tablet {action.tablets[0]} cannot be started: {error}")
-        else:
-            started.append(in_words(migration))
     return started, refused
 
 
@@ -367,7 +379,7 @@ def _situation(moment: _Moment, plan_id: str, nodes: tuple[NodeReport, ...], act
         nodes=nodes,
         owned={node.id: int((view.tablets.node == at).sum()) for at, node in enumerate(view.nodes)},
         schedule=moment.openings.bundle,
-        running=[*(in_words(one) for one in records if one.id not in held), *acts.started],
+        running=[*(in_words(one) for one in records if one.id not in held), *acts.words],
         held=[in_words(one, parked=True) for one in records if one.id in held],
         started=len(acts.started),
         paused=occasion.paused(moment.now),

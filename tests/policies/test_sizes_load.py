@@ -157,7 +157,7 @@ def test_a_quiet_table_is_still_split_by_its_size() -> None:
 
 
 def test_a_metric_that_is_negative_keeps_its_group_back_and_is_said() -> None:
-    view = bundle({"t": Tablets([GB, GB], writes=[1, 200]), "other": Tablets([40 * GB])}, ("a",))
+    view = bundle({"t": Tablets([GB, 20 * GB], writes=[1, 200]), "other": Tablets([40 * GB])}, ("a",))
     options = BundleOptions(
         balancer=BalancerOptions(groups={"g": GroupOptions(metric="100 - write_rate", reshard_by_metric=True)}),
         tables={"t": TableOptions(desired_tablet_count=2, group="g")},
