@@ -218,7 +218,7 @@ def test_a_round_outside_of_the_schedule_starts_what_is_wanted_and_nothing_more(
     with instance(fleet, clock) as running:
         until(lambda: running.word() is StateWord.WAITING, 30, "a verdict")
         answer = running.give("run-now", bundle="shop")
-        (begun,) = running.daemon.follower().snapshot.migrations
+        (begun,) = running.daemon.directory().snapshot().migrations
         assert answer == f"a round of bundle shop: 1 migration started: {begun}"
         until(lambda: running.daemon.follower().snapshot.migrations[begun].state == "done", 60, "the move's end")
         running.ticks(3)
