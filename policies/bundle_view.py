@@ -67,12 +67,13 @@ class TabletColumns:
     memory: Floats  # bytes that count against nodes' memory: 0 for tables that are not in-memory
     rows: Floats
     write_rate: Floats  # rows written per second
-    read_rate: Floats  # rows read per second
+    read_rate: Floats  # rows read per second, without those of long scans
     lowers: Sequence[bytes]  # range tables: lower bound; hash tables: b""
     moduli: Ints  # hash tables; 0 for range tables
     remainders: Ints
     write_rate_1h: Floats | None = None  # as `write_rate`, over an hour; None: not measured
     read_rate_1h: Floats | None = None
+    scan_rate: Floats | None = None  # rows read per second by long sequential scans; None: not measured
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -127,6 +128,8 @@ class BundleView:
     measured_bytes_per_second: float | None = None
     reshaped_last: bool = False
     """Whether the newest migration is a split or a merge: then moves have the first turn."""
+    overloaded_since: Mapping[str, float] = field(default_factory=dict)
+    """Node → since when (seconds since 1970) it does more than `close_at_load` times its share, without a break."""
     balancing: bool = False
     """Whether moves for balance have been started and the stop threshold was not reached since: they go on to it."""
 

@@ -52,6 +52,14 @@ class Cooling:
         return np.asarray(self.rates > self.thresholds * (1 + 1e-9), np.bool_)
 
     @cached_property
+    def scanned_now(self) -> npt.NDArray[np.bool_]:
+        """Which tablets would be hot if the rows of long scans counted."""
+        scans = self.view.tablets.scan_rate
+        if scans is None:
+            return np.zeros(len(self.rates), np.bool_)
+        return np.asarray(scans > self.thresholds, np.bool_)
+
+    @cached_property
     def warm_now(self) -> npt.NDArray[np.bool_]:
         """Which tablets are not below half of their threshold at this moment."""
         return np.asarray(self.rates >= self.thresholds / 2, np.bool_)

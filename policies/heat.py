@@ -48,10 +48,13 @@ def plan_heat(view: BundleView, options: BundleOptions) -> Proposals:
     hot, split = _hot_rows(cooling), _split_rows(view)
     scopes = []
     hot_rows = sorted(hot)
+    scanned = sorted(set(np.flatnonzero(cooling.scanned_now).tolist()) - hot.keys())
     for table in view.tables:
         scope = Scope(view, options, table, blocked, cooling)
         for row in _within(hot_rows, table):
             _plan_hot(scope, row, hot[row])
+        for row in _within(scanned, table):
+            _explain_scan(scope, row)
         for row in _within(split, table):
             _plan_cold(scope, row, split)
         scopes.append(scope)
@@ -95,12 +98,26 @@ def _plan_hot(scope: Scope, row: int, trigger: str) -> None:
     verdict = judge(facts, scope.view.samples.get(facts.tablet), scope.options.heat)
     code, reason = CODES[verdict.word], f"{why}; {verdict.word}: {verdict.reason}"
     parts = _parts(scope, row, facts, verdict)
+    least = scope.options.heat.min_confidence
+    if parts and verdict.evidence.confidence < least:
+        text = f"{reason}; but a split needs a confidence of {share_text(least)} (min_confidence)"
+        scope.reject(alone, ActionKind.SPLIT, "heat-confidence", text)
+        return
     if _is_growing_end(scope, row, verdict) and _split_lately(scope, row):
         scope.reject(alone, ActionKind.SPLIT, code, f"{reason}; the growing end has a tablet of its own already")
     elif not parts:
         scope.reject(alone, ActionKind.SPLIT, code, reason)
     else:
         scope.reshard(alone, len(parts), code, reason, parts)
+
+
+def _explain_scan(scope: Scope, row: int) -> None:
+    """Says why a tablet that is read a lot is not hot."""
+    rates = scope.view.tablets.scan_rate
+    assert rates is not None
+    scans = f"tablet {scope.id(row)} has {rate_text(float(rates[row]))} of long sequential scans"
+    text = f"{scans}, as dumps, new indexes and reports make them: they ask for no key, and no split makes them cheaper"
+    scope.reject(range(row, row + 1), ActionKind.SPLIT, "heat-long-scan", text)
 
 
 def _kept_back(scope: Scope, row: int) -> tuple[str, str] | None:

@@ -180,6 +180,9 @@ class HeatOptions:
     front_share: float = 0.80
     min_samples: int = 100
     """Fewer key samples than this decide nothing."""
+    min_confidence: float = 0.5
+    """How far the samples must be believed, from 0 to 1, before a tablet is split. Larger: fewer splits that were not
+    needed. Smaller: PostgreSQL's statistics alone (at most 0.3), which know nothing of reads, are enough."""
     min_split_age: Seconds = 3600.0
     """Seconds before what heat has split may be merged again."""
 
@@ -215,6 +218,9 @@ class PlacementOptions:
     """A node that reads or writes this many times its due share gets no new tablets …"""
     reopen_at_load: float = 1.5
     """… until it does less than this."""
+    close_after: Seconds = 600.0
+    """Seconds that a node must have been over `close_at_load` without a break. Larger: fewer nodes are closed for what
+    passes by itself. Smaller: an overloaded node is spared sooner."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from balancer.policies.bundle_view import Action, ActionKind, BundleView, NodeChange, NodeCondition, PlanResult
+from balancer.policies.closing import overloaded_since
 from balancer.policies.figures import bytes_text
 from balancer.policies.placement_loads import Bools, build_problem, initial_state, tension, underuse
 from balancer.policies.plan import goes_on, make_plan, restricted
@@ -100,7 +101,10 @@ class _Simulation:
             now, options.heat, measured_bytes_per_second=self.scenario.rate, window_seconds_left=left or None
         )
         owed = self.world.owed(view, options) if left != 0.0 else []
+        overloaded = overloaded_since(view, options, self.world.overloaded)
+        self.world.overloaded = overloaded
         view = replace(view, balancing=self.world.balancing, reshaped_last=self.world.reshaped_last)
+        view = replace(view, overloaded_since=overloaded)
         plan = make_plan(self.world.credited(view, owed), options)
         for change in plan.node_changes:
             self._change_condition(now, change)

@@ -77,6 +77,8 @@ class World:
     rates: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     promises: list[tuple[tuple[int, str], ...]] = field(default_factory=list)
     """What follows on moves that are done: tablets and their targets, one after the other."""
+    overloaded: dict[str, float] = field(default_factory=dict)
+    """Nodes that do too much, and since when."""
     balancing: bool = False
     reshaped_last: bool = False
     next_id: int = 1

@@ -37,6 +37,7 @@ def _facts(view: BundleView) -> tuple[object, ...]:
     return (
         *(view.bundle, len(view.nodes), view.tables, view.pinned, view.quarantined, view.in_flight, view.samples),
         *(dict(view.history), view.bytes_moved_in_window, view.measured_bytes_per_second, view.balancing),
+        view.overloaded_since,
     )
 
 
@@ -64,7 +65,7 @@ def _same_tablets(before: BundleView, after: BundleView) -> bool:
     return sizes and all(_same_rate(getattr(old, name), getattr(new, name)) for name in _RATES)
 
 
-_RATES = ("write_rate", "read_rate", "write_rate_1h", "read_rate_1h")
+_RATES = ("write_rate", "read_rate", "write_rate_1h", "read_rate_1h", "scan_rate")
 
 
 def _same_rate(before: Floats | None, after: Floats | None) -> bool:

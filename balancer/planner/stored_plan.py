@@ -88,6 +88,7 @@ def pack_input(view: BundleView, options: BundleOptions) -> str:
         "bytes_moved_in_window": view.bytes_moved_in_window,
         "measured_bytes_per_second": view.measured_bytes_per_second,
         "balancing": view.balancing,
+        "overloaded_since": dict(view.overloaded_since),
         "reshaped_last": view.reshaped_last,
     }
     return base64.b64encode(zlib.compress(json.dumps(document, sort_keys=True).encode(), 6)).decode()
@@ -116,6 +117,7 @@ def _read_input(document: Any) -> tuple[BundleView, BundleOptions]:
         bytes_moved_in_window=document["bytes_moved_in_window"],
         measured_bytes_per_second=document["measured_bytes_per_second"],
         balancing=document.get("balancing", False),
+        overloaded_since={str(node): float(at) for node, at in document.get("overloaded_since", {}).items()},
         reshaped_last=document.get("reshaped_last", False),
     )
     options: BundleOptions = build(BundleOptions, model_of(BundleOptions).model_validate(document["options"]))

@@ -236,7 +236,9 @@ class BundleTick:
         if hot:
             self._samples.gather(now.timestamp())
             samples = self._samples.of(view, snapshot, hot, self._ask_node, heat.min_samples)
-        return replace(view, history=history, samples=samples, reshaped_last=_reshaped_last(migrations))
+        overloaded = self._memory.note_nodes(view, bundle.options)
+        view = replace(view, history=history, samples=samples, overloaded_since=overloaded)
+        return replace(view, reshaped_last=_reshaped_last(migrations))
 
     def _moved(self, migrations: Sequence[Migration]) -> float:
         """Bytes of the moves begun since the present window opened."""

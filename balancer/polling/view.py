@@ -127,6 +127,7 @@ def _part(snapshot: Snapshot, table: Table, nodes: Sequence[Node], poll: Cluster
         read_rate=measured["read_rate"],
         write_rate_1h=measured["write_rate_1h"],
         read_rate_1h=measured["read_rate_1h"],
+        scan_rate=measured["scan_rate"],
         lowers=[b""] * len(ids) if hashed else list(found.starts),
         moduli=moduli,
         remainders=remainders,
@@ -162,6 +163,7 @@ def _measured(ids: Ints, poll: ClusterPoll) -> dict[str, Floats]:
         "read_rate": pick(rates.read_rate(RATE_WINDOW)),
         "write_rate_1h": pick(rates.write_rate(LONG_WINDOW)),
         "read_rate_1h": pick(rates.read_rate(LONG_WINDOW)),
+        "scan_rate": pick(rates.scan_rate(RATE_WINDOW)),
     }
 
 
@@ -194,6 +196,7 @@ def _join(parts: Sequence[_Part]) -> TabletColumns:
         read_rate=floats("read_rate"),
         write_rate_1h=floats("write_rate_1h"),
         read_rate_1h=floats("read_rate_1h"),
+        scan_rate=floats("scan_rate"),
         lowers=[lower for part in columns for lower in part.lowers],
         moduli=ints("moduli"),
         remainders=ints("remainders"),

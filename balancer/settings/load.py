@@ -216,6 +216,8 @@ def _broken_rules(options: BundleOptions, migration: MigrationSettings) -> Itera
         yield f"migration.{key}", message
     for key, message in rules.check_balancer(options.balancer):
         yield f"tablet_balancer_config.{key}", message
+    for key, message in rules.check_heat(options.heat):
+        yield f"heat.{key}", message
     for key, message in rules.check_placement(options.placement):
         yield f"placement.{key}", message
     for name, table in options.tables.items():

@@ -4,7 +4,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from balancer.policies.metric import MetricError, parse_metric
-from balancer.policies.options import DEFAULT_GROUP, BalancerOptions, GroupOptions, PlacementOptions, TableOptions
+from balancer.policies.options import (
+    DEFAULT_GROUP,
+    BalancerOptions,
+    GroupOptions,
+    HeatOptions,
+    PlacementOptions,
+    TableOptions,
+)
 from balancer.settings.migration import MigrationSettings
 
 _DIMENSIONS = ("bytes", "memory", "write_rate", "read_rate", "tablets")
@@ -70,8 +77,16 @@ def check_placement(options: PlacementOptions) -> Iterator[tuple[str, str]]:
             yield f"dimensions.{name}", "must be zero or more"
     if options.stop_threshold > options.start_threshold:
         yield "stop_threshold", "must not exceed start_threshold: moves would stop before they start"
+    if options.reopen_at_load > options.close_at_load:
+        yield "reopen_at_load", "must not exceed close_at_load: a node would close and open at once"
     if options.reopen_at_disk_share > options.close_at_disk_share:
         yield "reopen_at_disk_share", "must not exceed close_at_disk_share: a node would close and open at once"
+
+
+def check_heat(options: HeatOptions) -> Iterator[tuple[str, str]]:
+    """Of `[heat]`."""
+    if not 0 <= options.min_confidence <= 1:
+        yield "min_confidence", "must lie between 0 and 1"
 
 
 def check_migration(settings: MigrationSettings) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from balancer.policies.bundle_view import (
@@ -14,6 +15,7 @@ from balancer.policies.bundle_view import (
     NodeCondition,
     NodeView,
     Part,
+    SampleSource,
     TabletHistory,
 )
 from balancer.policies.hash_leaves import Leaf
@@ -71,6 +73,20 @@ def test_a_tablet_with_more_than_a_fifth_of_its_node_is_hot() -> None:
 def test_five_equal_tablets_are_not_hot() -> None:
     view = bundle({"t": Tablets([GB] * 5, writes=333.3)}, ("a",))
     assert not hot_tablets(view, HeatOptions())
+
+
+def test_samples_that_are_hardly_believed_split_nothing() -> None:
+    poor = replace(samples(range(200, 300)), source=SampleSource.STATISTICS, confidence=0.3)
+    assert _codes(_hot_view(poor)) == [((3,), "heat-confidence")]
+    assert "27 %" in plan_heat(_hot_view(poor), _options()).rejections[0].reason
+    assert _one(_hot_view(poor), _options(HeatOptions(min_confidence=0.2))).code == "heat-split"
+
+
+def test_long_scans_are_named_and_split_nothing() -> None:
+    view = bundle({"t": Tablets([GB] * 2, writes=(10, 10))}, ("a",), history={1: CONFIRMED})
+    view = replace(view, tablets=replace(view.tablets, scan_rate=np.array([5000.0, 0.0])))
+    assert not hot_tablets(view, HeatOptions())
+    assert _codes(view) == [((1,), "heat-long-scan")]
 
 
 def test_an_idle_cluster_has_no_hot_tablets() -> None:

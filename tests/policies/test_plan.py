@@ -16,6 +16,7 @@ from balancer.policies.bundle_view import (
     PlanResult,
     TabletHistory,
 )
+from balancer.policies.closing import overloaded_since
 from balancer.policies.options import BalancerOptions, BudgetOptions, BundleOptions, HeatOptions, PlacementOptions
 from balancer.policies.options import TableOptions as Table
 from balancer.policies.plan import make_plan, restricted
@@ -106,8 +107,22 @@ def test_the_daemons_closed_node_reopens_and_the_operators_does_not() -> None:
 
 
 def test_a_node_with_twice_its_share_of_load_is_closed() -> None:
-    plan = make_plan(bundle([0, 1, 2], 3, writes=[3000.0, 10.0, 10.0]), FREE)
+    view = bundle([0, 1, 2], 3, writes=[3000.0, 10.0, 10.0])
+    assert not make_plan(view, FREE).node_changes
+    assert not make_plan(replace(view, overloaded_since={"n0": view.now - 599}), FREE).node_changes
+    plan = make_plan(replace(view, overloaded_since={"n0": view.now - 600}), FREE)
     assert [(change.node, change.code) for change in plan.node_changes] == [("n0", "too-hot")]
+
+
+def test_an_overload_that_passes_is_counted_from_the_start_again() -> None:
+    view = bundle([0, 1, 2], 3, writes=[3000.0, 10.0, 10.0])
+    calm = bundle([0, 1, 2], 3, writes=[3000.0, 2000.0, 3000.0], now=view.now + 60)
+    since = overloaded_since(view, FREE, {})
+    assert since == {"n0": view.now}
+    assert overloaded_since(replace(view, now=view.now + 30), FREE, since) == since
+    assert overloaded_since(calm, FREE, since) == {}
+    down = replace(view, nodes=(replace(view.nodes[0], condition=NodeCondition.DOWN), *view.nodes[1:]))
+    assert overloaded_since(down, FREE, since) == {}
 
 
 def test_what_is_in_flight_counts_as_done() -> None:
