@@ -31,7 +31,7 @@ def is_unbalanced(problem: Problem, held: Floats, above: float, below: float) ->
 
 def moves_from(problem: Problem, settings: PlacementOptions) -> float:
     """How far above its due share a node must be for moves: less once they have begun, so that they come to an end."""
-    return settings.stop_threshold if problem.view.balancing else settings.start_threshold
+    return settings.stop_threshold if problem.view.balancing > 0 else settings.start_threshold
 
 
 def balance(

@@ -48,11 +48,6 @@ def limit(problem: Problem) -> float:
     return _score(max(0.0, _heaviest_tablet(problem), _crowding(problem), _pinned(problem)), 0.0)
 
 
-def is_over(problem: Problem, state: LoadState, threshold: float) -> bool:
-    """Whether some node is this far above its due share."""
-    return bool((tension(problem, state.held) > threshold).any())
-
-
 def _pinned(problem: Problem) -> float:
     """The tension of the node with the heaviest pinned tablets, were it to hold nothing else."""
     if not problem.view.pinned:

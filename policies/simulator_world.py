@@ -22,6 +22,7 @@ from balancer.policies.bundle_view import (
     TabletHistory,
     TableView,
 )
+from balancer.policies.campaign import Campaign
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.heat import hot_tablets
 from balancer.policies.keys import KeyType, decode_key, encode_key
@@ -77,7 +78,7 @@ class World:
     rates: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     promises: list[tuple[tuple[int, str], ...]] = field(default_factory=list)
     """What follows on moves that are done: tablets and their targets, one after the other."""
-    balancing: bool = False
+    campaign: Campaign = field(default_factory=Campaign)
     reshaped_last: bool = False
     next_id: int = 1
     next_flight: int = 1

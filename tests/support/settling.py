@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from balancer.policies.bundle_view import Action, ActionKind, BundleView, PlanResult, TabletHistory
+from balancer.policies.campaign import Campaign
 from balancer.policies.options import BundleOptions
-from balancer.policies.plan import goes_on, make_plan
+from balancer.policies.plan import make_plan
 from balancer.policies.promises import affordable, credited, waiting_flights
 from tests.support.clusters import moved
 
@@ -22,6 +23,7 @@ class Run:
     options: BundleOptions
     rests: bool = True  # whether tablets rest after a move
     plan: PlanResult = field(default_factory=PlanResult)
+    campaign: Campaign = field(default_factory=Campaign)
     promises: list[tuple[tuple[int, str], ...]] = field(default_factory=list)
     history: dict[int, TabletHistory] = field(default_factory=dict)
 
@@ -35,12 +37,12 @@ class Run:
         actions = (*owed, *self.plan.actions)
         assert all(action.kind is ActionKind.MOVE for action in actions)
         self.promises += [action.then for action in actions if action.then]
-        balancing = goes_on(self.view.balancing, self.plan, self.plan.actions)
+        self.campaign = self.campaign.after(self.plan, self.plan.actions)
         view = moved(self.view, {action.tablets[0]: action.target for action in actions})
         now = view.now + TICK
         if self.rests:
             self.history |= {action.tablets[0]: TabletHistory(last_migrated=now) for action in actions}
-        self.view = replace(view, now=now, history=dict(self.history), balancing=balancing)
+        self.view = replace(view, now=now, history=dict(self.history), balancing=self.campaign.bytes)
         return actions
 
     def _owed(self, chain: tuple[tuple[int, str], ...]) -> Action:
