@@ -129,7 +129,7 @@ class BundleView:
     """Whether the newest migration is a split or a merge: then moves have the first turn."""
     balancing: float = 0.0
     """Bytes that moves off nodes between the stop and the start threshold may copy: more than 0 where balancing has
-    begun and goes on to the stop threshold (see `campaign`)."""
+    begun and goes on to the stop threshold (see `tail`)."""
 
 
 class SampleSource(StrEnum):

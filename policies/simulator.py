@@ -100,7 +100,7 @@ class _Simulation:
             now, options.heat, measured_bytes_per_second=self.scenario.rate, window_seconds_left=left or None
         )
         owed = self.world.owed(view, options) if left != 0.0 else []
-        view = replace(view, balancing=self.world.campaign.bytes, reshaped_last=self.world.reshaped_last)
+        view = replace(view, balancing=self.world.tail.bytes, reshaped_last=self.world.reshaped_last)
         plan = make_plan(self.world.credited(view, owed), options)
         for change in plan.node_changes:
             self._change_condition(now, change)
@@ -108,7 +108,7 @@ class _Simulation:
             self.world.start(action)
             self.story.started.append((now, action))
             self.story.lines.append((now, _line(action)))
-        self.world.campaign = self.world.campaign.after(plan, plan.actions)
+        self.world.tail = self.world.tail.after(plan, plan.actions)
         self._sample(now, view, plan)
 
     def _window_left(self, now: float) -> float | None:

@@ -22,13 +22,13 @@ from balancer.policies.bundle_view import (
     TabletHistory,
     TableView,
 )
-from balancer.policies.campaign import Campaign
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.heat import hot_tablets
 from balancer.policies.keys import KeyType, decode_key, encode_key
 from balancer.policies.options import BundleOptions, HeatOptions
 from balancer.policies.promises import affordable, credited, rows_of, waiting_flights
 from balancer.policies.simulator_content import Content, interval
+from balancer.policies.tail import Tail
 
 LOWEST_KEY, HIGHEST_KEY = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 _KEYS = (KeyType.BIGINT,)
@@ -78,7 +78,7 @@ class World:
     rates: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     promises: list[tuple[tuple[int, str], ...]] = field(default_factory=list)
     """What follows on moves that are done: tablets and their targets, one after the other."""
-    campaign: Campaign = field(default_factory=Campaign)
+    tail: Tail = field(default_factory=Tail)
     reshaped_last: bool = False
     next_id: int = 1
     next_flight: int = 1

@@ -10,7 +10,7 @@ from typing import Final
 
 from balancer.directory.contract import Directory
 from balancer.directory.model import Json
-from balancer.policies.campaign import Campaign
+from balancer.policies.tail import Tail
 
 TOPIC: Final = "balancing"
 """The topic of the notes; their names are those of the bundles."""
@@ -21,32 +21,32 @@ class BalancingBook:
 
     def __init__(self, bundle: str) -> None:
         self._bundle = bundle
-        self._known = Campaign()
+        self._known = Tail()
         self._leading: object | None = None
 
-    def read(self, directory: Directory, leading: object | None) -> Campaign:
+    def read(self, directory: Directory, leading: object | None) -> Tail:
         """How it stands. `leading` is this process's leadership: while it lasts, nobody else writes."""
         if leading is None or leading is not self._leading:
-            self._known = read_campaign(directory.published(TOPIC).get(self._bundle))
+            self._known = read_tail(directory.published(TOPIC).get(self._bundle))
             self._leading = leading
         return self._known
 
-    def write(self, directory: Directory, campaign: Campaign) -> None:
+    def write(self, directory: Directory, tail: Tail) -> None:
         """Leaves the note, where something has changed; tried again at the next tick where that fails."""
-        if campaign != self._known:
-            directory.publish(TOPIC, self._bundle, campaign_note(campaign))
-            self._known = campaign
+        if tail != self._known:
+            directory.publish(TOPIC, self._bundle, tail_note(tail))
+            self._known = tail
 
 
-def campaign_note(campaign: Campaign) -> dict[str, Json]:
+def tail_note(tail: Tail) -> dict[str, Json]:
     """{"bytes": what the end of it may copy, "nodes": those over the start threshold}."""
-    return {"bytes": campaign.bytes, "nodes": sorted(campaign.nodes)}
+    return {"bytes": tail.bytes, "nodes": sorted(tail.nodes)}
 
 
-def read_campaign(note: Json) -> Campaign:
+def read_tail(note: Json) -> Tail:
     """The other way. Anybody may leave a note: what is none says that nothing has begun."""
     try:
         left, nodes = float(note["bytes"]), frozenset(map(str, note["nodes"]))
     except (KeyError, TypeError, ValueError):
-        return Campaign()
-    return Campaign(left, nodes) if isfinite(left) and left >= 0 else Campaign()
+        return Tail()
+    return Tail(left, nodes) if isfinite(left) and left >= 0 else Tail()

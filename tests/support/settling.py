@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from balancer.policies.bundle_view import Action, ActionKind, BundleView, PlanResult, TabletHistory
-from balancer.policies.campaign import Campaign
 from balancer.policies.options import BundleOptions
 from balancer.policies.plan import make_plan
 from balancer.policies.promises import affordable, credited, waiting_flights
+from balancer.policies.tail import Tail
 from tests.support.clusters import moved
 
 TICK = 60.0
@@ -23,7 +23,7 @@ class Run:
     options: BundleOptions
     rests: bool = True  # whether tablets rest after a move
     plan: PlanResult = field(default_factory=PlanResult)
-    campaign: Campaign = field(default_factory=Campaign)
+    tail: Tail = field(default_factory=Tail)
     promises: list[tuple[tuple[int, str], ...]] = field(default_factory=list)
     history: dict[int, TabletHistory] = field(default_factory=dict)
 
@@ -37,12 +37,12 @@ class Run:
         actions = (*owed, *self.plan.actions)
         assert all(action.kind is ActionKind.MOVE for action in actions)
         self.promises += [action.then for action in actions if action.then]
-        self.campaign = self.campaign.after(self.plan, self.plan.actions)
+        self.tail = self.tail.after(self.plan, self.plan.actions)
         view = moved(self.view, {action.tablets[0]: action.target for action in actions})
         now = view.now + TICK
         if self.rests:
             self.history |= {action.tablets[0]: TabletHistory(last_migrated=now) for action in actions}
-        self.view = replace(view, now=now, history=dict(self.history), balancing=self.campaign.bytes)
+        self.view = replace(view, now=now, history=dict(self.history), balancing=self.tail.bytes)
         return actions
 
     def _owed(self, chain: tuple[tuple[int, str], ...]) -> Action:

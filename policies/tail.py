@@ -1,8 +1,8 @@
 """Balancing that has begun goes on below the start threshold, to the stop threshold, and ends there.
 
-A bundle's campaign begins when a move leaves a node that is over the start threshold. While nodes are, their moves earn
-bytes; with these, moves off nodes between the two thresholds are paid afterwards. So a tail is never longer than what
-it ends, and where load only wanders, moves start at the start threshold as before. The tick and the simulator keep it.
+Moves off nodes that are over the start threshold earn bytes; with these, moves off nodes between the two thresholds are
+paid afterwards. So the tail of a bundle's balancing is never longer than what it ends, and where load only wanders,
+moves start at the start threshold as before. The tick and the simulator keep it from plan to plan.
 """
 
 from collections.abc import Iterable
@@ -16,13 +16,13 @@ _TAIL = 0.75  # bytes that each byte moved off a node over the start threshold e
 
 
 @dataclass(frozen=True, slots=True)
-class Campaign:
-    """What is remembered from plan to plan."""
+class Tail:
+    """What is left to be done of what has begun."""
 
     bytes: float = 0.0  # that moves off nodes between the thresholds may still copy
     nodes: frozenset[str] = frozenset()  # over the start threshold at the last plan
 
-    def after(self, plan: PlanResult, started: Iterable[Action]) -> "Campaign":
+    def after(self, plan: PlanResult, started: Iterable[Action]) -> "Tail":
         """How it stands after a plan of which these actions were started."""
         if not plan.unfinished:
             return NOTHING_BEGUN
@@ -31,7 +31,7 @@ class Campaign:
         rest = sum(action.size for action in moves) - main
         # A node that was not over the threshold before is a new story, of load that changes: nothing is earned for it.
         earned = self.bytes if plan.overloaded <= self.nodes else 0.0
-        return Campaign(max(0.0, earned + _TAIL * main - rest), plan.overloaded)
+        return Tail(max(0.0, earned + _TAIL * main - rest), plan.overloaded)
 
 
-NOTHING_BEGUN = Campaign()
+NOTHING_BEGUN = Tail()
