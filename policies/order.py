@@ -80,8 +80,8 @@ class Picker:
         rows = self.left[~taken[self.left] & ~np.isin(codes[self.left], _URGENT)]
         plain = rows[codes[rows] != _LOAD]
         yield from self._in_order(plain[np.lexsort((plain, codes[plain]))])
-        rows = self._payable(rows[codes[rows] == _LOAD])
-        yield from self._by_gain(rows)
+        rows = rows[codes[rows] == _LOAD]
+        yield from self._by_gain(self._payable(rows))
         yield from self._jointly(rows)
 
     def _payable(self, rows: Ints) -> Ints:

@@ -88,7 +88,7 @@ class _Work:
             bytes_per_second(self.problem.view, self.options),
             settings.payback_horizon,
         )
-        able = replace(self.able, movable=self.movable(state))
+        able = replace(self.able, movable=self.movable(state), company=self.able.movable)
         Refinement(self.problem, state, able, goal, spread=self.spread, effort=self.effort).run()
         self.refined = state.owner.copy(), able.movable
 

@@ -66,12 +66,12 @@ class PairSearch:
         self.held_bytes = held_bytes
         self.ceiling = ceiling  # D: how tight no node may become by it
 
-    def best(self, source: int, targets: Ints, members: list[Ints], overhead: float) -> Pair | None:
-        """The pair that gains most for its bytes; None where none is worth them."""
-        targets = np.array([node for node in targets[:_NODES] if len(members[node])], dtype=np.int64)
-        if not len(targets) or not len(members[source]):
+    def best(self, source: int, targets: Ints, mine: Ints, company: list[Ints], overhead: float) -> Pair | None:
+        """The pair of mine and a target's that gains most for its bytes; None where none is worth them."""
+        targets = np.array([node for node in targets[:_NODES] if len(company[node])], dtype=np.int64)
+        if not len(targets) or not len(mine):
             return None
-        field = self._field(source, targets, members)
+        field = self._field(source, targets, mine, company)
         mine, theirs = field.mine, field.theirs
         carried = self.problem.loads[mine][:, None, :] + self.problem.loads[theirs][None, :, :]
         floor = np.maximum(joint_floor(carried, self.problem.weights, self.worth.min_gain), 1e-12)
@@ -86,22 +86,21 @@ class PairSearch:
         back = swaps[i, j] >= chains[i, j]
         return Pair(int(mine[i]), int(field.at[j]), int(theirs[j]), source if back else int(onward[j]))
 
-    def _field(self, source: int, targets: Ints, members: list[Ints]) -> _Field:
+    def _field(self, source: int, targets: Ints, mine: Ints, company: list[Ints]) -> _Field:
         problem = self.problem
-        mine, theirs, at = self._candidates(source, targets, members)
+        mine, theirs, at = self._candidates(source, targets, mine, company)
         change = problem.loads[mine][:, None, :] - problem.loads[theirs][None, :, :]
         sizes = problem.sizes[mine][:, None] + problem.sizes[theirs][None, :]
         return _Field(mine, theirs, at, change, self._cost_change(at, change), sizes)
 
-    def _candidates(self, source: int, targets: Ints, members: list[Ints]) -> tuple[Ints, Ints, Ints]:
+    def _candidates(self, source: int, targets: Ints, mine: Ints, company: list[Ints]) -> tuple[Ints, Ints, Ints]:
         """The node's heaviest tablets in its tightest dimension, the targets' lightest, and whose these are."""
         problem = self.problem
         over = self._excess(source) * problem.weights
         loads = problem.loads[:, int(over.argmax())]
-        mine = members[source]
         mine = mine[np.argsort(-loads[mine], kind="stable")][:_ROWS]
         each = max(_PAIRED // len(targets), 1)
-        lightest = [members[node][np.argsort(loads[members[node]], kind="stable")][:each] for node in targets]
+        lightest = [company[node][np.argsort(loads[company[node]], kind="stable")][:each] for node in targets]
         at = np.repeat(targets, [len(rows) for rows in lightest])
         return mine, np.concatenate(lightest), at
 

@@ -43,6 +43,9 @@ class Able:
 
     movable: Bools
     resting: Bools
+    company: Bools | None = (
+        None  # which may move where another one's move is worth the bytes of both; None: the movable
+    )
 
 
 @dataclass(slots=True)
@@ -75,9 +78,13 @@ class Refinement:
         self.bytes = sums(state.owner, problem.sizes[:, None], len(problem.nodes))[:, 0]
         rows = np.flatnonzero(able.movable)
         self.overhead = float(problem.sizes[rows].mean()) + 1.0 if len(rows) else 1.0
-        by_node = rows[np.argsort(state.owner[rows], kind="stable")]
-        cuts = np.searchsorted(state.owner[by_node], np.arange(1, len(problem.nodes)))
-        self.members: list[Ints] = np.split(by_node, cuts)
+        self.members = self._by_node(rows)
+        self.company = self.members if able.company is None else self._by_node(np.flatnonzero(able.company))
+
+    def _by_node(self, rows: Ints) -> list[Ints]:
+        owner = self.state.owner
+        rows = rows[np.argsort(owner[rows], kind="stable")]
+        return np.split(rows, np.searchsorted(owner[rows], np.arange(1, len(self.problem.nodes))))
 
     def run(self) -> int:
         """Steps until a whole sweep over the nodes finds nothing; says how many it took."""
@@ -191,7 +198,7 @@ class Refinement:
         search = PairSearch(
             self.problem, self.state, self.spread, self.worth, self.bytes, ceiling=self._ceiling(source)
         )
-        pair = search.best(source, receivers, self.members, self.overhead)
+        pair = search.best(source, receivers, self.members[source], self.company, self.overhead)
         if pair is None:
             self.fruitless[source] = self.steps, times + 1
             return False
@@ -222,8 +229,10 @@ class Refinement:
         self.state.move(self.problem, row, target)
         if self.spread is not None:
             self.spread.move(int(self.problem.tables[row]), source, target)
-        self.members[source] = self.members[source][self.members[source] != row]
-        self.members[target] = np.sort(np.append(self.members[target], row))
+        for members in {id(lists): lists for lists in (self.members, self.company)}.values():
+            if row in members[source]:
+                members[source] = members[source][members[source] != row]
+                members[target] = np.sort(np.append(members[target], row))
         self.bytes[source] -= self.problem.sizes[row]
         self.bytes[target] += self.problem.sizes[row]
         self.steps += 1
