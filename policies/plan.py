@@ -117,7 +117,6 @@ def _admit(
         turns.move(shares.moves - turns.moved)
     turns.reshape(reshaping, None)
     turns.move(None)
-    admission.reserved = frozenset()
     turns.reject_waiting([*hot, *reshaping])
     if not turns.actions and not moves.problem.view.in_flight:
         picker.drop_useless()
@@ -184,10 +183,12 @@ class _Turns:
 
     def reject_waiting(self, reshaping: list[Action]) -> None:
         """Says what keeps the splits and merges back that were not started."""
+        self.admission.reserved = self.kept_for_moves
         for action in reshaping:
             if id(action) not in self.taken:
                 code = self.admission.obstacle(action) or Left.MOVES_TOTAL
                 self.record.reject(action, code, self.admission.explain(action, code))
+        self.admission.reserved = self.kept_for_reshapes
 
     def _take(self, action: Action) -> None:
         self.admission.admit(action)
