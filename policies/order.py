@@ -23,6 +23,7 @@ from balancer.policies.wanted_moves import CODES, URGENT, Moves
 _LOOKS = 256  # picks that look at the gains again; afterwards the last look decides the order
 _LOOKED_AT = 4096  # moves whose gains are looked at again: those that were the best at the first look
 _JOINT_ROWS = 256  # moves of which sets that help together are looked for
+QUIET = 3600.0  # seconds without a migration after which a bundle counts as settled
 _PAIRED = 1.5  # how far over the start threshold a node must be for moves that help only together to begin with it
 _SLACK = 0.002  # what the worst node may become worse by a move that is about something else
 _LOAD = CODES.index(Taken.LOAD)
@@ -34,6 +35,7 @@ _OBSTACLES = (
     Left.BYTES_PER_WINDOW,
     Left.TARGET_DISK,
     Left.TARGET_MEMORY,
+    Left.UNSETTLED,
     Left.WAITS,
 )
 
@@ -62,6 +64,7 @@ class Picker:
     disk_room: Floats = field(init=False)  # what leaves a node frees its room only when it is done
     memory_room: Floats = field(init=False)
     left: Ints = field(init=False)
+    unsettled: tuple[int, ...] = ()  # moves that would help together, once the bundle has settled
 
     def __post_init__(self) -> None:
         self.state = self.moves.before.copy()
@@ -108,6 +111,7 @@ class Picker:
             sizes > admission.bytes_left,
             sizes > self.disk_room[targets],
             (memory > 0) & (memory > self.memory_room[targets]),
+            np.isin(rows, self.unsettled),
         )
         first = np.argmax(np.stack([*reasons, np.ones(len(rows), dtype=np.bool_)]), axis=0)
         found: npt.NDArray[np.object_] = np.array(_OBSTACLES[1:], dtype=np.object_)[first]
@@ -196,7 +200,10 @@ class Picker:
         """How a set of moves is begun; None where it cannot be finished with what is left of the budgets and room."""
         problem, admission = self.moves.problem, self.admission
         total = float(problem.sizes[list(rows)].sum())
-        if total > min(admission.bytes_left, admission.bytes_that_fit) or not self._earned(rows, total):
+        if total > min(admission.bytes_left, admission.bytes_that_fit):
+            return None
+        if not self._earned(rows, total):
+            self.unsettled = rows
             return None
         if self._together(rows):
             return MoveStep(rows, gain=gain)
@@ -211,10 +218,17 @@ class Picker:
         return MoveStep(rows[:1], rows[1:], gain)
 
     def _earned(self, rows: tuple[int, ...], total: float) -> bool:
-        """Whether some node is far enough over the start threshold for so many bytes, or what has begun pays them."""
+        """Whether so many bytes are worth it: for a node far over the start threshold, or paid by what has begun, or
+        where nothing has been migrated for a while: what is done about load that changes would have to be done again.
+        """
         problem, settings = self.moves.problem, self.admission.options.placement
         worst = tension(problem, self.moves.before.held)[self.moves.before.owner[list(rows)]].max()
-        return bool(worst > _PAIRED * settings.start_threshold) or total <= problem.view.balancing
+        if worst > _PAIRED * settings.start_threshold or total <= problem.view.balancing:
+            return True
+        times = [
+            history.last_migrated for history in problem.view.history.values() if history.last_migrated is not None
+        ]
+        return not problem.view.in_flight and problem.view.now - max(times, default=-np.inf) >= QUIET
 
     def _together(self, rows: tuple[int, ...]) -> bool:
         """Whether all of them may start at this moment."""

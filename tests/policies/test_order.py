@@ -7,9 +7,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from balancer.policies.budgets import Admission
 from balancer.policies.bundle_view import InFlight, NodeView, TabletHistory
 from balancer.policies.options import BalancerOptions, BudgetOptions, BundleOptions, HeatOptions, PlacementOptions
+from balancer.policies.order import QUIET, Picker
+from balancer.policies.placement_loads import build_problem
 from balancer.policies.plan import make_plan
+from balancer.policies.wanted_moves import plan_moves
 from tests.support.clusters import GB, bundle, nodes, small
 from tests.support.settling import Run, settle
 
@@ -77,6 +81,30 @@ def test_no_half_starts_where_the_target_has_no_room_for_the_time_between() -> N
     assert not plan.actions, "140 GB do not fit into 131.75 GB"
     assert plan.counts["target-disk"] == 2
     assert plan.pending_moves == 2
+
+
+def test_a_small_overload_is_exchanged_away_only_where_nothing_has_been_migrated_for_an_hour() -> None:
+    view = bundle([0, 0, 1, 1], 2, sizes=[56 * GB, 56 * GB, 44 * GB, 44 * GB])  # 12 % above
+    lately = {4: TabletHistory(last_migrated=view.now - QUIET + 1)}
+    plan = make_plan(replace(view, history=lately), BYTES)
+    assert not plan.actions
+    assert (plan.counts["unsettled"], plan.pending_moves) == (2, 2)
+    assert [action.code for action in make_plan(view, BYTES).actions] == ["swap"]
+    begun = replace(view, history=lately, balancing=200 * GB)
+    assert [action.code for action in make_plan(begun, BYTES).actions] == ["swap"], "what has begun pays for it"
+    worse = bundle([0, 0, 1, 1], 2, sizes=[60 * GB, 60 * GB, 40 * GB, 40 * GB])
+    assert [action.code for action in make_plan(replace(worse, history=lately), BYTES).actions] == ["swap"]
+
+
+def test_no_exchange_begins_whose_second_half_would_find_no_room() -> None:
+    """Something else has taken so much of n0 in the meantime that what leaves it does not make up for it."""
+    problem = build_problem(bundle([0, 0, 1, 1], nodes(2, disk_capacity=300 * GB), sizes=EXCHANGE.tablets.sizes), BYTES)
+    moves = plan_moves(problem, BYTES)
+    nothing = np.zeros(4, dtype=np.bool_)
+    assert len(list(Picker(moves, Admission(problem.view, BYTES)).others(nothing))) == 1
+    picker = Picker(moves, Admission(problem.view, BYTES))
+    picker.disk_room[0] = -30 * GB
+    assert list(picker.others(nothing)) == []
 
 
 def test_a_chain_is_begun_although_its_first_move_alone_makes_things_worse() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from balancer.policies.bundle_view import Action, ActionKind, BundleView, PlanResult, TabletHistory
 from balancer.policies.options import BundleOptions
+from balancer.policies.order import QUIET
 from balancer.policies.plan import make_plan
 from balancer.policies.promises import affordable, credited, waiting_flights
 from balancer.policies.tail import Tail
@@ -55,7 +56,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A bundle at rest: nothing was started for longer than tablets rest after a migration."""
+    """A bundle at rest: nothing was started for longer than anything waits."""
 
     view: BundleView
     plan: PlanResult
@@ -74,7 +75,7 @@ def settle(view: BundleView, options: BundleOptions) -> Settled:
         now, actions = run.view.now, run.tick()
         scores.append(run.plan.score_before)
         quiet = 0.0 if actions else quiet + TICK
-        if quiet > options.budgets.cool_down + TICK:
+        if quiet > QUIET + TICK:
             moves = sum(map(len, times.values()))
             gaps = [float(gap) for at in times.values() for gap in np.diff(at)]
             soonest = min(gaps, default=np.inf)
