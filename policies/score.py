@@ -11,6 +11,9 @@ from balancer.policies.bundle_view import Floats, NodeCondition
 from balancer.policies.placement_loads import Bools, LoadState, Problem, sums, tension
 
 
+_CROWDED = 100  # tablets per node from which on one more or less makes no difference to speak of
+
+
 def score(problem: Problem, state: LoadState) -> float:
     """The score of a state."""
     worst = float(tension(problem, state.held).max(initial=0.0))
@@ -62,6 +65,8 @@ def _crowding(problem: Problem) -> float:
     if not len(due) or not np.allclose(due, due[0], rtol=1e-9) or not problem.receiving.all():
         return -1.0
     nodes, tablets = len(due), len(problem.ids)
+    if tablets > _CROWDED * nodes:
+        return -1.0
     times = np.arange(1, (tablets - 1) // nodes + 1)
     if not len(times):
         return -1.0
