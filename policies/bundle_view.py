@@ -130,8 +130,9 @@ class BundleView:
     """Whether the newest migration is a split or a merge: then moves have the first turn."""
     overloaded_since: Mapping[str, float] = field(default_factory=dict)
     """Node → since when (seconds since 1970) it does more than `close_at_load` times its share, without a break."""
-    balancing: bool = False
-    """Whether moves for balance have been started and the stop threshold was not reached since: they go on to it."""
+    balancing: float = 0.0
+    """Bytes that moves off nodes between the stop and the start threshold may copy: more than 0 where balancing has
+    begun and goes on to the stop threshold (see `tail`)."""
 
 
 class SampleSource(StrEnum):
@@ -241,4 +242,6 @@ class PlanResult:
     """No placement at all that leaves pinned tablets where they are has a better score."""
     notes: tuple[str, ...] = ()
     unfinished: bool = False
-    """Whether some node is over the stop threshold, and something is still done about it: what was begun goes on."""
+    """Whether the objective still wants moves, or migrations run: what was begun goes on."""
+    overloaded: frozenset[str] = frozenset()
+    """Nodes over the start threshold that the plan takes something off."""

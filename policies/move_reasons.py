@@ -61,7 +61,7 @@ def joint_text(moves: Moves, row: int, now: Sequence[int], then: Sequence[int]) 
     after = [_route(moves, other) for other in then]
     parts = [f"together with {' and '.join(together)}"] if together else []
     parts += [f"followed by {', then '.join(after)}"] if after else []
-    return f", {' and '.join(parts)}: no single move helps"
+    return f", {' and '.join(parts)}: they help only together"
 
 
 def _route(moves: Moves, row: int) -> str:

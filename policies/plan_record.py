@@ -74,7 +74,7 @@ class Record:
         dimension, over = tightest(self._problem, moves.before, node)
         place = f"the tightest node is {self._problem.nodes[node].id}, {level_text(over)} of {NAMES[dimension]}"
         start = share_text(self._options.placement.start_threshold)
-        if moves.started and self._problem.view.balancing:
+        if moves.started and self._problem.view.balancing > 0:
             return f"{place}; moves have begun, and end at {share_text(self._options.placement.stop_threshold)}"
         if moves.started:
             return f"{place}; moves start at {start}"

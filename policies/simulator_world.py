@@ -28,6 +28,7 @@ from balancer.policies.keys import KeyType, decode_key, encode_key
 from balancer.policies.options import BundleOptions, HeatOptions
 from balancer.policies.promises import affordable, credited, rows_of, waiting_flights
 from balancer.policies.simulator_content import Content, interval
+from balancer.policies.tail import Tail
 
 LOWEST_KEY, HIGHEST_KEY = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 _KEYS = (KeyType.BIGINT,)
@@ -79,7 +80,7 @@ class World:
     """What follows on moves that are done: tablets and their targets, one after the other."""
     overloaded: dict[str, float] = field(default_factory=dict)
     """Nodes that do too much, and since when."""
-    balancing: bool = False
+    tail: Tail = field(default_factory=Tail)
     reshaped_last: bool = False
     next_id: int = 1
     next_flight: int = 1

@@ -116,7 +116,7 @@ def _read_input(document: Any) -> tuple[BundleView, BundleOptions]:
         window_seconds_left=document["window_seconds_left"],
         bytes_moved_in_window=document["bytes_moved_in_window"],
         measured_bytes_per_second=document["measured_bytes_per_second"],
-        balancing=document.get("balancing", False),
+        balancing=document.get("balancing", 0.0),
         overloaded_since={str(node): float(at) for node, at in document.get("overloaded_since", {}).items()},
         reshaped_last=document.get("reshaped_last", False),
     )
