@@ -218,7 +218,7 @@ class PlacementOptions:
     """A node that reads or writes this many times its due share gets no new tablets …"""
     reopen_at_load: float = 1.5
     """… until it does less than this."""
-    close_after: Seconds = 600.0
+    close_after: Seconds = 300.0
     """Seconds that a node must have been over `close_at_load` without a break. Larger: fewer nodes are closed for what
     passes by itself. Smaller: an overloaded node is spared sooner."""
 

@@ -109,8 +109,8 @@ def test_the_daemons_closed_node_reopens_and_the_operators_does_not() -> None:
 def test_a_node_with_twice_its_share_of_load_is_closed() -> None:
     view = bundle([0, 1, 2], 3, writes=[3000.0, 10.0, 10.0])
     assert not make_plan(view, FREE).node_changes
-    assert not make_plan(replace(view, overloaded_since={"n0": view.now - 599}), FREE).node_changes
-    plan = make_plan(replace(view, overloaded_since={"n0": view.now - 600}), FREE)
+    assert not make_plan(replace(view, overloaded_since={"n0": view.now - 299}), FREE).node_changes
+    plan = make_plan(replace(view, overloaded_since={"n0": view.now - 300}), FREE)
     assert [(change.node, change.code) for change in plan.node_changes] == [("n0", "too-hot")]
 
 
