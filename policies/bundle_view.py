@@ -82,6 +82,14 @@ class TabletColumns:
         return Leaf(int(self.moduli[row]), int(self.remainders[row]))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ProfileColumns:
+    """What tablets do in every part of the day, as plans see it (see `day_profile`); one row per tablet."""
+
+    levels: npt.NDArray[np.uint8]  # (tablets, 2, DAY_PARTS): rows written and read per second, by their logarithm
+    seen: Floats  # DAY_PARTS: how much of each part was seen
+
+
 @dataclass(frozen=True, slots=True)
 class InFlight:
     """A migration that runs: credited before planning, as if it had finished."""
@@ -129,6 +137,8 @@ class BundleView:
     """Whether the newest migration is a split or a merge: then moves have the first turn."""
     balancing: bool = False
     """Whether moves for balance have been started and the stop threshold was not reached since: they go on to it."""
+    profile: ProfileColumns | None = None
+    """What the tablets do in the course of the day; None: nothing is remembered."""
 
 
 class SampleSource(StrEnum):

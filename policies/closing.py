@@ -62,11 +62,21 @@ def _reopening(node: str, full: float | None, hot: float, options: BundleOptions
 
 def _relative_rates(problem: Problem, options: BundleOptions) -> Floats:
     """N: each node's reads and writes relative to its share; 0 where there is too little load to speak of heat."""
+    held, relative = _rates_now(problem)
+    return np.where(held >= options.heat.min_rows_per_second, relative, 0.0)
+
+
+def peak(problem: Problem) -> float:
+    """The busiest node's reads and writes relative to its share."""
+    return float(_rates_now(problem)[1].max(initial=0.0))
+
+
+def _rates_now(problem: Problem) -> tuple[Floats, Floats]:
+    """N: each node's reads and writes, and the same relative to its share."""
     columns = problem.view.tablets
     rates = (columns.write_rate + columns.read_rate)[problem.rows]
     held = sums(problem.home, rates[:, None], len(problem.nodes))[:, 0]
     counted = ~problem.conditions(NodeCondition.DOWN, NodeCondition.DRAINING)
     shares = node_shares(problem.nodes, "write_rate") * counted
     due = held[counted].sum() * shares / max(float(shares.sum()), 1e-300)
-    relative = np.divide(held, due, out=np.zeros_like(held), where=due > 0)
-    return np.where(held >= options.heat.min_rows_per_second, relative, 0.0)
+    return held, np.divide(held, due, out=np.zeros_like(held), where=due > 0)

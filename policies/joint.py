@@ -67,7 +67,7 @@ def _worthwhile(
 ) -> bool:
     """Whether the set gains enough for the load that it carries, and leaves no node worse than the worst was."""
     problem = moves.problem
-    floor = float(joint_floor(problem.loads[chosen].sum(axis=0), problem.weights, min_gain))
+    floor = float(joint_floor(problem.loads[chosen].sum(axis=0), problem.floors, min_gain))
     if total <= max(floor, 1e-12):
         return False
     before, after = (tension(problem, one.held).max(initial=0.0) for one in states)

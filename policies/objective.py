@@ -26,8 +26,8 @@ def node_costs(problem: Problem, state: LoadState, nodes: Ints, change: Floats) 
     unit = np.where(due > 0, due, problem.due.max(axis=0, initial=1e-300))
     over = (state.held[nodes] + change - due) * (problem.weights / unit)
     bend = np.minimum(np.maximum(over, 0.0), _STEEPEST)
-    bent = over * over + _OVERLOAD * bend**3 * (4.0 * np.maximum(over, 0.0) - 3.0 * bend)
-    costs: Floats = np.einsum("...nd,nd->...n", bent, unit)
+    bent = over * over + _OVERLOAD * bend * bend * bend * (4.0 * np.maximum(over, 0.0) - 3.0 * bend)
+    costs: Floats = np.einsum("...nd,nd->...n", bent, unit * problem.portions)
     return costs
 
 
@@ -41,11 +41,11 @@ def move_gains(problem: Problem, state: LoadState, rows: Ints, targets: Ints) ->
     return gains
 
 
-def joint_floor(carried: Floats, weights: Floats, min_gain: float) -> Floats:
+def joint_floor(carried: Floats, floors: Floats, min_gain: float) -> Floats:
     """The least gain that is worth moves which help only together: a part of what each would have to gain alone.
 
     `carried` is the load of all of them (…×dimensions). Only the difference of the loads helps; counted by that alone,
     two large tablets would change places for nothing; counted in full, an overload of less than a tablet would stay.
     """
-    floor: Floats = _JOINT * min_gain * 2.0 * (carried * weights**2).sum(axis=-1)
+    floor: Floats = _JOINT * min_gain * 2.0 * (carried * floors).sum(axis=-1)
     return floor

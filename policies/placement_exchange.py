@@ -14,6 +14,9 @@ from balancer.policies.placement_fill import Spread
 from balancer.policies.placement_loads import Bools, LoadState, Problem, tension
 
 _NODES, _ROWS, _PAIRED = 12, 48, 384  # considered: targets, tablets of the node, tablets of all targets
+_PLAIN = (
+    4  # dimensions with which so many are considered; the more there are, the fewer, so that a search costs the same
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class PairSearch:
         field = self._field(source, targets, members)
         mine, theirs = field.mine, field.theirs
         carried = self.problem.loads[mine][:, None, :] + self.problem.loads[theirs][None, :, :]
-        floor = np.maximum(joint_floor(carried, self.problem.weights, self.worth.min_gain), 1e-12)
+        floor = np.maximum(joint_floor(carried, self.problem.floors, self.worth.min_gain), 1e-12)
         costs = self.problem.costs[mine][:, None] + self.problem.costs[theirs][None, :]
         swaps = self._exchanges(source, field)
         chains, onward = self._chains(source, field, targets)
@@ -92,8 +95,9 @@ class PairSearch:
         over = self._excess(source) * problem.weights
         loads = problem.loads[:, int(over.argmax())]
         mine = members[source]
-        mine = mine[np.argsort(-loads[mine], kind="stable")][:_ROWS]
-        each = max(_PAIRED // len(targets), 1)
+        fewer = min(1.0, (_PLAIN / len(over)) ** 0.5)
+        mine = mine[np.argsort(-loads[mine], kind="stable")][: int(_ROWS * fewer)]
+        each = max(int(_PAIRED * fewer) // len(targets), 1)
         lightest = [members[node][np.argsort(loads[members[node]], kind="stable")][:each] for node in targets]
         at = np.repeat(targets, [len(rows) for rows in lightest])
         return mine, np.concatenate(lightest), at

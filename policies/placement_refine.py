@@ -140,7 +140,7 @@ class Refinement:
         problem = self.problem
         loads = problem.loads[rows]
         gain = relief[:, None] + self._cost_of(receivers) - self._costs(receivers, loads[:, None, :])
-        worth = self.goal.min_gain * 2.0 * (loads * problem.weights**2).sum(axis=1)
+        worth = self.goal.min_gain * 2.0 * (loads * problem.floors).sum(axis=1)
         fits = (gain > np.maximum(worth, 1e-12)[:, None]) & self._fits(rows, receivers)
         share = _RELIEF * problem.sizes[rows][:, None] / max(float(self.bytes[source]), 1.0)
         added = loads[:, None, :]

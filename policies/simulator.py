@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from balancer.policies.bundle_view import Action, ActionKind, BundleView, NodeChange, NodeCondition, PlanResult
+from balancer.policies.closing import peak
 from balancer.policies.figures import bytes_text
 from balancer.policies.placement_loads import Bools, build_problem, initial_state, tension, underuse
 from balancer.policies.plan import goes_on, make_plan, restricted
@@ -26,6 +27,7 @@ class SimulatedSample:
 
     at: float
     loads: dict[str, float]  # node → load relative to its share, where it is tightest: 1 is even
+    peak: float  # rows read and written per second on the busiest node, over its share: 1 is even
     score: float
     moving: int
     tablets: int
@@ -127,7 +129,7 @@ class _Simulation:
         self.story.lines.append((now, f"{'close' if closed else 'reopen'} {change.node}: {change.reason}"))
 
     def _sample(self, now: float, view: BundleView, plan: PlanResult) -> None:
-        problem = build_problem(replace(view, in_flight=()), self.scenario.options)
+        problem = build_problem(replace(view, in_flight=(), profile=None), self.scenario.options)
         held = initial_state(problem).held
         # The tightest dimension where the node has too much of one, else all of them together.
         worst, mean = tension(problem, held), -underuse(problem, held)
@@ -137,7 +139,7 @@ class _Simulation:
         due: Bools = np.any(problem.due > 0, axis=1)
         loads = {node.id: float(1 + level[at] if due[at] else rest[at]) for at, node in enumerate(problem.nodes)}
         self.story.samples.append(
-            SimulatedSample(now, loads, plan.score_before, len(self.world.flights), len(view.tablets))
+            SimulatedSample(now, loads, peak(problem), plan.score_before, len(self.world.flights), len(view.tablets))
         )
 
 

@@ -95,6 +95,9 @@ def _verdict(story: Story, expectation: Statement) -> StoryVerdict:
         case ("score", ">=", number, "from", time):
             worst = min(sample.score for sample in story.samples if sample.at >= parse_time(time, line))
             held, found = worst >= float(number), f"{worst:.1f} at worst from then on"
+        case ("above", times, "for", "<=", time, "from", start):
+            spent = time_above(story, float(times), parse_time(start, line))
+            held, found = spent <= parse_time(time, line), f"{spent / 60:.0f} minutes from then on"
         case ("empty", node):
             count = sum(tablet.node == node for mine in story.world.tablets.values() for tablet in mine)
             held, found = count == 0, f"{count} tablets on {node}"
@@ -107,6 +110,12 @@ def _verdict(story: Story, expectation: Statement) -> StoryVerdict:
         case _:
             raise ScenarioError(f"line {line}: {expectation.text!r} cannot be expected")
     return StoryVerdict(text, held, found)
+
+
+def time_above(story: Story, times: float, start: float = 0.0) -> float:
+    """Seconds, from `start` on, in which some node did more than so many times its share of reads and writes."""
+    above = [sample for sample in story.samples if sample.at >= start and sample.peak > times]
+    return len(above) * story.scenario.tick
 
 
 def _balanced(story: Story, within: float) -> tuple[bool, str]:

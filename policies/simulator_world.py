@@ -6,6 +6,7 @@ shows it to the policies as the daemon would show the real one.
 
 from bisect import insort
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from balancer.policies.bundle_view import (
     TabletHistory,
     TableView,
 )
+from balancer.policies.day_book import DayBook
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.heat import hot_tablets
 from balancer.policies.keys import KeyType, decode_key, encode_key
@@ -33,6 +35,7 @@ LOWEST_KEY, HIGHEST_KEY = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 _KEYS = (KeyType.BIGINT,)
 _SAMPLES = 300
 _REMEMBERED = 300.0  # seconds of rates
+MONDAY = datetime(2001, 1, 1)  # a story begins on a Monday at midnight; which one, and where, is all the same
 
 
 @dataclass(slots=True, order=True)
@@ -79,6 +82,9 @@ class World:
     """What follows on moves that are done: tablets and their targets, one after the other."""
     balancing: bool = False
     reshaped_last: bool = False
+    book: DayBook = field(default_factory=DayBook)
+    parents: dict[int, tuple[tuple[int, ...], int]] = field(default_factory=dict)
+    """Tablets that splits and merges have made: of which, and how many."""
     next_id: int = 1
     next_flight: int = 1
 
@@ -102,6 +108,7 @@ class World:
     def view(self, now: float, heat: HeatOptions, **window: float | None) -> BundleView:
         """What the daemon would show to the policies after a poll."""
         view = self._bare_view(now)
+        view = replace(view, profile=self.book.note(view, MONDAY + timedelta(seconds=now), self.parents))
         self._remember(view, heat)
         hot = [tablet for tablet, history in self.history.items() if history.hot_polls]
         view = replace(view, history=dict(self.history), samples=self._samples(view, hot))
@@ -180,6 +187,7 @@ class World:
         made = [SimTablet(at, self._new_id(), node or action.source, leaf) for at, leaf, node in parts]
         for tablet in made:
             insort(self.tablets[action.table], tablet)
+            self.parents[tablet.id] = tuple(one.id for one in old), len(made)
         return [tablet.id for tablet in made]
 
     def _parts(self, action: Action, lower: int, upper: int) -> list[tuple[int, Leaf | None, str]]:
