@@ -135,8 +135,9 @@ class BundleView:
     measured_bytes_per_second: float | None = None
     reshaped_last: bool = False
     """Whether the newest migration is a split or a merge: then moves have the first turn."""
-    balancing: bool = False
-    """Whether moves for balance have been started and the stop threshold was not reached since: they go on to it."""
+    balancing: float = 0.0
+    """Bytes that moves off nodes between the stop and the start threshold may copy: more than 0 where balancing has
+    begun and goes on to the stop threshold (see `tail`)."""
     profile: ProfileColumns | None = None
     """What the tablets do in the course of the day; None: nothing is remembered."""
 
@@ -248,4 +249,6 @@ class PlanResult:
     """No placement at all that leaves pinned tablets where they are has a better score."""
     notes: tuple[str, ...] = ()
     unfinished: bool = False
-    """Whether some node is over the stop threshold, and something is still done about it: what was begun goes on."""
+    """Whether the objective still wants moves, or migrations run: what was begun goes on."""
+    overloaded: frozenset[str] = frozenset()
+    """Nodes over the start threshold that the plan takes something off."""

@@ -91,7 +91,7 @@ def tablet_rate(view: BundleView, row: int, name: str) -> float:
 
 
 def _different(loads: list[Floats], totals: Floats, nodes: int) -> list[int]:
-    """The parts of the day that count, the busiest first of those that are alike: to even out one is to even out all."""
+    """The parts of the day that count, of those that are alike the busiest: to even out one is to even out all."""
     kept: list[int] = []
     for at in np.argsort(-totals, kind="stable").tolist():
         if totals[at] <= totals.max() * _QUIET:
@@ -107,7 +107,7 @@ def _alike(one: Floats, other: Floats, nodes: int) -> bool:
 
 
 def _spans(parts: list[int], tablets: int) -> list[list[int]]:
-    """The parts of the day, taken together so far that the plan stays small: by ones, twos, threes, or the whole day."""
+    """The parts of the day, taken together so that the plan stays small: by ones, twos, threes, or whole days."""
     cells = tablets * len(LOADS) * len(parts)
     together = next((number for number in _TOGETHER if cells <= _CELLS * number), PARTS)
     return [parts[at : at + together] for at in range(0, len(parts), together)]

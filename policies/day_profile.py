@@ -1,10 +1,10 @@
 """What each tablet reads and writes in every part of the day: a mean over days that forgets, bounded and in columns.
 
-Two bytes for each of 2 loads × 12 parts of the day, and the tablet's id: 56 bytes a tablet, 56 MB for a million, and 12
-more while they are gathered. Rates are kept as levels, that is by their logarithm, so that two bytes reach from a row in
-a minute to a hundred million in a second, each to 0.03 %. Plans see, and the directory keeps, one byte of them: 24 bytes
-a tablet, each to 4 % at worst, 0.4 % over the hundred tablets of a node. That is coarse enough that a plan does not
-change with every breath of the load.
+Two bytes for each of 2 loads × 12 parts of the day, and the tablet's id: 56 bytes a tablet, 56 MB for a million; 12
+more while they are gathered. Rates are kept as levels, that is by their logarithm, so that two bytes reach from a row
+in a minute to a hundred million in a second, each to 0.03 %. Plans see, and the directory keeps, one byte of them: 24
+bytes a tablet, each to 4 % at worst, 0.4 % over the hundred tablets of a node. That is coarse enough that a plan does
+not change with every breath of the load.
 
 While a part of the day lasts, rates are gathered; then `fold` adds them to the mean of the days before. A mean over the
 time that was seen: a day that was half seen counts half, whether the daemon was down or the clocks were changed. With

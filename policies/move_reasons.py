@@ -55,7 +55,7 @@ def joint_text(moves: Moves, row: int, now: Sequence[int], then: Sequence[int]) 
     after = [_route(moves, other) for other in then]
     parts = [f"together with {' and '.join(together)}"] if together else []
     parts += [f"followed by {', then '.join(after)}"] if after else []
-    return f", {' and '.join(parts)}: no single move helps"
+    return f", {' and '.join(parts)}: they help only together"
 
 
 def _route(moves: Moves, row: int) -> str:
@@ -109,8 +109,8 @@ def _relief(moves: Moves, row: int) -> str:
     carried = value_text(problem.view, at, dimension)
     cost = "" if dimension in ("bytes", "tablets") else f" for {bytes_text(float(problem.sizes[row]))} to copy"
     return (
-        f"{problem.nodes[source].id} is {level_text(over)} of {dimension_text(dimension)} and {problem.nodes[target].id} is "
-        f"{level_text(there)}: this tablet takes {carried} there{cost}"
+        f"{problem.nodes[source].id} is {level_text(over)} of {dimension_text(dimension)} and "
+        f"{problem.nodes[target].id} is {level_text(there)}: this tablet takes {carried} there{cost}"
     )
 
 

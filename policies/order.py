@@ -16,13 +16,16 @@ from balancer.policies.budgets import Admission
 from balancer.policies.bundle_view import Floats, Ints
 from balancer.policies.joint import joint_moves
 from balancer.policies.objective import move_gains
-from balancer.policies.placement_loads import Bools, LoadState, tension
+from balancer.policies.placement_loads import Bools, LoadState, tension, underuse
 from balancer.policies.reasons import Left, Taken
 from balancer.policies.wanted_moves import CODES, URGENT, Moves
 
 _LOOKS = 256  # picks that look at the gains again; afterwards the last look decides the order
 _LOOKED_AT = 4096  # moves whose gains are looked at again: those that were the best at the first look
 _JOINT_ROWS = 256  # moves of which sets that help together are looked for
+QUIET = 3600.0  # seconds without a migration after which a bundle counts as settled
+_PAIRED = 1.5  # how far over the start threshold a node must be for moves that help only together to begin with it
+_SLACK = 0.002  # what the worst node may become worse by a move that is about something else
 _LOAD = CODES.index(Taken.LOAD)
 _URGENT = [CODES.index(code) for code in URGENT]
 _OBSTACLES = (
@@ -32,6 +35,7 @@ _OBSTACLES = (
     Left.BYTES_PER_WINDOW,
     Left.TARGET_DISK,
     Left.TARGET_MEMORY,
+    Left.UNSETTLED,
     Left.WAITS,
 )
 
@@ -60,6 +64,7 @@ class Picker:
     disk_room: Floats = field(init=False)  # what leaves a node frees its room only when it is done
     memory_room: Floats = field(init=False)
     left: Ints = field(init=False)
+    unsettled: tuple[int, ...] = ()  # moves that would help together, once the bundle has settled
 
     def __post_init__(self) -> None:
         self.state = self.moves.before.copy()
@@ -79,8 +84,20 @@ class Picker:
         plain = rows[codes[rows] != _LOAD]
         yield from self._in_order(plain[np.lexsort((plain, codes[plain]))])
         rows = rows[codes[rows] == _LOAD]
-        yield from self._by_gain(rows)
+        yield from self._by_gain(self._payable(rows))
         yield from self._jointly(rows)
+
+    def _payable(self, rows: Ints) -> Ints:
+        """Without moves that only end what has begun, off nodes within the start threshold, and have no bytes for it.
+
+        Moves to nodes that have far too little are no such: those start by themselves.
+        """
+        problem, settings = self.moves.problem, self.admission.options.placement
+        left = problem.view.balancing
+        calm = tension(problem, self.moves.before.held) <= settings.start_threshold
+        fed = underuse(problem, self.moves.before.held) > settings.start_threshold
+        tail = calm[self.moves.before.owner[rows]] & ~fed[self.moves.after.owner[rows]]
+        return rows[~tail | (problem.sizes[rows] <= left)]
 
     def obstacles(self) -> npt.NDArray[np.object_]:
         """Why each of the moves that were not picked has to wait."""
@@ -94,6 +111,7 @@ class Picker:
             sizes > admission.bytes_left,
             sizes > self.disk_room[targets],
             (memory > 0) & (memory > self.memory_room[targets]),
+            np.isin(rows, self.unsettled),
         )
         first = np.argmax(np.stack([*reasons, np.ones(len(rows), dtype=np.bool_)]), axis=0)
         found: npt.NDArray[np.object_] = np.array(_OBSTACLES[1:], dtype=np.object_)[first]
@@ -161,12 +179,16 @@ class Picker:
         due = np.maximum(problem.due[targets], 1e-300)
         after = ((self.state.held[targets] + problem.loads[rows]) / due - 1.0) * problem.weights
         worst = tension(problem, self.state.held).max(initial=0.0)
-        return np.where(after.max(axis=1, initial=-1.0) <= worst + 1e-12, gains, -np.inf)
+        return np.where(after.max(axis=1, initial=-1.0) <= worst + _SLACK, gains, -np.inf)
 
     def _jointly(self, rows: Ints) -> Iterator[MoveStep]:
-        """Moves that help only together: all at once where there is room for that, else one after the other."""
+        """Moves that help only together: all at once where there is room for that, else one after the other.
+
+        What helps alone and only waits for a slot is none of them: it needs nobody's company.
+        """
         while not self.admission.exhausted:
-            rows = rows[np.isin(rows, self.left)][:_JOINT_ROWS]
+            rows = rows[np.isin(rows, self.left)]
+            rows = rows[self._gains(rows) <= 0][:_JOINT_ROWS]
             able = rows[self._admissible(rows)]
             found = joint_moves(self.moves, self.state, rows, able, self.admission.options.placement.min_gain)
             step = self._joint_step(found.rows, found.gain) if found is not None else None
@@ -180,6 +202,9 @@ class Picker:
         total = float(problem.sizes[list(rows)].sum())
         if total > min(admission.bytes_left, admission.bytes_that_fit):
             return None
+        if not self._earned(rows, total):
+            self.unsettled = rows
+            return None
         if self._together(rows):
             return MoveStep(rows, gain=gain)
         disk, memory = self.disk_room.copy(), self.memory_room.copy()
@@ -191,6 +216,19 @@ class Picker:
                 room[target] -= amount
                 room[source] += amount
         return MoveStep(rows[:1], rows[1:], gain)
+
+    def _earned(self, rows: tuple[int, ...], total: float) -> bool:
+        """Whether so many bytes are worth it: for a node far over the start threshold, or paid by what has begun, or
+        where nothing has been migrated for a while: what is done about load that changes would have to be done again.
+        """
+        problem, settings = self.moves.problem, self.admission.options.placement
+        worst = tension(problem, self.moves.before.held)[self.moves.before.owner[list(rows)]].max()
+        if worst > _PAIRED * settings.start_threshold or total <= problem.view.balancing:
+            return True
+        times = [
+            history.last_migrated for history in problem.view.history.values() if history.last_migrated is not None
+        ]
+        return not problem.view.in_flight and problem.view.now - max(times, default=-np.inf) >= QUIET
 
     def _together(self, rows: tuple[int, ...]) -> bool:
         """Whether all of them may start at this moment."""

@@ -31,7 +31,7 @@ def is_unbalanced(problem: Problem, held: Floats, above: float, below: float) ->
 
 def moves_from(problem: Problem, settings: PlacementOptions) -> float:
     """How far above its due share a node must be for moves: less once they have begun, so that they come to an end."""
-    return settings.stop_threshold if problem.view.balancing else settings.start_threshold
+    return settings.stop_threshold if problem.view.balancing > 0 else settings.start_threshold
 
 
 def balance(
@@ -88,7 +88,7 @@ class _Work:
             bytes_per_second(self.problem.view, self.options),
             settings.payback_horizon,
         )
-        able = replace(self.able, movable=self.movable(state))
+        able = replace(self.able, movable=self.movable(state), company=self.able.movable)
         Refinement(self.problem, state, able, goal, spread=self.spread, effort=self.effort).run()
         self.refined = state.owner.copy(), able.movable
 

@@ -11,12 +11,10 @@ import numpy as np
 from balancer.policies.bundle_view import Floats, Ints
 from balancer.policies.objective import joint_floor, node_costs
 from balancer.policies.placement_fill import Spread
-from balancer.policies.placement_loads import Bools, LoadState, Problem, tension
+from balancer.policies.placement_loads import Bools, LoadState, Problem
 
 _NODES, _ROWS, _PAIRED = 12, 48, 384  # considered: targets, tablets of the node, tablets of all targets
-_PLAIN = (
-    4  # dimensions with which so many are considered; the more there are, the fewer, so that a search costs the same
-)
+_PLAIN = 4  # dimensions with which so many are; with more there are fewer, so that a search costs the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +54,25 @@ class PairSearch:
     """The best pair for one node. Made for a state and good until the state changes."""
 
     def __init__(
-        self, problem: Problem, state: LoadState, spread: Spread | None, worth: Worth, held_bytes: Floats
+        self,
+        problem: Problem,
+        state: LoadState,
+        spread: Spread | None,
+        worth: Worth,
+        held_bytes: Floats,
+        *,
+        ceiling: Floats,
     ) -> None:
         self.problem, self.state, self.spread, self.worth = problem, state, spread, worth
         self.held_bytes = held_bytes
-        self.worst = max(float(tension(problem, state.held).max(initial=0.0)), worth.stop)
+        self.ceiling = ceiling  # D: how tight no node may become by it
 
-    def best(self, source: int, targets: Ints, members: list[Ints], overhead: float) -> Pair | None:
-        """The pair that gains most for its bytes; None where none is worth them."""
-        targets = np.array([node for node in targets[:_NODES] if len(members[node])], dtype=np.int64)
-        if not len(targets) or not len(members[source]):
+    def best(self, source: int, targets: Ints, mine: Ints, company: list[Ints], overhead: float) -> Pair | None:
+        """The pair of mine and a target's that gains most for its bytes; None where none is worth them."""
+        targets = np.array([node for node in targets[:_NODES] if len(company[node])], dtype=np.int64)
+        if not len(targets) or not len(mine):
             return None
-        field = self._field(source, targets, members)
+        field = self._field(source, targets, mine, company)
         mine, theirs = field.mine, field.theirs
         carried = self.problem.loads[mine][:, None, :] + self.problem.loads[theirs][None, :, :]
         floor = np.maximum(joint_floor(carried, self.problem.floors, self.worth.min_gain), 1e-12)
@@ -82,23 +87,22 @@ class PairSearch:
         back = swaps[i, j] >= chains[i, j]
         return Pair(int(mine[i]), int(field.at[j]), int(theirs[j]), source if back else int(onward[j]))
 
-    def _field(self, source: int, targets: Ints, members: list[Ints]) -> _Field:
+    def _field(self, source: int, targets: Ints, mine: Ints, company: list[Ints]) -> _Field:
         problem = self.problem
-        mine, theirs, at = self._candidates(source, targets, members)
+        mine, theirs, at = self._candidates(source, targets, mine, company)
         change = problem.loads[mine][:, None, :] - problem.loads[theirs][None, :, :]
         sizes = problem.sizes[mine][:, None] + problem.sizes[theirs][None, :]
         return _Field(mine, theirs, at, change, self._cost_change(at, change), sizes)
 
-    def _candidates(self, source: int, targets: Ints, members: list[Ints]) -> tuple[Ints, Ints, Ints]:
+    def _candidates(self, source: int, targets: Ints, mine: Ints, company: list[Ints]) -> tuple[Ints, Ints, Ints]:
         """The node's heaviest tablets in its tightest dimension, the targets' lightest, and whose these are."""
         problem = self.problem
         over = self._excess(source) * problem.weights
         loads = problem.loads[:, int(over.argmax())]
-        mine = members[source]
         fewer = min(1.0, (_PLAIN / len(over)) ** 0.5)
         mine = mine[np.argsort(-loads[mine], kind="stable")][: int(_ROWS * fewer)]
         each = max(int(_PAIRED * fewer) // len(targets), 1)
-        lightest = [members[node][np.argsort(loads[members[node]], kind="stable")][:each] for node in targets]
+        lightest = [company[node][np.argsort(loads[company[node]], kind="stable")][:each] for node in targets]
         at = np.repeat(targets, [len(rows) for rows in lightest])
         return mine, np.concatenate(lightest), at
 
@@ -126,7 +130,7 @@ class PairSearch:
         able &= problem.sizes[theirs][:, None] <= state.disk_room[targets]
         memory = problem.memory[theirs][:, None]
         able &= (memory == 0) | (memory <= state.memory_room[targets])
-        able &= self._tension_after(targets, added) <= self.worst
+        able &= shrinks(problem, state, targets, added, self.ceiling)
         cost = np.where(able, cost, np.inf)
         third = cost.argmin(axis=1)
         given = problem.loads[mine]
@@ -147,7 +151,7 @@ class PairSearch:
         if self.spread is not None:
             same = problem.tables[mine][:, None] == problem.tables[theirs][None, :]
             fits &= same | ~self.spread.full(problem.tables[mine][:, None], at[None, :])
-        fits &= self._tension_after(at, field.change) <= self.worst
+        fits &= shrinks(problem, state, at, field.change, self.ceiling)
         found: Bools = fits
         return found
 
@@ -156,12 +160,6 @@ class PairSearch:
         tables = self.problem.tables[rows][:, None]
         able: Bools = self.problem.allowed[tables, nodes[None, :]]
         return able if self.spread is None else able & ~self.spread.full(tables, nodes[None, :])
-
-    def _tension_after(self, nodes: Ints, change: Floats) -> Floats:
-        """…×nodes: each node's weighted excess in its tightest dimension after a change of load."""
-        due = np.maximum(self.problem.due[nodes], 1e-300)
-        after: Floats = (((self.state.held[nodes] + change) / due - 1.0) * self.problem.weights).max(axis=-1)
-        return after
 
     def _cost_change(self, nodes: Ints, change: Floats) -> Floats:
         """…×nodes: by how much the objective grows on each node."""
@@ -198,6 +196,13 @@ def node_excess(problem: Problem, state: LoadState, node: int) -> Floats:
     due = problem.due[node]
     over: Floats = np.divide(state.held[node] - due, due, out=np.zeros_like(due), where=due > 0)
     return over
+
+
+def shrinks(problem: Problem, state: LoadState, nodes: Ints, change: Floats, ceiling: Floats) -> Bools:
+    """…×nodes: whether no node becomes tighter than the ceiling in any dimension that it is given more of."""
+    due = np.maximum(problem.due[nodes], 1e-300)
+    after = ((state.held[nodes] + change) / due - 1.0) * problem.weights
+    return np.asarray(((after <= ceiling) | (change <= 0)).all(axis=-1), np.bool_)
 
 
 def relieves(

@@ -10,7 +10,7 @@ import numpy as np
 
 from balancer.policies.bundle_view import Floats, Ints
 from balancer.policies.objective import node_costs
-from balancer.policies.placement_exchange import PairSearch, Worth, relieves
+from balancer.policies.placement_exchange import PairSearch, Worth, node_excess, relieves, shrinks
 from balancer.policies.placement_fill import Spread
 from balancer.policies.placement_loads import Bools, LoadState, Problem, sums, tension, underuse
 
@@ -19,6 +19,8 @@ _STEPS = 20_000
 _ROWS, _RECEIVERS = 64, 16  # considered for one node's move: tablets, and nodes
 _RELIEF = 0.25  # least part of a node's overload that a move takes away, for the part of the node's bytes it takes
 _REFUSED = 64  # nodes in a row without anything for hungry ones: then the others, which have less, are not asked
+_SHRINK = 0.9  # how tight a target may become where the source is tight, as a part of how tight that was
+_SLACK = 0.002  # what the worst node may become worse by a move that is about something else
 _PATIENCE = 4.0  # how much better a resting tablet must be for its node to wait for it
 _SEARCHES, _SEARCHES_PER_NODE = 300, 1  # for pairs, in one plan: its time grows with its size, not with its difficulty
 _FRUITLESS = 3
@@ -41,6 +43,9 @@ class Able:
 
     movable: Bools
     resting: Bools
+    company: Bools | None = (
+        None  # which may move where another one's move is worth the bytes of both; None: the movable
+    )
 
 
 @dataclass(slots=True)
@@ -73,9 +78,13 @@ class Refinement:
         self.bytes = sums(state.owner, problem.sizes[:, None], len(problem.nodes))[:, 0]
         rows = np.flatnonzero(able.movable)
         self.overhead = float(problem.sizes[rows].mean()) + 1.0 if len(rows) else 1.0
-        by_node = rows[np.argsort(state.owner[rows], kind="stable")]
-        cuts = np.searchsorted(state.owner[by_node], np.arange(1, len(problem.nodes)))
-        self.members: list[Ints] = np.split(by_node, cuts)
+        self.members = self._by_node(rows)
+        self.company = self.members if able.company is None else self._by_node(np.flatnonzero(able.company))
+
+    def _by_node(self, rows: Ints) -> list[Ints]:
+        owner = self.state.owner
+        rows = rows[np.argsort(owner[rows], kind="stable")]
+        return np.split(rows, np.searchsorted(owner[rows], np.arange(1, len(self.problem.nodes))))
 
     def run(self) -> int:
         """Steps until a whole sweep over the nodes finds nothing; says how many it took."""
@@ -141,7 +150,7 @@ class Refinement:
         loads = problem.loads[rows]
         gain = relief[:, None] + self._cost_of(receivers) - self._costs(receivers, loads[:, None, :])
         worth = self.goal.min_gain * 2.0 * (loads * problem.floors).sum(axis=1)
-        fits = (gain > np.maximum(worth, 1e-12)[:, None]) & self._fits(rows, receivers)
+        fits = (gain > np.maximum(worth, 1e-12)[:, None]) & self._fits(source, rows, receivers)
         share = _RELIEF * problem.sizes[rows][:, None] / max(float(self.bytes[source]), 1.0)
         added = loads[:, None, :]
         fits &= relieves(problem, self.state, source, receivers, (added, added), stop=self.goal.stop) >= share
@@ -186,8 +195,10 @@ class Refinement:
         ):
             return False
         self.effort.searches -= 1
-        search = PairSearch(self.problem, self.state, self.spread, self.worth, self.bytes)
-        pair = search.best(source, receivers, self.members, self.overhead)
+        search = PairSearch(
+            self.problem, self.state, self.spread, self.worth, self.bytes, ceiling=self._ceiling(source)
+        )
+        pair = search.best(source, receivers, self.members[source], self.company, self.overhead)
         if pair is None:
             self.fruitless[source] = self.steps, times + 1
             return False
@@ -195,8 +206,8 @@ class Refinement:
         self._move(pair.take, pair.onward)
         return True
 
-    def _fits(self, rows: Ints, nodes: Ints) -> Bools:
-        """rows×nodes: what the hard limits allow, and what makes no node worse than the worst is now."""
+    def _fits(self, source: int, rows: Ints, nodes: Ints) -> Bools:
+        """rows×nodes: what the hard limits allow, and what makes no node nearly as tight as the source is now."""
         problem, state = self.problem, self.state
         fits: Bools = problem.allowed[problem.tables[rows][:, None], nodes[None, :]]
         fits = fits & (problem.sizes[rows][:, None] <= state.disk_room[nodes])
@@ -204,18 +215,24 @@ class Refinement:
         fits = fits & ((memory == 0) | (memory <= state.memory_room[nodes]))
         if self.spread is not None:
             fits = fits & ~self.spread.full(problem.tables[rows][:, None], nodes[None, :])
-        due = np.maximum(problem.due[nodes], 1e-300)
-        after = ((state.held[nodes] + problem.loads[rows][:, None, :]) / due - 1.0) * problem.weights
-        worst = max(float(self._levels()[0].max()), self.goal.stop)
-        return np.asarray(fits & (after.max(axis=-1) <= worst), np.bool_)
+        added = problem.loads[rows][:, None, :]
+        return fits & shrinks(problem, state, nodes, added, self._ceiling(source))
+
+    def _ceiling(self, source: int) -> Floats:
+        """D: how tight others may become for a node's sake: its overload must shrink, the worst not become worse."""
+        over = node_excess(self.problem, self.state, source) * self.problem.weights
+        worst = max(float(self._levels()[0].max()), self.goal.stop) + _SLACK
+        return np.where(over > self.goal.stop, np.maximum(_SHRINK * over, self.goal.stop), worst)
 
     def _move(self, row: int, target: int) -> None:
         source = int(self.state.owner[row])
         self.state.move(self.problem, row, target)
         if self.spread is not None:
             self.spread.move(int(self.problem.tables[row]), source, target)
-        self.members[source] = self.members[source][self.members[source] != row]
-        self.members[target] = np.sort(np.append(self.members[target], row))
+        for members in {id(lists): lists for lists in (self.members, self.company)}.values():
+            if row in members[source]:
+                members[source] = members[source][members[source] != row]
+                members[target] = np.sort(np.append(members[target], row))
         self.bytes[source] -= self.problem.sizes[row]
         self.bytes[target] += self.problem.sizes[row]
         self.steps += 1

@@ -5,7 +5,6 @@ urgent moves (draining nodes, full disks), splits and merges by size, heat, then
 one action at most, and nothing is admitted beyond a budget.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
 
@@ -20,15 +19,14 @@ from balancer.policies.move_reasons import joint_code, joint_text, reason_for
 from balancer.policies.options import BundleOptions, GroupOptions
 from balancer.policies.order import MoveStep, Picker
 from balancer.policies.placement_candidates import LAST_HARD, group_of, history_standing
-from balancer.policies.placement_loads import Bools, Problem, build_problem
+from balancer.policies.placement_loads import Bools, Problem, build_problem, tension
 from balancer.policies.plan_record import Record
-from balancer.policies.reasons import MEANINGS, Left, Taken
-from balancer.policies.score import bound, is_over, limit, score
+from balancer.policies.reasons import MEANINGS, Left
+from balancer.policies.score import bound, limit, score
 from balancer.policies.sizes import plan_sizes
 from balancer.policies.turns import Shares, by_need, first_nodes
 from balancer.policies.wanted_moves import Moves, plan_moves
 
-FOR_BALANCE = (Taken.LOAD, Taken.SWAP, Taken.CHAIN)
 HEAT = "heat-"  # how the codes of actions for heat begin
 GATHERING = "gathering"  # the code with which `sizes` says that tablets are brought together to be merged
 
@@ -59,13 +57,17 @@ def make_plan(view: BundleView, options: BundleOptions) -> PlanResult:
         bound=max(best, score(problem, picker.state)),
         limit=limit(problem),
         notes=record.notes(moves, picker),
-        unfinished=moves.started and picker.busy and is_over(problem, moves.before, options.placement.stop_threshold),
+        unfinished=bool(len(moves.for_balance())) or bool(view.in_flight),
+        overloaded=relieved_nodes(moves, options.placement.start_threshold),
     )
 
 
-def goes_on(before: bool, plan: PlanResult, started: Iterable[Action]) -> bool:
-    """Whether balancing has begun, by an earlier plan or by what was started of this one, and is not at its end."""
-    return plan.unfinished and (before or any(action.code in FOR_BALANCE for action in started))
+def relieved_nodes(moves: Moves, threshold: float) -> frozenset[str]:
+    """Nodes this far above their due share that the plan takes something off."""
+    problem = moves.problem
+    over = tension(problem, moves.before.held) > threshold
+    sources = np.unique(moves.before.owner[moves.for_balance()])
+    return frozenset(problem.nodes[int(node)].id for node in sources if over[node])
 
 
 def reshape(view: BundleView, options: BundleOptions) -> tuple[list[Action], list[Rejection]]:
@@ -102,7 +104,10 @@ def _admit(
     picker = Picker(moves, admission)
     turns = _Turns(moves, picker, options, record)
     turns.urgent()
-    reshaping = turns.startable(by_need(reshaping, HEAT))
+    reshaping = turns.startable(by_need(reshaping))
+    hot = [action for action in reshaping if action.code.startswith(HEAT)]
+    turns.reshape(hot, None)
+    reshaping = [action for action in reshaping if not action.code.startswith(HEAT)]
     shares = Shares.of(moves.problem.view, options)
     if moves.problem.view.reshaped_last and reshaping:
         turns.move(shares.moves)
@@ -112,8 +117,7 @@ def _admit(
         turns.move(shares.moves - turns.moved)
     turns.reshape(reshaping, None)
     turns.move(None)
-    admission.reserved = frozenset()
-    turns.reject_waiting(reshaping)
+    turns.reject_waiting([*hot, *reshaping])
     if not turns.actions and not moves.problem.view.in_flight:
         picker.drop_useless()
     return turns.actions, picker
@@ -179,10 +183,12 @@ class _Turns:
 
     def reject_waiting(self, reshaping: list[Action]) -> None:
         """Says what keeps the splits and merges back that were not started."""
+        self.admission.reserved = self.kept_for_moves
         for action in reshaping:
             if id(action) not in self.taken:
                 code = self.admission.obstacle(action) or Left.MOVES_TOTAL
                 self.record.reject(action, code, self.admission.explain(action, code))
+        self.admission.reserved = self.kept_for_reshapes
 
     def _take(self, action: Action) -> None:
         self.admission.admit(action)

@@ -77,7 +77,7 @@ class Record:
             f"the tightest node is {self._problem.nodes[node].id}, {level_text(over)} of {dimension_text(dimension)}"
         )
         start = share_text(self._options.placement.start_threshold)
-        if moves.started and self._problem.view.balancing:
+        if moves.started and self._problem.view.balancing > 0:
             return f"{place}; moves have begun, and end at {share_text(self._options.placement.stop_threshold)}"
         if moves.started:
             return f"{place}; moves start at {start}"

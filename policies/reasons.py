@@ -58,6 +58,7 @@ class Left(StrEnum):
     MOVES_PER_NODE = "moves-per-node"
     BYTES_PER_WINDOW = "bytes-per-window"
     WINDOW_TOO_SHORT = "window-too-short"
+    UNSETTLED = "unsettled"
     WAITS = "waits"
     TAKEN = "taken"
 
@@ -104,6 +105,7 @@ MEANINGS: dict[str, str] = {
     Left.MOVES_PER_NODE: "moves_per_node migrations run on one of the two nodes already",
     Left.BYTES_PER_WINDOW: "bytes_per_window would be exceeded",
     Left.WINDOW_TOO_SHORT: "the move would not finish before the window closes",
+    Left.UNSETTLED: "it helps only together with others, and so little that it waits for an hour without migrations",
     Left.WAITS: "it helps only once other moves of the plan are done",
     Left.TAKEN: "an earlier action of this plan changes the tablet",
 }

@@ -28,7 +28,7 @@ def stuck_text(moves: Moves, state: LoadState, node: int, options: BundleOptions
         code = STANDINGS[int(kept.argmax())] if len(rows) else None
         return f"{name}: none of its {len(rows)} tablets may move" + (f", {MEANINGS[code]}" if code else "")
     return (
-        f"{name}: no move, exchange or chain of its {len(free)} free tablets makes it better by min_gain; "
+        f"{name}: no move, exchange or chain of its {len(free)} free tablets gains what its bytes are worth; "
         f"{_relief(problem, state, node, options)}"
     )
 
@@ -41,6 +41,6 @@ def _relief(problem: Problem, state: LoadState, node: int, options: BundleOption
     heaviest = int(rows[problem.loads[rows, at].argmax()])
     share = float(problem.loads[heaviest, at] / max(float(problem.due[node, at]), 1e-300))
     if share <= options.placement.stop_threshold:
-        return f"a min_gain below {options.placement.min_gain:g} or another node would free it"
+        return f"a lower min_gain than {options.placement.min_gain:g} or another node would free it"
     what = f"tablet {int(problem.ids[heaviest])} alone is {share_text(share)} of its share"
     return f"smaller tablets would free it: {what}"

@@ -10,6 +10,8 @@ from balancer.policies.budgets import Admission
 from balancer.policies.bundle_view import Floats, NodeCondition
 from balancer.policies.placement_loads import Bools, LoadState, Problem, sums, tension
 
+_CROWDED = 100  # tablets per node from which on one more or less makes no difference to speak of
+
 
 def score(problem: Problem, state: LoadState) -> float:
     """The score of a state."""
@@ -48,11 +50,6 @@ def limit(problem: Problem) -> float:
     return _score(max(0.0, _heaviest_tablet(problem), _crowding(problem), _pinned(problem)), 0.0)
 
 
-def is_over(problem: Problem, state: LoadState, threshold: float) -> bool:
-    """Whether some node is this far above its due share."""
-    return bool((tension(problem, state.held) > threshold).any())
-
-
 def _pinned(problem: Problem) -> float:
     """The tension of the node with the heaviest pinned tablets, were it to hold nothing else."""
     if not problem.view.pinned:
@@ -67,6 +64,8 @@ def _crowding(problem: Problem) -> float:
     if not len(due) or not np.allclose(due, due[0], rtol=1e-9) or not problem.receiving.all():
         return -1.0
     nodes, tablets = len(due), len(problem.ids)
+    if tablets > _CROWDED * nodes:
+        return -1.0
     times = np.arange(1, (tablets - 1) // nodes + 1)
     if not len(times):
         return -1.0

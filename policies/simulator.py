@@ -13,7 +13,7 @@ from balancer.policies.bundle_view import Action, ActionKind, BundleView, NodeCh
 from balancer.policies.closing import peak
 from balancer.policies.figures import bytes_text
 from balancer.policies.placement_loads import Bools, build_problem, initial_state, tension, underuse
-from balancer.policies.plan import goes_on, make_plan, restricted
+from balancer.policies.plan import make_plan, restricted
 from balancer.policies.simulator_events import apply_event
 from balancer.policies.simulator_scenario import Scenario, ScenarioError
 from balancer.policies.simulator_world import World, tablets_text
@@ -102,7 +102,7 @@ class _Simulation:
             now, options.heat, measured_bytes_per_second=self.scenario.rate, window_seconds_left=left or None
         )
         owed = self.world.owed(view, options) if left != 0.0 else []
-        view = replace(view, balancing=self.world.balancing, reshaped_last=self.world.reshaped_last)
+        view = replace(view, balancing=self.world.tail.bytes, reshaped_last=self.world.reshaped_last)
         plan = make_plan(self.world.credited(view, owed), options)
         for change in plan.node_changes:
             self._change_condition(now, change)
@@ -110,7 +110,7 @@ class _Simulation:
             self.world.start(action)
             self.story.started.append((now, action))
             self.story.lines.append((now, _line(action)))
-        self.world.balancing = goes_on(self.world.balancing, plan, plan.actions)
+        self.world.tail = self.world.tail.after(plan, plan.actions)
         self._sample(now, view, plan)
 
     def _window_left(self, now: float) -> float | None:

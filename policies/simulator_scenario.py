@@ -17,9 +17,10 @@ One statement per line, `#` begins a comment. Sizes are like 10GB, times like 90
     expect actions <= 20                      expect score >= 80 from 4h    (to the end)
     expect above 1.2 for <= 30m from 2d       (time in which some node does more than 1.2 times its share)
 
-A story begins on a Monday at midnight. Load lies `even`, by `zipf:EXPONENT`, `hot:SHARE:WIDTH:AT` (fractions of the key space), at the `tail`, or `daily:SHARE:
-WIDTH`, a hot part that wanders through the key space once a day, or `peaks:COUNT:TIMES`: every 256th of the keys has
-its peak at one of so many hours of the day, with so many times its load of other hours. `data=load` gives bytes where the load is.
+A story begins on a Monday at midnight. Load lies `even`, by `zipf:EXPONENT`, `hot:SHARE:WIDTH:AT` (fractions of the key
+space), at the `tail`, `daily:SHARE:WIDTH`, a hot part that wanders through the key space once a day, or
+`peaks:COUNT:TIMES`: each 256th of the keys has its peak at one of so many hours of the day, with so many times its load
+of other hours. `data=load` gives bytes where the load is.
 """
 
 import re

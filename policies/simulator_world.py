@@ -6,7 +6,7 @@ shows it to the policies as the daemon would show the real one.
 
 from bisect import insort
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
@@ -30,12 +30,13 @@ from balancer.policies.keys import KeyType, decode_key, encode_key
 from balancer.policies.options import BundleOptions, HeatOptions
 from balancer.policies.promises import affordable, credited, rows_of, waiting_flights
 from balancer.policies.simulator_content import Content, interval
+from balancer.policies.tail import Tail
 
 LOWEST_KEY, HIGHEST_KEY = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 _KEYS = (KeyType.BIGINT,)
 _SAMPLES = 300
 _REMEMBERED = 300.0  # seconds of rates
-MONDAY = datetime(2001, 1, 1)  # a story begins on a Monday at midnight; which one, and where, is all the same
+MONDAY = datetime(2001, 1, 1, tzinfo=UTC)  # a story begins on a Monday at midnight, no matter which
 
 
 @dataclass(slots=True, order=True)
@@ -80,7 +81,7 @@ class World:
     rates: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     promises: list[tuple[tuple[int, str], ...]] = field(default_factory=list)
     """What follows on moves that are done: tablets and their targets, one after the other."""
-    balancing: bool = False
+    tail: Tail = field(default_factory=Tail)
     reshaped_last: bool = False
     book: DayBook = field(default_factory=DayBook)
     parents: dict[int, tuple[tuple[int, ...], int]] = field(default_factory=dict)

@@ -30,22 +30,18 @@ class Shares:
         return cls(max(0, max(1, total - half) - (len(running) - reshapes)), max(0, half - reshapes))
 
 
-def by_need(actions: Iterable[Action], heat: str) -> list[Action]:
-    """Splits and merges of all tables in the order of need, as YT has it; the kinds in turn, so that all come on.
+def by_need(actions: Iterable[Action]) -> list[Action]:
+    """Splits and merges of all tables in the order of need, as YT has it; the two in turn, so that both come on.
 
-    For heat as they are; of merges those of most tablets, then the smallest; of splits those into most tablets, then
-    the largest. `heat` is how the codes of actions for heat begin.
+    Of merges those of most tablets, then the smallest; of splits those into most tablets, then the largest.
     """
-    hot: list[Action] = []
     merges: list[Action] = []
     splits: list[Action] = []
     for action in actions:
-        is_split = action.kind is ActionKind.SPLIT
-        (hot if action.code.startswith(heat) else splits if is_split else merges).append(action)
+        (splits if action.kind is ActionKind.SPLIT else merges).append(action)
     merges.sort(key=lambda action: (-len(action.tablets), action.size))
     splits.sort(key=lambda action: (-max(action.count, len(action.parts)), -action.size))
-    rounds = zip_longest(hot, merges, splits)
-    return [action for together in rounds for action in together if action is not None]
+    return [action for pair in zip_longest(merges, splits) for action in pair if action is not None]
 
 
 def first_nodes(actions: Sequence[Action], busy: frozenset[str]) -> frozenset[str]:

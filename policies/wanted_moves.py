@@ -53,6 +53,11 @@ class Moves:
         urgent = rows[np.isin(self.codes[rows], [CODES.index(code) for code in URGENT])]
         return np.union1d(urgent, self.stranded)
 
+    def for_balance(self) -> Ints:
+        """Those of them that the objective wants."""
+        moving = (self.after.owner != self.before.owner) & (self.codes == CODES.index(Taken.LOAD))
+        return np.flatnonzero(moving)
+
     def code(self, row: int) -> Taken:
         """Why this tablet should move."""
         return CODES[int(self.codes[row])]

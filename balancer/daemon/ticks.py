@@ -136,8 +136,8 @@ class Ticks:
     def _state(self, kept: _Bundle, settings: Settings, bundle: BundleSettings, snapshot: Snapshot) -> BundleState:
         try:
             leading = self._around.leading
-            balancing = kept.balancing.read(self._around.directory(), leading)
-            return kept.tick.run(replace(self._occasion(settings, bundle, snapshot, leading), balancing=balancing))
+            tail = kept.balancing.read(self._around.directory(), leading)
+            return kept.tick.run(replace(self._occasion(settings, bundle, snapshot, leading), tail=tail))
         except BalancerError as error:
             log.warning("tick failed", error=str(error))
             return failed_tick(bundle, str(error), self._clock.now())
@@ -192,6 +192,6 @@ class Ticks:
                 if kept is not None:
                     kept.book.publish(self._around.directory(), state.bundle)
                     if not state.error:
-                        kept.balancing.write(self._around.directory(), state.balancing)
+                        kept.balancing.write(self._around.directory(), state.tail)
             except BalancerError as error:
                 log.warning("the status could not be published", error=str(error))

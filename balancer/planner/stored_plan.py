@@ -115,7 +115,7 @@ def _read_input(document: Any) -> tuple[BundleView, BundleOptions]:
         window_seconds_left=document["window_seconds_left"],
         bytes_moved_in_window=document["bytes_moved_in_window"],
         measured_bytes_per_second=document["measured_bytes_per_second"],
-        balancing=document.get("balancing", False),
+        balancing=document.get("balancing", 0.0),
         reshaped_last=document.get("reshaped_last", False),
     )
     options: BundleOptions = build(BundleOptions, model_of(BundleOptions).model_validate(document["options"]))

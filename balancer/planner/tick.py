@@ -28,8 +28,9 @@ from balancer.policies.budgets import Admission
 from balancer.policies.bundle_view import Action, BundleView, InFlight, NodeChange, PlanResult
 from balancer.policies.heat import hot_tablets
 from balancer.policies.options import BundleOptions
-from balancer.policies.plan import goes_on, make_plan
+from balancer.policies.plan import make_plan
 from balancer.policies.promises import affordable, credited, waiting_flights
+from balancer.policies.tail import NOTHING_BEGUN, Tail
 from balancer.polling.poller import ClusterPoll, Poller
 from balancer.polling.view import Capacity, Remembered, build_view
 from balancer.settings import BundleSettings, Mode, Settings
@@ -83,8 +84,8 @@ class Occasion:
     """Whether an operator asked for this plan: then it is recorded whatever it proposes."""
     orders: tuple[Plan, ...] = ()
     """Operators' orders that are being worked off, in whatever mode."""
-    balancing: bool = False
-    """Whether moves for balance have begun, and go on to the stop threshold."""
+    tail: Tail = NOTHING_BEGUN
+    """How far balancing that has begun has come."""
 
     @property
     def pause_until(self) -> datetime | None:
@@ -153,7 +154,7 @@ class BundleTick:
             occasion.starter.guard(poll, occasion.snapshot)
         openings = look(occasion.settings, occasion.bundle, now, self._last)
         self._note_window(openings, now)
-        view = replace(self._view(occasion, poll, openings, now), balancing=occasion.balancing)
+        view = replace(self._view(occasion, poll, openings, now), balancing=occasion.tail.bytes)
         owed = self._owed(occasion, view, openings, now)
         view = credited(view, owed, _waiting(occasion, owed, view, now))
         options = occasion.bundle.options
@@ -181,7 +182,7 @@ class BundleTick:
             tick_seconds=self._clock.monotonic() - began,
             started=acts.started,
             not_started=acts.refused,
-            balancing=goes_on(occasion.balancing, plan, acts.begun),
+            tail=occasion.tail.after(plan, acts.begun),
         )
 
     def _plan(self, view: BundleView, options: BundleOptions, *, again: bool) -> PlanResult:

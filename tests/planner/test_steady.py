@@ -74,7 +74,7 @@ def test_what_runs_is_no_reason_to_plan_again_but_its_end_is() -> None:
     flying = replace(VIEW, in_flight=(InFlight("m1", (1,), "n0", "n1"),))
     assert much_the_same(flying, replace(flying, now=VIEW.now + 10))
     assert not much_the_same(flying, VIEW)
-    assert not much_the_same(VIEW, replace(VIEW, balancing=True))
+    assert not much_the_same(VIEW, replace(VIEW, balancing=1.0))
 
 
 def test_a_plan_that_starts_something_is_never_kept() -> None:

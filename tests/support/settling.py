@@ -6,8 +6,10 @@ import numpy as np
 
 from balancer.policies.bundle_view import Action, ActionKind, BundleView, PlanResult, TabletHistory
 from balancer.policies.options import BundleOptions
-from balancer.policies.plan import goes_on, make_plan
+from balancer.policies.order import QUIET
+from balancer.policies.plan import make_plan
 from balancer.policies.promises import affordable, credited, waiting_flights
+from balancer.policies.tail import Tail
 from tests.support.clusters import moved
 
 TICK = 60.0
@@ -22,6 +24,7 @@ class Run:
     options: BundleOptions
     rests: bool = True  # whether tablets rest after a move
     plan: PlanResult = field(default_factory=PlanResult)
+    tail: Tail = field(default_factory=Tail)
     promises: list[tuple[tuple[int, str], ...]] = field(default_factory=list)
     history: dict[int, TabletHistory] = field(default_factory=dict)
 
@@ -35,12 +38,12 @@ class Run:
         actions = (*owed, *self.plan.actions)
         assert all(action.kind is ActionKind.MOVE for action in actions)
         self.promises += [action.then for action in actions if action.then]
-        balancing = goes_on(self.view.balancing, self.plan, self.plan.actions)
+        self.tail = self.tail.after(self.plan, self.plan.actions)
         view = moved(self.view, {action.tablets[0]: action.target for action in actions})
         now = view.now + TICK
         if self.rests:
             self.history |= {action.tablets[0]: TabletHistory(last_migrated=now) for action in actions}
-        self.view = replace(view, now=now, history=dict(self.history), balancing=balancing)
+        self.view = replace(view, now=now, history=dict(self.history), balancing=self.tail.bytes)
         return actions
 
     def _owed(self, chain: tuple[tuple[int, str], ...]) -> Action:
@@ -53,7 +56,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A bundle at rest: nothing was started for longer than tablets rest after a migration."""
+    """A bundle at rest: nothing was started for longer than anything waits."""
 
     view: BundleView
     plan: PlanResult
@@ -72,7 +75,7 @@ def settle(view: BundleView, options: BundleOptions) -> Settled:
         now, actions = run.view.now, run.tick()
         scores.append(run.plan.score_before)
         quiet = 0.0 if actions else quiet + TICK
-        if quiet > options.budgets.cool_down + TICK:
+        if quiet > QUIET + TICK:
             moves = sum(map(len, times.values()))
             gaps = [float(gap) for at in times.values() for gap in np.diff(at)]
             soonest = min(gaps, default=np.inf)
