@@ -97,7 +97,8 @@ def no_profile() -> DayProfile:
 def levels_of(rates: Floats) -> Levels:
     """Rows per second as levels."""
     logs = np.log1p(np.maximum(rates, 0.0) / _LEAST) * (_OCTAVE / np.log(2.0))
-    return np.minimum(np.rint(logs), _HIGHEST).astype(np.uint16)
+    levels: Levels = np.minimum(np.rint(logs), _HIGHEST).astype(np.uint16)
+    return levels
 
 
 def rates_of(levels: Levels) -> Floats:

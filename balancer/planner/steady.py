@@ -60,10 +60,19 @@ def _same_tablets(before: BundleView, after: BundleView) -> bool:
     )
     if not exact or old.lowers != new.lowers:
         return False
+    if not _same_profile(before, after):
+        return False
     sizes = all(_close(getattr(old, name), getattr(new, name), BYTES) for name in ("sizes", "memory"))
     rates = all(_close(getattr(old, name), getattr(new, name), ROWS_PER_SECOND) for name in ("write_rate", "read_rate"))
     measured = all(getattr(one, name) is None for one in (old, new) for name in ("byte_rate", "cpu_rate"))
     return sizes and rates and measured
+
+
+def _same_profile(before: BundleView, after: BundleView) -> bool:
+    old, new = before.profile, after.profile
+    if old is None or new is None:
+        return old is new
+    return np.array_equal(old.levels, new.levels) and np.array_equal(old.seen, new.seen)
 
 
 def _close(before: Floats, after: Floats, least: float) -> bool:

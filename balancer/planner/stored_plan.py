@@ -24,10 +24,13 @@ from balancer.policies.bundle_view import (
     NodeView,
     Part,
     PlanResult,
+    ProfileColumns,
     TabletColumns,
     TabletHistory,
     TableView,
 )
+from balancer.policies.day_parts import DAY_PARTS
+from balancer.policies.day_profile import LOADS
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.keys import KeyType
 from balancer.policies.options import BundleOptions
@@ -89,6 +92,7 @@ def pack_input(view: BundleView, options: BundleOptions) -> str:
         "measured_bytes_per_second": view.measured_bytes_per_second,
         "balancing": view.balancing,
         "reshaped_last": view.reshaped_last,
+        "profile": _pack_profile(view.profile),
     }
     return base64.b64encode(zlib.compress(json.dumps(document, sort_keys=True).encode(), 6)).decode()
 
@@ -117,6 +121,7 @@ def _read_input(document: Any) -> tuple[BundleView, BundleOptions]:
         measured_bytes_per_second=document["measured_bytes_per_second"],
         balancing=document.get("balancing", 0.0),
         reshaped_last=document.get("reshaped_last", False),
+        profile=_unpack_profile(document.get("profile")),
     )
     options: BundleOptions = build(BundleOptions, model_of(BundleOptions).model_validate(document["options"]))
     return view, options
@@ -147,6 +152,17 @@ def _unpack_array(packed: list[str] | None) -> Any:
     if packed is None:
         return None
     return np.frombuffer(base64.b64decode(packed[1]), dtype=packed[0]).copy()
+
+
+def _pack_profile(profile: ProfileColumns | None) -> Any:
+    return None if profile is None else [_pack_array(profile.levels), _pack_array(profile.seen)]
+
+
+def _unpack_profile(packed: Any) -> ProfileColumns | None:
+    if packed is None:
+        return None
+    levels, seen = map(_unpack_array, packed)
+    return ProfileColumns(levels.reshape(-1, len(LOADS), DAY_PARTS), seen)
 
 
 def _pack_samples(samples: KeySamples) -> dict[str, Any]:

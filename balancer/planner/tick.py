@@ -20,6 +20,7 @@ from balancer.planner.follow_up import follow_ups, is_chained, promised
 from balancer.planner.keys_in_use import AskNode, Samples
 from balancer.planner.memory import Memory
 from balancer.planner.openings import Openings, look
+from balancer.planner.profile_keeper import ProfileKeeper
 from balancer.planner.reports import in_words, node_reports, running
 from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
 from balancer.planner.steady import much_the_same, starts_nothing
@@ -31,7 +32,7 @@ from balancer.policies.options import BundleOptions
 from balancer.policies.plan import make_plan
 from balancer.policies.promises import affordable, credited, waiting_flights
 from balancer.policies.tail import NOTHING_BEGUN, Tail
-from balancer.polling.poller import ClusterPoll, Poller
+from balancer.polling.poller import ClusterPoll, Poller, heirs_of
 from balancer.polling.view import Capacity, Remembered, build_view
 from balancer.settings import BundleSettings, Mode, Settings
 
@@ -135,7 +136,10 @@ class _Acts:
 class BundleTick:
     """Keeps what one bundle's ticks remember."""
 
-    def __init__(self, poller: Poller, samples: Samples, ask_node: AskNode, clock: Clock) -> None:
+    def __init__(
+        self, poller: Poller, samples: Samples, ask_node: AskNode, clock: Clock, profile: ProfileKeeper
+    ) -> None:
+        self._profile = profile
         self._poller = poller
         self._samples = samples
         self._ask_node = ask_node
@@ -216,6 +220,8 @@ class BundleTick:
             capacities={node.id: Capacity(node.disk, node.memory) for node in bundle.nodes.values()},
             remembered=remembered,
         )
+        profile = self._profile.note(view, now, bundle.timezone, poll.rates, heirs_of(snapshot))
+        view = replace(view, profile=profile)
         heat = bundle.options.heat
         hot = list(hot_tablets(view, heat))
         self._memory.note_rates(view)
