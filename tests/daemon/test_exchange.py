@@ -11,8 +11,10 @@ from balancer.daemon.daemon import Daemon
 from balancer.directory.model import Migration
 from balancer.embedded.postgres import PostgresServer
 from balancer.nodes.connection import Address
+from balancer.planner.balancing import TOPIC, read_tail
 from balancer.planner.state import StateWord
 from balancer.policies.hash_leaves import Leaf
+from balancer.policies.tail import NOTHING_BEGUN, Tail
 from balancer.settings import load_settings
 from tests.support.fleet import Fleet, until
 from tests.support.opening import connect
@@ -64,6 +66,11 @@ def migrations(fleet: Fleet) -> list[Migration]:
         return sorted(directory.snapshot().migrations.values(), key=lambda record: record.created)
 
 
+def begun(fleet: Fleet) -> Tail:
+    with fleet.directory() as directory:
+        return read_tail(directory.published(TOPIC).get("shop"))
+
+
 def step_until(daemon: Daemon, condition: Callable[[], object], what: str) -> None:
     def stepped_to() -> object:
         daemon.step()
@@ -76,6 +83,7 @@ def test_the_other_half_of_an_exchange_is_moved_by_the_next_leader(lopsided: Fle
     lopsided.write("autonomous")
     with stepped(lopsided) as first:
         step_until(first, lambda: migrations(lopsided), "the first half")
+        step_until(first, lambda: begun(lopsided).bytes > 0, "a note that balancing has begun")
     (half,) = migrations(lopsided)
     assert half.detail["code"] == "swap"
     ((other, target),) = half.detail["then"]
@@ -90,4 +98,5 @@ def test_the_other_half_of_an_exchange_is_moved_by_the_next_leader(lopsided: Fle
         step_until(
             second, lambda: getattr(second.states().get("shop"), "word", None) is StateWord.BALANCED, "the balance"
         )
+        step_until(second, lambda: begun(lopsided) == NOTHING_BEGUN, "the end of balancing")
     assert len(migrations(lopsided)) == 2, "nothing is carried back"
