@@ -2,7 +2,7 @@
 
 One topic per bundle, one note per part of the day and `CHUNK` tablets, named `PART.CHUNK`: {"day": the local day's
 ordinal, "seen": how much was seen, "data": tablets' ids, as differences of 8 bytes, then a byte for writes and one for
-reads of each}. In an hour one part of the day changes, so about 2.5 bytes a tablet are written. Anybody may leave a
+reads of each}. In an hour one part of the day changes, so about 2 bytes a tablet are written. Anybody may leave a
 note, so the reader takes nothing for granted: what is none is left out.
 """
 

@@ -73,7 +73,8 @@ def test_what_is_no_note_is_left_out() -> None:
     notes = dict(profile_notes(lived(DayBook(), 24).profile, 2))
     good = read_profile(notes)
     hostile = {
-        "2.1": {"day": 1, "seen": float("nan"), "data": ""},
+        "2.1": {**notes["2.0"], "seen": float("nan")},
+        "2.5": {**notes["2.0"], "seen": -1.0},
         "2.2": {"day": 1, "seen": 1.0, "data": "?"},
         "2.3": None,
         "99.0": notes["2.0"],
@@ -83,6 +84,7 @@ def test_what_is_no_note_is_left_out() -> None:
     found = read_profile({**notes, **hostile})
     assert np.array_equal(found.levels, good.levels)
     assert np.array_equal(found.seen, good.seen)
+    assert not len(read_profile({"2.0": hostile["2.4"]}))
 
 
 def test_many_tablets_are_read_as_they_were_written() -> None:
