@@ -190,7 +190,8 @@ def soak(folder: Path, seconds: float, seed: int) -> list[str]:
         fleet.bundle = {
             "tablet_balancer_config": "enable_cell_balancer = true",
             "placement": "dimensions = { tablets = 1.0 }",
-            "migration": 'retire_grace = "100ms"\nmoves_per_node = 2\nmoves_total = 4\ncool_down = "0s"',
+            "migration": 'retire_grace = "100ms"\nmoves_per_node = 2\nmoves_total = 4\ncool_down = "0s"\n'
+            'back_off = "1s"',
         }
         fleet.write_daemon()
         fleet.write("autonomous")

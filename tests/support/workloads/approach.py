@@ -5,8 +5,8 @@ from enum import StrEnum
 
 import psycopg
 
-RETRIED = frozenset({"TB001", "TB002", "40001", "40P01", "55P03", "57014"})
-"""Nothing happened, try again. 57014: the client's own statement_timeout."""
+RETRIED = frozenset({"TB001", "TB002", "40001", "40P01", "55P03", "57014", "53100"})
+"""Nothing happened, try again. 57014: the client's own statement_timeout; 53100: its server's disk is full."""
 
 
 class Proof(StrEnum):
