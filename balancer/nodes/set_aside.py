@@ -123,10 +123,10 @@ def _count_since(cursor: Cursor, partitions: Sequence[Name], tablets: Sequence[i
 
 
 def kept_rows(connection: Connection) -> list[tuple[str, str]]:
-    """Schemas with rows that were set aside, and what is known of them."""
+    """Schemas with rows that were set aside, and what is known of them. Ours only: a person is told to drop them."""
     rows = connection.execute(
         "SELECT nspname, coalesce(obj_description(oid, 'pg_namespace'), '') FROM pg_namespace"
-        " WHERE starts_with(nspname, %s) AND pg_has_role(current_user, nspowner, 'USAGE') ORDER BY nspname",
-        (KEPT_SCHEMA,),
+        " WHERE nspname ~ %s AND nspowner = current_user::regrole ORDER BY nspname",
+        (f"^{KEPT_SCHEMA}[a-z0-9_]+$",),
     ).fetchall()
     return [(str(name), str(text)) for name, text in rows]

@@ -139,3 +139,14 @@ def test_rows_whose_owner_s_code_would_run_are_kept_and_not_counted(cluster: Clu
     execute(cluster, f"DROP SCHEMA {schema} CASCADE")
     execute(cluster, "DROP FUNCTION note_who()")
     execute(cluster, "DROP ROLE sly_owner")
+
+
+def test_a_schema_that_only_looks_like_it_is_not_named(cluster: Cluster) -> None:
+    """A person would be told to drop it, by a name that somebody else has chosen."""
+    execute(cluster, "DROP ROLE IF EXISTS sly_namer")
+    execute(cluster, "CREATE ROLE sly_namer")
+    execute(cluster, 'CREATE SCHEMA "balancer_kept_x; ALTER ROLE sly_namer SUPERUSER; --" AUTHORIZATION sly_namer')
+    execute(cluster, "CREATE SCHEMA balancer_kept_y AUTHORIZATION sly_namer")
+    assert complaints(cluster) == []
+    execute(cluster, "DROP OWNED BY sly_namer")
+    execute(cluster, "DROP ROLE sly_namer")
