@@ -21,9 +21,11 @@ class Admission:
     running: int = field(init=False)
     per_node: dict[str, int] = field(init=False)
     bytes_moved: float = field(init=False)
+    reserved: frozenset[str] = frozenset()
+    """Nodes that are kept free for what is first in turn and waits for them."""
 
     def __post_init__(self) -> None:
-        self.running = len(self.view.in_flight)
+        self.running = sum(not migration.waits for migration in self.view.in_flight)
         self.per_node = {}
         self.bytes_moved = self.view.bytes_moved_in_window
         for migration in self.view.in_flight:
@@ -41,7 +43,14 @@ class Admission:
 
     def free_slots(self, node: str) -> int:
         """Migrations that may still be started on a node."""
+        if node in self.reserved:
+            return 0
         return max(0, self.options.budgets.moves_per_node - self.per_node.get(node, 0))
+
+    @property
+    def busy(self) -> frozenset[str]:
+        """Nodes on which nothing more may be started."""
+        return self.reserved | {node for node in self.per_node if not self.free_slots(node)}
 
     def obstacle(self, action: Action) -> Left | None:
         """The budget that is in the way of this action now."""
@@ -79,6 +88,10 @@ class Admission:
         if action.kind is ActionKind.MOVE:
             self.bytes_moved += action.size
 
+    def promise(self, size: float) -> None:
+        """Counts bytes that must be moved later because of what is started now."""
+        self.bytes_moved += size
+
     def explain(self, action: Action, code: Left) -> str:
         """One sentence with the numbers of the budget that is in the way."""
         budgets = self.options.budgets
@@ -86,6 +99,8 @@ class Admission:
             return f"{self.running} migrations run or start, and moves_total is {budgets.moves_total}"
         if code is Left.MOVES_PER_NODE:
             busy = action.target if self.free_slots(action.source) else action.source
+            if busy in self.reserved:
+                return f"{busy} is kept free for a migration that has waited for it longer"
             here = self.per_node.get(busy, 0)
             return f"{busy} takes part in {_migrations(here)}, and moves_per_node is {budgets.moves_per_node}"
         if code is Left.WINDOW_TOO_SHORT:

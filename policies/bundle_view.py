@@ -67,12 +67,13 @@ class TabletColumns:
     memory: Floats  # bytes that count against nodes' memory: 0 for tables that are not in-memory
     rows: Floats
     write_rate: Floats  # rows written per second
-    read_rate: Floats  # rows read per second
+    read_rate: Floats  # rows read per second, without those of long scans
     lowers: Sequence[bytes]  # range tables: lower bound; hash tables: b""
     moduli: Ints  # hash tables; 0 for range tables
     remainders: Ints
-    byte_rate: Floats | None = None  # bytes read and written per second; None: not measured
-    cpu_rate: Floats | None = None  # seconds of processor time per second; None: not measured
+    write_rate_1h: Floats | None = None  # as `write_rate`, over an hour; None: not measured
+    read_rate_1h: Floats | None = None
+    scan_rate: Floats | None = None  # rows read per second by long sequential scans; None: not measured
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -90,6 +91,9 @@ class InFlight:
     tablets: tuple[int, ...]
     source: str
     target: str
+    waits: bool = False
+    """A move that follows on one that runs or has run, and has not been started: it is credited and keeps its nodes'
+    slots for itself, but takes up none of the total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,13 @@ class BundleView:
     """Seconds until the schedule's window closes; None: it does not close."""
     bytes_moved_in_window: float = 0.0
     measured_bytes_per_second: float | None = None
+    reshaped_last: bool = False
+    """Whether the newest migration is a split or a merge: then moves have the first turn."""
+    overloaded_since: Mapping[str, float] = field(default_factory=dict)
+    """Node → since when (seconds since 1970) it does more than `close_at_load` times its share, without a break."""
+    balancing: float = 0.0
+    """Bytes that moves off nodes between the stop and the start threshold may copy: more than 0 where balancing has
+    begun and goes on to the stop threshold (see `tail`)."""
 
 
 class SampleSource(StrEnum):
@@ -184,6 +195,8 @@ class Action:
     """For a reshard by size: how many tablets; the keys are chosen on the node when `parts` is empty."""
     size: float = 0.0  # bytes to be moved or rewritten
     gain: float = 0.0
+    then: tuple[tuple[int, str], ...] = ()
+    """Of a move that helps only together with others: tablets and where they go once this one is done, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,4 +238,10 @@ class PlanResult:
     score_after: float = 100.0
     bound: float = 100.0
     """No plan within these budgets can reach a better score."""
+    limit: float = 100.0
+    """No placement at all that leaves pinned tablets where they are has a better score."""
     notes: tuple[str, ...] = ()
+    unfinished: bool = False
+    """Whether the objective still wants moves, or migrations run: what was begun goes on."""
+    overloaded: frozenset[str] = frozenset()
+    """Nodes over the start threshold that the plan takes something off."""

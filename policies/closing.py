@@ -1,15 +1,18 @@
 """Which nodes should be closed to new data, and which of those the daemon closed may be opened again.
 
 Two thresholds each, so that a node does not flutter: it closes at the upper one and opens below the lower one. What an
-operator has closed stays closed.
+operator has closed stays closed. For its load a node is closed only when that lasts: a burst is over before the first
+tablet has gone elsewhere.
 """
+
+from collections.abc import Mapping
 
 import numpy as np
 
-from balancer.policies.bundle_view import Floats, NodeChange, NodeCondition
+from balancer.policies.bundle_view import BundleView, Floats, NodeChange, NodeCondition, NodeView
 from balancer.policies.figures import share_text
 from balancer.policies.options import BundleOptions
-from balancer.policies.placement_loads import Problem, node_shares, sums
+from balancer.policies.placement_loads import Bools, Problem, node_shares, sums
 
 
 def node_changes(problem: Problem, options: BundleOptions) -> tuple[NodeChange, ...]:
@@ -19,7 +22,7 @@ def node_changes(problem: Problem, options: BundleOptions) -> tuple[NodeChange, 
     for at, node in enumerate(problem.nodes):
         full, hot = disk_share(problem, at), float(rates[at])
         if node.condition is NodeCondition.ACTIVE:
-            change = _closing(node.id, full, hot, options)
+            change = _closing(node.id, full, hot if _lasts(problem.view, node.id, options) else 0.0, options)
         elif node.condition is NodeCondition.CLOSED and node.closed_by_daemon:
             change = _reopening(node.id, full, hot, options)
         else:
@@ -27,6 +30,24 @@ def node_changes(problem: Problem, options: BundleOptions) -> tuple[NodeChange, 
         if change is not None:
             changes.append(change)
     return tuple(changes)
+
+
+def overloaded_since(view: BundleView, options: BundleOptions, before: Mapping[str, float]) -> dict[str, float]:
+    """Node → since when it is overloaded, at this poll; `before` is what the poll before it said.
+
+    From the view alone, because every poll asks: a plan that starts nothing is not made again each time.
+    """
+    rates = view.tablets.write_rate + view.tablets.read_rate
+    held = np.bincount(view.tablets.node, weights=rates, minlength=len(view.nodes)).astype(np.float64, copy=False)
+    counted = np.array([node.condition not in _ABSENT for node in view.nodes], dtype=np.bool_)
+    relative = _relative(held, counted, view.nodes, options)
+    over = np.flatnonzero(relative >= options.placement.close_at_load).tolist()
+    return {view.nodes[at].id: before.get(view.nodes[at].id, view.now) for at in over}
+
+
+def _lasts(view: BundleView, node: str, options: BundleOptions) -> bool:
+    since = view.overloaded_since.get(node)
+    return since is not None and view.now - since >= options.placement.close_after
 
 
 def disk_share(problem: Problem, at: int) -> float | None:
@@ -65,8 +86,14 @@ def _relative_rates(problem: Problem, options: BundleOptions) -> Floats:
     columns = problem.view.tablets
     rates = (columns.write_rate + columns.read_rate)[problem.rows]
     held = sums(problem.home, rates[:, None], len(problem.nodes))[:, 0]
-    counted = ~problem.conditions(NodeCondition.DOWN, NodeCondition.DRAINING)
-    shares = node_shares(problem.nodes, "write_rate") * counted
+    return _relative(held, ~problem.conditions(*_ABSENT), problem.nodes, options)
+
+
+_ABSENT = (NodeCondition.DOWN, NodeCondition.DRAINING)
+
+
+def _relative(held: Floats, counted: Bools, nodes: tuple[NodeView, ...], options: BundleOptions) -> Floats:
+    shares = node_shares(nodes, "write_rate") * counted
     due = held[counted].sum() * shares / max(float(shares.sum()), 1e-300)
     relative = np.divide(held, due, out=np.zeros_like(held), where=due > 0)
     return np.where(held >= options.heat.min_rows_per_second, relative, 0.0)

@@ -46,10 +46,26 @@ class Cooling:
             relative = np.minimum(relative, self.options.max_rows_per_second)
         return np.asarray(relative[self.view.tablets.node], np.float64)
 
+    @property
+    def even_threshold(self) -> float:
+        """Rows per second from which a tablet would be hot if all nodes did the same."""
+        mean = float(self.node_loads.mean()) if len(self.node_loads) else 0.0
+        limit = self.options.max_rows_per_second
+        relative = max(self.options.min_rows_per_second, self.options.max_node_share * mean)
+        return relative if limit is None else min(relative, limit)
+
     @cached_property
     def hot_now(self) -> npt.NDArray[np.bool_]:
         """Which tablets are over their threshold; equal shares that add up to it are not, whatever rounding says."""
         return np.asarray(self.rates > self.thresholds * (1 + 1e-9), np.bool_)
+
+    @cached_property
+    def scanned_now(self) -> npt.NDArray[np.bool_]:
+        """Which tablets would be hot if the rows of long scans counted."""
+        scans = self.view.tablets.scan_rate
+        if scans is None:
+            return np.zeros(len(self.rates), np.bool_)
+        return np.asarray(scans > self.thresholds, np.bool_)
 
     @cached_property
     def warm_now(self) -> npt.NDArray[np.bool_]:

@@ -7,6 +7,7 @@ schedule of its own, so a group's `enable_reshard` does not concern it; a table'
 """
 
 from bisect import bisect_left
+from collections import Counter
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from balancer.policies.bundle_view import ActionKind, BundleView, Part, Rejectio
 from balancer.policies.cooling import Cooling
 from balancer.policies.figures import bytes_text, rate_text, share_text
 from balancer.policies.heat_judge import judge
+from balancer.policies.heat_targets import HeatTargets
 from balancer.policies.heat_verdict import Facts, HeatWord, Verdict
 from balancer.policies.keys import HIGHEST
 from balancer.policies.options import BundleOptions, HeatOptions
@@ -29,6 +31,10 @@ CODES = {
     HeatWord.TOO_FEW: "heat-samples",
 }
 """Actions and rejections of heat are known by the word before the hyphen: heat has a schedule of its own."""
+
+PART = 0.75
+"""The part of a heat threshold that each part of a split should carry at most: the error of the samples must not make
+it hot again."""
 
 TABLE_OFF = ("table-off", "enable_auto_reshard of the table is false")
 
@@ -47,11 +53,14 @@ def plan_heat(view: BundleView, options: BundleOptions) -> Proposals:
     blocked, cooling = blocked_tablets(view), Cooling(view, options.heat)
     hot, split = _hot_rows(cooling), _split_rows(view)
     scopes = []
-    hot_rows = sorted(hot)
+    hot_rows, targets = sorted(hot), HeatTargets(cooling, options)
+    scanned = sorted(set(np.flatnonzero(cooling.scanned_now).tolist()) - hot.keys())
     for table in view.tables:
         scope = Scope(view, options, table, blocked, cooling)
         for row in _within(hot_rows, table):
-            _plan_hot(scope, row, hot[row])
+            _plan_hot(scope, row, hot[row], targets)
+        for row in _within(scanned, table):
+            _explain_scan(scope, row)
         for row in _within(split, table):
             _plan_cold(scope, row, split)
         scopes.append(scope)
@@ -61,17 +70,7 @@ def plan_heat(view: BundleView, options: BundleOptions) -> Proposals:
 
 def _hot_rows(cooling: Cooling) -> dict[int, str]:
     """Row → trigger. Rows are compared in columns; only the hot ones are put into words."""
-    view, options = cooling.view, cooling.options
-    found: dict[int, str] = {}
-    for row in np.flatnonzero(cooling.hot_now).tolist():
-        found[row] = _rows_text(cooling, row)
-    limits = (("bytes", view.tablets.byte_rate, options.max_bytes_per_second),)
-    for name, rates, limit in (*limits, ("CPU-seconds", view.tablets.cpu_rate, options.max_cpu_seconds_per_second)):
-        if rates is None or limit is None:
-            continue
-        for row in np.flatnonzero(rates > limit).tolist():
-            found.setdefault(row, f"{rates[row]:,.4g} {name} per second, the limit is {limit:,.4g}")
-    return found
+    return {row: _rows_text(cooling, row) for row in np.flatnonzero(cooling.hot_now).tolist()}
 
 
 def _rows_text(cooling: Cooling, row: int) -> str:
@@ -94,7 +93,7 @@ def _within(rows: list[int], table: TableView) -> list[int]:
     return rows[bisect_left(rows, table.first) : bisect_left(rows, table.last)]
 
 
-def _plan_hot(scope: Scope, row: int, trigger: str) -> None:
+def _plan_hot(scope: Scope, row: int, trigger: str, targets: HeatTargets) -> None:
     """Proposes what the verdict on a hot tablet says, or says why nothing is done."""
     alone, why = range(row, row + 1), f"tablet {scope.id(row)} has {trigger}"
     found = _kept_back(scope, row)
@@ -104,13 +103,43 @@ def _plan_hot(scope: Scope, row: int, trigger: str) -> None:
     facts = _facts(scope, row)
     verdict = judge(facts, scope.view.samples.get(facts.tablet), scope.options.heat)
     code, reason = CODES[verdict.word], f"{why}; {verdict.word}: {verdict.reason}"
-    parts = _parts(scope, row, facts, verdict)
-    if _is_growing_end(scope, row, verdict) and _split_lately(scope, row):
-        scope.reject(alone, ActionKind.SPLIT, code, f"{reason}; the growing end has a tablet of its own already")
-    elif not parts:
+    least, divides = scope.options.heat.min_confidence, bool(verdict.cuts or verdict.parts)
+    if divides and verdict.evidence.confidence < least:
+        text = f"{reason}; but a split needs a confidence of {share_text(least)} (min_confidence)"
+        scope.reject(alone, ActionKind.SPLIT, "heat-confidence", text)
+    elif _is_growing_end(scope, row, verdict) and _split_lately(scope, row):
+        text = f"{reason}; the growing end has a tablet of its own already{_no_help(scope, row)}"
+        scope.reject(alone, ActionKind.SPLIT, CODES[HeatWord.FRONT], text)
+    elif not divides:
         scope.reject(alone, ActionKind.SPLIT, code, reason)
     else:
-        scope.reshard(alone, len(parts), code, reason, parts)
+        parts = _parts(scope, row, facts, verdict, targets)
+        scope.reshard(alone, len(parts), code, f"{reason}{_goes(parts)}", parts)
+
+
+def _goes(parts: tuple[Part, ...]) -> str:
+    """Where parts are meant to go, for people."""
+    counts = Counter(part.node for part in parts if part.node)
+    return f"; parts go to {', '.join(f'{node} ({counts[node]})' for node in sorted(counts))}" if counts else ""
+
+
+def _no_help(scope: Scope, row: int) -> str:
+    """Says that no placement helps, where one tablet is more than any node's share, and what would help."""
+    loads, weights = scope.cooling.node_loads, [node.weight for node in scope.view.nodes]
+    rate, most = float(scope.cooling.rates[row]), float(loads.sum()) * max(weights) / max(sum(weights), 1e-300)
+    if rate <= most * (1 + scope.options.placement.start_threshold):
+        return ""
+    much = f"with {rate_text(rate)} it is {rate / most:.1f} times a node's share wherever it lies"
+    return f"; {much}: no placement helps, but a key that spreads new rows would, such as one with a hash as its prefix"
+
+
+def _explain_scan(scope: Scope, row: int) -> None:
+    """Says why a tablet that is read a lot is not hot."""
+    rates = scope.view.tablets.scan_rate
+    assert rates is not None
+    scans = f"tablet {scope.id(row)} has {rate_text(float(rates[row]))} of long sequential scans"
+    text = f"{scans}, as dumps, new indexes and reports make them: they ask for no key, and no split makes them cheaper"
+    scope.reject(range(row, row + 1), ActionKind.SPLIT, "heat-long-scan", text)
 
 
 def _kept_back(scope: Scope, row: int) -> tuple[str, str] | None:
@@ -149,21 +178,23 @@ def _split_lately(scope: Scope, row: int) -> bool:
 
 def _facts(scope: Scope, row: int) -> Facts:
     table, tablets = scope.table, scope.view.tablets
+    wanted = min(0.5, PART * scope.cooling.even_threshold / max(float(scope.cooling.rates[row]), 1e-300))
     if table.hash:
-        return Facts(scope.id(row), table.key_types, leaf=tablets.leaf(row))
+        return Facts(scope.id(row), table.key_types, leaf=tablets.leaf(row), wanted=wanted)
     upper = tablets.lowers[row + 1] if row + 1 < table.last else HIGHEST
-    return Facts(scope.id(row), table.key_types, tablets.lowers[row], upper)
+    return Facts(scope.id(row), table.key_types, tablets.lowers[row], upper, wanted=wanted)
 
 
-def _parts(scope: Scope, row: int, facts: Facts, verdict: Verdict) -> tuple[Part, ...]:
-    """The tablets that a verdict asks for; the growing end is meant for a cool node."""
+def _parts(scope: Scope, row: int, facts: Facts, verdict: Verdict, targets: HeatTargets) -> tuple[Part, ...]:
+    """The tablets that a verdict asks for, each with its node; the growing end is meant for the coolest one."""
     if verdict.parts:
-        return tuple(Part(leaf=leaf) for leaf in verdict.parts)
-    if not verdict.cuts:
-        return ()
+        nodes = targets.give_out(scope, row, verdict.shares)
+        return tuple(Part(leaf=leaf, node=node) for leaf, node in zip(verdict.parts, nodes, strict=True))
     lowers = [facts.lower, *verdict.cuts]
-    nodes = [""] * len(lowers)
-    if verdict.front is not None:
+    if verdict.front is None:
+        nodes = targets.give_out(scope, row, verdict.shares)
+    else:
+        nodes = [""] * len(lowers)
         nodes[verdict.front] = _coolest(scope, row)
     return tuple(Part(lower, node=node) for lower, node in zip(lowers, nodes, strict=True))
 

@@ -1,17 +1,18 @@
 """What is the matter with a hot tablet, judged from its key samples. Called by `heat` for each confirmed hot tablet.
 
 Questions in this order: are there enough samples? Is it one key? Is it the growing end? Would a cut help at all, or do
-the requests scan across it? Where is the best cut? A vbucket is cut where its trie says; so only its keys are asked
-about.
+the requests scan across it? How many parts does the load ask for, and where are the cuts? A vbucket is cut where its
+trie says; so only its keys are asked about.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import ceil
 
 from balancer.policies.bundle_view import KeySamples
 from balancer.policies.figures import share_text
 from balancer.policies.hash_leaves import MAX_MODULUS, POSITIONS, Leaf, descendants
-from balancer.policies.heat_samples import Cut, Requests, best_cut
+from balancer.policies.heat_samples import Cut, Requests, best_cut, quantile_cuts
 from balancer.policies.heat_verdict import Evidence, Facts, HeatWord, Verdict, evidence
 from balancer.policies.keys import HIGHEST, LOWEST
 from balancer.policies.options import HeatOptions
@@ -19,13 +20,23 @@ from balancer.policies.successors import successor
 
 USELESS = 0.75
 """A split must leave its hottest part less than this share of the load: else it costs much and saves too little."""
+SLACK = 1.25
+"""How much more than wanted the hottest part of a vbucket may carry before it is split by one level more."""
+NAMED = 4
+"""Cuts that a reason names one by one."""
 EDGE = 0.10
 """How much of a tablet, from either end, counts as its edge."""
 FRESH = 0.80
 """A moving front writes new keys: of the writes at an edge this share must have different keys. Where the same few keys
 are written over and over, the edge is merely popular and is cut in its middle."""
-MAX_LEVELS = 3
+MAX_LEVELS = 4
 """A hot vbucket is split by this many levels at most in one go."""
+MOST_PARTS = 1 << MAX_LEVELS
+"""Parts that a hot tablet becomes at most in one go: writers wait for the swap some milliseconds per part."""
+SAMPLES_PER_PART = 10
+"""Samples that each part must rest on: fewer parts where there are not so many."""
+UNEVEN = 2.0
+"""How much more than an equal part the hottest of many parts may carry; where one would, one cut must do."""
 
 
 def judge(facts: Facts, samples: KeySamples | None, options: HeatOptions) -> Verdict:
@@ -67,8 +78,25 @@ def _cut(facts: Facts, samples: KeySamples, requests: Requests) -> Verdict:
         kept = f"the best cut leaves {share_text(cut.hotter)} of the load on one side"
         text = f"{kept}, and {share_text(middle.crossing)} goes across the middle ({found.text()})"
         return Verdict(HeatWord.SCAN, text, found)
+    many = _many(facts, requests, cuts)
+    if many is not None:
+        shares = requests.part_shares(many)
+        found = evidence(samples, requests, parts=float(len(shares)), hottest=max(shares))
+        where = f"cut at {', '.join(map(facts.name, many))}" if len(many) <= NAMED else f"from {facts.name(many[0])} on"
+        text = f"{len(shares)} parts of {share_text(max(shares))} of the load at most, {where} ({found.text()})"
+        return Verdict(HeatWord.SPLIT, text, found, many, shares=shares)
     found = evidence(samples, requests, left=cut.left, right=cut.right, crossing=cut.crossing)
-    return Verdict(HeatWord.SPLIT, f"{_sides(facts, cut)} ({found.text()})", found, (cut.key,))
+    shares = requests.part_shares((cut.key,))
+    return Verdict(HeatWord.SPLIT, f"{_sides(facts, cut)} ({found.text()})", found, (cut.key,), shares=shares)
+
+
+def _many(facts: Facts, requests: Requests, cuts: Sequence[Cut]) -> tuple[bytes, ...] | None:
+    """Cuts into as many parts as the load asks for; None where that is two, or heavy keys and scans forbid it."""
+    parts = min(ceil(1 / facts.wanted - 1e-9), MOST_PARTS, len(requests) // SAMPLES_PER_PART)
+    if parts <= 2:
+        return None
+    found = quantile_cuts(cuts, parts)
+    return found if len(found) > 1 and max(requests.part_shares(found)) <= UNEVEN / parts else None
 
 
 def _sides(facts: Facts, cut: Cut) -> str:
@@ -86,7 +114,8 @@ def _isolate(facts: Facts, samples: KeySamples, requests: Requests, key: bytes, 
     inner = tuple(cut for cut in (key, after) if cut is not None and facts.lower < cut < facts.upper)
     if not inner:
         return Verdict(HeatWord.HOT_KEY, f"{name} and a tablet of its own already ({found.text()})", found, key=key)
-    return Verdict(HeatWord.HOT_KEY, f"{name}: it is {how} ({found.text()})", found, inner, key=key)
+    shares = requests.part_shares(inner)
+    return Verdict(HeatWord.HOT_KEY, f"{name}: it is {how} ({found.text()})", found, inner, shares=shares, key=key)
 
 
 def _front(facts: Facts, samples: KeySamples, requests: Requests, options: HeatOptions) -> Verdict | None:
@@ -127,24 +156,36 @@ def _judge_leaf(facts: Facts, leaf: Leaf, samples: KeySamples, requests: Request
     """The fewest levels that leave no part with too much; of the hot key only its neighbours can be taken away."""
     word = HeatWord.SPLIT if hot is None else HeatWord.HOT_KEY
     name = "" if hot is None else f"{facts.name(hot)} has {share_text(requests.key_shares()[hot])} of the load; "
+    chosen: tuple[float, ...] = (1.0,)
     hottest = 1.0
+    for shares in _levels(facts, leaf, requests, hot):
+        hottest = max(shares)
+        if hottest < USELESS * max(chosen):
+            chosen = shares
+    if len(chosen) == 1:
+        found = evidence(samples, requests, hottest=hottest)
+        text = f"{name}no split takes enough away from it: {share_text(hottest)} would stay together ({found.text()})"
+        return Verdict(HeatWord.HOT_KEY, text, found, key=hot)
+    found = evidence(samples, requests, hottest=max(chosen))
+    text = f"{name}split into {len(chosen)}, the hottest part keeps {share_text(max(chosen))} ({found.text()})"
+    return Verdict(word, text, found, parts=descendants(leaf, len(chosen)), shares=chosen, key=hot)
+
+
+def _levels(facts: Facts, leaf: Leaf, requests: Requests, hot: bytes | None) -> Iterator[tuple[float, ...]]:
+    """What the parts would carry, level by level, until they carry what is wanted; a hot key's first useful level."""
     for levels in range(1, MAX_LEVELS + 1):
-        if leaf.modulus << levels > MAX_MODULUS:
-            break
-        hottest = max(_part_shares(leaf, requests, levels))
-        if hottest < USELESS:
-            found = evidence(samples, requests, hottest=hottest)
-            text = f"{name}split into {1 << levels}, the hottest part keeps {share_text(hottest)} ({found.text()})"
-            return Verdict(word, text, found, parts=descendants(leaf, 1 << levels), key=hot)
-    found = evidence(samples, requests, hottest=hottest)
-    text = f"{name}no split takes enough away from it: {share_text(hottest)} would stay together ({found.text()})"
-    return Verdict(HeatWord.HOT_KEY, text, found, key=hot)
+        if leaf.modulus << levels > MAX_MODULUS or len(requests) < SAMPLES_PER_PART << levels:
+            return
+        shares = _part_shares(leaf, requests, levels)
+        yield shares
+        if max(shares) <= facts.wanted * SLACK or (hot is not None and max(shares) < USELESS):
+            return
 
 
-def _part_shares(leaf: Leaf, requests: Requests, levels: int) -> list[float]:
+def _part_shares(leaf: Leaf, requests: Requests, levels: int) -> tuple[float, ...]:
     """What each part would carry if the vbucket were split by so many levels."""
     shares = [0.0] * (1 << levels)
     for request in requests.requests:
         offset = int.from_bytes(request.first, "big") - leaf.start()
         shares[(offset << levels) // leaf.width()] += request.weight / requests.total
-    return shares
+    return tuple(shares)

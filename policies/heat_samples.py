@@ -3,7 +3,7 @@
 Called by `heat_judge`. Keys are bytes that compare: encoded keys of a range table or positions of a hash table.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -79,6 +79,14 @@ class Requests:
             found.append(Cut(key, left, right, max(0.0, 1.0 - left - right)))
         return found
 
+    def part_shares(self, cuts: Sequence[bytes]) -> tuple[float, ...]:
+        """What each part would carry, as shares of the whole, if all were cut at these keys, in order."""
+        shares = [0.0] * (len(cuts) + 1)
+        for request in self.requests:
+            for part in range(bisect_right(cuts, request.first), bisect_right(cuts, request.last) + 1):
+                shares[part] += request.weight / self.total
+        return tuple(shares)
+
 
 def best_cut(cuts: Sequence[Cut]) -> Cut:
     """The cut whose hotter side is coolest; among equals the one with the fewest crossing requests.
@@ -87,6 +95,19 @@ def best_cut(cuts: Sequence[Cut]) -> Cut:
     does less harm, and a cut through many scans must win more by balance than it loses by doubling them.
     """
     return min(cuts, key=lambda cut: (cut.hotter, cut.crossing, cut.key))
+
+
+def quantile_cuts(cuts: Sequence[Cut], parts: int) -> tuple[bytes, ...]:
+    """The keys that cut the load into so many parts of about the same weight; fewer where heavy keys are in the way."""
+    middles = [
+        (1.0 + cut.left - cut.right) / 2 for cut in cuts
+    ]  # ascending: how much lies before, half of what crosses
+    found = []
+    for quantile in (part / parts for part in range(1, parts)):
+        at = bisect_left(middles, quantile)
+        near = [place for place in (at - 1, at) if 0 <= place < len(cuts)]
+        found.append(cuts[min(near, key=lambda place: abs(middles[place] - quantile))].key)
+    return tuple(sorted(set(found)))
 
 
 class _Weights:

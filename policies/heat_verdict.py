@@ -32,6 +32,8 @@ class Facts:
     lower: bytes = b""
     upper: bytes = HIGHEST
     leaf: Leaf | None = None  # a hash table's; then bounds and types do not matter
+    wanted: float = 0.5
+    """What one part should carry at most, as a share of the tablet's load."""
 
     def name(self, key: bytes) -> str:
         """A key of this tablet as people write it; of a hashed key only the position is known."""
@@ -66,6 +68,8 @@ class Verdict:
     """A range tablet is cut at these keys; none: it is left as it is."""
     parts: tuple[Leaf, ...] = ()
     """A vbucket becomes these leaves; none: it is left as it is."""
+    shares: tuple[float, ...] = ()
+    """What each part would carry, as shares of the sampled load; requests across a cut count on both sides."""
     key: bytes | None = None
     """The hot key: encoded, or a position."""
     front: int | None = None

@@ -10,10 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from balancer.policies.bundle_view import Floats, TabletColumns
+from balancer.policies.bundle_view import Floats, Ints, TabletColumns
 
-STATISTICS = ("bytes", "memory", "rows", "write_rate", "read_rate", "tablets")
-RATES = ("write_rate", "read_rate")
+WINDOWS = ("10m", "1h")
+"""Ten minutes are the window of a rate that names none."""
+RATES = ("write_rate", "read_rate", *(f"{kind}_rate_{window}" for kind in ("write", "read") for window in WINDOWS))
+STATISTICS = ("bytes", "memory", "rows", "tablets", *RATES)
+
+LONGEST = 2000
+MOST_NESTED = 50
 
 _TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)|([A-Za-z_][A-Za-z0-9_]*)|(.))")
 
@@ -34,8 +39,11 @@ class Metric:
         """Whether it changes with the load and not only with what is stored."""
         return any(step in RATES for step in self.steps)
 
-    def evaluate(self, columns: TabletColumns) -> Floats:
-        """Its value for every tablet; what is divided by zero, or would be negative, counts as 0."""
+    def evaluate(self, columns: TabletColumns, rows: Ints | None = None) -> Floats:
+        """Its value for every tablet; what is divided by zero counts as 0. Less than 0 is a `MetricError`.
+
+        Where `rows` are given, only theirs must make sense: those of other tables are nobody's business, and 0.
+        """
         values = statistics(columns)
         stack: list[Floats] = []
         for step in self.steps:
@@ -47,8 +55,19 @@ class Metric:
                 stack.append(-stack.pop())
             else:
                 right, left = stack.pop(), stack.pop()
-                stack.append(_apply(step, left, right))
-        return np.maximum(stack.pop(), 0.0)
+                with np.errstate(over="ignore", invalid="ignore"):  # what comes out is checked
+                    stack.append(_apply(step, left, right))
+        return self._checked(stack.pop(), columns, np.arange(len(columns)) if rows is None else rows)
+
+    def _checked(self, found: Floats, columns: TabletColumns, rows: Ints) -> Floats:
+        good = (found >= 0.0) & (found < np.inf)
+        bad = rows[~good[rows]]
+        if len(bad):
+            tablet, value = int(columns.ids[bad[0]]), float(found[bad[0]])
+            more = f", and for {len(bad) - 1} more" if len(bad) > 1 else ""
+            which = f"{value:,.4g} for tablet {tablet}{more}"
+            raise MetricError(f"the metric {self.text!r} is {which}: it must be zero or more")
+        return np.where(good, found, 0.0)
 
 
 def statistics(columns: TabletColumns) -> Mapping[str, Floats]:
@@ -57,14 +76,20 @@ def statistics(columns: TabletColumns) -> Mapping[str, Floats]:
         "bytes": columns.sizes,
         "memory": columns.memory,
         "rows": columns.rows,
+        "tablets": np.ones(len(columns)),
         "write_rate": columns.write_rate,
         "read_rate": columns.read_rate,
-        "tablets": np.ones(len(columns)),
+        "write_rate_10m": columns.write_rate,
+        "read_rate_10m": columns.read_rate,
+        "write_rate_1h": columns.write_rate if columns.write_rate_1h is None else columns.write_rate_1h,
+        "read_rate_1h": columns.read_rate if columns.read_rate_1h is None else columns.read_rate_1h,
     }
 
 
 def parse_metric(text: str) -> Metric:
     """Reads a metric, or raises `MetricError`."""
+    if len(text) > LONGEST:
+        raise MetricError(f"the metric has {len(text)} characters; {LONGEST} are the most")
     parser = _Parser(text)
     parser.sum()
     parser.expect_end()
@@ -89,6 +114,7 @@ class _Parser:
         self.steps: list[float | str] = []
         self.tokens = [(match.start(match.lastindex or 0), match) for match in _TOKEN.finditer(text.rstrip())]
         self.at = 0
+        self.depth = 0
 
     def peek(self) -> str:
         return (self.tokens[self.at][1].group(3) or "") if self.at < len(self.tokens) else ""
@@ -108,6 +134,9 @@ class _Parser:
             raise MetricError(f"the metric {self.text!r} ends where a number or a name is expected")
         number, name, other = self.tokens[self.at][1].groups()
         self.at += 1
+        self.depth += 1
+        if self.depth > MOST_NESTED:
+            raise MetricError(f"the metric is nested more than {MOST_NESTED} times")
         if number is not None:
             self.steps.append(float(number))
         elif name is not None:
@@ -122,6 +151,7 @@ class _Parser:
             self.at += 1
         else:
             raise self._unexpected(self.at - 1)
+        self.depth -= 1
 
     def expect_end(self) -> None:
         if self.at < len(self.tokens):

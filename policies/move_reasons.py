@@ -1,5 +1,7 @@
 """Why a tablet should move, in one sentence with its numbers. Called while the actions of a plan are written down."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from balancer.policies.bundle_view import TabletColumns
@@ -41,11 +43,31 @@ def reason_for(moves: Moves, row: int, options: BundleOptions) -> str:
         case Taken.METRIC:
             group, settings = group_of(options, table)
             text = f"group {group} is spread by {settings.metric}: {source} has more of it than {target}"
-        case Taken.SWAP:
-            text = f"{_relief(moves, row)}, in exchange: no single move helps"
-        case Taken.LOAD:
+        case _:
             text = _relief(moves, row)
     return text
+
+
+def joint_code(moves: Moves, rows: Sequence[int]) -> Taken:
+    """Two tablets that change places are an exchange; everything else that helps only together is a chain."""
+    before, after = moves.before.owner, moves.after.owner
+    crossed = len(rows) == 2 and after[rows[0]] == before[rows[1]] and after[rows[1]] == before[rows[0]]
+    return Taken.SWAP if crossed else Taken.CHAIN
+
+
+def joint_text(moves: Moves, row: int, now: Sequence[int], then: Sequence[int]) -> str:
+    """With what a move goes together, and that it would not help alone."""
+    together = [_route(moves, other) for other in now if other != row]
+    after = [_route(moves, other) for other in then]
+    parts = [f"together with {' and '.join(together)}"] if together else []
+    parts += [f"followed by {', then '.join(after)}"] if after else []
+    return f", {' and '.join(parts)}: they help only together"
+
+
+def _route(moves: Moves, row: int) -> str:
+    problem = moves.problem
+    source, target = (problem.nodes[int(state.owner[row])].id for state in (moves.before, moves.after))
+    return f"tablet {int(problem.ids[row])} from {source} to {target}"
 
 
 def figures_of(problem: Problem, row: int) -> str:

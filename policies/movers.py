@@ -136,12 +136,23 @@ def move_by_metric(problem: Problem, state: LoadState, free: Bools, options: Bun
         mine &= np.array([decider(options, table) is Decider.METRIC for table in problem.view.tables], dtype=np.bool_)
         rows = np.flatnonzero(mine[problem.tables])
         if not resting(problem, options, metric, rows):
-            _Squares(problem, state, rows, metric.evaluate(problem.view.tablets)[problem.rows]).run(free, group)
+            values = metric.evaluate(problem.view.tablets, problem.rows[rows])[problem.rows]
+            left = group.max_action_count
+            for part in _parts(problem, rows, group):
+                left -= _Squares(problem, state, part, values).run(free, group, left)
+
+
+def _parts(problem: Problem, rows: Ints, group: GroupOptions) -> list[Ints]:
+    """What is spread evenly by itself: the whole group, or each of its tables."""
+    if not group.per_table_uniform:
+        return [rows]
+    tables = problem.tables[rows]
+    return [rows[tables == table] for table in np.unique(tables)]
 
 
 def metric_groups(problem: Problem, options: BundleOptions) -> dict[str, GroupOptions]:
     """The groups of this bundle's tables that have a metric, by name."""
-    groups = dict(group_of(options, table.name) for table in problem.view.tables)
+    groups = dict(group_of(options, table.name) for table in problem.view.tables if options.metric(table.name))
     return {name: groups[name] for name in sorted(groups) if groups[name].metric}
 
 
@@ -163,21 +174,23 @@ class _Squares:
         load = np.bincount(state.owner[rows], weights=values[rows], minlength=len(problem.nodes))
         self.load = load / self.weights
 
-    def run(self, free: Bools, group: GroupOptions) -> None:
+    def run(self, free: Bools, group: GroupOptions, most: int) -> int:
+        """Moves at most so many tablets; returns how many."""
         rows = self.rows[free[self.rows] & (self.values[self.rows] > 0)]
         cells = self.problem.receiving
         threshold = 1 + min(group.node_deviation_threshold, group.cell_deviation_threshold)
         if not len(rows) or not cells.any() or self.load[cells].max() < self.load[cells].min() * threshold:
-            return
+            return 0
         touched: set[int] = set()
-        while len(touched) < group.max_action_count:
+        while len(touched) < most:
             found = self._best(rows)
             squares = float((self.load**2 * self.weights).sum())
             if found is None or found[0] <= squares * group.min_relative_metric_improvement / int(cells.sum()):
-                return
+                break
             _, row, target = found
             self._move(row, target)
             touched.add(row)
+        return len(touched)
 
     def _best(self, rows: Ints) -> tuple[float, int, int] | None:
         """The move with the largest gain: for each tablet the least loaded node is the best target there is."""

@@ -14,6 +14,8 @@ _OVERLOAD = 16.0  # from a quarter above the due share on, overload counts more 
 # From here on the extra price grows in a straight line: were it steeper still, one tablet too hot for any node would
 # drive all the cold ones off its node, for next to nothing.
 _STEEPEST = 0.5
+_JOINT, _PRESSING = 0.5, 0.25  # what joint moves must gain, as a part of what each would have to gain alone
+_OVERHEAD = 0.5  # what every move costs beside its bytes, as a part of an average tablet's
 
 
 def node_costs(problem: Problem, state: LoadState, nodes: Ints, change: Floats) -> Floats:
@@ -40,20 +42,17 @@ def move_gains(problem: Problem, state: LoadState, rows: Ints, targets: Ints) ->
     return gains
 
 
-def exchange_floor(problem: Problem, give: Ints, take: Ints, min_gain: float) -> Floats:
-    """The least gain that is worth an exchange: as for moves, so much for all the load that is carried, there and back.
+def move_overhead(sizes: Floats) -> float:
+    """Bytes that every move counts beside its own: of two ways to copy as much, the one with fewer moves is better."""
+    return _OVERHEAD * float(sizes.mean()) + 1.0 if len(sizes) else 1.0
 
-    The difference of the two is what helps; counted by that alone, two large tablets would change places for nothing.
+
+def joint_floor(carried: Floats, weights: Floats, min_gain: float, *, pressing: bool) -> Floats:
+    """The least gain that is worth moves which help only together: a part of what each would have to gain alone.
+
+    `carried` is the load of all of them (…×dimensions). Only the difference of the loads helps; counted by that alone,
+    two large tablets would change places for nothing; counted in full, an overload of less than a tablet would stay.
+    `pressing`: a node over the start threshold takes part, which would else be stuck there.
     """
-    carried = (problem.loads[give] + problem.loads[take]) * problem.weights**2
-    floor: Floats = min_gain * 2.0 * carried.sum(axis=-1)
+    floor: Floats = (_PRESSING if pressing else _JOINT) * min_gain * 2.0 * (carried * weights**2).sum(axis=-1)
     return floor
-
-
-def swap_gain(problem: Problem, state: LoadState, give: int, take: int) -> float:
-    """How much smaller it becomes when two tablets change places."""
-    nodes = np.array([state.owner[give], state.owner[take]])
-    change = problem.loads[take] - problem.loads[give]
-    both = np.stack([change, -change])
-    costs = node_costs(problem, state, nodes, np.zeros_like(both)) - node_costs(problem, state, nodes, both)
-    return float(costs.sum())

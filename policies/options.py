@@ -5,7 +5,7 @@ seconds, rates are per second. What is `None` is unset and falls back as its doc
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Annotated
 
@@ -15,6 +15,9 @@ Seconds = Annotated[float, "seconds"]
 """A duration; written "250ms" or "10m" in a file."""
 FormulaText = Annotated[str, "formula"]
 """A schedule formula; empty: unset."""
+
+DEFAULT_GROUP = "default"
+"""The group that always exists."""
 
 KB = 1024
 MB = 1024 * KB
@@ -57,6 +60,30 @@ class Mover(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ParameterizedOptions:
+    """`parameterized = { … }` of a group, as YT writes it: each takes the place of the group's key of that name."""
+
+    metric: str | None = None
+    max_action_count: int | None = None
+    """More: balance is reached in fewer plans; fewer: calmer."""
+    node_deviation_threshold: float | None = None
+    """Larger: fewer moves; smaller: closer balance."""
+    cell_deviation_threshold: float | None = None
+    """Larger: fewer moves; smaller: closer balance."""
+    min_relative_metric_improvement: float | None = None
+    """Larger: only moves that help much; smaller: more moves."""
+    per_table_uniform: bool | None = None
+    enable_reshard: bool | None = None
+    """The group's `reshard_by_metric`."""
+
+    def given(self) -> dict[str, object]:
+        """What it sets, by the names of the group's own keys."""
+        found = {known.name: getattr(self, known.name) for known in fields(self)}
+        found["reshard_by_metric"] = found.pop("enable_reshard")
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
 class GroupOptions:
     """A named group of tables with its own schedule and parameters."""
 
@@ -76,6 +103,17 @@ class GroupOptions:
     min_relative_metric_improvement: float = 0.0
     """Share of the metric's squared deviation, per node, that a move must take away. Larger: only moves that help
     much; smaller: more moves."""
+    per_table_uniform: bool = False
+    """Whether the metric of each table is spread evenly over the nodes. Off: only that of the whole group is, and one
+    table may lie on few nodes."""
+    reshard_by_metric: bool = False
+    """Whether tables with a `desired_tablet_count` are split and merged so that their tablets carry equal parts of the
+    metric as well as of the bytes. Off: by bytes alone."""
+    parameterized: ParameterizedOptions = field(default_factory=ParameterizedOptions)
+
+    def flat(self) -> "GroupOptions":
+        """With what `parameterized` says in the places where the policies look."""
+        return replace(self, **self.parameterized.given(), parameterized=ParameterizedOptions())  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +148,11 @@ class BalancerOptions:
     sooner."""
     tablet_to_cell_ratio: float = 10000.0
     """Caps the tablets of a table at nodes × this. Larger: more tablets are allowed; smaller: splits end sooner."""
+    safe_used_tablet_static_ratio: float = 0.98
+    """Share of a node's `memory` that moves may fill with in-memory tables. Larger: less memory lies idle; smaller:
+    more is kept for what tables grow by."""
+    default_in_memory_group: str = ""
+    """Group of the in-memory tables that name none; empty: `default`, as for all others."""
     tablet_balancer_schedule: FormulaText = ""
     """Formula over hours and minutes; empty: the cluster's default."""
     groups: Mapping[str, GroupOptions] = field(default_factory=dict)
@@ -135,6 +178,8 @@ class TableOptions:
     """Merges leave at least so many. More: load stays spread; fewer: small tables shrink further."""
     desired_tablet_metric: float | None = None
     """What each tablet should carry of its group's metric. Larger: fewer tablets; smaller: more."""
+    enable_parameterized: bool | None = None
+    """Whether its tablets are moved, split and merged by its group's metric; None: if the group has one."""
     group: str = "default"
     in_memory_mode: InMemoryMode = InMemoryMode.NONE
     placement: Placement = Placement.BALANCED
@@ -152,10 +197,6 @@ class HeatOptions:
     max_rows_per_second: float | None = None
     """Rows written and read per second by one tablet; None: no absolute limit. Larger: fewer splits by heat;
     smaller: more."""
-    max_bytes_per_second: Annotated[float, "bytes"] | None = None
-    """The same in bytes. Larger: fewer splits by heat; smaller: more."""
-    max_cpu_seconds_per_second: float | None = None
-    """The same in seconds of a core. Larger: fewer splits by heat; smaller: more."""
     max_node_share: float = 0.20
     """Share of its node's load that one tablet may carry. Larger: only very hot tablets are split; smaller: more
     are."""
@@ -173,6 +214,9 @@ class HeatOptions:
     more."""
     min_samples: int = 100
     """Fewer key samples than this decide nothing. More: surer cuts, later; fewer: sooner, and less sure."""
+    min_confidence: float = 0.5
+    """How far the samples must be believed, from 0 to 1, before a tablet is split. Larger: fewer splits that were not
+    needed; smaller: PostgreSQL's statistics alone (at most 0.3), which know nothing of reads, are enough."""
     min_split_age: Seconds = 3600.0
     """Seconds before what heat has split may be merged again. Longer: steadier; shorter: partitions go sooner once
     it is cool."""
@@ -218,6 +262,9 @@ class PlacementOptions:
     smaller: sooner."""
     reopen_at_load: float = 1.5
     """… until it does less than this. Larger: it opens sooner; smaller: later."""
+    close_after: Seconds = 300.0
+    """Seconds that a node must have been over `close_at_load` without a break. Longer: fewer nodes are closed for what
+    passes by itself; shorter: an overloaded node is spared sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,3 +305,18 @@ class BundleOptions:
     def table(self, name: str) -> TableOptions:
         """The options of a table; defaults where the file says nothing."""
         return self.tables.get(name) or TableOptions()
+
+    def group_name(self, table: str) -> str:
+        """The group that a table belongs to."""
+        options, in_memory = self.table(table), self.balancer.default_in_memory_group
+        if options.group == DEFAULT_GROUP and in_memory and options.in_memory_mode is not InMemoryMode.NONE:
+            return in_memory
+        return options.group
+
+    def group(self, table: str) -> GroupOptions:
+        """The options of a table's group; a group nobody described has the defaults."""
+        return self.balancer.groups.get(self.group_name(table)) or GroupOptions()
+
+    def metric(self, table: str) -> str:
+        """The metric by which a table is balanced; empty: by none."""
+        return "" if self.table(table).enable_parameterized is False else self.group(table).metric

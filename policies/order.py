@@ -1,28 +1,67 @@
-"""Which moves are started now, and in what order: always the one that helps most for its bytes at this moment.
+"""Which moves are started now, and in what order: always what helps most for its bytes at this moment.
 
 Only part of a plan fits the budgets, so each step must be good on its own: after every pick the gains of the others are
-looked at again, as if nothing but the picks so far would happen. `plan` calls `Picker` with the budgets it has left.
+looked at again, as if nothing but the picks so far would happen. A step is one move, or several that help only
+together (see `joint`). No step for the sake of balance makes the worst node worse. `plan` calls `Picker` with the
+budgets it has left.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from balancer.policies.budgets import Admission
 from balancer.policies.bundle_view import Floats, Ints
-from balancer.policies.objective import exchange_floor, move_gains, swap_gain
-from balancer.policies.placement_loads import Bools, LoadState
+from balancer.policies.joint import joint_moves
+from balancer.policies.objective import move_gains, move_overhead
+from balancer.policies.options import BundleOptions
+from balancer.policies.placement_loads import Bools, LoadState, tension, underuse
 from balancer.policies.reasons import Left, Taken
 from balancer.policies.wanted_moves import CODES, URGENT, Moves
 
 _LOOKS = 256  # picks that look at the gains again; afterwards the last look decides the order
-_LOAD, _SWAP = CODES.index(Taken.LOAD), CODES.index(Taken.SWAP)
+_LOOKED_AT = 4096  # moves whose gains are looked at again: those that were the best at the first look
+_JOINT_ROWS = 256  # moves of which sets that help together are looked for
+_QUIET = 6  # times `cool_down` without a migration after which a bundle counts as settled
+_PAIRED = 1.5  # how far over the start threshold a node must be for moves that help only together to begin with it
+_LOAD = CODES.index(Taken.LOAD)
+_URGENT = [CODES.index(code) for code in URGENT]
+_OBSTACLES = (
+    Left.MOVES_TOTAL,
+    Left.MOVES_PER_NODE,
+    Left.WINDOW_TOO_SHORT,
+    Left.BYTES_PER_WINDOW,
+    Left.TARGET_DISK,
+    Left.TARGET_MEMORY,
+    Left.UNSETTLED,
+    Left.WAITS,
+)
+
+
+def quiet_seconds(options: BundleOptions) -> float:
+    """How long nothing must have been migrated for a bundle to count as settled."""
+    return _QUIET * options.budgets.cool_down
+
+
+@dataclass(frozen=True, slots=True)
+class MoveStep:
+    """Moves that are started now, and those that follow one after the other once these are done."""
+
+    now: tuple[int, ...]
+    then: tuple[int, ...] = ()
+    gain: float = 0.0
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """All of them."""
+        return (*self.now, *self.then)
 
 
 @dataclass(slots=True)
 class Picker:
-    """Draws moves from a plan until the budgets are spent. `left` has those that were not drawn."""
+    """Draws steps from a plan until the budgets are spent. `left` has the moves that were not drawn."""
 
     moves: Moves
     admission: Admission
@@ -30,95 +69,199 @@ class Picker:
     disk_room: Floats = field(init=False)  # what leaves a node frees its room only when it is done
     memory_room: Floats = field(init=False)
     left: Ints = field(init=False)
+    unsettled: tuple[int, ...] = ()  # moves that would help together, once the bundle has settled
 
     def __post_init__(self) -> None:
         self.state = self.moves.before.copy()
         self.disk_room, self.memory_room = self.state.disk_room.copy(), self.state.memory_room.copy()
         self.left = self.moves.rows()
 
-    def urgent(self) -> Iterator[tuple[int, float]]:
+    def urgent(self) -> Iterator[MoveStep]:
         """Draining nodes and full disks: by reason, then the largest first, so that long copies start early."""
         problem, codes = self.moves.problem, self.moves.codes
-        rows = self.left[np.isin(codes[self.left], [CODES.index(code) for code in URGENT])]
+        rows = self.left[np.isin(codes[self.left], _URGENT)]
         yield from self._in_order(rows[np.lexsort((rows, -problem.sizes[rows], codes[rows]))])
 
-    def others(self, taken: Bools) -> Iterator[tuple[int, float]]:
+    def others(self, taken: Bools) -> Iterator[MoveStep]:
         """Everything else, except for tablets that another action has: YT's movers as they say, then by gain."""
         codes = self.moves.codes
-        rows = self.left[~taken[self.left] & ~np.isin(codes[self.left], [CODES.index(code) for code in URGENT])]
-        plain = rows[(codes[rows] != _LOAD) & (codes[rows] != _SWAP)]
+        rows = self.left[~taken[self.left] & ~np.isin(codes[self.left], _URGENT)]
+        plain = rows[codes[rows] != _LOAD]
         yield from self._in_order(plain[np.lexsort((plain, codes[plain]))])
-        yield from self._by_gain(rows[codes[rows] == _LOAD])
-        yield from self._swaps(rows[codes[rows] == _SWAP])
+        rows = rows[codes[rows] == _LOAD]
+        yield from self._by_gain(self._payable(rows))
+        yield from self._jointly(rows)
 
-    def obstacle(self, row: int) -> Left:
-        """Why a move that was not picked has to wait."""
-        if self.admission.exhausted:
-            return Left.MOVES_TOTAL
-        rows = np.array([row])
-        if not self._slots_free(rows)[0]:
-            return Left.MOVES_PER_NODE
-        if row in self.moves.swaps and self.admission.options.budgets.moves_per_node < 2:
-            return Left.SWAP_NEEDS_TWO
-        if self.moves.problem.sizes[row] > self.admission.bytes_that_fit:
-            return Left.WINDOW_TOO_SHORT
-        if self.moves.problem.sizes[row] > self.admission.bytes_left:
-            return Left.BYTES_PER_WINDOW
-        return Left.WAITS
+    def _payable(self, rows: Ints) -> Ints:
+        """Without moves that only end what has begun, off nodes within the start threshold, and have no bytes for it.
 
-    def _in_order(self, rows: Ints) -> Iterator[tuple[int, float]]:
+        Moves to nodes that have far too little are no such: those start by themselves.
+        """
+        problem, settings = self.moves.problem, self.admission.options.placement
+        left = problem.view.balancing
+        calm = tension(problem, self.moves.before.held) <= settings.start_threshold
+        fed = underuse(problem, self.moves.before.held) > settings.start_threshold
+        tail = calm[self.moves.before.owner[rows]] & ~fed[self.moves.after.owner[rows]]
+        return rows[~tail | (problem.sizes[rows] <= left)]
+
+    def obstacles(self) -> npt.NDArray[np.object_]:
+        """Why each of the moves that were not picked has to wait."""
+        problem, rows, admission = self.moves.problem, self.left, self.admission
+        targets, sizes, memory = self.moves.after.owner[rows], problem.sizes[rows], problem.memory[rows]
+        if admission.exhausted:
+            return np.full(len(rows), Left.MOVES_TOTAL, dtype=np.object_)
+        reasons = (
+            ~self._slots_free(rows),
+            sizes > admission.bytes_that_fit,
+            sizes > admission.bytes_left,
+            sizes > self.disk_room[targets],
+            (memory > 0) & (memory > self.memory_room[targets]),
+            np.isin(rows, self.unsettled),
+        )
+        first = np.argmax(np.stack([*reasons, np.ones(len(rows), dtype=np.bool_)]), axis=0)
+        found: npt.NDArray[np.object_] = np.array(_OBSTACLES[1:], dtype=np.object_)[first]
+        return found
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything runs, starts or waits to be started."""
+        moved = bool((self.state.owner != self.moves.before.owner).any())
+        return moved or bool(len(self.left)) or bool(self.moves.problem.view.in_flight)
+
+    def wanted_nodes(self) -> frozenset[str]:
+        """The two nodes of the best move that waits for one of them; none where no move that helps does."""
+        problem, rows = self.moves.problem, self.left
+        if not len(rows) or self.admission.exhausted:
+            return frozenset()
+        rows = rows[~self._slots_free(rows)][:_LOOKED_AT]
+        gains = self._gains(rows)
+        able = gains > 0
+        if not able.any():
+            return frozenset()
+        overhead = move_overhead(problem.sizes)
+        best = int(rows[np.where(able, gains / (problem.costs[rows] + overhead), -np.inf).argmax()])
+        return frozenset(problem.nodes[int(state.owner[best])].id for state in (self.moves.before, self.moves.after))
+
+    def drop_useless(self) -> None:
+        """Forgets moves that nothing keeps back and that do not help: where nothing else happens, they never will."""
+        self.left = self.left[self.obstacles() != Left.WAITS]
+
+    def _in_order(self, rows: Ints) -> Iterator[MoveStep]:
         for row in rows.tolist():
             if self.admission.exhausted:
                 return
             if self._admissible(np.array([row]))[0]:
                 gain = move_gains(self.moves.problem, self.state, np.array([row]), self.moves.after.owner[[row]])
-                yield from self._pick(row, float(gain[0]))
+                yield self._pick(MoveStep((row,), gain=float(gain[0])))
 
-    def _by_gain(self, rows: Ints) -> Iterator[tuple[int, float]]:
-        problem, targets = self.moves.problem, self.moves.after.owner
-        overhead = float(problem.sizes.mean()) + 1.0 if len(problem.sizes) else 1.0
+    def _by_gain(self, rows: Ints) -> Iterator[MoveStep]:
+        problem = self.moves.problem
+        overhead = move_overhead(problem.sizes)
+        rest = rows[:0]
+        if len(rows) > _LOOKED_AT:
+            order = np.argsort(-self._gains(rows) / (problem.costs[rows] + overhead), kind="stable")
+            rows, rest = rows[np.sort(order[:_LOOKED_AT])], rows[order[_LOOKED_AT:]]
         for _ in range(_LOOKS):
             able = rows[self._admissible(rows)]
-            gains = move_gains(problem, self.state, able, targets[able])
+            gains = self._gains(able)
             able, gains = able[gains > 0], gains[gains > 0]
             if not len(able) or self.admission.exhausted:
-                return
+                break
             best = int((gains / (problem.costs[able] + overhead)).argmax())
             rows = rows[rows != able[best]]
-            yield from self._pick(int(able[best]), float(gains[best]))
-        gains = move_gains(problem, self.state, rows, targets[rows])
-        rows, gains = rows[gains > 0], gains[gains > 0]
-        yield from self._in_order(rows[np.argsort(-gains / (problem.costs[rows] + overhead), kind="stable")])
+            yield self._pick(MoveStep((int(able[best]),), gain=float(gains[best])))
+        for row in (*rows.tolist(), *rest.tolist()):
+            if self.admission.exhausted:
+                return
+            one = np.array([row])
+            if self._admissible(one)[0] and (gain := float(self._gains(one)[0])) > 0:
+                yield self._pick(MoveStep((row,), gain=gain))
 
-    def _swaps(self, rows: Ints) -> Iterator[tuple[int, float]]:
-        """Both halves or none: a half alone would make things worse, and the next plan might take it back."""
-        problem, min_gain = self.moves.problem, self.admission.options.placement.min_gain
-        for give in rows.tolist():
-            take = self.moves.swaps[give]
-            if give < take and self._pair_admissible(give, take):
-                gain = swap_gain(problem, self.state, give, take)
-                if gain > float(exchange_floor(problem, np.array(give), np.array(take), min_gain)):
-                    yield from self._pick(give, gain)
-                    yield from self._pick(take, gain)
+    def _gains(self, rows: Ints) -> Floats:
+        """What each move on its own gains; nothing where it would make its target worse than the worst node is."""
+        problem, targets = self.moves.problem, self.moves.after.owner[rows]
+        gains = move_gains(problem, self.state, rows, targets)
+        due = np.maximum(problem.due[targets], 1e-300)
+        after = ((self.state.held[targets] + problem.loads[rows]) / due - 1.0) * problem.weights
+        worst = tension(problem, self.state.held).max(initial=0.0)
+        return np.where(after.max(axis=1, initial=-1.0) <= worst + 1e-12, gains, -np.inf)
 
-    def _pair_admissible(self, give: int, take: int) -> bool:
+    def _jointly(self, rows: Ints) -> Iterator[MoveStep]:
+        """Moves that help only together: all at once where there is room for that, else one after the other.
+
+        What helps alone and only waits for a slot is none of them: it needs nobody's company.
+        """
+        while not self.admission.exhausted:
+            rows = rows[np.isin(rows, self.left)]
+            rows = rows[self._gains(rows) <= 0][:_JOINT_ROWS]
+            able = rows[self._admissible(rows)]
+            found = joint_moves(self.moves, self.state, rows, able, self.admission.options.placement)
+            step = self._joint_step(found.rows, found.gain) if found is not None else None
+            if step is None:
+                return
+            yield self._pick(step)
+
+    def _joint_step(self, rows: tuple[int, ...], gain: float) -> MoveStep | None:
+        """How a set of moves is begun; None where it cannot be finished with what is left of the budgets and room."""
         problem, admission = self.moves.problem, self.admission
-        ends = (problem.nodes[int(self.moves.before.owner[row])].id for row in (give, take))
-        both = float(problem.sizes[give] + problem.sizes[take])
-        return (
-            bool(self._admissible(np.array([give, take])).all())
-            and admission.free_total >= 2
-            and all(admission.free_slots(node) >= 2 for node in ends)
-            and both <= admission.bytes_left
+        total = float(problem.sizes[list(rows)].sum())
+        if total > min(admission.bytes_left, admission.bytes_that_fit):
+            return None
+        if not self._earned(rows, total):
+            self.unsettled = rows
+            return None
+        if self._together(rows):
+            return MoveStep(rows, gain=gain)
+        disk, memory = self.disk_room.copy(), self.memory_room.copy()
+        for row in rows:
+            source, target = int(self.moves.before.owner[row]), int(self.moves.after.owner[row])
+            if problem.sizes[row] > disk[target] or 0 < problem.memory[row] > memory[target]:
+                return None
+            for room, amount in ((disk, problem.sizes[row]), (memory, problem.memory[row])):
+                room[target] -= amount
+                room[source] += amount
+        return MoveStep(rows[:1], rows[1:], gain)
+
+    def _earned(self, rows: tuple[int, ...], total: float) -> bool:
+        """Whether so many bytes are worth it: for a node far over the start threshold, or paid by what has begun, or
+        where nothing has been migrated for a while: what is done about load that changes would have to be done again.
+        """
+        problem, settings = self.moves.problem, self.admission.options.placement
+        worst = tension(problem, self.moves.before.held)[self.moves.before.owner[list(rows)]].max()
+        if worst > _PAIRED * settings.start_threshold or total <= problem.view.balancing:
+            return True
+        times = [
+            history.last_migrated for history in problem.view.history.values() if history.last_migrated is not None
+        ]
+        return not problem.view.in_flight and problem.view.now - max(times, default=-np.inf) >= quiet_seconds(
+            self.admission.options
         )
 
-    def _pick(self, row: int, gain: float) -> Iterator[tuple[int, float]]:
-        target = int(self.moves.after.owner[row])
-        self.state.move(self.moves.problem, row, target)
-        self.disk_room[target] -= self.moves.problem.sizes[row]
-        self.memory_room[target] -= self.moves.problem.memory[row]
-        self.left = self.left[self.left != row]
-        yield row, gain
+    def _together(self, rows: tuple[int, ...]) -> bool:
+        """Whether all of them may start at this moment."""
+        problem, admission = self.moves.problem, self.admission
+        if len(rows) > admission.free_total:
+            return False
+        at = np.array(rows)
+        sources, targets = self.moves.before.owner[at], self.moves.after.owner[at]
+        nodes, times = np.unique(np.concatenate([sources, targets]), return_counts=True)
+        slots = all(
+            admission.free_slots(problem.nodes[int(node)].id) >= count for node, count in zip(nodes, times, strict=True)
+        )
+        into = np.bincount(targets, weights=problem.sizes[at], minlength=len(self.disk_room))
+        cached = np.bincount(targets, weights=problem.memory[at], minlength=len(self.disk_room))
+        room = (into <= self.disk_room) | (into == 0)
+        return slots and bool(room.all() and ((cached == 0) | (cached <= self.memory_room)).all())
+
+    def _pick(self, step: MoveStep) -> MoveStep:
+        problem = self.moves.problem
+        for row in step.rows:
+            target = int(self.moves.after.owner[row])
+            self.state.move(problem, row, target)
+            self.disk_room[target] -= problem.sizes[row]
+            self.memory_room[target] -= problem.memory[row]
+        self.left = self.left[~np.isin(self.left, step.rows)]
+        return step
 
     def _admissible(self, rows: Ints) -> Bools:
         """Which of these moves no budget and no full target forbids at this moment."""
@@ -132,7 +275,9 @@ class Picker:
         return able
 
     def _slots_free(self, rows: Ints) -> Bools:
-        nodes = self.moves.problem.nodes
-        free = np.array([self.admission.free_slots(node.id) > 0 for node in nodes], dtype=np.bool_)
+        taken = self.admission.busy
+        if not taken:
+            return np.ones(len(rows), dtype=np.bool_)
+        free = np.array([node.id not in taken for node in self.moves.problem.nodes], dtype=np.bool_)
         able: Bools = free[self.moves.before.owner[rows]] & free[self.moves.after.owner[rows]]
         return able

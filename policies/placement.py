@@ -1,9 +1,10 @@
 """The objective: all dimensions at once, the tightest resource decides, as few bytes as possible.
 
 `plan` calls `balance` on the state that urgent moves and YT's movers have left. Moves start when some node is
-`start_threshold` above its due share (or that far below it, on average over the dimensions) and stop when no node is
-more than `stop_threshold` above it. Large bundles are brought close in bulk, by columns; then, as for small ones,
-single moves and swaps do the rest. It repeats until nothing changes: planning again from its result gives nothing.
+`start_threshold` above its due share (or that far below it, on average over the dimensions) and go on, over as many
+plans as the budgets make of it, until no node is more than `stop_threshold` above it. Large bundles are brought close
+in bulk, by columns; then, as for small ones, single moves, exchanges and chains do the rest. It repeats until nothing
+changes: planning again from its result gives nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -11,23 +12,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from balancer.policies.budgets import bytes_per_second
-from balancer.policies.bundle_view import Floats
+from balancer.policies.bundle_view import Floats, Ints
 from balancer.policies.options import BundleOptions, PlacementOptions
 from balancer.policies.placement_fill import Spread, fill
 from balancer.policies.placement_loads import Bools, LoadState, Problem, excess, tension, underuse
-from balancer.policies.placement_refine import Able, Goal, Refinement
+from balancer.policies.placement_refine import Able, Effort, Goal, Refinement
 from balancer.policies.placement_shed import choose_rows
+from balancer.policies.placement_thrift import save_bytes
 
 _BULK_TABLETS = 200  # fewer are planned by single steps from the start: each is the best there is
-_ROUNDS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Balanced:
-    """What the objective has done to the state."""
-
-    started: bool
-    swapped: tuple[tuple[int, int], ...] = ()
+_BULK_WORTH = 0.5  # least part of the strain that a round in bulk takes away, for the part of all bytes it copies
+_ROUNDS = 3
 
 
 def is_unbalanced(problem: Problem, held: Floats, above: float, below: float) -> bool:
@@ -35,32 +30,83 @@ def is_unbalanced(problem: Problem, held: Floats, above: float, below: float) ->
     return bool((tension(problem, held) > above).any() or (underuse(problem, held) > below).any())
 
 
+def moves_from(problem: Problem, settings: PlacementOptions) -> float:
+    """How far above its due share a node must be for moves: less once they have begun, so that they come to an end."""
+    return settings.stop_threshold if problem.view.balancing > 0 else settings.start_threshold
+
+
 def balance(
     problem: Problem, state: LoadState, able: Able, options: BundleOptions, spread: Spread | None = None
-) -> Balanced:
-    """Changes the state until it is balanced, or as balanced as the tablets that may move allow."""
-    settings = options.placement
-    start, stop = settings.start_threshold, settings.stop_threshold
-    if not is_unbalanced(problem, state.held, start, start):
-        return Balanced(started=False)
-    swapped: list[tuple[int, int]] = []
+) -> bool:
+    """Changes the state until it is balanced, or as balanced as the movable tablets allow; whether there was need."""
+    start = options.placement.start_threshold
+    if not is_unbalanced(problem, state.held, moves_from(problem, options.placement), start):
+        return False
+    home = state.owner.copy()
+    work = _Work(problem, able, options, Effort.of(problem), spread)
+    if len(problem.ids) > _BULK_TABLETS:
+        begun, counts = state.copy(), None if spread is None else spread.counts.copy()
+        _bulk(problem, state, work.movable(state), settings=options.placement, spread=spread)
+        work.refine(state)
+        if not _worthwhile(problem, begun, state, options.placement.stop_threshold):
+            state.take(begun)
+            if spread is not None and counts is not None:
+                spread.counts[:] = counts
     for _ in range(_ROUNDS):
-        before = state.owner.copy()
-        movable = able.movable & pays_back(problem, state, options)
-        if len(problem.ids) > _BULK_TABLETS:
-            _bulk(problem, state, movable, settings, spread)
-        refinement = Refinement(
-            problem,
-            state,
-            replace(able, movable=movable),
-            Goal(stop, start, settings.min_gain, bytes_per_second(problem.view, options), settings.payback_horizon),
-            spread,
-        )
-        refinement.run()
-        swapped += refinement.swapped
-        if not is_unbalanced(problem, state.held, stop, start) or np.array_equal(before, state.owner):
+        if not is_unbalanced(problem, state.held, options.placement.stop_threshold, start) or work.is_done(state):
             break
-    return Balanced(started=True, swapped=tuple(swapped))
+        work.refine(state)
+    save_bytes(problem, state, home, work.movable(state), settings=options.placement, spread=spread)
+    return True
+
+
+@dataclass(slots=True)
+class _Work:
+    """What the rounds of one plan have in common."""
+
+    problem: Problem
+    able: Able
+    options: BundleOptions
+    effort: Effort
+    spread: Spread | None
+    refined: tuple[Ints, Bools] | None = None  # the owners that single steps led to, and what was allowed to move then
+
+    def is_done(self, state: LoadState) -> bool:
+        """Whether single steps have led here, and nothing else may move now."""
+        if self.refined is None or not np.array_equal(self.refined[0], state.owner):
+            return False
+        return np.array_equal(self.refined[1], self.movable(state))
+
+    def movable(self, state: LoadState) -> Bools:
+        """T: what may move and would be worth its bytes."""
+        return self.able.movable & pays_back(self.problem, state, self.options)
+
+    def refine(self, state: LoadState) -> None:
+        """Single steps until none helps."""
+        settings = self.options.placement
+        goal = Goal(
+            settings.stop_threshold,
+            settings.start_threshold,
+            settings.min_gain,
+            bytes_per_second(self.problem.view, self.options),
+            settings.payback_horizon,
+        )
+        able = replace(self.able, movable=self.movable(state), company=self.able.movable)
+        Refinement(self.problem, state, able, goal, spread=self.spread, effort=self.effort).run()
+        self.refined = state.owner.copy(), able.movable
+
+
+def _worthwhile(problem: Problem, before: LoadState, after: LoadState, stop: float) -> bool:
+    """Whether a round in bulk was worth its bytes: it must take away a part of the strain, for the part it copies."""
+    was, left = (_strain(problem, state, stop) for state in (before, after))
+    copied = float(problem.sizes[before.owner != after.owner].sum()) / max(float(problem.sizes.sum()), 1.0)
+    return was - left >= _BULK_WORTH * copied * was
+
+
+def _strain(problem: Problem, state: LoadState, stop: float) -> float:
+    """How much too much, and too little, the nodes have, all together."""
+    over, under = tension(problem, state.held) - stop, underuse(problem, state.held)
+    return float(np.maximum(over, 0.0).sum() + np.maximum(under, 0.0).sum())
 
 
 def pays_back(problem: Problem, state: LoadState, options: BundleOptions) -> Bools:

@@ -44,9 +44,8 @@ class Decider(StrEnum):
 
 
 def group_of(options: BundleOptions, table: str) -> tuple[str, GroupOptions]:
-    """The group of a table, by name; a group nobody described has the defaults."""
-    name = options.table(table).group
-    return name, options.balancer.groups.get(name) or GroupOptions()
+    """The group of a table, by name."""
+    return options.group_name(table), options.group(table)
 
 
 def decider(options: BundleOptions, table: TableView) -> Decider:
@@ -54,7 +53,7 @@ def decider(options: BundleOptions, table: TableView) -> Decider:
     settings = options.table(table.name)
     if settings.placement is not Placement.BALANCED and table.hash:
         return Decider.FUNCTION
-    if group_of(options, table.name)[1].metric:
+    if options.metric(table.name):
         return Decider.METRIC
     if settings.in_memory_mode is not InMemoryMode.NONE:
         return Decider.IN_MEMORY
@@ -78,9 +77,7 @@ def table_standing(options: BundleOptions, table: TableView) -> Left | None:
 def standings(problem: Problem, options: BundleOptions) -> Standings:
     """T: each tablet's standing. The strongest reason wins: a pinned tablet is pinned, whatever else it is."""
     view = problem.view
-    by_table = [table_standing(options, table) for table in view.tables]
-    numbers = np.array([_NUMBER[code] if code else 0 for code in by_table] or [0], dtype=np.int8)
-    out = numbers[problem.tables]
+    out = switches(problem, options)
     for tablet, history in view.history.items():
         code = history_standing(view, options, history)
         if code is not None:
@@ -94,9 +91,23 @@ def standings(problem: Problem, options: BundleOptions) -> Standings:
     return out
 
 
+def switches(problem: Problem, options: BundleOptions) -> Standings:
+    """T: the standing that an operator's switches give each tablet, whatever else keeps it; 0 where none is off."""
+    by_table = [table_standing(options, table) for table in problem.view.tables]
+    numbers = np.array([_NUMBER[code] if code else 0 for code in by_table] or [0], dtype=np.int8)
+    out: Standings = numbers[problem.tables]
+    return out
+
+
 def is_resting(standing: Standings) -> Bools:
     """T: which tablets will be able to move soon: their migration runs, or has just ended."""
     return np.isin(standing, [_NUMBER[Left.IN_FLIGHT], _NUMBER[Left.COOLING_DOWN]])
+
+
+def is_cooling(standing: Standings) -> Bools:
+    """T: which tablets have been migrated a short time ago."""
+    cooling: Bools = standing == _NUMBER[Left.COOLING_DOWN]
+    return cooling
 
 
 def history_standing(view: BundleView, options: BundleOptions, history: TabletHistory) -> Left | None:

@@ -81,6 +81,11 @@ class LoadState:
         self.memory_room[target] -= problem.memory[row]
         self.owner[row] = target
 
+    def take(self, other: "LoadState") -> None:
+        """Becomes as another state is."""
+        self.owner[:], self.held[:] = other.owner, other.held
+        self.disk_room[:], self.memory_room[:] = other.disk_room, other.memory_room
+
     def copy(self) -> "LoadState":
         """Another state that may change on its own."""
         return LoadState(self.owner.copy(), self.held.copy(), self.disk_room.copy(), self.memory_room.copy())
@@ -124,7 +129,9 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
         allowed=_allowed(view, options, nodes),
         disk_used=used,
         disk_room=_disk_room(nodes, used, options.placement.close_at_disk_share),
-        memory_room=_memory_room(nodes, sums(home, memory[:, None], len(nodes))[:, 0]),
+        memory_room=_memory_room(
+            nodes, sums(home, memory[:, None], len(nodes))[:, 0], options.balancer.safe_used_tablet_static_ratio
+        ),
     )
 
 
@@ -277,7 +284,7 @@ def _disk_room(nodes: tuple[NodeView, ...], used: Floats, close_at: float) -> Fl
     return room
 
 
-def _memory_room(nodes: tuple[NodeView, ...], used: Floats) -> Floats:
-    budgets = np.array([np.inf if node.memory is None else node.memory for node in nodes])
+def _memory_room(nodes: tuple[NodeView, ...], used: Floats, safe: float) -> Floats:
+    budgets = np.array([np.inf if node.memory is None else node.memory * safe for node in nodes])
     room: Floats = budgets - used
     return room

@@ -1,7 +1,7 @@
-"""Single moves and swaps, each the best there is: the end of a large plan and the whole of a small one.
+"""Single moves, exchanges and chains, each the best there is: the end of a large plan and the whole of a small one.
 
-Every step makes the objective smaller, so nothing can go round in circles; a last sweep that finds nothing ends the
-work, so planning again from the result finds nothing either.
+Every step makes the objective smaller, and none makes the worst node worse, so nothing can go round in circles; a last
+sweep that finds nothing ends the work, so planning again from the result finds nothing either.
 """
 
 from dataclasses import dataclass
@@ -9,17 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from balancer.policies.bundle_view import Floats, Ints
-from balancer.policies.objective import exchange_floor, node_costs
+from balancer.policies.objective import move_overhead, node_costs
+from balancer.policies.placement_exchange import PairSearch, Worth, node_excess, relieves, shrinks
 from balancer.policies.placement_fill import Spread
-from balancer.policies.placement_loads import Bools, LoadState, Problem, tension, underuse
+from balancer.policies.placement_loads import Bools, LoadState, Problem, sums, tension, underuse
 
 _SWEEPS = 200
 _STEPS = 20_000
 _ROWS, _RECEIVERS = 64, 16  # considered for one node's move: tablets, and nodes
-_SWAP_SEARCHES = 1000  # in one plan: a thousand nodes that nothing helps must not take minutes to find that out
 _RELIEF = 0.25  # least part of a node's overload that a move takes away, for the part of the node's bytes it takes
+_REFUSED = 64  # nodes in a row without anything for hungry ones: then the others, which have less, are not asked
+_SHRINK = 0.9  # how tight a target may become where the source is tight, as a part of how tight that was
 _PATIENCE = 4.0  # how much better a resting tablet must be for its node to wait for it
-_SWAP_NODES, _SWAP_ROWS = 8, 48  # considered for a swap: nodes, and tablets of each side
+_SEARCHES, _SEARCHES_PER_NODE = 300, 1  # for pairs, in one plan: its time grows with its size, not with its difficulty
+_FRUITLESS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +42,51 @@ class Able:
 
     movable: Bools
     resting: Bools
+    company: Bools | None = (
+        None  # which may move where another one's move is worth the bytes of both; None: the movable
+    )
+
+
+@dataclass(slots=True)
+class Effort:
+    """How many searches for pairs a plan has left, over all its rounds."""
+
+    searches: int
+
+    @classmethod
+    def of(cls, problem: Problem) -> "Effort":
+        """What a plan of this size may spend."""
+        return cls(_SEARCHES + _SEARCHES_PER_NODE * len(problem.nodes))
 
 
 class Refinement:
-    """One run over a state; `swapped` has the pairs of rows that changed places."""
+    """One run over a state."""
 
-    def __init__(self, problem: Problem, state: LoadState, able: Able, goal: Goal, spread: Spread | None) -> None:
-        self.problem, self.state, self.goal, self.spread = problem, state, goal, spread
-        movable = able.movable
+    def __init__(
+        self, problem: Problem, state: LoadState, able: Able, goal: Goal, *, spread: Spread | None, effort: Effort
+    ) -> None:
+        self.problem, self.state, self.goal, self.spread, self.effort = problem, state, goal, spread, effort
+        self.worth = Worth(goal.stop, goal.hungry, goal.min_gain, _RELIEF, goal.bytes_per_second, goal.horizon)
         self.resting = np.flatnonzero(able.resting)
-        self.swapped: list[tuple[int, int]] = []
         self.steps = 0
-        self.searches = 0
-        self._hungry_at: tuple[int, Bools] = (-1, np.zeros(0, dtype=np.bool_))
+        self._levels_at: tuple[int, Floats, Floats] = (-1, np.zeros(0), np.zeros(0))
+        self.refused = 0  # nodes in a row that had nothing for those that have far too little
         self.patient = False  # whether the node at hand waits for a tablet that rests
-        self.bytes = np.bincount(state.owner, weights=problem.sizes, minlength=len(problem.nodes))
-        rows = np.flatnonzero(movable)
-        self.overhead = float(problem.sizes[rows].mean()) + 1.0 if len(rows) else 1.0
-        by_node = rows[np.argsort(state.owner[rows], kind="stable")]
-        cuts = np.searchsorted(state.owner[by_node], np.arange(1, len(problem.nodes)))
-        self.members: list[Ints] = np.split(by_node, cuts)
+        self.changed = np.zeros(len(problem.nodes), dtype=np.int64)  # N: the step that changed the node last
+        self.fruitless: dict[int, tuple[int, int]] = {}  # by node: when a search last found nothing, and how often
+        self.bytes = sums(state.owner, problem.sizes[:, None], len(problem.nodes))[:, 0]
+        rows = np.flatnonzero(able.movable)
+        self.overhead = move_overhead(problem.sizes[rows])
+        self.members = self._by_node(rows)
+        self.company = self.members if able.company is None else self._by_node(np.flatnonzero(able.company))
+
+    def _by_node(self, rows: Ints) -> list[Ints]:
+        owner = self.state.owner
+        rows = rows[np.argsort(owner[rows], kind="stable")]
+        return np.split(rows, np.searchsorted(owner[rows], np.arange(1, len(self.problem.nodes))))
 
     def run(self) -> int:
-        """Moves and swaps until a whole sweep over the nodes finds nothing; says how many steps it took."""
+        """Steps until a whole sweep over the nodes finds nothing; says how many it took."""
         if not self.problem.dimensions or not self.problem.receiving.any():
             return 0
         for _ in range(_SWEEPS):
@@ -74,29 +99,35 @@ class Refinement:
 
     def _donors(self) -> list[int]:
         """Nodes that may have to give, the tightest first."""
-        tight = tension(self.problem, self.state.held)
+        tight, _ = self._levels()
         floor = 0.0 if self._hungry().any() else self.goal.stop
         order = np.argsort(-tight, kind="stable")
         return [int(node) for node in order if tight[node] > floor and len(self.members[node])]
 
+    def _levels(self) -> tuple[Floats, Floats]:
+        """N: every node's tension and underuse; looked at again after each step only."""
+        if self._levels_at[0] != self.steps:
+            held = self.state.held
+            self._levels_at = (self.steps, tension(self.problem, held), underuse(self.problem, held))
+        return self._levels_at[1:]
+
     def _hungry(self) -> Bools:
-        """Nodes that have far too little; looked at again after each step only."""
-        if self._hungry_at[0] != self.steps:
-            self._hungry_at = (self.steps, underuse(self.problem, self.state.held) > self.goal.hungry)
-        return self._hungry_at[1]
+        """Nodes that have far too little."""
+        return self._levels()[1] > self.goal.hungry
 
     def _relieve(self, node: int) -> None:
         """Takes tablets off one node until it is within the threshold, or nothing more helps."""
         while self.steps < _STEPS:
-            tight = float((self._excess(node) * self.problem.weights).max())
+            tight = float(self._levels()[0][node])
             if tight > self.goal.stop:
-                if not (self._best_move(node, self._receivers(node)) or self._best_swap(node)) or self.patient:
+                if not (self._best_move(node, self._receivers(node)) or self._best_pair(node)) or self.patient:
                     return
             else:
                 # Within its own threshold it gives only to nodes that have far too little, one tablet per sweep.
                 hungry = self._hungry()
-                if tight > 0 and hungry.any():
-                    self._best_move(node, self._receivers(node, hungry))
+                if tight > 0 and hungry.any() and self.refused < _REFUSED:
+                    fed = self._best_move(node, self._receivers(node, hungry))
+                    self.refused = 0 if fed else self.refused + 1
                 return
 
     def _receivers(self, node: int, among: Bools | None = None) -> Ints:
@@ -104,8 +135,8 @@ class Refinement:
         allowed = self.problem.receiving.copy() if among is None else among & self.problem.receiving
         allowed[node] = False
         nodes = np.flatnonzero(allowed)
-        mean = -underuse(self.problem, self.state.held)[nodes]
-        score = np.maximum(tension(self.problem, self.state.held)[nodes], mean)
+        tight, under = self._levels()
+        score = np.maximum(tight[nodes], -under[nodes])
         return nodes[np.argsort(score, kind="stable")][:_RECEIVERS]
 
     def _best_move(self, source: int, receivers: Ints) -> bool:
@@ -118,8 +149,10 @@ class Refinement:
         loads = problem.loads[rows]
         gain = relief[:, None] + self._cost_of(receivers) - self._costs(receivers, loads[:, None, :])
         worth = self.goal.min_gain * 2.0 * (loads * problem.weights**2).sum(axis=1)
-        fits = (gain > np.maximum(worth, 1e-12)[:, None]) & self._fits(rows, receivers)
-        fits &= self._relieves(source, receivers, loads[:, None, :], problem.sizes[rows][:, None])
+        fits = (gain > np.maximum(worth, 1e-12)[:, None]) & self._fits(source, rows, receivers)
+        share = _RELIEF * problem.sizes[rows][:, None] / max(float(self.bytes[source]), 1.0)
+        added = loads[:, None, :]
+        fits &= relieves(problem, self.state, source, receivers, (added, added), stop=self.goal.stop) >= share
         if not fits.any():
             return False
         score = np.where(fits, gain / (problem.costs[rows] + self.overhead)[:, None], -np.inf)
@@ -129,26 +162,6 @@ class Refinement:
             return True
         self._move(int(rows[at]), int(receivers[to]))
         return True
-
-    def _relieves(self, source: int, targets: Ints | int, loads: Floats, sizes: Floats) -> Bools:
-        """…×targets: which losses are worth their bytes to an overfull node.
-
-        The part of the overload that goes away, in some dimension, must not be far below the part of the node's bytes
-        that goes: else a node with one tablet too hot for any node would give all its cold ones away, for next to
-        nothing. Overload that only turns up at the target has not gone away: such a tablet would be carried around.
-        """
-        problem = self.problem
-        over = self._excess(source)
-        tight = over * problem.weights > self.goal.stop
-        if not tight.any():
-            return np.ones(np.broadcast_shapes(sizes.shape, np.shape(targets)), dtype=np.bool_)
-        over, loads = over[tight], loads[..., tight]
-        kept = np.abs(over - loads / problem.due[source, tight])
-        due = np.maximum(problem.due[targets][..., tight], 1e-300)
-        there = (self.state.held[targets][..., tight] + loads) / due - 1.0
-        relief = 1.0 - np.maximum(kept, there) / over
-        worthy: Bools = relief.max(axis=-1) >= _RELIEF * sizes / max(float(self.bytes[source]), 1.0)
-        return worthy
 
     def _better_rests(self, source: int, score: float) -> bool:
         """Whether the node has a tablet that would help far more but rests: then it is worth the wait."""
@@ -168,103 +181,65 @@ class Refinement:
             rows, relief = rows[best], relief[best]
         return rows, relief
 
-    def _best_swap(self, source: int) -> bool:
-        """Exchanges a heavy tablet for a lighter one where no single move helps."""
-        problem = self.problem
-        self.searches += 1
-        if self.searches > _SWAP_SEARCHES:
+    def _best_pair(self, source: int) -> bool:
+        """Makes the best exchange or chain where no single move helps."""
+        receivers = self._receivers(source)
+        # A search among others may find what the last one did not; after a few the node is given up until it changes.
+        since, times = self.fruitless.get(source, (-1, 0))
+        times = times if since >= self.changed[source] else 0
+        if (
+            times >= _FRUITLESS
+            or (times and since >= self.changed[receivers].max(initial=0))
+            or not self.effort.searches
+        ):
             return False
-        tightest = int((self._excess(source) * problem.weights).argmax())
-        mine = self._heaviest(self.members[source], tightest)
-        best: tuple[float, int, int, int] | None = None
-        for target in self._receivers(source)[:_SWAP_NODES]:
-            theirs = self._lightest(self.members[target], tightest)
-            found = self._swap_with(source, int(target), mine, theirs)
-            if found is not None and (best is None or found[0] > best[0]):
-                best = (*found, int(target))
-        if best is None:
+        self.effort.searches -= 1
+        search = PairSearch(
+            self.problem, self.state, self.spread, self.worth, self.bytes, ceiling=self._ceiling(source)
+        )
+        pair = search.best(source, receivers, self.members[source], self.company, self.overhead)
+        if pair is None:
+            self.fruitless[source] = self.steps, times + 1
             return False
-        _, give, take, target = best
-        self._move(give, target)
-        self._move(take, source)
-        self.swapped.append((give, take))
+        self._move(pair.give, pair.target)
+        self._move(pair.take, pair.onward)
         return True
 
-    def _swap_with(self, source: int, target: int, mine: Ints, theirs: Ints) -> tuple[float, int, int] | None:
-        problem, state = self.problem, self.state
-        # A source that is closed, or that the other's table may not use, can give but not take.
-        if not problem.receiving[source] or not len(mine) or not len(theirs):
-            return None
-        change = problem.loads[mine][:, None, :] - problem.loads[theirs][None, :, :]
-        gain = self._cost_of(np.array([source, target])).sum()
-        gain = gain - self._costs_at(source, -change) - self._costs_at(target, change)
-        worth = exchange_floor(problem, mine[:, None], theirs[None, :], self.goal.min_gain)
-        size = problem.sizes[mine][:, None] - problem.sizes[theirs][None, :]
-        fits = (
-            (gain > np.maximum(worth, 1e-12)) & (size <= state.disk_room[target]) & (-size <= state.disk_room[source])
-        )
-        both = problem.sizes[mine][:, None] + problem.sizes[theirs][None, :]
-        fits &= self._relieves(source, target, change, both) & self._pays_back(source, change, both)
-        fits &= self._fits(mine, np.array([target]), disk=False) & self._fits(theirs, np.array([source]), disk=False).T
-        if not fits.any():
-            return None
-        score = np.where(fits, gain / (both + 2 * self.overhead), -np.inf)
-        i, j = np.unravel_index(int(score.argmax()), score.shape)
-        return float(score[i, j]), int(mine[i]), int(theirs[j])
-
-    def _pays_back(self, source: int, change: Floats, sizes: Floats) -> Bools:
-        """Which exchanges are worth their bytes, by the rule for moves: bytes of both, load of the difference."""
-        problem = self.problem
-        kept = problem.rates()
-        if (self._excess(source)[~kept] > 0).any():
-            return np.ones(sizes.shape, dtype=np.bool_)
-        nodes = max(int((problem.due > 0).any(axis=1).sum()), 1)
-        carried = (np.abs(change[..., kept]) * problem.weights[kept]).max(axis=-1, initial=0.0) * nodes
-        pays: Bools = sizes <= self.goal.bytes_per_second * self.goal.horizon * carried
-        return pays
-
-    def _heaviest(self, rows: Ints, dimension: int) -> Ints:
-        return rows[np.argsort(-self.problem.loads[rows, dimension], kind="stable")][:_SWAP_ROWS]
-
-    def _lightest(self, rows: Ints, dimension: int) -> Ints:
-        return rows[np.argsort(self.problem.loads[rows, dimension], kind="stable")][:_SWAP_ROWS]
-
-    def _fits(self, rows: Ints, nodes: Ints, disk: bool = True) -> Bools:
-        """rows×nodes: what the hard limits allow."""
+    def _fits(self, source: int, rows: Ints, nodes: Ints) -> Bools:
+        """rows×nodes: what the hard limits allow, and what makes no node nearly as tight as the source is now."""
         problem, state = self.problem, self.state
         fits: Bools = problem.allowed[problem.tables[rows][:, None], nodes[None, :]]
-        if disk:
-            fits = fits & (problem.sizes[rows][:, None] <= state.disk_room[nodes])
+        fits = fits & (problem.sizes[rows][:, None] <= state.disk_room[nodes])
         memory = problem.memory[rows][:, None]
         fits = fits & ((memory == 0) | (memory <= state.memory_room[nodes]))
         if self.spread is not None:
             fits = fits & ~self.spread.full(problem.tables[rows][:, None], nodes[None, :])
-        return fits
+        added = problem.loads[rows][:, None, :]
+        return fits & shrinks(problem, state, nodes, added, self._ceiling(source))
+
+    def _ceiling(self, source: int) -> Floats:
+        """D: how tight others may become for a node's sake: its overload must shrink, the worst not become worse."""
+        over = node_excess(self.problem, self.state, source) * self.problem.weights
+        worst = max(float(self._levels()[0].max()), self.goal.stop)
+        return np.where(over > self.goal.stop, np.maximum(_SHRINK * over, self.goal.stop), worst)
 
     def _move(self, row: int, target: int) -> None:
         source = int(self.state.owner[row])
         self.state.move(self.problem, row, target)
         if self.spread is not None:
             self.spread.move(int(self.problem.tables[row]), source, target)
-        self.members[source] = self.members[source][self.members[source] != row]
-        self.members[target] = np.sort(np.append(self.members[target], row))
+        for members in {id(lists): lists for lists in (self.members, self.company)}.values():
+            if row in members[source]:
+                members[source] = members[source][members[source] != row]
+                members[target] = np.sort(np.append(members[target], row))
         self.bytes[source] -= self.problem.sizes[row]
         self.bytes[target] += self.problem.sizes[row]
         self.steps += 1
-
-    def _excess(self, node: int) -> Floats:
-        due = self.problem.due[node]
-        over: Floats = np.divide(self.state.held[node] - due, due, out=np.zeros_like(due), where=due > 0)
-        return over
+        self.changed[[source, target]] = self.steps
 
     def _cost_of(self, nodes: Ints) -> Floats:
         """The part of the objective that each of these nodes makes up."""
         costs: Floats = self._costs(nodes, np.zeros((1, 1, len(self.problem.dimensions))))[0]
-        return costs
-
-    def _costs_at(self, node: int, change: Floats) -> Floats:
-        """What one node's part would be after each of these changes of load."""
-        costs: Floats = self._costs(np.array([node]), change[:, :, None, :])[:, :, 0]
         return costs
 
     def _costs(self, nodes: Ints, change: Floats) -> Floats:

@@ -9,14 +9,15 @@ import numpy as np
 from balancer.policies.bundle_view import Ints, NodeCondition
 from balancer.policies.options import BundleOptions
 from balancer.policies.placement import ceilings
-from balancer.policies.placement_candidates import LAST_HARD, Standings
+from balancer.policies.placement_candidates import LAST_HARD, Standings, is_cooling
 from balancer.policies.placement_fill import Spread, fill
 from balancer.policies.placement_loads import Bools, LoadState, Problem
 
 
 def movable_in_need(standing: Standings) -> Bools:
-    """T: what may move when its node is drained or full: switches and rests do not count then."""
-    able: Bools = (standing == 0) | (standing > LAST_HARD)
+    """T: what may move when its node is drained or full: switches do not count then. Rests do: who has just been moved
+    is not carried on at once, from a node that fills up to the next one that does."""
+    able: Bools = ((standing == 0) | (standing > LAST_HARD)) & ~is_cooling(standing)
     return able
 
 

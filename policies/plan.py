@@ -6,23 +6,34 @@ one action at most, and nothing is admitted beyond a budget.
 """
 
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
 from balancer.policies.budgets import Admission
-from balancer.policies.bundle_view import Action, ActionKind, BundleView, Floats, PlanResult, Rejection, TabletHistory
+from balancer.policies.bundle_view import (
+    Action,
+    ActionKind,
+    BundleView,
+    Floats,
+    Ints,
+    PlanResult,
+    Rejection,
+    TabletHistory,
+)
 from balancer.policies.closing import node_changes
 from balancer.policies.heat import plan_heat
-from balancer.policies.metric import parse_metric
-from balancer.policies.move_reasons import reason_for
+from balancer.policies.metric import MetricError, parse_metric
+from balancer.policies.move_reasons import joint_code, joint_text, reason_for
 from balancer.policies.options import BundleOptions, GroupOptions
-from balancer.policies.order import Picker
-from balancer.policies.placement_candidates import LAST_HARD, group_of, history_standing
-from balancer.policies.placement_loads import Bools, Problem, build_problem
+from balancer.policies.order import MoveStep, Picker
+from balancer.policies.placement_candidates import LAST_HARD, history_standing
+from balancer.policies.placement_loads import Bools, Problem, build_problem, tension
 from balancer.policies.plan_record import Record
 from balancer.policies.reasons import MEANINGS, Left
-from balancer.policies.score import bound, score
+from balancer.policies.score import bound, limit, score
 from balancer.policies.sizes import plan_sizes
+from balancer.policies.turns import Shares, by_need, first_nodes
 from balancer.policies.wanted_moves import Moves, plan_moves
 
 HEAT = "heat-"  # how the codes of actions for heat begin
@@ -31,10 +42,11 @@ GATHERING = "gathering"  # the code with which `sizes` says that tablets are bro
 
 def make_plan(view: BundleView, options: BundleOptions) -> PlanResult:
     """What should be done now, what has to wait, and why."""
+    options, broken = without_broken_metrics(view, options)
     problem = build_problem(view, options)
     reshaping, weighed = reshape(view, options)
     record = Record(problem, options)
-    record.add_rejections(weighed)
+    record.add_rejections((*weighed, *broken))
     kept = {tablet for action in reshaping for tablet in action.tablets}
     kept |= {tablet for rejection in weighed if rejection.code == GATHERING for tablet in rejection.tablets}
     moves = plan_moves(problem, options, reserved=_rows(problem, kept))
@@ -53,8 +65,19 @@ def make_plan(view: BundleView, options: BundleOptions) -> PlanResult:
         score_before=score(problem, moves.before),
         score_after=score(problem, picker.state),
         bound=max(best, score(problem, picker.state)),
+        limit=limit(problem),
         notes=record.notes(moves, picker),
+        unfinished=bool(len(moves.for_balance())) or bool(view.in_flight),
+        overloaded=relieved_nodes(moves, options.placement.start_threshold),
     )
+
+
+def relieved_nodes(moves: Moves, threshold: float) -> frozenset[str]:
+    """Nodes this far above their due share that the plan takes something off."""
+    problem = moves.problem
+    over = tension(problem, moves.before.held) > threshold
+    sources = np.unique(moves.before.owner[moves.for_balance()])
+    return frozenset(problem.nodes[int(node)].id for node in sources if over[node])
 
 
 def reshape(view: BundleView, options: BundleOptions) -> tuple[list[Action], list[Rejection]]:
@@ -75,52 +98,151 @@ def reshape(view: BundleView, options: BundleOptions) -> tuple[list[Action], lis
 
 
 def table_metrics(view: BundleView, options: BundleOptions) -> dict[str, Floats]:
-    """By table name: the group's metric of each tablet, for tables that are split by a desired metric."""
+    """By table name: the group's metric of each tablet, for tables that are split and merged by it."""
     found = {}
     for table in view.tables:
-        metric = group_of(options, table.name)[1].metric
-        if metric and options.table(table.name).desired_tablet_metric is not None:
-            found[table.name] = parse_metric(metric).evaluate(view.tablets)[table.first : table.last]
+        wished, metric = options.table(table.name), options.metric(table.name)
+        by_count = wished.desired_tablet_count is not None
+        wanted = options.group(table.name).reshard_by_metric if by_count else wished.desired_tablet_metric is not None
+        if metric and wanted:
+            rows = np.arange(table.first, table.last)
+            found[table.name] = parse_metric(metric).evaluate(view.tablets, rows)[rows]
     return found
+
+
+def without_broken_metrics(view: BundleView, options: BundleOptions) -> tuple[BundleOptions, list[Rejection]]:
+    """The options in which groups rest whose metric has no meaning for some tablet, and what is wrong with them.
+
+    A negative load, or none at all, would send tablets anywhere; the other groups and heat do not wait for it.
+    """
+    groups, found = dict(options.balancer.groups), []
+    measured: dict[str, list[Ints]] = {}
+    for table in view.tables:
+        if options.metric(table.name):
+            measured.setdefault(options.group_name(table.name), []).append(np.arange(table.first, table.last))
+    for name in sorted(measured):
+        try:
+            parse_metric(groups[name].metric).evaluate(view.tablets, np.concatenate(measured[name]))
+        except MetricError as error:
+            groups[name] = replace(groups[name], metric="", enable_move=False, enable_reshard=False)
+            text = f"group {name} is neither moved nor split: {error}"
+            found.append(Rejection(ActionKind.MOVE, (), str(Left.BROKEN_METRIC), text))
+    if not found:
+        return options, found
+    return replace(options, balancer=replace(options.balancer, groups=groups)), found
 
 
 def _admit(
     moves: Moves, reshaping: list[Action], admission: Admission, options: BundleOptions, record: Record
 ) -> tuple[list[Action], Picker]:
-    problem, picker = moves.problem, Picker(moves, admission)
-    actions: list[Action] = []
-    spoken: set[int] = set()
+    """What is urgent, then splits and merges and moves in turn, within their shares; then what there is room for."""
+    picker = Picker(moves, admission)
+    turns = _Turns(moves, picker, options, record)
+    turns.urgent()
+    reshaping = turns.startable(by_need(reshaping))
+    hot = [action for action in reshaping if action.code.startswith(HEAT)]
+    turns.reshape(hot, None)
+    reshaping = [action for action in reshaping if not action.code.startswith(HEAT)]
+    shares = Shares.of(moves.problem.view, options)
+    if moves.problem.view.reshaped_last and reshaping:
+        turns.move(shares.moves)
+    if len(picker.left):
+        turns.reshape(reshaping, shares.reshapes)
+    if reshaping:
+        turns.move(shares.moves - turns.moved)
+    turns.reshape(reshaping, None)
+    turns.move(None)
+    turns.reject_waiting([*hot, *reshaping])
+    if not turns.actions and not moves.problem.view.in_flight:
+        picker.drop_useless()
+    return turns.actions, picker
 
-    def take(action: Action) -> None:
-        admission.admit(action)
-        actions.append(action)
-        spoken.update(action.tablets)
 
-    for row, gain in picker.urgent():
-        take(move_action(moves, row, gain, options))
-    urgent = {int(tablet) for tablet in problem.ids[moves.urgent_rows()]}
-    for action in reshaping:
-        if urgent.intersection(action.tablets):
-            record.reject(action, Left.TAKEN, "its node is being emptied, and that comes first")
-            continue
-        resting = _resting(action, problem.view, options)
-        if resting is not None:
-            record.reject(action, resting, MEANINGS[resting])
-            continue
-        code = admission.obstacle(action)
-        if code is None:
-            take(action)
-        else:
-            record.reject(action, code, admission.explain(action, code))
-    for row, gain in picker.others(_rows(problem, spoken)):
-        take(move_action(moves, row, gain, options))
-    return actions, picker
+class _Turns:
+    """Admits actions of one plan, in turns."""
+
+    def __init__(self, moves: Moves, picker: Picker, options: BundleOptions, record: Record) -> None:
+        self.moves, self.picker, self.options, self.record = moves, picker, options, record
+        self.admission = picker.admission
+        self.actions: list[Action] = []
+        self.moved = 0  # steps for balance that were started
+        self.taken: set[int] = set()  # actions that reshape, by their place in memory
+        self.spoken: set[int] = set()
+        # Nodes that the first of a kind waits for while its kind has less than its share.
+        self.kept_for_moves: frozenset[str] = frozenset()
+        self.kept_for_reshapes: frozenset[str] = frozenset()
+
+    def urgent(self) -> None:
+        """Draining nodes and full disks."""
+        for step in self.picker.urgent():
+            self._take_step(step)
+
+    def startable(self, reshaping: list[Action]) -> list[Action]:
+        """Those that nothing but a budget keeps back."""
+        urgent = {int(tablet) for tablet in self.moves.problem.ids[self.moves.urgent_rows()]}
+        found = []
+        for action in reshaping:
+            resting = _resting(action, self.moves.problem.view, self.options)
+            if urgent.intersection(action.tablets):
+                self.record.reject(action, Left.TAKEN, "its node is being emptied, and that comes first")
+            elif resting is not None:
+                self.record.reject(action, resting, MEANINGS[resting])
+            else:
+                found.append(action)
+        return found
+
+    def reshape(self, reshaping: list[Action], share: int | None) -> None:
+        """Starts splits and merges, up to their share; then the node that the next one waits for is kept free."""
+        left = len(reshaping) if share is None else share
+        self.admission.reserved = self.kept_for_moves
+        for action in reshaping:
+            if left <= 0 or self.admission.exhausted:
+                break
+            if id(action) not in self.taken and self.admission.obstacle(action) is None:
+                self._take(action)
+                self.taken.add(id(action))
+                left -= 1
+        if share is not None and left > 0:
+            waiting = [action for action in reshaping if id(action) not in self.taken]
+            self.kept_for_reshapes = first_nodes(waiting, self.admission.busy)
+
+    def move(self, share: int | None) -> None:
+        """Starts steps for balance, up to their share; then the nodes that the next one waits for are kept free."""
+        self.admission.reserved = self.kept_for_reshapes
+        before = self.moved
+        for step in islice(self.picker.others(_rows(self.moves.problem, self.spoken)), share and max(share, 0)):
+            self._take_step(step)
+            self.moved += 1
+        if share is not None and self.moved - before < share:
+            self.kept_for_moves = self.picker.wanted_nodes()
+
+    def reject_waiting(self, reshaping: list[Action]) -> None:
+        """Says what keeps the splits and merges back that were not started."""
+        self.admission.reserved = self.kept_for_moves
+        for action in reshaping:
+            if id(action) not in self.taken:
+                code = self.admission.obstacle(action) or Left.MOVES_TOTAL
+                self.record.reject(action, code, self.admission.explain(action, code))
+        self.admission.reserved = self.kept_for_reshapes
+
+    def _take(self, action: Action) -> None:
+        self.admission.admit(action)
+        self.actions.append(action)
+        self.spoken.update(action.tablets)
+
+    def _take_step(self, step: MoveStep) -> None:
+        for action in step_actions(self.moves, step, self.options):
+            self._take(action)
+        self.admission.promise(float(self.moves.problem.sizes[list(step.then)].sum()))
 
 
 def _resting(action: Action, view: BundleView, options: BundleOptions) -> Left | None:
-    """What the last migrations of its tablets forbid. Sizes do not wait for a rest after a success, but heat does:
-    right after a migration the rates and samples still tell of the tablet as it was."""
-    forbidden = {Left.QUARANTINED, Left.BACKING_OFF} | ({Left.COOLING_DOWN} if action.code.startswith(HEAT) else set())
+    """What the last migrations of its tablets forbid. Splits do not wait for a rest after a success: those for heat are
+    judged by samples that are newer than it. What joins tablets that heat has split does, and so does a move that
+    brings tablets together: nothing is carried twice within minutes."""
+    joins = action.code.startswith(HEAT) and action.kind is not ActionKind.SPLIT
+    rests = joins or action.kind is ActionKind.MOVE
+    forbidden = {Left.QUARANTINED, Left.BACKING_OFF} | ({Left.COOLING_DOWN} if rests else set())
     for tablet in action.tablets:
         standing = history_standing(view, options, view.history.get(tablet, TabletHistory()))
         if standing in forbidden:
@@ -128,20 +250,29 @@ def _resting(action: Action, view: BundleView, options: BundleOptions) -> Left |
     return None
 
 
-def move_action(moves: Moves, row: int, gain: float, options: BundleOptions) -> Action:
-    """A move, with its reason."""
+def step_actions(moves: Moves, step: MoveStep, options: BundleOptions) -> list[Action]:
+    """The moves that are started now, with their reasons; the first brings the rest with it."""
+    problem = moves.problem
+    follow = tuple((int(problem.ids[row]), problem.nodes[int(moves.after.owner[row])].id) for row in step.then)
+    actions = [_move_action(moves, row, step, options) for row in step.now]
+    return [replace(actions[0], then=follow), *actions[1:]] if follow else actions
+
+
+def _move_action(moves: Moves, row: int, step: MoveStep, options: BundleOptions) -> Action:
     problem = moves.problem
     source, target = int(moves.before.owner[row]), int(moves.after.owner[row])
+    code = joint_code(moves, step.rows) if len(step.rows) > 1 else moves.code(row)
+    beside = joint_text(moves, row, step.now, step.then) if len(step.rows) > 1 else ""
     return Action(
         kind=ActionKind.MOVE,
         table=problem.view.tables[int(problem.tables[row])].name,
         tablets=(int(problem.ids[row]),),
-        reason=reason_for(moves, row, options),
-        code=str(moves.code(row)),
+        reason=reason_for(moves, row, options) + beside,
+        code=str(code),
         source=problem.nodes[source].id,
         target=problem.nodes[target].id,
         size=float(problem.sizes[row]),
-        gain=gain,
+        gain=step.gain,
     )
 
 
@@ -151,7 +282,7 @@ def restricted(options: BundleOptions, *, balance: bool, heat: bool, closed_grou
     `balance` is the bundle's own schedule, `heat` that of `[heat]`, `closed_groups` are groups whose schedule is shut.
     """
     balancer = options.balancer
-    known = set(balancer.groups) | {options.table(name).group for name in options.tables} | {"default"}
+    known = set(balancer.groups) | {options.group_name(name) for name in options.tables} | {"default"}
     shut = closed_groups if balance else frozenset(known)
     groups = {name: balancer.groups.get(name) or GroupOptions() for name in sorted(known)}
     off = {name: replace(group, enable_move=False, enable_reshard=False) for name, group in groups.items()}

@@ -7,14 +7,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from balancer.policies.bundle_view import Action, ActionKind, Ints, NodeCondition, Rejection
+from balancer.policies.bundle_view import Action, ActionKind, NodeCondition, Rejection
 from balancer.policies.figures import bytes_text, share_text
 from balancer.policies.move_reasons import NAMES, level_text, tightest
 from balancer.policies.options import BundleOptions
 from balancer.policies.order import Picker
-from balancer.policies.placement_candidates import STANDINGS
+from balancer.policies.placement_candidates import STANDINGS, switches
 from balancer.policies.placement_loads import Bools, Problem, tension, underuse
-from balancer.policies.reasons import MEANINGS, Left
+from balancer.policies.reasons import BUDGETS, MEANINGS, Left
+from balancer.policies.rest import stuck_text
 from balancer.policies.wanted_moves import Moves
 
 EXAMPLES = 5
@@ -46,7 +47,7 @@ class Record:
             reason = f"{self._home(row)} must give it away, but no node may take its {self._size(row)}"
             self._move_rejection(row, Left.NO_ROOM, reason, 0)
         self._add_count(Left.NO_ROOM, len(moves.stranded))
-        self._add_stuck(moves)
+        self._add_stuck(moves, picker)
 
     def counts(self) -> dict[str, int]:
         """How many candidates each code has kept back."""
@@ -73,62 +74,61 @@ class Record:
         dimension, over = tightest(self._problem, moves.before, node)
         place = f"the tightest node is {self._problem.nodes[node].id}, {level_text(over)} of {NAMES[dimension]}"
         start = share_text(self._options.placement.start_threshold)
+        if moves.started and self._problem.view.balancing > 0:
+            return f"{place}; moves have begun, and end at {share_text(self._options.placement.stop_threshold)}"
         if moves.started:
             return f"{place}; moves start at {start}"
         low = float(underuse(self._problem, moves.before.held).max(initial=0.0))
         return f"balanced: {place}, none is {start} above, and the emptiest is {share_text(max(low, 0.0))} below"
 
     def _add_waiting(self, moves: Moves, picker: Picker) -> None:
-        if picker.admission.exhausted:
-            self._add_count(Left.MOVES_TOTAL, len(picker.left))
-            self._waiting_examples(moves, picker, picker.left[:EXAMPLES])
-            return
-        for row in picker.left.tolist():
-            code = picker.obstacle(row)
-            self._add_count(code, 1)
-            if len(self._examples.get(code, ())) < EXAMPLES:
-                self._waiting_examples(moves, picker, np.array([row]))
+        codes = picker.obstacles()
+        for code in sorted(set(codes.tolist())):
+            rows = picker.left[codes == code]
+            self._add_count(code, len(rows))
+            for row in rows[:EXAMPLES].tolist():
+                self._waiting_example(moves, picker, row, code)
 
-    def _waiting_examples(self, moves: Moves, picker: Picker, rows: Ints) -> None:
-        for row in rows.tolist():
-            code = picker.obstacle(row)
-            target = self._problem.nodes[int(moves.after.owner[row])].id
-            action = Action(
-                ActionKind.MOVE, "", (), "", "", self._home(row), target, size=float(self._problem.sizes[row])
-            )
-            why = (
-                MEANINGS[code] if code in (Left.WAITS, Left.SWAP_NEEDS_TWO) else picker.admission.explain(action, code)
-            )
-            self._move_rejection(row, code, f"it should move from {self._home(row)} to {target}, but {why}", 0, target)
+    def _waiting_example(self, moves: Moves, picker: Picker, row: int, code: Left) -> None:
+        target = self._problem.nodes[int(moves.after.owner[row])].id
+        action = Action(ActionKind.MOVE, "", (), "", "", self._home(row), target, size=float(self._problem.sizes[row]))
+        why = picker.admission.explain(action, code) if code in BUDGETS else MEANINGS[code]
+        self._move_rejection(row, code, f"it should move from {self._home(row)} to {target}, but {why}", 0, target)
 
     def _add_standing(self, moves: Moves) -> None:
-        """Tablets that may not move, on nodes that should lose something."""
-        wanted = self._donors(moves)[self._problem.home] & (moves.standing > 0)
-        numbers = np.bincount(moves.standing[wanted], minlength=len(STANDINGS))
+        """Tablets that may not move, on nodes that should lose something.
+
+        Where moves are switched off, that is the reason, whatever else there is: nothing else would free the tablet.
+        But a node that must be emptied does not ask the switches.
+        """
+        emptied = self._problem.conditions(NodeCondition.DRAINING, NodeCondition.DOWN)[self._problem.home]
+        off = switches(self._problem, self._options)
+        standing = np.where((off > 0) & ~emptied, off, moves.standing)
+        wanted = self._donors(moves)[self._problem.home] & (standing > 0)
+        numbers = np.bincount(standing[wanted], minlength=len(STANDINGS))
         for number, code in enumerate(STANDINGS):
             if code is not None and numbers[number]:
                 self._add_count(code, int(numbers[number]))
-                for row in np.flatnonzero(wanted & (moves.standing == number))[:EXAMPLES].tolist():
+                for row in np.flatnonzero(wanted & (standing == number))[:EXAMPLES].tolist():
                     self._move_rejection(row, code, f"it is on {self._home(row)}, but {MEANINGS[code]}", 0)
 
     def _donors(self, moves: Moves) -> Bools:
         over = tension(self._problem, moves.before.held) > self._options.placement.start_threshold
         return over | self._problem.conditions(NodeCondition.DRAINING, NodeCondition.DOWN)
 
-    def _add_stuck(self, moves: Moves) -> None:
+    def _add_stuck(self, moves: Moves, picker: Picker) -> None:
         """Nodes that stay above the threshold although the objective did all it could."""
         if not moves.started:
             return
-        tight = tension(self._problem, moves.after.held)
-        for node in np.flatnonzero(tight > self._options.placement.start_threshold).tolist():
-            dimension, over = tightest(self._problem, moves.after, node)
-            free = int(((moves.after.owner == node) & (moves.standing == 0)).sum())
-            name = self._problem.nodes[node].id
-            reason = (
-                f"{name} stays {level_text(over)} of {NAMES[dimension]}: "
-                f"no move and no exchange of its {free} free tablets makes it better"
-            )
-            self._note(Rejection(ActionKind.MOVE, (), str(Left.NO_GAIN), reason), 1)
+        # Where nothing more will happen, things stay as they are, whatever would be better.
+        end = moves.after if picker.busy else moves.before
+        tight = tension(self._problem, end.held)
+        order = np.argsort(-tight, kind="stable")
+        full = order[tight[order] > self._options.placement.start_threshold]
+        for node in full[:EXAMPLES].tolist():
+            reason = stuck_text(moves, end, node, self._options)
+            self._note(Rejection(ActionKind.MOVE, (), str(Left.NO_GAIN), reason), 0)
+        self._add_count(Left.NO_GAIN, len(full))
 
     def _move_rejection(self, row: int, code: Left, reason: str, count: int, target: str = "") -> None:
         tablet = int(self._problem.ids[row])

@@ -18,6 +18,7 @@ class Taken(StrEnum):
     METRIC = "metric"
     LOAD = "load"
     SWAP = "swap"
+    CHAIN = "chain"
 
 
 class Left(StrEnum):
@@ -35,6 +36,7 @@ class Left(StrEnum):
     TABLE_OFF = "table-off"
     MOVER_OFF = "mover-off"
     GROUP_OFF = "group-off"
+    BROKEN_METRIC = "broken-metric"
     FUNCTION_PLACED = "function-placed"
     OTHER_MOVER = "other-mover"
     NO_PAYBACK = "no-payback"
@@ -57,10 +59,12 @@ class Left(StrEnum):
     MOVES_PER_NODE = "moves-per-node"
     BYTES_PER_WINDOW = "bytes-per-window"
     WINDOW_TOO_SHORT = "window-too-short"
-    SWAP_NEEDS_TWO = "swap-needs-two"
+    UNSETTLED = "unsettled"
     WAITS = "waits"
     TAKEN = "taken"
 
+
+BUDGETS = (Left.MOVES_TOTAL, Left.MOVES_PER_NODE, Left.BYTES_PER_WINDOW, Left.WINDOW_TOO_SHORT)
 
 MEANINGS: dict[str, str] = {
     Taken.DRAIN: "the node is draining and must be emptied",
@@ -72,6 +76,7 @@ MEANINGS: dict[str, str] = {
     Taken.METRIC: "the group's metric is spread evenly over the nodes",
     Taken.LOAD: "the node carries more than its share and the target less",
     Taken.SWAP: "no single move helps the node, an exchange of two tablets does",
+    Taken.CHAIN: "no single move helps the node, several one after the other do",
     Left.PINNED: "an operator pinned the tablet where it is",
     Left.QUARANTINED: "the tablet failed too often and waits for an operator",
     Left.IN_FLIGHT: "a migration of the tablet is running",
@@ -82,6 +87,7 @@ MEANINGS: dict[str, str] = {
     Left.TABLE_OFF: "the table has enable_auto_tablet_move = false",
     Left.MOVER_OFF: "the mover of the tablet's kind is switched off in tablet_balancer_config",
     Left.GROUP_OFF: "the table's group has enable_move = false",
+    Left.BROKEN_METRIC: "the metric of its group has no meaning for some tablet",
     Left.FUNCTION_PLACED: "the table's placement is a sharding function, which alone decides",
     Left.OTHER_MOVER: "another mover decides about the table",
     Left.NO_PAYBACK: "copying the tablet costs more than it carries off within payback_horizon",
@@ -101,7 +107,7 @@ MEANINGS: dict[str, str] = {
     Left.MOVES_PER_NODE: "moves_per_node migrations run on one of the two nodes already",
     Left.BYTES_PER_WINDOW: "bytes_per_window would be exceeded",
     Left.WINDOW_TOO_SHORT: "the move would not finish before the window closes",
-    Left.SWAP_NEEDS_TWO: "it is half of an exchange, which needs moves_per_node of at least 2",
+    Left.UNSETTLED: "it helps only with others, and too little: it waits for six cool_downs without migrations",
     Left.WAITS: "it helps only once other moves of the plan are done",
     Left.TAKEN: "an earlier action of this plan changes the tablet",
 }

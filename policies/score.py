@@ -8,7 +8,9 @@ import numpy as np
 
 from balancer.policies.budgets import Admission
 from balancer.policies.bundle_view import Floats, NodeCondition
-from balancer.policies.placement_loads import Bools, LoadState, Problem, tension
+from balancer.policies.placement_loads import Bools, LoadState, Problem, sums, tension
+
+_CROWDED = 100  # tablets per node from which on one more or less makes no difference to speak of
 
 
 def score(problem: Problem, state: LoadState) -> float:
@@ -34,6 +36,43 @@ def bound(problem: Problem, state: LoadState, movable: Bools, admission: Admissi
         able = min(slots, admission.free_slots(problem.nodes[node].id))
         floor = max(floor, _lightest(problem, state, node, movable, able))
     return _score(floor, _left_draining(problem, state, movable, admission, slots))
+
+
+def limit(problem: Problem) -> float:
+    """No placement that leaves pinned tablets where they are has a better score, whatever else is moved.
+
+    A node keeps its pinned tablets; some node must hold the mean, some node the heaviest tablet; and with N nodes of
+    one size, of any k·N + 1 tablets some node holds at least k + 1: no fewer than the k + 1 lightest of the k·N + 1
+    heaviest.
+    """
+    if not problem.dimensions:
+        return 100.0
+    return _score(max(0.0, _heaviest_tablet(problem), _crowding(problem), _pinned(problem)), 0.0)
+
+
+def _pinned(problem: Problem) -> float:
+    """The tension of the node with the heaviest pinned tablets, were it to hold nothing else."""
+    if not problem.view.pinned:
+        return -1.0
+    rows = np.flatnonzero(np.isin(problem.ids, np.array(sorted(problem.view.pinned), dtype=np.int64)))
+    return float(tension(problem, sums(problem.home[rows], problem.loads[rows], len(problem.nodes))).max(initial=-1.0))
+
+
+def _crowding(problem: Problem) -> float:
+    """The least tension that the number of tablets forces upon some node, by the rule of pigeons and holes."""
+    due = problem.due[problem.receiving]
+    if not len(due) or not np.allclose(due, due[0], rtol=1e-9) or not problem.receiving.all():
+        return -1.0
+    nodes, tablets = len(due), len(problem.ids)
+    if tablets > _CROWDED * nodes:
+        return -1.0
+    times = np.arange(1, (tablets - 1) // nodes + 1)
+    if not len(times):
+        return -1.0
+    sums = np.cumsum(np.sort(problem.loads, axis=0)[::-1], axis=0)
+    last, first = times * nodes, times * nodes - times - 1
+    least = sums[last] - np.where(first[:, None] >= 0, sums[np.maximum(first, 0)], 0.0)
+    return float(((least.max(axis=0) / due[0] - 1.0) * problem.weights).max(initial=-1.0))
 
 
 def _score(worst: float, stranded: float) -> float:

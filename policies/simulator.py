@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from balancer.policies.bundle_view import Action, ActionKind, BundleView, NodeChange, NodeCondition, PlanResult
+from balancer.policies.closing import overloaded_since
 from balancer.policies.figures import bytes_text
 from balancer.policies.placement_loads import Bools, build_problem, initial_state, tension, underuse
 from balancer.policies.plan import make_plan, restricted
@@ -18,6 +19,7 @@ from balancer.policies.simulator_scenario import Scenario, ScenarioError
 from balancer.policies.simulator_world import World, tablets_text
 
 MINUTES_PER_DAY = 1440
+HELPLESS = ("heat-front", "heat-key", "heat-scan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class SimulatedSample:
 
     at: float
     loads: dict[str, float]  # node → load relative to its share, where it is tightest: 1 is even
+    peak: float  # rows per second of the busiest node, relative to its share
     score: float
     moving: int
     tablets: int
@@ -42,6 +45,7 @@ class Story:
     finished: list[Action] = field(default_factory=list)
     moved_bytes: float = 0.0
     last_event: float = 0.0
+    said: set[tuple[int, str]] = field(default_factory=set)  # verdicts on tablets that are told already
     world: World = field(default_factory=World)
 
 
@@ -49,10 +53,10 @@ def simulate(scenario: Scenario, is_open: Callable[[int], bool] | None = None) -
     """Runs the whole scenario. `is_open` takes a minute of the day."""
     if scenario.schedule and is_open is None:
         raise ScenarioError("the scenario has a schedule, and nobody passed what evaluates it")
-    return _Simulation(scenario, is_open).run()
+    return Simulation(scenario, is_open).run()
 
 
-class _Simulation:
+class Simulation:
     """One run."""
 
     def __init__(self, scenario: Scenario, is_open: Callable[[int], bool] | None) -> None:
@@ -64,7 +68,7 @@ class _Simulation:
     def run(self) -> Story:
         now = 0.0
         while now <= self.scenario.seconds:
-            self._happen(now)
+            self.happen(now)
             self._progress(now)
             self._plan(now)
             now += self.scenario.tick
@@ -72,7 +76,8 @@ class _Simulation:
                 content.grow(self.scenario.tick)
         return self.story
 
-    def _happen(self, now: float) -> None:
+    def happen(self, now: float) -> None:
+        """Changes the world as the scenario says."""
         while self.events and self.events[0].at <= now:
             event = self.events.pop(0)
             if event.at:
@@ -99,14 +104,29 @@ class _Simulation:
         view = self.world.view(
             now, options.heat, measured_bytes_per_second=self.scenario.rate, window_seconds_left=left or None
         )
-        plan = make_plan(view, options)
+        owed = self.world.owed(view, options) if left != 0.0 else []
+        overloaded = overloaded_since(view, options, self.world.overloaded)
+        self.world.overloaded = overloaded
+        view = replace(view, balancing=self.world.tail.bytes, reshaped_last=self.world.reshaped_last)
+        view = replace(view, overloaded_since=overloaded)
+        plan = make_plan(self.world.credited(view, owed), options)
         for change in plan.node_changes:
             self._change_condition(now, change)
-        for action in plan.actions:
+        for action in (*owed, *plan.actions):
             self.world.start(action)
             self.story.started.append((now, action))
             self.story.lines.append((now, _line(action)))
+        self._tell(now, plan)
+        self.world.tail = self.world.tail.after(plan, plan.actions)
         self._sample(now, view, plan)
+
+    def _tell(self, now: float, plan: PlanResult) -> None:
+        """Verdicts on hot tablets that no split helps, once each."""
+        for rejection in plan.rejections:
+            verdict = (rejection.tablets[0] if rejection.tablets else 0, rejection.code)
+            if rejection.code in HELPLESS and verdict not in self.story.said:
+                self.story.said.add(verdict)
+                self.story.lines.append((now, f"leave {verdict[0]}: {rejection.reason}"))
 
     def _window_left(self, now: float) -> float | None:
         """Seconds until the schedule closes; 0 where it is closed, None where it never does."""
@@ -134,8 +154,17 @@ class _Simulation:
         due: Bools = np.any(problem.due > 0, axis=1)
         loads = {node.id: float(1 + level[at] if due[at] else rest[at]) for at, node in enumerate(problem.nodes)}
         self.story.samples.append(
-            SimulatedSample(now, loads, plan.score_before, len(self.world.flights), len(view.tablets))
+            SimulatedSample(now, loads, peak_load(view), plan.score_before, len(self.world.flights), len(view.tablets))
         )
+
+
+def peak_load(view: BundleView) -> float:
+    """The rows per second of the busiest node over its share; 0 where nothing is done."""
+    rates = view.tablets.write_rate + view.tablets.read_rate
+    held = np.bincount(view.tablets.node, weights=rates, minlength=len(view.nodes))
+    weights = np.array([node.weight * (node.condition is not NodeCondition.DOWN) for node in view.nodes])
+    due = held.sum() * weights / max(weights.sum(), 1e-300)
+    return float(np.divide(held, due, out=np.zeros_like(due), where=due > 0).max(initial=0.0))
 
 
 def _line(action: Action) -> str:

@@ -55,6 +55,11 @@ class Content:
         weights: Floats = raw / raw.sum()
         return weights
 
+    def loads(self, now: float) -> tuple[Floats, Floats]:
+        """Rows written and read per second at each point at a moment."""
+        weights = self.weights(now)
+        return weights * self.writes, weights * self.reads
+
     def grow(self, seconds: float) -> None:
         """New rows: at the end of a range, everywhere in a hash table."""
         if not self.growth:

@@ -3,6 +3,7 @@
 `balancer simulate` prints it and the scenario tests keep it as golden files, so it changes only when decisions do.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,6 +20,9 @@ from balancer.policies.simulator_scenario import (
 )
 
 WIDTH = 60
+HIGH = 1.2
+"""A node that does this many times its share does much more than that."""
+_HOUR = 3600.0
 _BARS = "▁▂▃▄▅▆▇█"
 _FULL = 2.0  # a node with twice its share has a full bar
 
@@ -80,9 +84,28 @@ def _summary(story: Story) -> list[str]:
     lines = [
         f"done: {done}; {bytes_text(story.moved_bytes)} moved",
         f"score: {scores[0]:.0f} at first, {min(scores):.0f} at worst, {scores[-1]:.0f} at the end",
+        f"load: {minutes_above(story):.0f} minutes above {HIGH} times a node's share",
+        f"back: {moved_back(story)} tablets came back within an hour",
     ]
     lines += [f"{'ok  ' if verdict.held else 'FAIL'} {verdict.text}: {verdict.found}" for verdict in check(story)]
     return lines
+
+
+def minutes_above(story: Story) -> float:
+    """Minutes in which some node did much more than its share."""
+    return sum(sample.peak > HIGH for sample in story.samples) * story.scenario.tick / 60
+
+
+def moved_back(story: Story) -> int:
+    """Tablets that were sent back within an hour to a node they had left."""
+    left: dict[tuple[int, str], float] = {}
+    back = set()
+    for at, action in story.started:
+        if action.kind is ActionKind.MOVE:
+            if at - left.get((action.tablets[0], action.target), float("-inf")) <= _HOUR:
+                back.add(action.tablets[0])
+            left[action.tablets[0], action.source] = at
+    return len(back)
 
 
 def _verdict(story: Story, expectation: Statement) -> StoryVerdict:
@@ -116,8 +139,23 @@ def _verdict(story: Story, expectation: Statement) -> StoryVerdict:
             count = len(story.world.tablets.get(table, []))
             held, found = count <= parse_count(number, line), f"{count} tablets of {table}"
         case _:
-            raise ScenarioError(f"line {line}: {expectation.text!r:.200} cannot be expected")
+            held, found = _of_heat(story, expectation)
     return StoryVerdict(text, held, found)
+
+
+def _of_heat(story: Story, expectation: Statement) -> tuple[bool, str]:
+    """Expectations of stories about hot tablets."""
+    line = expectation.line
+    match expectation.words:
+        case ("load", "<=", number, "within", time):
+            return _cooled(story, parse_number(number, line), parse_time(time, line))
+        case ("moves", "<=", number, "per", "tablet"):
+            most = max(_moves(story).values(), default=0)
+            return most <= parse_count(number, line), f"{most} moves of one tablet"
+        case ("says", *words):
+            held = any(" ".join(words) in said for _, said in story.lines)
+            return held, "it does" if held else "it does not"
+    raise ScenarioError(f"line {line}: {expectation.text!r:.200} cannot be expected")
 
 
 def _balanced(story: Story, within: float) -> tuple[bool, str]:
@@ -129,6 +167,24 @@ def _balanced(story: Story, within: float) -> tuple[bool, str]:
         return False, f"not balanced at the end, the score is {story.samples[-1].score:.1f}"
     taken = max(0.0, since - story.last_event)
     return taken <= within, f"{taken / 60:.0f} minutes after the last event"
+
+
+def _cooled(story: Story, limit: float, within: float) -> tuple[bool, str]:
+    """From some moment, at most so long after heat was confirmed, to the end no node does more than its share × limit.
+
+    Confirmed is what the first split for heat after the last event rests on.
+    """
+    splits = [at for at, action in story.started if action.code.startswith("heat") and at >= story.last_event]
+    since = min(splits, default=story.last_event)
+    bad = [sample.at for sample in story.samples if sample.peak > limit + 1e-9 and sample.at >= since]
+    if bad and bad[-1] == story.samples[-1].at:
+        return False, f"{story.samples[-1].peak:.2f} times its share at the end"
+    taken = max(bad, default=since - story.scenario.tick) + story.scenario.tick - since
+    return taken <= within, f"{taken / 60:.1f} minutes after it was confirmed"
+
+
+def _moves(story: Story) -> Counter[int]:
+    return Counter(action.tablets[0] for _, action in story.started if action.kind is ActionKind.MOVE)
 
 
 def _steady(story: Story, time: float) -> tuple[bool, str]:

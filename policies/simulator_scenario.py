@@ -15,6 +15,8 @@ One statement per line, `#` begins a comment. Sizes are like 10GB, times like 90
     expect moved <= 300GB                     expect score >= 90
     expect empty n1                           expect tablets orders >= 40
     expect actions <= 20                      expect score >= 80 from 4h    (to the end)
+    expect moves <= 1 per tablet              expect says a hash as its prefix
+    expect load <= 1.2 within 10m             (of every node's share, from so long after heat was confirmed)
 
 Load lies `even`, by `zipf:EXPONENT`, `hot:SHARE:WIDTH:AT` (fractions of the key space), at the `tail`, or `daily:SHARE:
 WIDTH`, a hot part that wanders through the key space once a day. `data=load` gives bytes where the load is.
@@ -175,6 +177,15 @@ def _setting(scenario: Scenario, statement: Statement) -> Scenario:
         case _:
             raise ScenarioError(f"line {line}: {statement.text!r:.200} is not understood")
     return replace(scenario, **changes)
+
+
+def set_option(options: BundleOptions, path: str, value: str) -> BundleOptions:
+    """The options with one of them changed, as a line `set PATH VALUE` does it."""
+    try:
+        found: BundleOptions = _set(options, path.split("."), value, 0)
+    except ScenarioError as error:
+        raise ScenarioError(str(error).removeprefix("line 0: ")) from None
+    return found
 
 
 def _set(holder: Any, path: list[str], value: str, line: int) -> Any:

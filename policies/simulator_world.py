@@ -6,6 +6,7 @@ shows it to the policies as the daemon would show the real one.
 
 from bisect import insort
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +26,10 @@ from balancer.policies.bundle_view import (
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.heat import hot_tablets
 from balancer.policies.keys import KeyType, decode_key, encode_key
-from balancer.policies.options import HeatOptions
+from balancer.policies.options import BundleOptions, HeatOptions
+from balancer.policies.promises import affordable, credited, rows_of, waiting_flights
 from balancer.policies.simulator_content import Content, interval
+from balancer.policies.tail import Tail
 
 LOWEST_KEY, HIGHEST_KEY = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 _KEYS = (KeyType.BIGINT,)
@@ -53,6 +56,14 @@ class Flight:
     left: float  # bytes
 
 
+class Promise(NamedTuple):
+    """What follows on a migration that is done: tablets and their targets, one after the other."""
+
+    chain: tuple[tuple[int, str], ...]
+    reason: str = "it belongs to a move that is done"
+    code: str = "chain"
+
+
 @dataclass(slots=True)
 class WorldFigures:
     """The present figures of one table's tablets."""
@@ -74,6 +85,12 @@ class World:
     flights: list[Flight] = field(default_factory=list)
     history: dict[int, TabletHistory] = field(default_factory=dict)
     rates: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    promises: list[Promise] = field(default_factory=list)
+    overloaded: dict[str, float] = field(default_factory=dict)
+    """Nodes that do too much, and since when."""
+    pinned: frozenset[int] = frozenset()
+    tail: Tail = field(default_factory=Tail)
+    reshaped_last: bool = False
     next_id: int = 1
     next_flight: int = 1
 
@@ -87,12 +104,11 @@ class World:
         """Sizes and rates of a table's tablets, in order."""
         content = self.contents[table]
         edges = np.searchsorted(content.keys, [tablet.lower for tablet in self.tablets[table]])
-        weights = content.weights(now)
-        sizes, shares = (np.add.reduceat(np.append(values, 0.0), edges) for values in (content.sizes, weights))
         # reduceat gives a value, not nothing, for an empty interval
         empty = np.diff(np.append(edges, len(content.keys))) == 0
-        sizes, shares = np.where(empty, 0.0, sizes), np.where(empty, 0.0, shares)
-        return WorldFigures(sizes, shares * content.writes, shares * content.reads)
+        columns = (content.sizes, *content.loads(now))
+        sums = (np.add.reduceat(np.append(values, 0.0), edges) for values in columns)
+        return WorldFigures(*(np.where(empty, 0.0, values) for values in sums))
 
     def view(self, now: float, heat: HeatOptions, **window: float | None) -> BundleView:
         """What the daemon would show to the policies after a poll."""
@@ -106,6 +122,7 @@ class World:
         """Begins to carry out an action."""
         self.flights.append(Flight(f"m{self.next_flight}", action, max(action.size, 1.0)))
         self.next_flight += 1
+        self.reshaped_last = action.kind is not ActionKind.MOVE
 
     def finish(self, flight: Flight, now: float) -> None:
         """Carries out an action whose bytes have been copied."""
@@ -115,6 +132,7 @@ class World:
             for tablet in self._named(action):
                 tablet.node = action.target
             made = list(action.tablets)
+            self.promises += [Promise(action.then)] if action.then else []
         else:
             made = self._reshard(action)
         heated = now if action.code.startswith("heat") and action.kind is ActionKind.SPLIT else None
@@ -129,6 +147,31 @@ class World:
         for tablet in flight.action.tablets:
             known = self.history.get(tablet, TabletHistory())
             self.history[tablet] = replace(known, failures=known.failures + 1, last_failed=now)
+
+    def owed(self, view: BundleView, options: BundleOptions) -> list[Action]:
+        """The next moves of exchanges and chains, as far as the budgets allow; the others stay promised."""
+        rows = rows_of(view, [promise.chain[0][0] for promise in self.promises])
+        known = [promise for promise in self.promises if promise.chain[0][0] in rows]
+        wanted = [self._follow_up(view, promise, rows) for promise in known]
+        taken = affordable([action for action in wanted if action.source != action.target], view, options)
+        started = {action.tablets[0] for action in taken}
+        self.promises = [promise for promise in known if promise.chain[0][0] not in started]
+        return taken
+
+    def credited(self, view: BundleView, owed: list[Action]) -> BundleView:
+        """The view with what is promised."""
+        pairs = [pair for promise in self.promises for pair in promise.chain]
+        pairs += [pair for action in owed for pair in action.then]
+        pairs += [pair for flight in self.flights for pair in flight.action.then]
+        return credited(view, owed, waiting_flights(pairs, view))
+
+    def _follow_up(self, view: BundleView, promise: Promise, rows: dict[int, int]) -> Action:
+        tablet, target = promise.chain[0]
+        row = rows[tablet]
+        source = view.nodes[int(view.tablets.node[row])].id
+        table = next(table.name for table in view.tables if table.first <= row < table.last)
+        then = promise.chain[1:]
+        return Action(ActionKind.MOVE, table, (tablet,), promise.reason, promise.code, source, target, then=then)
 
     def upper(self, table: str, tablet: SimTablet) -> int:
         """Where a tablet's part of the key space ends."""
@@ -146,9 +189,11 @@ class World:
         for tablet in old:
             self.tablets[action.table].remove(tablet)
             self.history.pop(tablet.id, None)
-        made = [SimTablet(at, self._new_id(), node or action.source, leaf) for at, leaf, node in parts]
-        for tablet in made:
+        made = [SimTablet(at, self._new_id(), action.source, leaf) for at, leaf, _ in parts]
+        for tablet, (_, _, node) in zip(made, parts, strict=True):
             insort(self.tablets[action.table], tablet)
+            if node and node != action.source:
+                self.promises.append(Promise(((tablet.id, node),), f"a split made it for {node}", "follow-up"))
         return [tablet.id for tablet in made]
 
     def _parts(self, action: Action, lower: int, upper: int) -> list[tuple[int, Leaf | None, str]]:
@@ -194,7 +239,7 @@ class World:
             InFlight(flight.id, flight.action.tablets, flight.action.source, flight.action.target)
             for flight in self.flights
         )
-        return BundleView("simulated", now, tuple(nodes), tuple(tables), columns, in_flight=flying)
+        return BundleView("simulated", now, tuple(nodes), tuple(tables), columns, flying, self.pinned)
 
     def _numbered(self) -> list[tuple[int, tuple[str, NodeView]]]:
         return list(enumerate(self.nodes.items()))
@@ -216,24 +261,25 @@ class World:
         found = {}
         for name, mine in self.tablets.items():
             content = self.contents[name]
-            weights = content.weights(view.now)
+            writes, reads = content.loads(view.now)
             for tablet in mine:
                 if tablet.id in tablets:
                     first, last = np.searchsorted(content.keys, [tablet.lower, self.upper(name, tablet)])
+                    part = slice(int(first), int(last))
                     if last > first:
-                        found[tablet.id] = _sample(content, weights, int(first), int(last))
+                        found[tablet.id] = _sample(content, writes[part], reads[part], int(first))
         return found
 
 
-def _sample(content: Content, weights: Floats, first: int, last: int) -> KeySamples:
+def _sample(content: Content, writes: Floats, reads: Floats, first: int) -> KeySamples:
     """Keys by their share of the load, each somewhere in the stretch of keys that its point stands for."""
-    sums = np.cumsum(weights[first:last])
+    sums = np.cumsum(writes + reads)
     ticks = (np.arange(_SAMPLES) + 0.5) / _SAMPLES
-    at = first + np.searchsorted(sums, ticks * sums[-1])
+    at = first + np.minimum(np.searchsorted(sums, ticks * sums[-1]), len(sums) - 1)
     inside = (np.arange(_SAMPLES) * 0.6180339887498949) % 1.0
     keys = np.sort(content.keys[at] + (inside * content.gap).astype(np.int64)).tolist()
     encoded = [(key << 1).to_bytes(8, "big") if content.hash else encode_key(_KEYS, (key,)) for key in keys]
-    written = content.writes >= content.reads
+    written = bool(writes.sum() >= reads.sum())
     return KeySamples(SampleSource.CLIENTS, tuple(encoded), (1.0,) * _SAMPLES, writes=(written,) * _SAMPLES)
 
 

@@ -13,25 +13,34 @@ from balancer.policies.cooling import Cooling
 from balancer.policies.options import BundleOptions
 from balancer.policies.sizes_bounds import MAX_TABLETS, SizeBounds, size_bounds
 from balancer.policies.sizes_hash import merge_leaf, plan_hash, split_leaf
-from balancer.policies.sizes_load import load_bounds, load_outliers, plan_load
+from balancer.policies.sizes_load import LoadBounds, load_bounds, load_outliers, plan_load
 from balancer.policies.sizes_range import plan_range
 from balancer.policies.sizes_scope import Proposals, Scope, blocked_tablets
 
 __all__ = ["Proposals", "SizeBounds", "double", "halve", "plan_sizes", "size_bounds", "table_bounds"]
 
+MOST_OUTLIERS, FEWEST_OUTLIERS = 4096, 64  # looked at in one plan: of all tables together, and of each at least
 EXAMPLES = 10  # tablets named in a sentence about a whole table
 
 
 def plan_sizes(view: BundleView, options: BundleOptions, metrics: Mapping[str, Floats] | None = None) -> Proposals:
     """Splits and merges of a whole bundle.
 
-    `metrics` gives, by table name, the group's metric of each tablet of a table with `desired_tablet_metric`; a table
-    that is not in it is measured by the rows it reads and writes per second.
+    `metrics` gives, by table name, the group's metric of each tablet of a table that is split and merged by it. A table
+    with `desired_tablet_metric` that is not in it is measured by the rows it reads and writes per second.
     """
     blocked, cooling = blocked_tablets(view), Cooling(view, options.heat)
     scopes = [Scope(view, options, table, blocked, cooling) for table in view.tables]
-    for scope in scopes:
-        _plan_table(scope, (metrics or {}).get(scope.table.name))
+    outside = [(scope, found) for scope in scopes if (found := _outside(scope, metrics or {})) is not None]
+    most = max(FEWEST_OUTLIERS, MOST_OUTLIERS // max(1, len(outside)))
+    for scope, (bounds, values, outliers) in outside:
+        if not _switched_on(scope, outliers):
+            continue
+        if isinstance(bounds, LoadBounds):
+            plan_load(scope, bounds, values, outliers)
+        else:
+            looked_at = _furthest(scope, bounds, outliers, most)
+            (plan_hash if scope.table.hash else plan_range)(scope, bounds, looked_at)
     return _proposals(scopes)
 
 
@@ -71,22 +80,42 @@ def _rows_of(scope: Scope, only: frozenset[int] | None) -> list[int]:
     return [row for row in rows if only is None or scope.id(row) in only]
 
 
-def _plan_table(scope: Scope, metrics: Floats | None) -> None:
-    table, desired = scope.table, scope.table_options.desired_tablet_metric
-    values = scope.cooling.rates[table.first : table.last] if metrics is None else metrics
-    loads = None
-    if desired is not None and scope.table_options.desired_tablet_count is None:
-        loads = load_bounds(scope, values, desired)
-    if loads is not None:
-        outliers = load_outliers(scope, loads, values)
-        if _switched_on(scope, outliers):
-            plan_load(scope, loads, values, outliers)
-        return
+def _outside(scope: Scope, metrics: Mapping[str, Floats]) -> tuple[SizeBounds | LoadBounds, Floats, list[int]] | None:
+    """A table's bounds, what is measured by them, and the rows outside of them; None where there are none."""
+    table, wished = scope.table, scope.table_options
+    part = slice(table.first, table.last)
     bounds = table_bounds(scope.view, scope.options, table)
-    sizes = scope.view.tablets.sizes[table.first : table.last]
-    outliers = (np.flatnonzero((sizes < bounds.min) | (sizes > bounds.max)) + table.first).tolist()
-    if _switched_on(scope, outliers):
-        (plan_hash if table.hash else plan_range)(scope, bounds, outliers)
+    by_rows = wished.desired_tablet_metric is not None and wished.desired_tablet_count is None
+    if table.name in metrics or by_rows:
+        values = metrics[table.name] if table.name in metrics else scope.cooling.rates[part]
+        loads = load_bounds(scope, bounds, values)
+        if loads is not None:
+            rows = load_outliers(scope, loads, values)
+            return (loads, values, rows) if rows else None
+    sizes = scope.view.tablets.sizes[part]
+    rows = (np.flatnonzero((sizes < bounds.min) | (sizes > bounds.max)) + table.first).tolist()
+    return (bounds, sizes, rows) if rows else None
+
+
+def _furthest(scope: Scope, bounds: SizeBounds, outliers: list[int], most: int) -> list[int]:
+    """The outliers that this plan looks at: the largest, and of those that are too small some others at each minute.
+
+    Each costs time, and only a few are begun at once: a plan's time must not grow with what is wrong with a bundle.
+    """
+    if len(outliers) <= most:
+        return outliers
+    rows = np.array(outliers, dtype=np.int64)
+    sizes = scope.view.tablets.sizes[rows]
+    large, small = rows[sizes > bounds.max], rows[sizes < bounds.min]
+    large = large[np.argsort(-scope.view.tablets.sizes[large], kind="stable")][: most // 2]
+    room = most - len(large)
+    turn = int(scope.view.now // 60) * room % max(len(small), 1)
+    small = np.roll(small, -turn)[:room]
+    left = len(outliers) - len(large) - len(small)
+    text = f"{left} more tablets of {scope.table.name} are outside their bounds: later plans look at them"
+    ids = tuple(scope.id(row) for row in outliers[:EXAMPLES])
+    scope.rejections.append(Rejection(ActionKind.RESHARD, ids, "later", text))
+    return list(np.sort(np.concatenate([large, small])).tolist())
 
 
 def _switched_on(scope: Scope, outliers: list[int]) -> bool:

@@ -1,6 +1,7 @@
 """Splits and merges of a table by load: its tablets should carry equal parts of a metric, and so of the bytes.
 
-For tables with `desired_tablet_metric`. One becomes many or many become one, never many to many.
+For tables with `desired_tablet_metric`, and for those with `desired_tablet_count` whose group reshards by its metric.
+One becomes many or many become one, never many to many.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import numpy as np
 
 from balancer.policies.bundle_view import Action, ActionKind, Floats
 from balancer.policies.figures import bytes_text
+from balancer.policies.sizes_bounds import MAX_TABLETS, SizeBounds
 from balancer.policies.sizes_hash import merge_leaf, sibling_row, split_leaf
 from balancer.policies.sizes_scope import Scope
 
@@ -19,17 +21,22 @@ FACTOR = 1.9
 
 @dataclass(frozen=True, slots=True)
 class LoadBounds:
-    """What a tablet should carry; the bounds are `desired` divided and multiplied by 1.9."""
+    """What a tablet should carry; the bounds are `desired` divided and multiplied by 1.9.
+
+    Bytes are bounded by the table's sizes as well: a table that is idle for a while must not become one huge tablet.
+    """
 
     size: float
     metric: float
     min_count: int
+    min_size: float
+    max_size: float
 
     def too_large(self, size: float, metric: float) -> bool:
-        return size > self.size * FACTOR or metric > self.metric * FACTOR
+        return size > self.max_size or metric > self.metric * FACTOR
 
     def too_small(self, size: float, metric: float) -> bool:
-        return not self.too_large(size, metric) and (size < self.size / FACTOR or metric < self.metric / FACTOR)
+        return not self.too_large(size, metric) and (size < self.min_size or metric < self.metric / FACTOR)
 
     def needs_more(self, size: float, metric: float) -> bool:
         """Whether a merged tablet would still want to grow."""
@@ -39,20 +46,30 @@ class LoadBounds:
         return size / self.size, metric / self.metric
 
 
-def load_bounds(scope: Scope, metrics: Floats, desired: float) -> LoadBounds | None:
-    """The bounds of a table; None where it carries nothing, so that no size belongs to the desired metric."""
+def load_bounds(scope: Scope, sizes: SizeBounds, metrics: Floats) -> LoadBounds | None:
+    """The bounds of a table; None where it carries nothing, so that no size belongs to the desired metric.
+
+    `sizes` are its bounds by bytes alone, which come from `desired_tablet_count` where that is set.
+    """
     size = float(scope.view.tablets.sizes[scope.table.first : scope.table.last].sum())
-    metric = float(metrics.sum())
-    if not size or not metric or desired <= 0:
+    metric, count = float(metrics.sum()), scope.table_options.desired_tablet_count
+    least = scope.table_options.min_tablet_count or 1
+    desired = (
+        metric / min(max(count, 1), MAX_TABLETS) if count is not None else scope.table_options.desired_tablet_metric
+    )
+    if not size or not metric or desired is None or desired <= 0:
         return None
-    return LoadBounds(desired * size / metric, desired, scope.table_options.min_tablet_count or 1)
+    wanted = desired * size / metric
+    if count is None and wanted <= sizes.desired:
+        return LoadBounds(wanted, desired, least, wanted / FACTOR, wanted * FACTOR)
+    return LoadBounds(sizes.desired, desired, least, sizes.min, sizes.max)
 
 
 def load_outliers(scope: Scope, bounds: LoadBounds, metrics: Floats) -> list[int]:
     """The rows of the tablets outside the bounds."""
     sizes = scope.view.tablets.sizes[scope.table.first : scope.table.last]
-    outside = (sizes > bounds.size * FACTOR) | (metrics > bounds.metric * FACTOR)
-    outside |= (sizes < bounds.size / FACTOR) | (metrics < bounds.metric / FACTOR)
+    outside = (sizes > bounds.max_size) | (metrics > bounds.metric * FACTOR)
+    outside |= (sizes < bounds.min_size) | (metrics < bounds.metric / FACTOR)
     return [scope.table.first + place for place in np.flatnonzero(outside).tolist()]
 
 

@@ -18,7 +18,7 @@ from balancer.policies.bundle_view import (
 )
 from balancer.policies.cooling import Cooling
 from balancer.policies.figures import bytes_text
-from balancer.policies.options import BundleOptions, GroupOptions, Placement, TableOptions
+from balancer.policies.options import BundleOptions, Placement, TableOptions
 from balancer.policies.sizes_bounds import MAX_TABLETS
 
 IN_FLIGHT = "in-flight"
@@ -113,8 +113,7 @@ class Scope:
         """Code and name of the switch that keeps the table's tablets from being split and merged by themselves."""
         if not self.table_options.enable_auto_reshard:
             return "table-off", f"enable_auto_reshard of {self.table.name}"
-        name = self.table_options.group
-        group = self.options.balancer.groups.get(name) or GroupOptions()
+        group, name = self.options.group(self.table.name), self.options.group_name(self.table.name)
         return None if group.enable_reshard else ("group-off", f"enable_reshard of group {name}")
 
     def inside(self, row: int) -> bool:

@@ -13,7 +13,7 @@ from balancer.policies.bundle_view import Floats, Ints, NodeCondition
 from balancer.policies.movers import move_by_count, move_by_metric, move_in_memory
 from balancer.policies.options import BundleOptions
 from balancer.policies.placement import balance
-from balancer.policies.placement_candidates import Decider, Standings, deciders, is_resting, standings
+from balancer.policies.placement_candidates import Decider, Standings, deciders, is_resting, standings, switches
 from balancer.policies.placement_fill import make_spread
 from balancer.policies.placement_functions import follow_functions
 from balancer.policies.placement_loads import Bools, LoadState, Problem, initial_state
@@ -35,7 +35,6 @@ class Moves:
     standing: Standings
     codes: npt.NDArray[np.int8] = field(init=False)  # T: index into CODES, -1 for tablets that stay
     stranded: Ints = field(init=False)  # rows that should leave at once and that no node can take
-    swaps: dict[int, int] = field(default_factory=dict)  # rows that change places, each with its counterpart
     started: bool = False
     """Whether some node was far enough from its share for the objective to start."""
 
@@ -52,6 +51,11 @@ class Moves:
         rows = self.rows()
         urgent = rows[np.isin(self.codes[rows], [CODES.index(code) for code in URGENT])]
         return np.union1d(urgent, self.stranded)
+
+    def for_balance(self) -> Ints:
+        """Those of them that the objective wants."""
+        moving = (self.after.owner != self.before.owner) & (self.codes == CODES.index(Taken.LOAD))
+        return np.flatnonzero(moving)
 
     def code(self, row: int) -> Taken:
         """Why this tablet should move."""
@@ -125,18 +129,8 @@ def _objective(moves: Moves, options: BundleOptions, free: Bools) -> None:
     spread_out(problem, state, mine, options, spread)
     moves.mark(previous, Taken.SPREAD)
     previous = state.owner.copy()
-    resting = is_resting(moves.standing) & deciders(problem, options, Decider.OBJECTIVE)
-    result = balance(problem, state, Able(mine, resting), options, spread)
-    moves.started = result.started
+    # What rests in a table that is switched off will not move afterwards either: nothing waits for it.
+    resting = is_resting(moves.standing) & (switches(problem, options) == 0)
+    resting &= deciders(problem, options, Decider.OBJECTIVE)
+    moves.started = balance(problem, state, Able(mine, resting), options, spread)
     moves.mark(previous, Taken.LOAD)
-    for give, take in result.swapped:
-        if _still_swapped(moves, give, take):
-            moves.swaps |= {give: take, take: give}
-            moves.codes[[give, take]] = CODES.index(Taken.SWAP)
-
-
-def _still_swapped(moves: Moves, give: int, take: int) -> bool:
-    """Whether, after all later steps, two tablets have just changed places, and are halves of no other exchange."""
-    before, after = moves.before.owner, moves.after.owner
-    crossed = after[give] == before[take] and after[take] == before[give] and before[give] != before[take]
-    return bool(crossed) and give not in moves.swaps and take not in moves.swaps

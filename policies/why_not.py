@@ -8,16 +8,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from balancer.policies.budgets import Admission
 from balancer.policies.bundle_view import BundleView, NodeCondition
 from balancer.policies.figures import bytes_text, share_text
 from balancer.policies.move_reasons import NAMES, level_text, tightest
 from balancer.policies.objective import move_gains
 from balancer.policies.options import BundleOptions
+from balancer.policies.order import Picker
 from balancer.policies.placement import payback_seconds, pays_back
 from balancer.policies.placement_candidates import STANDINGS, Decider, back_off_seconds, decider
 from balancer.policies.placement_fill import make_spread
 from balancer.policies.placement_loads import LoadState, Problem, build_problem, tension, underuse
-from balancer.policies.reasons import MEANINGS, Left
+from balancer.policies.reasons import BUDGETS, MEANINGS, Left
 from balancer.policies.wanted_moves import Moves, headroom, plan_moves
 
 
@@ -73,13 +75,25 @@ class _Question:
         if self.source == self.target:
             return self._say(Left.SAME_NODE, f"tablet {self.tablet} is on {self._name(self.source)}", "")
         if int(self.moves.after.owner[self.row]) == self.target:
-            code, text = self.moves.code(self.row), "the plan moves it there as soon as the budgets allow"
-            return WhyNot(self.tablet, self._name(self.target), str(code), text, "", planned=True)
+            return self._planned()
         for check in (self._hard, self._condition, self._room, self._soft, self._decider, self._threshold, self._worth):
             found = check()
             if found is not None:
                 return found
         return self._others()
+
+    def _planned(self) -> WhyNot:
+        """It goes there: now, or what it waits for and what would free it."""
+        picker = Picker(self.moves, Admission(self.problem.view, self.options))
+        nothing = np.zeros(len(self.problem.ids), dtype=np.bool_)
+        for _ in (*picker.urgent(), *picker.others(nothing)):
+            pass
+        text, flip = "the plan moves it there as soon as the budgets allow", ""
+        obstacle = picker.obstacles()[picker.left == self.row]
+        if len(obstacle) and obstacle[0] not in BUDGETS:
+            text = f"the plan moves it there, but not yet: {MEANINGS[obstacle[0]]}"
+            flip = f"order it: balancer move {self.tablet} {self._name(self.target)}"
+        return WhyNot(self.tablet, self._name(self.target), str(self.moves.code(self.row)), text, flip, planned=True)
 
     def _hard(self) -> WhyNot | None:
         code = STANDINGS[int(self.moves.standing[self.row])]

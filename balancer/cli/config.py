@@ -7,6 +7,7 @@ import typer
 
 from balancer.cli.output import Output, OutputOption, fail, say, show_json, show_rows
 from balancer.settings import READ_AT_START, ConfigurationError, load_settings
+from balancer.settings.ineffective import ineffective
 from balancer.settings.origins import effective
 
 app = typer.Typer(help="Check and show the configuration.", no_args_is_help=True)
@@ -20,7 +21,8 @@ ConfigOption = Annotated[
 def check(config: ConfigOption = None, output: OutputOption = Output.TEXT) -> None:
     """Reads every file and prints everything that is wrong, each with its place; exits 2 if there is anything.
 
-    A running instance takes over what is right by itself, except for what it reads only when it starts.
+    Settings that are right and change nothing are named too. A running instance takes over what is right by itself,
+    except for what it reads only when it starts.
     """
     try:
         settings = load_settings(config)
@@ -32,9 +34,12 @@ def check(config: ConfigOption = None, output: OutputOption = Output.TEXT) -> No
                 fail(str(mistake))
             fail(f"{len(error.mistakes)} to mend")
         raise typer.Exit(2) from None
+    idle = ineffective(settings)
     if output is Output.JSON:
-        show_json([])
+        show_json([{"file": one.file, "key": one.key, "message": one.message, "no_effect": True} for one in idle])
     else:
+        for one in idle:
+            say(str(one))
         bundles = ", ".join(f"{bundle.name} ({bundle.mode})" for bundle in settings.bundles.values()) or "none"
         say(f"{settings.file} is right; bundles: {bundles}")
         say(f"taken over only at a restart of the instance: {', '.join(READ_AT_START)}; everything else at once")

@@ -25,7 +25,7 @@ from balancer.nodes.connection import translated
 from balancer.nodes.objects import CLOSED
 from balancer.nodes.schema import OwnState, read_tablets
 from balancer.planner.command_context import CommandContext
-from balancer.planner.commands import tablets_on
+from balancer.planner.command_nodes import tablets_on
 from balancer.planner.summary import STATUS_TOPIC
 from balancer.polling.addresses import address_in
 from balancer.settings import load_settings

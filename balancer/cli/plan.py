@@ -43,7 +43,7 @@ def plan(
     if output is Output.JSON:
         show_json(document_of(found))
     else:
-        _show(found, limit)
+        show_plan(found, limit)
 
 
 def chosen_plan(snapshot: Snapshot, bundle: str | None, plan_id: str | None) -> Plan:
@@ -105,7 +105,8 @@ def age_text(found: Plan) -> str:
     return f"made {format_duration(age)} ago ({datetime.fromtimestamp(found.created, UTC):%Y-%m-%d %H:%M:%S} UTC)"
 
 
-def _show(found: Plan, limit: int) -> None:
+def show_plan(found: Plan, limit: int) -> None:
+    """A plan for people."""
     document = found.document
     say(f"plan {found.id} of bundle {found.bundle}, {found.state}, {age_text(found)}")
     say(

@@ -13,11 +13,12 @@ from balancer.cli.schedule_facts import ScheduleFacts, facts
 from balancer.cli.schedule_view import show_schedule
 from balancer.clock import SystemClock
 from balancer.errors import UserError
+from balancer.policies.options import DEFAULT_GROUP
 from balancer.schedules import Applicable, Formula, FormulaSyntaxError, Schedule
 from balancer.settings import BundleSettings, Settings, load_settings
 from balancer.settings.files import DaemonFile, check_zone
 from balancer.settings.units import parse_duration
-from balancer.settings.windows import DEFAULT_GROUP, bundle_schedule, group_schedule, heat_schedule, in_zone
+from balancer.settings.windows import bundle_schedule, group_schedule, heat_schedule, in_zone
 
 app = typer.Typer(help="When a bundle may be balanced.", no_args_is_help=True)
 

@@ -1,4 +1,4 @@
-"""`balancer simulate FILE`: a scenario told with the real policies and simulated time; nothing is touched."""
+"""`balancer simulate`: a scenario, or recorded polls, with the real policies and simulated time; nothing is touched."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from balancer.cli.output import Output, OutputOption, show_json
+from balancer.cli.replayed import show_replay
 from balancer.errors import UserError
 from balancer.outside import read_text_file, visible
 from balancer.policies.simulator import Story, simulate
@@ -16,14 +17,36 @@ from balancer.policies.simulator_scenario import Scenario, ScenarioError, parse_
 from balancer.schedules.formula import Formula
 from balancer.schedules.formula_errors import FormulaEvaluationError, FormulaSyntaxError
 
-FileArgument = Annotated[Path, typer.Argument(help="the scenario, a text file")]
+FileArgument = Annotated[Path | None, typer.Argument(help="the scenario, a text file")]
+FromOption = Annotated[Path | None, typer.Option("--from", help="a record of `balancer record` instead of a scenario")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="with --from: PATH=VALUE, as in placement.start_threshold=0.2")
+]
+SettingsOption = Annotated[
+    Path | None, typer.Option("--config", "-c", help="with --from: the settings to try are those of this balancer.toml")
+]
 
 
-def simulate_file(file: FileArgument, output: OutputOption = Output.TEXT) -> None:
+def simulate_file(
+    file: FileArgument = None,
+    record: FromOption = None,
+    sets: SetOption = None,
+    config: SettingsOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
     """Tells a scenario with the real policies: the load of each node over time, what was done and why.
 
-    Exit code 1 means that an expectation of the scenario did not hold.
+    With --from, recorded polls are replayed with their own settings and with changed ones, and what would have been
+    different is printed. Exit code 1 means that an expectation of the scenario did not hold.
     """
+    if (file is None) == (record is None):
+        raise UserError("name a scenario, or a record with --from, and not both")
+    if record is not None:
+        show_replay(record, sets or [], config, output)
+        return
+    if sets or config is not None:
+        raise UserError("--set and --config are for a record (--from); a scenario has lines `set PATH VALUE`")
+    assert file is not None
     story, verdicts = tell(read(file))
     if output is Output.JSON:
         show_json(_document(story, verdicts))

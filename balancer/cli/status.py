@@ -20,7 +20,7 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import NodeState
 from balancer.directory.snapshot import NotFound, Snapshot
 from balancer.planner import orders
-from balancer.planner.commands import tablets_on
+from balancer.planner.command_nodes import tablets_on
 from balancer.planner.summary import STATUS_TOPIC
 from balancer.settings.units import format_duration, format_size
 

@@ -13,7 +13,7 @@ from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Bundle, Change, Node, Put, RecordKind, Remove, Transaction
 from balancer.directory.newest import commit_on_newest
 from balancer.directory.snapshot import Snapshot
-from balancer.planner.commands import tablets_on
+from balancer.planner.command_nodes import tablets_on
 from balancer.polling.addresses import records_of
 from balancer.settings import Settings
 

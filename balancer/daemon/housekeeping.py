@@ -35,6 +35,8 @@ from balancer.settings import Settings
 log = structlog.get_logger()
 
 KEPT_MIGRATIONS = 500  # finished ones, of all bundles
+KEPT_SECONDS = 3600.0  # and all that ended within it, as tablets rest after a migration and must be known to …
+MOST_MIGRATIONS = 5000  # … but no more than these
 KEPT_COMMANDS = 200  # answered ones
 AT_ONCE = 100  # removals per commit: far below what a directory takes
 
@@ -99,8 +101,10 @@ def _needed(snapshot: Snapshot, record: Migration) -> bool:
 def forgettable(snapshot: Snapshot, now: float) -> Iterator[Change]:
     """Finished migrations and answered commands beyond the newest, oldest first; pins and pauses that are over."""
     finished = [record for record in snapshot.migrations.values() if record.finished and not _needed(snapshot, record)]
-    for record in sorted(finished, key=lambda record: record.updated)[: max(0, len(finished) - KEPT_MIGRATIONS)]:
-        yield Remove(RecordKind.MIGRATION, record.id)
+    finished.sort(key=lambda record: record.updated)
+    for place, record in enumerate(finished[: max(0, len(finished) - KEPT_MIGRATIONS)]):
+        if record.updated < now - KEPT_SECONDS or place < len(finished) - MOST_MIGRATIONS:
+            yield Remove(RecordKind.MIGRATION, record.id)
     states = (CommandState.DONE, CommandState.REFUSED)
     answered = [
         command

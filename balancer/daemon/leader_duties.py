@@ -38,6 +38,7 @@ from balancer.planner.command_context import Outcome, Revival
 from balancer.planner.commands import decide, refused
 from balancer.planner.memory import failures_of
 from balancer.planner.metrics import Reporter
+from balancer.planner.rounds import answered
 from balancer.policies.bundle_view import Action, BundleView, NodeChange, PlanResult
 from balancer.polling.poller import ClusterPoll
 from balancer.settings import BundleSettings, Settings
@@ -156,6 +157,22 @@ class Leading:
         if changes:
             self._record(changes, snapshot, f"orders of bundle {bundle}")
 
+    def answer_rounds(self, rounds: Sequence[Command], started: Sequence[Migration], refused: Sequence[str]) -> None:
+        """Records what a tick has started because operators asked for a round."""
+        for command in rounds:
+            for _ in range(ATTEMPTS):
+                snapshot = self._directory.snapshot()
+                present = snapshot.commands.get(command.id)
+                if present is None or present.state is not CommandState.WAITING:
+                    break
+                done = answered(present, started, refused)
+                try:
+                    self._commit((Put(done),), snapshot, f"{done.verb}: {done.result}", done)
+                except Conflict:
+                    continue
+                self._answered(done, Outcome(done.result))
+                break
+
     def park(self, bundle: str, overrunning: frozenset[str]) -> None:
         """Holds these migrations of a bundle at a safe point, and lets go on those it held before."""
         self.pool.park(bundle, overrunning)
@@ -174,12 +191,15 @@ class Leading:
             if present is None or present.state is not CommandState.WAITING:
                 return
             modes = {bundle.name: bundle.mode for bundle in self._settings().bundles.values()}
-            answered, outcome = decide(present, snapshot, self._clock.now(), modes)
+            decided, outcome = decide(present, snapshot, self._clock.now(), modes)
+            if outcome.round:  # the bundle's tick acts, and then answers
+                self._replan(outcome.round)
+                return
             try:
-                answered = self._obey(answered, outcome, snapshot)
+                decided = self._obey(decided, outcome, snapshot)
             except Conflict:
                 continue  # something moved meanwhile: nothing was done, and the command is looked at again
-            self._answered(answered, outcome)
+            self._answered(decided, outcome)
             return
         log.warning("a command waits: others keep changing what it touches", command=command)
 
@@ -230,17 +250,17 @@ class Leading:
 
     def _start(self, command: Command, outcome: Outcome, snapshot: Snapshot) -> Command:
         action = outcome.actions[0]
-        answered: list[Command] = []
+        answers: list[Command] = []
 
         def answer(migration: Migration) -> tuple[Change, ...]:
-            answered.append(replace(command, result=f"{command.result}: {migration.id}", migration=migration.id))
-            return (Put(answered[-1]),)
+            answers.append(replace(command, result=f"{command.result}: {migration.id}", migration=migration.id))
+            return (Put(answers[-1]),)
 
         bundle = self._settings().bundle(snapshot.table(action.table).bundle)
         if outcome.mode is not None:
             bundle = replace(bundle, migration=replace(bundle.migration, mode=outcome.mode))
         self.start(action, bundle, answer)
-        return answered[-1]
+        return answers[-1]
 
     def _record(self, changes: tuple[Change, ...], snapshot: Snapshot, reason: str) -> bool:
         """Writes what only explains; it is no reason to stop when that cannot be."""

@@ -49,6 +49,7 @@ class Beginner:
             fallback=bundle.migration.mode is WantedMode.AUTO,
             reason=action.reason,
             code=action.code,
+            then=action.then,
             warm=bundle.options.table(action.table).in_memory_mode is not InMemoryMode.NONE,
             also=also,
             clock=self._clock,

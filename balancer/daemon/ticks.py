@@ -12,14 +12,16 @@ from balancer.daemon.leader_duties import Leading
 from balancer.directory.contract import Directory, Follower
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
-from balancer.planner import orders, plans
+from balancer.planner import orders, plans, rounds
+from balancer.planner.acting import Occasion
+from balancer.planner.balancing import BalancingBook
 from balancer.planner.keys_in_use import Samples
 from balancer.planner.metrics import Reporter
 from balancer.planner.node_samples import NodeSampler
 from balancer.planner.recorder import Recorder
 from balancer.planner.state import BundleState
 from balancer.planner.summary import STATUS_TOPIC, summary
-from balancer.planner.tick import BundleTick, Occasion, failed_tick
+from balancer.planner.tick import BundleTick, failed_tick
 from balancer.polling.addresses import addresses_of, cluster_name
 from balancer.polling.footings import FootingBook
 from balancer.polling.poller import Poller
@@ -51,6 +53,7 @@ class _Bundle:
     tick: BundleTick
     poller: Poller
     book: FootingBook
+    balancing: BalancingBook
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -97,7 +100,7 @@ class Ticks:
         with structlog.contextvars.bound_contextvars(bundle=name), kept.lock:
             if self._bundles.get(name) is kept:
                 snapshot = self._around.follower().snapshot
-                self._keep(snapshot, self._state(kept.tick, settings, bundle, snapshot), kept.book)
+                self._keep(snapshot, self._state(kept, settings, bundle, snapshot), kept)
 
     def forget(self, bundles: Mapping[str, BundleSettings]) -> None:
         """Ends the ticks of bundles that are no longer configured."""
@@ -128,12 +131,14 @@ class Ticks:
                     book=book,
                 )
                 tick = BundleTick(poller, Samples(self._around.directory()), self._sampler, self._clock)
-                self._bundles[bundle.name] = _Bundle(tick, poller, book)
+                self._bundles[bundle.name] = _Bundle(tick, poller, book, BalancingBook(bundle.name))
             return self._bundles[bundle.name]
 
-    def _state(self, tick: BundleTick, settings: Settings, bundle: BundleSettings, snapshot: Snapshot) -> BundleState:
+    def _state(self, kept: _Bundle, settings: Settings, bundle: BundleSettings, snapshot: Snapshot) -> BundleState:
         try:
-            return tick.run(self._occasion(settings, bundle, snapshot))
+            leading = self._around.leading
+            tail = kept.balancing.read(self._around.directory(), leading)
+            return kept.tick.run(replace(self._occasion(settings, bundle, snapshot, leading), tail=tail))
         except BalancerError as error:
             log.warning("tick failed", error=str(error))
             return failed_tick(bundle, str(error), self._clock.now())
@@ -142,7 +147,9 @@ class Ticks:
             log.exception("tick failed unexpectedly")
             return failed_tick(bundle, f"a defect: {type(error).__name__}: {error}", self._clock.now())
 
-    def _occasion(self, settings: Settings, bundle: BundleSettings, snapshot: Snapshot) -> Occasion:
+    def _occasion(
+        self, settings: Settings, bundle: BundleSettings, snapshot: Snapshot, leading: Leading | None
+    ) -> Occasion:
         try:
             self._leader = self._around.directory().leader()
         except BalancerError:
@@ -157,11 +164,12 @@ class Ticks:
             snapshot=snapshot,
             addresses=addresses_of([bundle]),
             leader=self._leader,
-            starter=self._around.leading,
+            starter=leading,
             approved=plans.actions_of(approved) if approved else (),
             plan=standing.id if standing else "",
             asked=self._taken(bundle.name),
             orders=tuple(orders.open_orders(snapshot, bundle.name)),
+            rounds=rounds.waiting(snapshot, bundle.name),
         )
 
     def _taken(self, bundle: str) -> bool:
@@ -171,7 +179,7 @@ class Ticks:
             self._asked.discard(bundle)
             return asked
 
-    def _keep(self, snapshot: Snapshot, state: BundleState, book: FootingBook | None = None) -> None:
+    def _keep(self, snapshot: Snapshot, state: BundleState, kept: _Bundle | None = None) -> None:
         with self._lock:
             before = self._states.get(state.bundle)
             self._states[state.bundle] = state
@@ -183,7 +191,9 @@ class Ticks:
         if self._around.leading is not None:
             try:
                 self._around.directory().publish(STATUS_TOPIC, state.bundle, summary(state))
-                if book is not None:
-                    book.publish(self._around.directory(), state.bundle)
+                if kept is not None:
+                    kept.book.publish(self._around.directory(), state.bundle)
+                    if not state.error:
+                        kept.balancing.write(self._around.directory(), state.tail)
             except BalancerError as error:
                 log.warning("the status could not be published", error=str(error))

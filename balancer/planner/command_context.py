@@ -35,6 +35,7 @@ class Outcome:
     steer: tuple[tuple[str, str], ...] = ()  # (cancel | pause | resume, migration id)
     replan: str = ""  # a bundle whose plan should be made again at once
     mode: WantedMode | None = None  # of the actions; None: the bundle's
+    round: str = ""  # a bundle whose next tick acts whatever the schedule, and answers the command
     revive: Revival | None = None  # a tablet that is made ready on its new node; what changes with it is found there
 
 
@@ -67,6 +68,14 @@ class CommandContext:
             known = ", ".join(sorted(self.snapshot.nodes)) or "none"
             raise Refused(f"there is no node {wanted!r}; there are: {known}")
         return self.snapshot.nodes[wanted]
+
+    def bundle(self) -> str:
+        """The bundle that the command names."""
+        name = self.word("bundle")
+        if name not in self.snapshot.bundles:
+            known = ", ".join(sorted(self.snapshot.bundles)) or "none"
+            raise Refused(f"there is no bundle {name!r}; there are: {known}")
+        return name
 
     def until(self) -> float | None:
         """When a pin or a pause ends, as seconds since 1970; None: never by itself."""

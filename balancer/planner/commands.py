@@ -17,7 +17,6 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import (
     Command,
     CommandState,
-    NodeState,
     Pause,
     Pin,
     Plan,
@@ -31,8 +30,10 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Refused, UserError
 from balancer.planner import orders
 from balancer.planner.command_acts import merge, move, split
-from balancer.planner.command_context import CommandContext, Outcome, Revival
+from balancer.planner.command_context import CommandContext, Outcome
+from balancer.planner.command_nodes import close, drain, lost, rejoin, tablet_lost, undrain
 from balancer.planner.memory import FORGIVEN, failures_of
+from balancer.planner.rounds import run_now
 from balancer.settings import Mode
 
 
@@ -79,44 +80,6 @@ def refused(command: Command, why: str) -> Command:
     return replace(command, state=CommandState.REFUSED, result=why)
 
 
-def tablets_on(snapshot: Snapshot, node: str) -> int:
-    """How many tablets a node owns."""
-    total = 0
-    for table in snapshot.tables:
-        columns = snapshot.columns(table)
-        if node in columns.nodes:
-            total += columns.node.count(columns.nodes.index(node))
-    return total
-
-
-def _drain(context: CommandContext) -> Outcome:
-    node = context.node()
-    if node.state is NodeState.DRAINING:
-        return Outcome(f"node {node.id} is draining already")
-    reason = f"drained by {context.author}: {context.arguments.get('reason') or 'no reason given'}"
-    count = tablets_on(context.snapshot, node.id)
-    return Outcome(
-        f"node {node.id} is draining: {count} tablets will leave it; `balancer status` says when it may be taken away",
-        (Put(replace(node, state=NodeState.DRAINING, reason=reason)),),
-        replan=node.bundle,
-    )
-
-
-def _undrain(context: CommandContext) -> Outcome:
-    node = context.node()
-    if node.state not in (NodeState.DRAINING, NodeState.CLOSED, NodeState.LOST):
-        return Outcome(f"node {node.id} is {node.state} already")
-    return Outcome(
-        f"node {node.id} is active again", (Put(replace(node, state=NodeState.ACTIVE, reason="")),), replan=node.bundle
-    )
-
-
-def _close(context: CommandContext) -> Outcome:
-    node = context.node()
-    changed = replace(node, state=NodeState.CLOSED, reason=f"closed by {context.author}")
-    return Outcome(f"node {node.id} gets no new tablets; `balancer undrain {node.id}` opens it", (Put(changed),))
-
-
 def _pin(context: CommandContext) -> Outcome:
     tablet = context.tablet()
     pin = Pin(tablet.id, context.until(), context.author, str(context.arguments.get("reason", "")))
@@ -136,7 +99,7 @@ def _pause(context: CommandContext) -> Outcome:
         if context.arguments.get("seconds") is not None:
             raise Refused("a single migration is paused until it is resumed: leave the duration out")
         return Outcome(f"migration {migration} pauses at its next safe point", steer=(("pause", str(migration)),))
-    bundle = _bundle(context)
+    bundle = context.bundle()
     pause = Pause(bundle, context.until(), context.author, str(context.arguments.get("reason", "")))
     return Outcome(f"bundle {bundle} starts nothing new{_until_words(pause.until)}; what runs goes on", (Put(pause),))
 
@@ -145,7 +108,7 @@ def _resume(context: CommandContext) -> Outcome:
     migration = context.arguments.get("migration")
     if migration:
         return Outcome(f"migration {migration} goes on", steer=(("resume", str(migration)),))
-    bundle = _bundle(context)
+    bundle = context.bundle()
     if bundle not in context.snapshot.pauses:
         return Outcome(f"bundle {bundle} is not paused")
     return Outcome(f"bundle {bundle} goes on", (Remove(RecordKind.PAUSE, bundle),), replan=bundle)
@@ -181,63 +144,8 @@ def _release(context: CommandContext) -> Outcome:
     )
 
 
-def _rejoin(context: CommandContext) -> Outcome:
-    """Accepts a node that has gone back in time as it is. What was closed is opened after the next poll."""
-    node = context.node()
-    if not node.rewound:
-        return Outcome(f"node {node.id} has not gone back in time: there is nothing to accept")
-    if not context.arguments.get("accept_loss"):
-        raise Refused(
-            f"node {node.id} has gone back in time: {node.rewound}; say --accept-loss to go on without what is missing"
-        )
-    accepted = replace(node, rewound="", generation=node.generation + 1)
-    count = tablets_on(context.snapshot, node.id)
-    return Outcome(
-        f"node {node.id} is accepted as it is: its {count} tablets are opened after the next poll",
-        (Put(accepted),),
-        replan=node.bundle,
-    )
-
-
-def _lost(context: CommandContext) -> Outcome:
-    """A node that will not come back. Its tablets stay its own in the directory until each has a new owner."""
-    node = context.node()
-    if node.state is NodeState.LOST:
-        return Outcome(f"node {node.id} is lost already")
-    count = tablets_on(context.snapshot, node.id)
-    if not context.arguments.get("accept_loss"):
-        raise Refused(f"node {node.id} owns {count} tablets; say --accept-loss to go on without the node")
-    return Outcome(
-        f"node {node.id} is lost, and {count} tablets with it: `balancer tablet lost TABLET` gives each a new owner;"
-        " migrations that need the node are ended",
-        (Put(replace(node, state=NodeState.LOST, reason=f"lost, says {context.author}")),),
-        replan=node.bundle,
-    )
-
-
-def _tablet_lost(context: CommandContext) -> Outcome:
-    """A tablet that is nowhere gets a new owner: an empty one, or one that still has an older copy."""
-    tablet, node = context.tablet(), context.node()
-    running = context.snapshot.migration_of(tablet.id)
-    if running is not None:
-        raise Refused(f"tablet {tablet.id} is part of migration {running.id}, which is {running.state}: end it first")
-    if node.state is NodeState.LOST:
-        raise Refused(f"node {node.id} is lost itself")
-    if node.bundle != context.snapshot.tables[tablet.table].bundle:
-        raise Refused(f"node {node.id} belongs to another bundle, {node.bundle}")
-    if not context.arguments.get("accept_loss"):
-        raise Refused(f"say --accept-loss to go on without the rows that tablet {tablet.id} had on node {tablet.node}")
-    empty, former = bool(context.arguments.get("empty")), bool(context.arguments.get("former"))
-    how = "without rows" if empty else "as it was before it was split or merged" if former else "with the copy it has"
-    return Outcome(
-        f"tablet {tablet.id} is on node {node.id} now, {how}; it is opened after the next poll",
-        replan=node.bundle,
-        revive=Revival(tablet, node.id, empty=empty, former=former),
-    )
-
-
 def _plan(context: CommandContext) -> Outcome:
-    bundle = _bundle(context)
+    bundle = context.bundle()
     return Outcome(f"bundle {bundle} is being planned again; `balancer plan {bundle}` shows it", replan=bundle)
 
 
@@ -263,7 +171,7 @@ def _apply(context: CommandContext) -> Outcome:
 
 
 def _order(context: CommandContext, what: str) -> Outcome:
-    bundle, name = _bundle(context), context.word("table")
+    bundle, name = context.bundle(), context.word("table")
     table = context.snapshot.table(name)
     if table.bundle != bundle:
         raise Refused(f"table {name} belongs to bundle {table.bundle}, not to {bundle}")
@@ -275,14 +183,6 @@ def _order(context: CommandContext, what: str) -> Outcome:
     )
 
 
-def _bundle(context: CommandContext) -> str:
-    name = context.word("bundle")
-    if name not in context.snapshot.bundles:
-        known = ", ".join(sorted(context.snapshot.bundles)) or "none"
-        raise Refused(f"there is no bundle {name!r}; there are: {known}")
-    return name
-
-
 def _until_words(until: float | None) -> str:
     return "" if until is None else f" until {datetime.fromtimestamp(until, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
@@ -290,21 +190,22 @@ def _until_words(until: float | None) -> str:
 VERBS: Mapping[str, Callable[[CommandContext], Outcome]] = {
     "apply": _apply,
     "cancel": _cancel,
-    "close": _close,
+    "close": close,
     "double": partial(_order, what=orders.DOUBLE),
-    "drain": _drain,
+    "drain": drain,
     "halve": partial(_order, what=orders.HALVE),
-    "lost": _lost,
+    "lost": lost,
     "merge": merge,
     "move": move,
     "pause": _pause,
     "pin": _pin,
     "plan": _plan,
-    "rejoin": _rejoin,
+    "rejoin": rejoin,
     "release": _release,
     "resume": _resume,
+    "run-now": run_now,
     "split": split,
-    "tablet-lost": _tablet_lost,
-    "undrain": _undrain,
+    "tablet-lost": tablet_lost,
+    "undrain": undrain,
     "unpin": _unpin,
 }

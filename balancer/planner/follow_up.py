@@ -1,53 +1,86 @@
-"""Moves that a split asked for: the part that a hot front or a hot key got goes to a cooler node. Pure.
+"""Moves that migrations asked for: the parts of a split for heat, the second half of an exchange, the rest of a chain.
 
-The policy that proposed the split has said where each part should live; the record of the finished split remembers it.
-Each wish is tried once: what became of it is in the directory, and from then on the tablet is the policies' again.
+The policy that proposed the migration has said what follows on it; the record remembers that, so that a restart or
+another leader does not forget it. Each wish is tried once: what became of it is in the directory, and from then on the
+tablet is the policies' again. What is started, and what has to wait, is for `policies.promises`. Pure.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from balancer.directory.model import NodeState, Pin, Tablet, TabletState
+from balancer.directory.model import Migration, MigrationKind, NodeState, Pin, Tablet, TabletState
 from balancer.directory.snapshot import Snapshot
-from balancer.policies.budgets import Admission
-from balancer.policies.bundle_view import Action, ActionKind, BundleView, InFlight
-from balancer.policies.options import BundleOptions
+from balancer.policies.bundle_view import Action, ActionKind
 
 CODE = "follow-up"
 PATIENCE = 3600.0  # seconds after which the load has changed so much that the wish means nothing any more
 
 
 def follow_ups(snapshot: Snapshot, bundle: str, now: float) -> Iterator[Action]:
-    """The moves that are still owed, oldest first."""
+    """The moves that are owed now, oldest first: what asked for them is done.
+
+    Parts of a split may go at the same time; what follows on a move goes one after the other.
+    """
     records = [record for record in snapshot.migrations.values() if record.bundle == bundle]
-    tried = {tablet for record in records for tablet in record.sources}
     wishes = [record for record in records if record.state == "done" and now - record.updated < PATIENCE]
     for record in sorted(wishes, key=lambda record: record.updated):
-        for number, node in record.detail.get("then", ()):
-            tablet = snapshot.find_tablet(int(number))
-            if tablet is None or tablet.id in tried or not _may_go(snapshot, tablet, node, now):
-                continue
-            table = snapshot.tables[tablet.table].name
-            reason = f"the split {record.id} made it for {node}: {record.reason}"
-            yield Action(ActionKind.MOVE, table, (tablet.id,), reason, CODE, tablet.node, node)
+        wanted = _wanted(record)
+        if record.operation is MigrationKind.MOVE:
+            yield from _next_of_chain(snapshot, records, record, wanted, now)
+            continue
+        for number, node in wanted:
+            tablet = _free(snapshot, records, record, (number, node), now)
+            if tablet is not None:
+                reason = f"the split {record.id} made it for {node}: {record.reason}"
+                yield _move(snapshot, tablet, node, reason=reason, code=CODE)
 
 
-def affordable(owed: Iterable[Action], view: BundleView, options: BundleOptions) -> list[Action]:
-    """Those that the budgets and the window have room for, with their sizes."""
-    admission, taken = Admission(view, options), []
-    sizes = dict(zip(view.tablets.ids.tolist(), view.tablets.sizes.tolist(), strict=True))
+def promised(
+    snapshot: Snapshot, bundle: str, owed: Iterable[Action] = (), started: Collection[int] = ()
+) -> list[tuple[int, str]]:
+    """Tablets and where they will go: once a move that runs is done, and what is owed but for what is `started`."""
+    records = [record for record in snapshot.migrations.values() if record.bundle == bundle and not record.finished]
+    moves = [record for record in records if record.operation is MigrationKind.MOVE]
+    pairs = [pair for record in sorted(moves, key=lambda record: record.created) for pair in _wanted(record)]
     for action in owed:
-        sized = replace(action, size=sizes.get(action.tablets[0], 0.0))
-        if admission.obstacle(sized) is None:
-            admission.admit(sized)
-            taken.append(sized)
-    return taken
+        pairs += [] if action.tablets[0] in started else [(action.tablets[0], action.target)]
+        pairs += action.then
+    return pairs
 
 
-def credited(view: BundleView, owed: Iterable[Action]) -> BundleView:
-    """The view as if these were on their way already: the plan gives their room to nobody else."""
-    flights = tuple(InFlight(f"owed-{at}", one.tablets, one.source, one.target) for at, one in enumerate(owed))
-    return replace(view, in_flight=(*view.in_flight, *flights)) if flights else view
+def _next_of_chain(
+    snapshot: Snapshot, records: Sequence[Migration], record: Migration, wanted: list[tuple[int, str]], now: float
+) -> Iterator[Action]:
+    if not wanted:
+        return
+    number, node = wanted[0]
+    tablet = _free(snapshot, records, record, (number, node), now)
+    if tablet is not None:
+        reason = f"it belongs to the move of tablet {record.sources[0]}, which is done: {record.reason}"
+        code = str(record.detail.get("code", CODE))
+        yield _move(snapshot, tablet, node, reason=reason, code=code, then=tuple(wanted[1:]))
+
+
+def _wanted(record: Migration) -> list[tuple[int, str]]:
+    return [(int(number), str(node)) for number, node in record.detail.get("then", ())]
+
+
+def _free(
+    snapshot: Snapshot, records: Sequence[Migration], wish: Migration, wanted: tuple[int, str], now: float
+) -> Tablet | None:
+    """The tablet, if it may go to the node and has not been tried since the wish."""
+    number, node = wanted
+    tablet = snapshot.find_tablet(number)
+    if tablet is None or not _may_go(snapshot, tablet, node, now):
+        return None
+    tried = any(number in record.sources and record.created >= wish.created for record in records if record != wish)
+    return None if tried else tablet
+
+
+def _move(
+    snapshot: Snapshot, tablet: Tablet, node: str, *, reason: str, code: str, then: tuple[tuple[int, str], ...] = ()
+) -> Action:
+    table = snapshot.tables[tablet.table].name
+    return Action(ActionKind.MOVE, table, (tablet.id,), reason, code, tablet.node, node, then=then)
 
 
 def _may_go(snapshot: Snapshot, tablet: Tablet, node: str, now: float) -> bool:

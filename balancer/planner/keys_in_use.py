@@ -83,7 +83,10 @@ class Samples:
     def of(
         self, view: BundleView, snapshot: Snapshot, tablets: Sequence[int], ask: AskNode, enough: int
     ) -> dict[int, KeySamples]:
-        """Samples by tablet; the node is asked where clients have told less than `enough`."""
+        """Samples by tablet; the node is asked where clients have told less than `enough`.
+
+        What was told before a tablet's last migration does not count: it tells of the tablet as it was.
+        """
         found: dict[int, KeySamples] = {}
         rows = dict(zip(tablets, _rows(view, tablets), strict=True))
         hot = {row: next(table for table in view.tables if table.first <= row < table.last) for row in rows.values()}
@@ -92,7 +95,8 @@ class Samples:
             table = hot[row]
             lower, upper = bounds(view, table, row)
             samples, keys = told_of[table.name]
-            told = _told(samples[bisect_left(keys, lower) : bisect_left(keys, upper)])
+            inside = samples[bisect_left(keys, lower) : bisect_left(keys, upper)]
+            told = _told([sample for sample in inside if sample.at > _migrated(view, tablet)])
             if len(told.keys) < enough:
                 told = ask.ask(tablet) or told
             if told.keys:
@@ -122,6 +126,12 @@ def _rows(view: BundleView, tablets: Sequence[int]) -> list[int]:
     if places is not None:
         return [places[tablet] for tablet in tablets]
     return [int(np.flatnonzero(view.tablets.ids == tablet)[0]) for tablet in tablets]
+
+
+def _migrated(view: BundleView, tablet: int) -> float:
+    """When a tablet was last made or moved; minus infinity: not that anybody remembers."""
+    history = view.history.get(tablet)
+    return float("-inf") if history is None or history.last_migrated is None else history.last_migrated
 
 
 def _told(samples: Sequence[KeySample]) -> KeySamples:

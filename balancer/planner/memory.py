@@ -13,6 +13,8 @@ import numpy as np
 
 from balancer.directory.model import Migration, MigrationKind
 from balancer.policies.bundle_view import BundleView, Floats, Ints, TabletHistory
+from balancer.policies.closing import overloaded_since
+from balancer.policies.options import BundleOptions
 
 MINUTES = 5
 FAILED = "failed"
@@ -28,6 +30,12 @@ class Memory:
     def __init__(self) -> None:
         self._hot: dict[int, int] = {}
         self._minutes: deque[Minute] = deque()
+        self._overloaded: dict[str, float] = {}
+
+    def note_nodes(self, view: BundleView, options: BundleOptions) -> Mapping[str, float]:
+        """Nodes that are overloaded, and since when."""
+        self._overloaded = overloaded_since(view, options, self._overloaded)
+        return self._overloaded
 
     def note_rates(self, view: BundleView) -> None:
         """Remembers the rates of this tick, and forgets what is older than five minutes."""

@@ -181,7 +181,7 @@ def _capacities(bundle: str, view: BundleView) -> Values:
 
 def _tablets(bundle: str, view: BundleView) -> Values:
     """Tablets by node and state; each counts once, and trouble goes before work."""
-    migrating = [tablet for flight in view.in_flight for tablet in flight.tablets]
+    migrating = [tablet for flight in view.in_flight if not flight.waits for tablet in flight.tablets]
     count, columns = len(view.nodes), view.tablets
     state = np.zeros(len(columns), dtype=np.int64)
     for number, ids in enumerate((view.pinned, migrating, view.quarantined), start=1):

@@ -5,12 +5,12 @@ for by name, or ordered to be done at once, is nobody's window: it starts at onc
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from balancer.directory.model import Migration
 from balancer.directory.snapshot import Snapshot
-from balancer.planner import orders, schedule_now
+from balancer.planner import orders, rounds, schedule_now
 from balancer.planner.follow_up import CODE as FOLLOW_UP
 from balancer.planner.memory import HEAT
 from balancer.planner.state import ScheduleReport
@@ -47,7 +47,7 @@ class Openings:
         """The schedule that an action of this code on this table belongs to."""
         if code.startswith(HEAT) or code == FOLLOW_UP:
             return self.heat
-        return self.groups.get(self.options.table(table).group, self.bundle)
+        return self.groups.get(self.options.group_name(table), self.bundle)
 
     def allows(self, action: Action) -> bool:
         """Whether its window is open."""
@@ -56,9 +56,15 @@ class Openings:
     def narrowed(self) -> BundleOptions:
         """The options without what has to wait for its window."""
         names = {"default", *self.options.balancer.groups}
-        names |= {self.options.table(table).group for table in self.options.tables}
+        names |= {self.options.group_name(table) for table in self.options.tables}
         shut = frozenset(name for name in names if not self.groups.get(name, self.bundle).open)
         return restricted(self.options, balance=True, heat=self.heat.open, closed_groups=shut)
+
+    def opened(self) -> "Openings":
+        """As if every window were open, and none had an end."""
+        reports = {name: replace(report, open=True, closes_at=None) for name, report in self.groups.items()}
+        bundle, heat = (replace(report, open=True, closes_at=None) for report in (self.bundle, self.heat))
+        return Openings(bundle, heat, reports, self.options)
 
     def seconds_left(self, now: datetime, finish_by: FinishBy) -> float | None:
         """Until the first of the open windows closes; None where nothing has to be finished by then."""
@@ -80,7 +86,7 @@ class Openings:
 
     def _is_over(self, snapshot: Snapshot, record: Migration) -> bool:
         code = str(record.detail.get("code", ""))
-        if code in BY_OPERATORS or orders.unscheduled(snapshot, record):
+        if code in BY_OPERATORS or orders.unscheduled(snapshot, record) or rounds.unscheduled(snapshot, record.id):
             return False
         return not self.window(snapshot.tables[record.table].name, code).open
 

@@ -85,7 +85,7 @@ def same(left: Sequence[Action], right: Sequence[Action]) -> bool:
 
 
 def _essence(action: Action) -> tuple[object, ...]:
-    return action.kind, action.tablets, action.target, action.count, action.parts
+    return action.kind, action.tablets, action.target, action.count, action.parts, action.then
 
 
 def _superseded(known: Sequence[Plan], states: Sequence[str]) -> tuple[Put, ...]:

@@ -1,8 +1,8 @@
 """Whether a bundle is as it was when it was last planned: then planning again would find nothing again. Pure.
 
-The tick asks before it plans: most bundles are idle most of the time, and planning thousands of tablets is the most
-expensive thing a tick does. Only a plan that found nothing is kept, and only for a while, because time itself (a
-cool-down that ends, a failure that has aged) may change the answer.
+The tick asks before it plans: most bundles are idle most of the time, or wait for what runs, and planning thousands of
+tablets is the most expensive thing a tick does. Only a plan that can start nothing is kept, and only for a while,
+because time itself (a cool-down that ends, a failure that has aged) may change the answer.
 """
 
 from dataclasses import replace
@@ -18,16 +18,16 @@ ROWS_PER_SECOND = 0.5
 """Differences below these are none: far below what any threshold of the policies looks at."""
 
 
-def nothing_to_do(plan: PlanResult) -> bool:
-    """Whether a plan wants nothing at all."""
-    return not (plan.actions or plan.pending_moves or plan.node_changes)
+def starts_nothing(plan: PlanResult) -> bool:
+    """Whether a plan starts nothing at all: what it wants has to wait for what runs, or for ever."""
+    return not (plan.actions or plan.node_changes)
 
 
 def much_the_same(before: BundleView, after: BundleView) -> bool:
     """Whether nothing has changed that a plan could see, but the time."""
     if not 0.0 <= after.now - before.now <= KEPT_SECONDS:
         return False
-    if after.in_flight or after.samples or _facts(before) != _facts(after) or _longer(before, after):
+    if after.samples or _facts(before) != _facts(after) or _longer(before, after):
         return False
     nodes = zip(before.nodes, after.nodes, strict=True)
     return all(_same_node(*pair) for pair in nodes) and _same_tablets(before, after)
@@ -36,7 +36,8 @@ def much_the_same(before: BundleView, after: BundleView) -> bool:
 def _facts(view: BundleView) -> tuple[object, ...]:
     return (
         *(view.bundle, len(view.nodes), view.tables, view.pinned, view.quarantined, view.in_flight, view.samples),
-        *(dict(view.history), view.bytes_moved_in_window, view.measured_bytes_per_second),
+        *(dict(view.history), view.bytes_moved_in_window, view.measured_bytes_per_second, view.balancing),
+        view.overloaded_since,
     )
 
 
@@ -61,9 +62,16 @@ def _same_tablets(before: BundleView, after: BundleView) -> bool:
     if not exact or old.lowers != new.lowers:
         return False
     sizes = all(_close(getattr(old, name), getattr(new, name), BYTES) for name in ("sizes", "memory"))
-    rates = all(_close(getattr(old, name), getattr(new, name), ROWS_PER_SECOND) for name in ("write_rate", "read_rate"))
-    measured = all(getattr(one, name) is None for one in (old, new) for name in ("byte_rate", "cpu_rate"))
-    return sizes and rates and measured
+    return sizes and all(_same_rate(getattr(old, name), getattr(new, name)) for name in _RATES)
+
+
+_RATES = ("write_rate", "read_rate", "write_rate_1h", "read_rate_1h", "scan_rate")
+
+
+def _same_rate(before: Floats | None, after: Floats | None) -> bool:
+    if before is None or after is None:
+        return before is after
+    return _close(before, after, ROWS_PER_SECOND)
 
 
 def _close(before: Floats, after: Floats, least: float) -> bool:

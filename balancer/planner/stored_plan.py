@@ -54,6 +54,7 @@ def plan_document(result: PlanResult, view: BundleView, options: BundleOptions) 
         "score_before": result.score_before,
         "score_after": result.score_after,
         "bound": result.bound,
+        "limit": result.limit,
         "pending_moves": result.pending_moves,
         "pending_bytes": result.pending_bytes,
         "notes": list(result.notes),
@@ -86,6 +87,9 @@ def pack_input(view: BundleView, options: BundleOptions) -> str:
         "window_seconds_left": view.window_seconds_left,
         "bytes_moved_in_window": view.bytes_moved_in_window,
         "measured_bytes_per_second": view.measured_bytes_per_second,
+        "balancing": view.balancing,
+        "overloaded_since": dict(view.overloaded_since),
+        "reshaped_last": view.reshaped_last,
     }
     return base64.b64encode(zlib.compress(json.dumps(document, sort_keys=True).encode(), 6)).decode()
 
@@ -112,6 +116,9 @@ def _read_input(document: Any) -> tuple[BundleView, BundleOptions]:
         window_seconds_left=document["window_seconds_left"],
         bytes_moved_in_window=document["bytes_moved_in_window"],
         measured_bytes_per_second=document["measured_bytes_per_second"],
+        balancing=document.get("balancing", 0.0),
+        overloaded_since={str(node): float(at) for node, at in document.get("overloaded_since", {}).items()},
+        reshaped_last=document.get("reshaped_last", False),
     )
     options: BundleOptions = build(BundleOptions, model_of(BundleOptions).model_validate(document["options"]))
     return view, options
@@ -127,8 +134,9 @@ def _read_action(document: dict[str, Any]) -> Action:
         Part(bytes.fromhex(part["lower"]), Leaf(*part["leaf"]) if part["leaf"] else None, part["node"])
         for part in document["parts"]
     )
-    plain = {**document, "kind": ActionKind(document["kind"]), "tablets": tuple(document["tablets"]), "parts": parts}
-    return Action(**plain)
+    then = tuple((int(tablet), str(node)) for tablet, node in document.get("then", ()))
+    plain = {**document, "kind": ActionKind(document["kind"]), "tablets": tuple(document["tablets"])}
+    return Action(**{**plain, "parts": parts, "then": then})
 
 
 def _pack_array(array: Any) -> list[str] | None:

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from balancer.planner.state import NodeReport, ScheduleReport, StateWord
 from balancer.policies.bundle_view import PlanResult
+from balancer.policies.reasons import Left
 from balancer.settings import Mode
 
 
@@ -35,12 +36,14 @@ class Situation:
     orders: Sequence[
         tuple[str, bool]
     ] = ()  # operators' orders in words, and whether they need not wait for the schedule
+    promised: int = 0  # moves that follow on others and have not been started
 
 
 def verdict(situation: Situation) -> tuple[StateWord, str]:
     """The word, and the sentence that says what, how long still, until when or by what."""
     # Moves that help only after others stay pending where those others do not come: by themselves they are none.
     wanted = len(situation.plan.actions) and len(situation.plan.actions) + situation.plan.pending_moves
+    wanted += situation.promised
     broken = [node for node in situation.nodes if _is_broken(node)]
     broken.sort(key=lambda node: not node.rewound)
     if broken and broken[0].rewound:  # before all that runs: acknowledged writes are missing
@@ -126,12 +129,41 @@ def _idle(situation: Situation) -> tuple[StateWord, str]:
         left = situation.owned[stuck[0]]
         why = hindrance or "no node may take them"
         return StateWord.BLOCKED, f"node {stuck[0]} cannot be emptied, {_count(left, 'tablet')} left: {why}"
-    if hindrance and situation.plan.score_before < situation.plan.bound - 1:
-        return StateWord.BLOCKED, hindrance
+    broken = [rejection.reason for rejection in situation.plan.rejections if rejection.code == Left.BROKEN_METRIC]
+    if broken:
+        return StateWord.BLOCKED, broken[0]
+    off = ""
+    if situation.plan.score_before < situation.plan.limit - 1:
+        off = _switched_off(situation.plan)
+        blocked = hindrance or _waiting_moves(situation.plan) or ("" if off else _stuck(situation.plan))
+        if blocked:
+            return StateWord.BLOCKED, blocked
     if draining:
         names, verb = " and ".join(draining), "are" if len(draining) > 1 else "is"
         return StateWord.BALANCED, f"nothing to do; node {names} {verb} empty and may be taken away"
-    return StateWord.BALANCED, f"score {situation.plan.score_before:.0f} of 100; nothing to do"
+    return StateWord.BALANCED, f"score {situation.plan.score_before:.0f} of 100; nothing to do{off}"
+
+
+def _waiting_moves(plan: PlanResult) -> str:
+    """Why moves that the plan wants do not start, whatever the reason; empty: it wants none."""
+    if not plan.pending_moves:
+        return ""
+    waiting = [rejection for rejection in plan.rejections if rejection.target]
+    why = f": tablet {waiting[0].tablets[0]}, for one: {waiting[0].reason}" if waiting else ""
+    return f"{_count(plan.pending_moves, 'move')} cannot start{why}"
+
+
+def _stuck(plan: PlanResult) -> str:
+    """The node that stays fullest, and what would free it; empty: none is over the threshold."""
+    sentences = [rejection.reason for rejection in plan.rejections if rejection.code == Left.NO_GAIN]
+    more = plan.counts.get(Left.NO_GAIN, 0) - 1
+    return sentences[0] + (f"; {_count(more, 'more node')} likewise" if more > 0 else "") if sentences else ""
+
+
+def _switched_off(plan: PlanResult) -> str:
+    """What an operator has switched off, where that is why nothing is done."""
+    found = [code for code in _OFF if plan.counts.get(code)]
+    return f": {_OFF[found[0]]}" if found else ""
 
 
 def _hindrance(plan: PlanResult) -> str:
@@ -147,10 +179,20 @@ _HINDRANCES = {
     "pinned": "their tablets are pinned",
     "quarantined": "their tablets are quarantined; look at `balancer moves`, then `balancer release`",
     "backing-off": "their last migrations failed, and they wait before the next try",
+    "cooling-down": "their tablets were migrated a short time ago and rest for cool_down",
+    "source-closed": "an operator closed their node: it keeps what it has until it is opened",
     "target-disk": "no node has the disk space for them",
+    "target-memory": "no node has the memory for them",
     "no-room": "no node has room for them",
     "window-too-short": "the window is too short for them; see finish_by",
     "bytes-per-window": "the bytes of this window are used up",
+}
+
+
+_OFF = {
+    "mover-off": "moves are switched off; see enable_cell_balancer and enable_in_memory_cell_balancer",
+    "group-off": "moves are switched off for a group of tables; see enable_move",
+    "table-off": "moves are switched off for tables; see enable_auto_tablet_move",
 }
 
 

@@ -17,11 +17,17 @@ import numpy.typing as npt
 
 from balancer.policies.bundle_view import Floats, Ints
 
-COUNTERS = ("inserted", "updated", "deleted", "sequential_reads", "index_reads", "blocks_read", "blocks_hit")
+COUNTERS = (
+    *("inserted", "updated", "deleted", "sequential_reads", "index_reads"),
+    *("blocks_read", "blocks_hit", "sequential_scans"),
+)
 WINDOWS = (60.0, 600.0, 3600.0)
 WRITES = slice(0, 3)
-READS = slice(3, 5)
-
+SEQUENTIAL, INDEX, SCANS = map(COUNTERS.index, ("sequential_reads", "index_reads", "sequential_scans"))
+ROWS_OF_A_SCAN = 100.0
+"""Rows that a sequential scan counts for at most. Small tables are looked up by scanning them, again and again: those
+rows are traffic. One scan of a large one is a dump, a new index or a report: it asks for no key, and splitting the
+tablet would not make it cheaper. Larger: such scans look like heat. Smaller: lookups by scanning look like none."""
 
 GUESS = 1e-9  # the part of a window that a guess counts for: the first measurement outweighs it
 
@@ -66,8 +72,15 @@ class Rates:
         return np.asarray(self.rates[:, WRITES, window].sum(axis=1))
 
     def read_rate(self, window: int = 1) -> Floats:
-        """Rows read per second."""
-        return np.asarray(self.rates[:, READS, window].sum(axis=1))
+        """Rows read per second, without those of long scans."""
+        return np.asarray(self.rates[:, INDEX, window] + self._short_scans(window))
+
+    def scan_rate(self, window: int = 1) -> Floats:
+        """Rows read per second by long sequential scans."""
+        return np.asarray(self.rates[:, SEQUENTIAL, window] - self._short_scans(window))
+
+    def _short_scans(self, window: int) -> Floats:
+        return np.minimum(self.rates[:, SEQUENTIAL, window], ROWS_OF_A_SCAN * self.rates[:, SCANS, window])
 
 
 def empty_sample() -> CounterSample:

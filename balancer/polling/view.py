@@ -34,6 +34,7 @@ _CONDITIONS = {
     NodeState.LOST: NodeCondition.DOWN,
 }
 RATE_WINDOW = 1  # ten minutes: long enough not to chase bursts, short enough to see a change within the hour
+LONG_WINDOW = 2  # an hour, for metrics that ask for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +113,21 @@ def _part(snapshot: Snapshot, table: Table, nodes: Sequence[Node], poll: Cluster
     found = snapshot.columns(table.id)
     ids = np.asarray(found.ids, np.int64)
     numbers = {node.id: number for number, node in enumerate(nodes)}
-    sizes, rows, writes, reads = _measured(ids, poll)
+    measured = _measured(ids, poll)
     in_memory = options.table(table.name).in_memory_mode is not InMemoryMode.NONE
     hashed = table.layout is Layout.HASH
     moduli, remainders = _leaves(found) if hashed else (np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64))
     columns = TabletColumns(
         ids=ids,
         node=np.array([numbers[name] for name in found.nodes], np.int64)[np.asarray(found.node, np.int64)],
-        sizes=sizes,
-        memory=sizes if in_memory else np.zeros(len(ids)),
-        rows=rows,
-        write_rate=writes,
-        read_rate=reads,
+        sizes=measured["sizes"],
+        memory=measured["sizes"] if in_memory else np.zeros(len(ids)),
+        rows=measured["rows"],
+        write_rate=measured["write_rate"],
+        read_rate=measured["read_rate"],
+        write_rate_1h=measured["write_rate_1h"],
+        read_rate_1h=measured["read_rate_1h"],
+        scan_rate=measured["scan_rate"],
         lowers=[b""] * len(ids) if hashed else list(found.starts),
         moduli=moduli,
         remainders=remainders,
@@ -141,8 +145,8 @@ def _leaves(found: Columns) -> tuple[Ints, Ints]:
     return moduli, np.packbits(bits, axis=1).view(">u8").ravel().astype(np.int64)
 
 
-def _measured(ids: Ints, poll: ClusterPoll) -> tuple[Floats, Floats, Floats, Floats]:
-    """Sizes, rows, write and read rates; 0 for what no poll has seen."""
+def _measured(ids: Ints, poll: ClusterPoll) -> dict[str, Floats]:
+    """The measured columns of tablets, by name; 0 for what no poll has seen."""
     rates = poll.rates
     places = np.searchsorted(rates.ids, ids)
     places[places == len(rates.ids)] = 0
@@ -152,7 +156,15 @@ def _measured(ids: Ints, poll: ClusterPoll) -> tuple[Floats, Floats, Floats, Flo
         return np.where(seen, column[places], 0.0) if len(column) else np.zeros(len(ids))
 
     last = rates.last
-    return pick(last.sizes), pick(last.rows), pick(rates.write_rate(RATE_WINDOW)), pick(rates.read_rate(RATE_WINDOW))
+    return {
+        "sizes": pick(last.sizes),
+        "rows": pick(last.rows),
+        "write_rate": pick(rates.write_rate(RATE_WINDOW)),
+        "read_rate": pick(rates.read_rate(RATE_WINDOW)),
+        "write_rate_1h": pick(rates.write_rate(LONG_WINDOW)),
+        "read_rate_1h": pick(rates.read_rate(LONG_WINDOW)),
+        "scan_rate": pick(rates.scan_rate(RATE_WINDOW)),
+    }
 
 
 def _tables(tables: Sequence[Table], parts: Sequence[_Part]) -> list[TableView]:
@@ -182,6 +194,9 @@ def _join(parts: Sequence[_Part]) -> TabletColumns:
         rows=floats("rows"),
         write_rate=floats("write_rate"),
         read_rate=floats("read_rate"),
+        write_rate_1h=floats("write_rate_1h"),
+        read_rate_1h=floats("read_rate_1h"),
+        scan_rate=floats("scan_rate"),
         lowers=[lower for part in columns for lower in part.lowers],
         moduli=ints("moduli"),
         remainders=ints("remainders"),

@@ -165,7 +165,7 @@ def _validate(
     try:
         return shape(_env_prefix=env_prefix, **given)
     except ValidationError as error:
-        mistakes.extend(translate(file, shape, error))
+        mistakes.extend(translate(file, shape, given, error))
     except SettingsError as error:
         mistakes.append(Mistake("environment", "", str(error)))
     return None
@@ -186,6 +186,8 @@ def _load_bundle(file: Path, daemon: BaseModel | None, mistakes: list[Mistake]) 
     )
     migration = build(MigrationSettings, read.migration)
     mistakes.extend(Mistake(str(file), key, message) for key, message in _broken_rules(options, migration))
+    groups = {name: group.flat() for name, group in options.balancer.groups.items()}
+    options = replace(options, balancer=replace(options.balancer, groups=groups))
     nodes = {name: _node(name, section, file, mistakes) for name, section in read.nodes.items()}
     if len(mistakes) > before:
         return None
@@ -214,6 +216,8 @@ def _broken_rules(options: BundleOptions, migration: MigrationSettings) -> Itera
         yield f"migration.{key}", message
     for key, message in rules.check_balancer(options.balancer):
         yield f"tablet_balancer_config.{key}", message
+    for key, message in rules.check_heat(options.heat):
+        yield f"heat.{key}", message
     for key, message in rules.check_placement(options.placement):
         yield f"placement.{key}", message
     for name, table in options.tables.items():

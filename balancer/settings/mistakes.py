@@ -32,16 +32,26 @@ class ConfigurationError(UserError):
         super().__init__("\n".join(map(str, self.mistakes)))
 
 
-def translate(file: str, shape: type[BaseModel], error: ValidationError) -> Iterator[Mistake]:
+def translate(file: str, shape: type[BaseModel], given: Mapping[str, Any], error: ValidationError) -> Iterator[Mistake]:
     """Pydantic's errors as sentences. Values are never repeated unless our own check chose to: they may be secret."""
     for detail in error.errors(include_url=False, include_context=True):
-        location = tuple(str(part) for part in detail["loc"] if not _is_inner(part))
+        location = _keys(detail["loc"], given)
+        if detail["type"] == "extra_forbidden":  # what is too much is a key, whatever its name is
+            location = (*_keys(detail["loc"][:-1], given), str(detail["loc"][-1]))
         yield Mistake(file, ".".join(location), _sentence(shape, location, dict(detail)))
 
 
-def _is_inner(part: int | str) -> bool:
-    """Pydantic names the members of a union in the location: not a key of the file."""
-    return isinstance(part, str) and ("[" in part or part in ("int", "float", "str", "bool", "none"))
+def _keys(location: tuple[int | str, ...], given: Any) -> tuple[str, ...]:
+    """The keys on the way to what is wrong. Pydantic names members of unions there too, which are no keys of the file
+    unless it has one of that name at that place."""
+    found = []
+    for part in location:
+        there = isinstance(given, Mapping) and part in given
+        if not there and isinstance(part, str) and ("[" in part or part in ("int", "float", "str", "bool", "none")):
+            continue
+        found.append(str(part))
+        given = given[part] if there else None
+    return tuple(found)
 
 
 def _sentence(shape: type[BaseModel], location: tuple[str, ...], detail: Mapping[str, Any]) -> str:

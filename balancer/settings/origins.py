@@ -30,7 +30,7 @@ def _values(bundle: BundleSettings) -> Iterator[tuple[str, Any]]:
     yield "mode", str(bundle.mode)
     yield "timezone", bundle.timezone
     options = bundle.options
-    yield from _flat("tablet_balancer_config", options.balancer)
+    yield from _flat("tablet_balancer_config", options.balancer, leave_out=("parameterized",))
     yield from _flat("heat", options.heat)
     yield from _flat("placement", options.placement)
     yield from _flat("migration", bundle.migration)
@@ -46,10 +46,10 @@ def _flat(prefix: str, value: Any, leave_out: tuple[str, ...] = ()) -> Iterator[
     if is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             if field.name not in leave_out:
-                yield from _flat(f"{prefix}.{field.name}", getattr(value, field.name))
+                yield from _flat(f"{prefix}.{field.name}", getattr(value, field.name), leave_out)
     elif isinstance(value, Mapping) and value:
         for key, member in value.items():
-            yield from _flat(f"{prefix}.{key}", member)
+            yield from _flat(f"{prefix}.{key}", member, leave_out)
     else:
         yield prefix, value if isinstance(value, int | float | bool | None) else _printable(value)
 
@@ -62,7 +62,7 @@ def _origin(settings: Settings, bundle: BundleSettings, key: str) -> str:
     variable = f"{env_prefix(bundle.name)}__{key.replace('.', '__')}".upper()
     if variable in os.environ:
         return f"environment {variable}"
-    if _is_given(bundle.given, key):
+    if _is_given(bundle.given, key) or _is_given(bundle.given, _as_yt_writes(key)):
         return str(bundle.file)
     if key in _DAEMON_DEFAULTS:
         daemon_variable = f"BALANCER_{key.upper()}"
@@ -71,6 +71,13 @@ def _origin(settings: Settings, bundle: BundleSettings, key: str) -> str:
         if key in settings.given:
             return str(settings.file)
     return "default"
+
+
+def _as_yt_writes(key: str) -> str:
+    """Where a group's key may stand in the file instead: inside of `parameterized`."""
+    place, _, name = key.rpartition(".")
+    inside = {"reshard_by_metric": "enable_reshard", "enable_reshard": "another"}.get(name, name)
+    return f"{place}.parameterized.{inside}"
 
 
 def _is_given(given: Mapping[str, Any], key: str) -> bool:

@@ -3,7 +3,15 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from balancer.policies.options import BalancerOptions, GroupOptions, PlacementOptions, TableOptions
+from balancer.policies.metric import MetricError, parse_metric
+from balancer.policies.options import (
+    DEFAULT_GROUP,
+    BalancerOptions,
+    GroupOptions,
+    HeatOptions,
+    PlacementOptions,
+    TableOptions,
+)
 from balancer.settings.migration import MigrationSettings
 
 _DIMENSIONS = ("bytes", "memory", "write_rate", "read_rate", "tablets")
@@ -30,6 +38,34 @@ def check_balancer(options: BalancerOptions) -> Iterator[tuple[str, str]]:
         )
     if options.tablet_to_cell_ratio <= 0:
         yield "tablet_to_cell_ratio", "must be greater than 0"
+    if not 0 < options.safe_used_tablet_static_ratio <= 1:
+        yield "safe_used_tablet_static_ratio", "must be greater than 0 and at most 1"
+    if options.default_in_memory_group and options.default_in_memory_group not in options.groups:
+        yield "default_in_memory_group", _no_group(options.default_in_memory_group, options.groups)
+    for name, group in options.groups.items():
+        for key, message in _check_group(group):
+            yield f"groups.{name}.{key}", message
+
+
+def _check_group(group: GroupOptions) -> Iterator[tuple[str, str]]:
+    for key, value in group.parameterized.given().items():
+        if getattr(group, key) not in (value, getattr(GroupOptions(), key)):
+            yield key, "has another value in parameterized: say it once"
+    flat = group.flat()
+    if flat.metric:
+        try:
+            parse_metric(flat.metric)
+        except MetricError as error:
+            yield "parameterized.metric" if group.parameterized.metric else "metric", str(error)
+    if flat.max_action_count < 1:
+        yield "max_action_count", "must be 1 or more"
+    for key in ("node_deviation_threshold", "cell_deviation_threshold", "min_relative_metric_improvement"):
+        if not getattr(flat, key) >= 0:
+            yield key, "must be zero or more"
+
+
+def _no_group(name: str, groups: Mapping[str, GroupOptions]) -> str:
+    return f"there is no group {name!r}; there are: {', '.join(sorted({DEFAULT_GROUP, *groups}))}"
 
 
 def check_placement(options: PlacementOptions) -> Iterator[tuple[str, str]]:
@@ -41,8 +77,16 @@ def check_placement(options: PlacementOptions) -> Iterator[tuple[str, str]]:
             yield f"dimensions.{name}", "must be zero or more"
     if options.stop_threshold > options.start_threshold:
         yield "stop_threshold", "must not exceed start_threshold: moves would stop before they start"
+    if options.reopen_at_load > options.close_at_load:
+        yield "reopen_at_load", "must not exceed close_at_load: a node would close and open at once"
     if options.reopen_at_disk_share > options.close_at_disk_share:
         yield "reopen_at_disk_share", "must not exceed close_at_disk_share: a node would close and open at once"
+
+
+def check_heat(options: HeatOptions) -> Iterator[tuple[str, str]]:
+    """Of `[heat]`."""
+    if not 0 <= options.min_confidence <= 1:
+        yield "min_confidence", "must lie between 0 and 1"
 
 
 def check_migration(settings: MigrationSettings) -> Iterator[tuple[str, str]]:
@@ -69,6 +113,7 @@ def check_table(options: TableOptions, groups: Mapping[str, GroupOptions]) -> It
     desired, least = options.desired_tablet_count, options.min_tablet_count
     if desired is not None and least is not None and least > desired:
         yield "min_tablet_count", f"must not exceed desired_tablet_count ({desired})"
-    if options.group != "default" and options.group not in groups:
-        known = ", ".join(sorted({"default", *groups}))
-        yield "group", f"there is no group {options.group!r}; there are: {known}"
+    if options.desired_tablet_metric is not None and not options.desired_tablet_metric > 0:
+        yield "desired_tablet_metric", "must be greater than 0"
+    if options.group != DEFAULT_GROUP and options.group not in groups:
+        yield "group", _no_group(options.group, groups)

@@ -7,11 +7,9 @@ The order (group or heat, then bundle, then cluster) and the meaning of an unset
 from zoneinfo import ZoneInfo
 
 from balancer.errors import UserError
-from balancer.policies.options import GroupOptions
+from balancer.policies.options import DEFAULT_GROUP, GroupOptions
 from balancer.schedules import Applicable, Level, Schedule, applicable
 from balancer.settings.load import BundleSettings, Settings
-
-DEFAULT_GROUP = "default"
 
 
 def bundle_schedule(settings: Settings, bundle: BundleSettings) -> Applicable:

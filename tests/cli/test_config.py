@@ -53,3 +53,83 @@ def test_no_configuration_says_where_it_is_looked_for(tmp_path: Path) -> None:
     result = balancer_here("config", "check", "--config", tmp_path / "none.toml")
     assert result.code == 2
     assert "the file does not exist" in result.err
+
+
+GROUPS = """
+[tablet_balancer_config]
+default_in_memory_group = "cache"
+[tablet_balancer_config.groups.load]
+parameterized = { metric = "write_rate_1h + read_rate_1h", max_action_count = 5, enable_reshard = true }
+[tablet_balancer_config.groups.cache]
+parameterized = { per_table_uniform = true }
+[tablet_balancer_config.groups.later]
+[nodes.a]
+dsn = "postgresql://u@h/d"
+[tables.t]
+roots = ["t"]
+layout = "hash"
+key = ["id"]
+group = "load"
+desired_tablet_count = 4
+desired_tablet_metric = 7.5
+[tables.m]
+roots = ["m"]
+layout = "hash"
+key = ["id"]
+in_memory_mode = "compressed"
+enable_parameterized = true
+"""
+
+
+def test_parameterized_is_read_as_yt_writes_it(tmp_path: Path) -> None:
+    files = {"balancer.toml": 'directory = "sqlite:///x"\n', "bundles/shop.toml": GROUPS}
+    result = balancer_here("config", "show", "shop", "--config", make(tmp_path, files))
+    shown = dict(line.split("\t", 1) for line in result.out.splitlines())
+    prefix, file = "tablet_balancer_config.groups.load", tmp_path / "bundles" / "shop.toml"
+    assert shown[f"{prefix}.metric"] == f"write_rate_1h + read_rate_1h\t{file}"
+    assert shown[f"{prefix}.max_action_count"] == f"5\t{file}"
+    assert shown[f"{prefix}.reshard_by_metric"].split("\t")[0].lower() == "true"
+    assert shown[f"{prefix}.reshard_by_metric"].endswith(str(file))
+    assert shown[f"{prefix}.enable_reshard"].endswith("default")
+    assert not [key for key in shown if "parameterized." in key]
+
+
+def test_settings_without_effect_are_named(tmp_path: Path) -> None:
+    files = {"balancer.toml": 'directory = "sqlite:///x"\n', "bundles/shop.toml": GROUPS}
+    result = balancer_here("config", "check", "--config", make(tmp_path, files), "--output", "json")
+    assert result.code == 0
+    assert [(one["key"], one["no_effect"]) for one in json.loads(result.out)] == [
+        ("tablet_balancer_config.groups.cache.per_table_uniform", True),
+        ("tablet_balancer_config.groups.later", True),
+        ("tables.t.desired_tablet_metric", True),
+        ("tables.m.enable_parameterized", True),
+    ]
+    plain = balancer_here("config", "check", "--config", tmp_path / "balancer.toml")
+    assert "groups.later has no effect: no table of the bundle is in the group" in plain.out
+
+
+def test_every_metric_is_parsed_and_said_once(tmp_path: Path) -> None:
+    groups = """
+[tablet_balancer_config]
+default_in_memory_group = "nobody"
+safe_used_tablet_static_ratio = 1.5
+[tablet_balancer_config.groups.one]
+metric = "write_rate +"
+[tablet_balancer_config.groups.two]
+parameterized = { metric = "cpu" }
+[tablet_balancer_config.groups.three]
+metric = "bytes"
+parameterized = { metric = "rows", max_action_count = 0 }
+"""
+    files = {"balancer.toml": 'directory = "sqlite:///x"\n', "bundles/shop.toml": groups}
+    result = balancer_here("config", "check", "--config", make(tmp_path, files), "--output", "json")
+    prefix = "tablet_balancer_config."
+    assert result.code == 2
+    assert [one["key"].removeprefix(prefix) for one in json.loads(result.out)] == [
+        "safe_used_tablet_static_ratio",
+        "default_in_memory_group",
+        "groups.one.metric",
+        "groups.two.parameterized.metric",
+        "groups.three.metric",
+        "groups.three.max_action_count",
+    ]

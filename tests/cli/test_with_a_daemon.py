@@ -133,6 +133,17 @@ def test_a_plan_that_is_asked_for_can_be_questioned(running: Running) -> None:
     assert running.balancer("plan", "--id", "nothing").code == 2
 
 
+def test_a_round_is_shown_before_and_refused_where_nothing_is_started(running: Running) -> None:
+    before = len(running.snapshot().migrations)
+    shown = documents(running, "run-now", "shop", "--dry-run")
+    assert shown["bundle"] == "shop"
+    assert "of 100 now" in running.balancer("run-now", "--dry-run").out
+    refused = running.balancer("run-now", "shop")
+    assert (refused.code, "observe" in refused.err) == (4, True)
+    assert running.balancer("run-now", "nobody").code == 2
+    assert len(running.snapshot().migrations) == before
+
+
 def test_a_table_is_doubled_and_halved_under_its_budgets(running: Running) -> None:
     before = of_table(running, "orders")
     preview = documents(running, "table", "double", "shop", "orders", "--dry-run")

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from balancer.clock import SystemClock
 from balancer.daemon.daemon import HOUSEKEEPING, Daemon
 from balancer.directory.model import Command, CommandState, Put
+from balancer.directory.open import open_directory
 from balancer.errors import Unavailable
 from balancer.instruments import declared
 from balancer.planner.state import BundleState, StateWord
@@ -205,6 +206,44 @@ def test_what_runs_over_the_end_of_its_window_is_parked_and_goes_on_in_the_next(
         assert running.owners() == {"a": 8, "b": 0}
         clock.offset += timedelta(hours=23)
         until(lambda: running.daemon.follower().snapshot.migrations[begun].state == "done", 60, "the move's end")
+
+
+def test_a_round_outside_of_the_schedule_starts_what_is_wanted_and_nothing_more(fleet: Fleet) -> None:
+    fleet.write(
+        "autonomous",
+        tablet_balancer_config="enable_cell_balancer = true\ntablet_balancer_schedule = 'hours == 3'",
+        migration=SLOW.replace("20kB", "200kB"),
+    )
+    clock = SetClock(datetime(2026, 3, 1, 5, 0, tzinfo=UTC))
+    with instance(fleet, clock) as running:
+        until(lambda: running.word() is StateWord.WAITING, 30, "a verdict")
+        answer = running.give("run-now", bundle="shop")
+        (begun,) = running.daemon.directory().snapshot().migrations
+        assert answer == f"a round of bundle shop: 1 migration started: {begun}"
+        directory = running.daemon.directory()
+        until(lambda: directory.snapshot().migrations[begun].state == "done", 60, "the move's end")
+        running.ticks(3)
+        assert list(directory.snapshot().migrations) == [begun], "the schedule is closed"
+        assert running.owners() == {"a": 7, "b": 1}
+        reasons = [entry.reason for entry in directory.history(limit=1000)]
+        assert f"run-now: {answer}" in reasons
+
+
+def test_a_successor_carries_out_a_round_that_its_predecessor_did_not(fleet: Fleet) -> None:
+    fleet.write(
+        "autonomous", tablet_balancer_config="enable_cell_balancer = true\ntablet_balancer_schedule = 'hours == 3'"
+    )
+    clock = SetClock(datetime(2026, 3, 1, 5, 0, tzinfo=UTC))
+    with instance(fleet, clock) as first:
+        until(lambda: first.word() is StateWord.WAITING, 30, "a verdict")
+    command = Command("c1", "run-now", {"bundle": "shop"}, "ann@host", clock.now().timestamp())
+    with open_directory(load_settings(fleet.config).daemon.directory) as directory:
+        directory.commit(transaction([Put(command)], directory.snapshot().version))
+    with instance(fleet, clock) as second:
+        until(lambda: second.owners()["b"] > 0, 60, "a move")
+        found = second.daemon.directory().snapshot().commands["c1"]
+        assert found.state is CommandState.DONE
+        assert "migration" in found.result
 
 
 def parked(running: Instance, migration: str) -> bool:

@@ -63,7 +63,24 @@ def test_what_made_tablets_for_heat_is_kept_as_long_as_they_live(
     )
     gone = replace(split, id="gone", targets=(replace(split.targets[0], id=777),))
     directory.commit(transaction([Put(split), Put(gone)], snapshot.version))
-    assert list(forgettable(directory.snapshot(), 0.0)) == [Remove(RecordKind.MIGRATION, "gone")]
+    later = gone.updated + housekeeping.KEPT_SECONDS + 1
+    assert list(forgettable(directory.snapshot(), later)) == [Remove(RecordKind.MIGRATION, "gone")]
+
+
+def test_what_ended_within_the_hour_is_kept_as_tablets_rest_after_it(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping, "KEPT_MIGRATIONS", 1)
+    monkeypatch.setattr(housekeeping, "MOST_MIGRATIONS", 4)
+    snapshot = directory.snapshot()
+    one = migration(snapshot.tablet(1), "pg-b", "done")
+    ended = [replace(one, id=f"m{at}", finished=True, updated=10_000.0 + at) for at in range(6)]
+    directory.commit(transaction([*map(Put, ended)], snapshot.version))
+    now = 10_003.0 + housekeeping.KEPT_SECONDS
+    dropped = [change.key for change in forgettable(directory.snapshot(), now) if isinstance(change, Remove)]
+    assert dropped == ["m0", "m1", "m2"], "m3 to m5 ended within the hour"
+    soon = [change.key for change in forgettable(directory.snapshot(), 10_006.0) if isinstance(change, Remove)]
+    assert soon == ["m0", "m1"], "no more than four, whatever their age"
 
 
 def test_notes_of_ended_migrations_go(directory: Directory, keeper: Housekeeping) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from balancer.directory.model import CommandState, Counter, NodeState, Pin, Plan, Put
+from balancer.directory.model import CommandState, Counter, NodeState, Pause, Pin, Plan, Put
 from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.snapshot import Snapshot
 from balancer.directory.sqlite import SqliteDirectory
@@ -148,6 +148,33 @@ def test_a_plan_is_approved_only_where_plans_wait_for_it(directory: SqliteDirect
     sentence = f"plan p1 cannot be approved: the mode of bundle shop is {reason}"
     assert (state, outcome.result, outcome.changes) == (CommandState.REFUSED, sentence, ())
     assert give(directory.snapshot(), "apply", {"shop": Mode.APPROVE}, plan="p1")[0] is CommandState.DONE
+
+
+@pytest.mark.parametrize(
+    ("modes", "part"),
+    [
+        ({"shop": Mode.OBSERVE}, "is observe, in which nothing is started"),
+        ({"shop": Mode.APPROVE}, "starts only what was approved"),
+        ({"other": Mode.AUTONOMOUS}, "not in the leader's configuration"),
+    ],
+)
+def test_a_round_is_refused_where_it_could_start_nothing(
+    directory: SqliteDirectory, modes: Mapping[str, Mode], part: str
+) -> None:
+    state, outcome = give(directory.snapshot(), "run-now", modes, bundle="shop")
+    assert (state, outcome.round) == (CommandState.REFUSED, "")
+    assert part in outcome.result
+
+
+def test_a_round_is_for_the_next_tick_and_not_for_a_paused_bundle(directory: SqliteDirectory) -> None:
+    modes = {"shop": Mode.AUTONOMOUS}
+    assert give(directory.snapshot(), "run-now", modes, bundle="shop")[1].round == "shop"
+    directory.commit(transaction([Put(Pause("shop", None, "ann", ""))], directory.snapshot().version))
+    state, outcome = give(directory.snapshot(), "run-now", modes, bundle="shop")
+    assert (state, outcome.result) == (
+        CommandState.REFUSED,
+        "bundle shop is paused: `balancer resume shop` ends that",
+    )
 
 
 def test_an_unknown_verb_names_the_known_ones() -> None:

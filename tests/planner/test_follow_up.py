@@ -9,9 +9,10 @@ import pytest
 from balancer.directory.contract import Directory
 from balancer.directory.model import Migration, MigrationKind, NodeState, Pin, Put, Record, TabletState
 from balancer.directory.open import open_directory
-from balancer.planner.follow_up import PATIENCE, affordable, credited, follow_ups
+from balancer.planner.follow_up import PATIENCE, follow_ups, promised
 from balancer.policies.bundle_view import Action
 from balancer.policies.options import BudgetOptions, BundleOptions
+from balancer.policies.promises import affordable, credited, waiting_flights
 from tests.support.bundle_views import Tablets, bundle_of, leaves
 from tests.support.directories import fill, migration, transaction
 
@@ -93,3 +94,52 @@ def test_budgets_hold_for_wishes_too(directory: Directory) -> None:
     flight = credited(view, taken).in_flight[0]
     assert (flight.tablets, flight.source, flight.target) == ((1,), "pg-a", "pg-b")
     assert credited(view, []) is view
+
+
+def chain(directory: Directory, state: str, then: list[tuple[int, str]], at: float = NOW) -> Migration:
+    """A move of tablet 8 upon which others follow."""
+    move = migration(directory.snapshot().tablet(8), "pg-b", state)
+    detail = {"then": [list(pair) for pair in then], "code": "chain"}
+    return replace(
+        move, finished=state in ("done", "failed"), created=at - 10, updated=at, detail=detail, reason="both help"
+    )
+
+
+def test_what_follows_on_a_move_goes_one_after_the_other(directory: Directory) -> None:
+    put(directory, chain(directory, "done", [(4, "pg-c"), (7, "pg-b")]))
+    (first,) = [action for action in owed(directory) if action.code == "chain"]
+    assert (first.tablets, first.target, first.then) == ((4,), "pg-c", ((7, "pg-b"),))
+    assert first.reason == "it belongs to the move of tablet 8, which is done: both help"
+
+
+def test_nothing_follows_on_a_move_that_failed_or_runs(directory: Directory) -> None:
+    put(directory, chain(directory, "failed", [(4, "pg-c")]))
+    assert all(action.code != "chain" for action in owed(directory))
+    put(directory, chain(directory, "copying", [(4, "pg-c")]))
+    assert all(action.code != "chain" for action in owed(directory))
+
+
+def test_what_a_running_move_promises_is_known(directory: Directory) -> None:
+    put(directory, chain(directory, "copying", [(4, "pg-c"), (7, "pg-b")]))
+    pairs = promised(directory.snapshot(), "shop")
+    assert pairs == [(4, "pg-c"), (7, "pg-b")]
+    assert promised(directory.snapshot(), "other") == []
+    view = bundle_of({"orders": Tablets([5.0] * 8, leaves(8))}, nodes=("pg-a", "pg-b", "pg-c"))
+    flights = waiting_flights([*pairs, (999, "pg-a"), (1, "pg-a")], view)
+    assert [(one.tablets, one.target, one.waits) for one in flights] == [((4,), "pg-c", True), ((7,), "pg-b", True)]
+
+
+def test_parts_of_a_split_that_wait_for_a_slot_are_promised(directory: Directory) -> None:
+    put(directory, wish(directory, {4: "pg-c", 7: "pg-b"}, NOW + 1))
+    moves = owed(directory, NOW + 1)
+    assert promised(directory.snapshot(), "shop", moves) == [(1, "pg-b"), (4, "pg-c"), (7, "pg-b")]
+    assert promised(directory.snapshot(), "shop", moves, {1, 7}) == [(4, "pg-c")]
+
+
+def test_the_other_half_was_moved_long_ago_and_follows_all_the_same(directory: Directory) -> None:
+    old = replace(migration(directory.snapshot().tablet(4), "pg-b", "done"), finished=True, created=NOW - 5000)
+    put(directory, old, chain(directory, "done", [(4, "pg-c")]))
+    assert [action.tablets for action in owed(directory) if action.code == "chain"] == [(4,)]
+    tried = replace(migration(directory.snapshot().tablet(4), "pg-c", "failed"), finished=True, created=NOW + 1)
+    put(directory, tried)
+    assert [action.tablets for action in owed(directory, NOW + 2) if action.code == "chain"] == []

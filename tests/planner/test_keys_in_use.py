@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from balancer.directory.open import open_directory
 from balancer.directory.sample_note import TOPIC
 from balancer.logs import set_up_logs
 from balancer.planner.keys_in_use import MEMORY_SECONDS, Samples
-from balancer.policies.bundle_view import BundleView, KeySamples, SampleSource
+from balancer.policies.bundle_view import BundleView, KeySamples, SampleSource, TabletHistory
 from tests.support.bundle_states import view_of_snapshot
 from tests.support.directories import fill, key
 from tests.support.logs import kept_logs
@@ -76,6 +77,17 @@ def test_the_node_is_asked_where_clients_say_too_little(directory: Directory, vi
     samples.gather(100.0)
     assert found(directory, view, samples, node, 2)[1002].source is SampleSource.ROW_AGES
     assert node.asked == [1002]
+
+
+def test_what_was_told_before_a_tablets_last_migration_does_not_count(directory: Directory, view: BundleView) -> None:
+    samples, node = Samples(directory), Node()
+    for at, number in ((100.0, 11), (110.0, 12), (111.0, 13)):
+        note(directory, "client-1", at, number)
+        samples.gather(at)
+    moved = replace(view, history={1002: TabletHistory(last_migrated=110.0)})
+    assert found(directory, view, samples, node, 1)[1002].keys == (key(11), key(12), key(13))
+    assert found(directory, moved, samples, node, 1)[1002].keys == (key(13),)
+    assert found(directory, moved, samples, node, 2)[1002].source is SampleSource.ROW_AGES
 
 
 def test_what_is_old_is_forgotten(directory: Directory, view: BundleView) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from balancer.directory.contract import Directory
-from balancer.directory.model import Put
+from balancer.directory.model import Command, Put
 from balancer.directory.open import open_directory
-from balancer.planner import orders
+from balancer.planner import orders, rounds
 from balancer.planner.openings import Openings, look
 from balancer.policies.bundle_view import Action, ActionKind
 from balancer.settings import FinishBy, Settings, load_settings
@@ -110,6 +110,27 @@ def test_what_was_ordered_at_once_is_never_held(settings: Settings, tmp_path: Pa
         snapshot, bundle = directory.snapshot(), settings.bundle("shop")
     assert at(settings, 2).overrunning(snapshot, bundle) == ({own} if at_once else {ordered, own})
     assert at(settings, 3).overrunning(snapshot, bundle) == frozenset()
+
+
+def test_what_a_round_has_started_is_never_held(settings: Settings, tmp_path: Path) -> None:
+    with open_directory(f"sqlite://{tmp_path}/directory.db") as directory:
+        fill(directory)
+        started, own = begin(directory, 1, "load"), begin(directory, 2, "load")
+        asked = Command("c1", rounds.VERB, {"bundle": "shop", "migrations": 5}, "ann", 1.0)
+        directory.commit(transaction((Put(asked),), directory.snapshot().version))
+        bundle = settings.bundle("shop")
+        assert at(settings, 2).overrunning(directory.snapshot(), bundle) == {started, own}
+        done = rounds.answered(asked, [directory.snapshot().migrations[started]], ["no room"])
+        assert done.result == f"a round of bundle shop: 1 migration started: {started}; 1 could not be: no room"
+        directory.commit(transaction((Put(done),), directory.snapshot().version))
+        assert at(settings, 2).overrunning(directory.snapshot(), bundle) == {own}
+
+
+def test_all_windows_may_be_taken_for_open(settings: Settings) -> None:
+    openings = at(settings, 2).opened()
+    assert openings.all
+    assert openings.seconds_left(datetime(2026, 3, 1, 2, tzinfo=UTC), FinishBy.WINDOW) is None
+    assert [action for action in (ORDERS, EVENTS, HEAT, FOLLOW_UP) if not openings.allows(action)] == []
 
 
 def begin(directory: Directory, tablet: int, code: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.planner.steady import KEPT_SECONDS, much_the_same, nothing_to_do
+from balancer.planner.steady import KEPT_SECONDS, much_the_same, starts_nothing
 from balancer.policies.bundle_view import (
     Action,
     ActionKind,
@@ -66,11 +66,18 @@ def test_a_longer_window_does_and_a_shorter_one_does_not() -> None:
 def test_what_counts_as_the_same_is_planned_the_same(noise: list[float]) -> None:
     shaken = tablets(VIEW, write_rate=VIEW.tablets.write_rate * (1 + np.array(noise)))
     assert much_the_same(VIEW, shaken)
-    assert nothing_to_do(make_plan(VIEW, BundleOptions()))
-    assert nothing_to_do(make_plan(shaken, BundleOptions()))
+    assert starts_nothing(make_plan(VIEW, BundleOptions()))
+    assert starts_nothing(make_plan(shaken, BundleOptions()))
 
 
-def test_a_plan_that_wants_something_is_never_kept() -> None:
-    assert nothing_to_do(PlanResult())
-    assert not nothing_to_do(PlanResult(pending_moves=1))
-    assert not nothing_to_do(PlanResult(actions=(Action(ActionKind.MOVE, "t", (1,), "", "load"),)))
+def test_what_runs_is_no_reason_to_plan_again_but_its_end_is() -> None:
+    flying = replace(VIEW, in_flight=(InFlight("m1", (1,), "n0", "n1"),))
+    assert much_the_same(flying, replace(flying, now=VIEW.now + 10))
+    assert not much_the_same(flying, VIEW)
+    assert not much_the_same(VIEW, replace(VIEW, balancing=1.0))
+
+
+def test_a_plan_that_starts_something_is_never_kept() -> None:
+    assert starts_nothing(PlanResult())
+    assert starts_nothing(PlanResult(pending_moves=1)), "they wait for what runs"
+    assert not starts_nothing(PlanResult(actions=(Action(ActionKind.MOVE, "t", (1,), "", "load"),)))

@@ -8,7 +8,7 @@ import pytest
 
 from balancer.planner.state import NodeReport, ScheduleReport, StateWord
 from balancer.planner.verdict import Situation, verdict
-from balancer.policies.bundle_view import Action, ActionKind, PlanResult
+from balancer.policies.bundle_view import Action, ActionKind, PlanResult, Rejection
 from balancer.settings import Mode
 
 pytestmark = pytest.mark.quick
@@ -20,6 +20,9 @@ NEVER = replace(SHUT, formula="hours > 25", next_open=None)
 MOVE = Action(ActionKind.MOVE, "orders", (1,), "", "load", "a", "b")
 ONE = PlanResult(actions=(MOVE,))
 NONE = PlanResult(score_before=97.4, bound=98.0)
+STUCK = Rejection(ActionKind.MOVE, (), "no-gain", "a stays 90 % above its share: smaller tablets would free it")
+WAITS = Rejection(ActionKind.MOVE, (7,), "waits", "it should move from a to b, but it helps only later", "b")
+OFF = "moves are switched off; see enable_cell_balancer and enable_in_memory_cell_balancer"
 A = NodeReport("a", "active", "", True)
 DRAINING = NodeReport("b", "draining", "drained by ann", True)
 CALM = Situation(
@@ -66,9 +69,40 @@ CALM = Situation(
             "3 candidates kept back: no node has the disk space for them",
         ),
         (
-            {"plan": PlanResult(score_before=89.5, bound=90, counts={"pinned": 1})},
+            {"plan": PlanResult(score_before=89.5, limit=90, counts={"pinned": 1})},
             StateWord.BALANCED,
             "score 90 of 100; nothing to do",
+        ),
+        (
+            {"plan": PlanResult(score_before=48, bound=48.5, counts={"no-gain": 2}, rejections=(STUCK, STUCK))},
+            StateWord.BLOCKED,
+            "a stays 90 % above its share: smaller tablets would free it; 1 more node likewise",
+        ),
+        (
+            {"plan": PlanResult(score_before=48, limit=48.2, counts={"no-gain": 1}, rejections=(STUCK,))},
+            StateWord.BALANCED,
+            "score 48 of 100; nothing to do",
+        ),
+        (
+            {"plan": PlanResult(score_before=48, pending_moves=2, counts={"waits": 2}, rejections=(WAITS,))},
+            StateWord.BLOCKED,
+            "2 moves cannot start: tablet 7, for one: it should move from a to b, but it helps only later",
+        ),
+        (
+            {"plan": PlanResult(score_before=48, counts={"cooling-down": 3, "no-gain": 1}, rejections=(STUCK,))},
+            StateWord.BLOCKED,
+            "3 candidates kept back: their tablets were migrated a short time ago and rest for cool_down",
+        ),
+        (
+            {"plan": PlanResult(score_before=48, counts={"mover-off": 3, "no-gain": 1}, rejections=(STUCK,))},
+            StateWord.BALANCED,
+            f"score 48 of 100; nothing to do: {OFF}",
+        ),
+        ({"promised": 1}, StateWord.WORKING, "1 action about to start"),
+        (
+            {"promised": 1, "schedule": SHUT},
+            StateWord.WAITING,
+            "1 action until the schedule opens, until 2026-03-02 03:00 UTC (hours == 3)",
         ),
         ({"plan": ONE}, StateWord.WORKING, "1 action about to start"),
         ({"plan": ONE, "running": ("move of tablet 9",)}, StateWord.WORKING, "move of tablet 9; 1 action to follow"),

@@ -153,3 +153,13 @@ def test_unknown_names_are_told() -> None:
 
 def test_every_code_has_a_meaning() -> None:
     assert set(MEANINGS) == {*Taken, *Left}
+
+
+def test_a_planned_move_says_what_it_waits_for_beside_the_budgets() -> None:
+    view = bundle([0, 0, 1, 1], 2, sizes=[56 * GB, 56 * GB, 44 * GB, 44 * GB])  # 12 % above: an exchange would help
+    options = replace(ON, placement=PlacementOptions(dimensions={"bytes": 1.0}))
+    lately = replace(view, history={4: TabletHistory(last_migrated=view.now - 700.0)})
+    (waiting,) = [answer for tablet in (1, 2) if (answer := ask(lately, options, tablet, "n1")).planned]
+    assert waiting.reason.startswith("the plan moves it there, but not yet: it helps only with others")
+    assert waiting.flip == f"order it: balancer move {waiting.tablet} n1"
+    assert ask(view, options, waiting.tablet, "n1").reason == "the plan moves it there as soon as the budgets allow"

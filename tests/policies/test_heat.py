@@ -15,9 +15,10 @@ from balancer.policies.bundle_view import (
     NodeCondition,
     NodeView,
     Part,
+    SampleSource,
     TabletHistory,
 )
-from balancer.policies.hash_leaves import Leaf
+from balancer.policies.hash_leaves import Leaf, descendants
 from balancer.policies.heat import hot_tablets, plan_heat
 from balancer.policies.options import (
     BalancerOptions,
@@ -27,6 +28,7 @@ from balancer.policies.options import (
     Placement,
     TableOptions,
 )
+from balancer.policies.plan import make_plan
 from balancer.policies.sizes import plan_sizes
 from tests.support.bundle_views import NOW, Tablets, bundle_of, leaves
 from tests.support.samples import encoded, positions, samples
@@ -74,6 +76,20 @@ def test_five_equal_tablets_are_not_hot() -> None:
     assert not hot_tablets(view, HeatOptions())
 
 
+def test_samples_that_are_hardly_believed_split_nothing() -> None:
+    poor = replace(samples(range(200, 300)), source=SampleSource.STATISTICS, confidence=0.3)
+    assert _codes(_hot_view(poor)) == [((3,), "heat-confidence")]
+    assert "27 %" in plan_heat(_hot_view(poor), _options()).rejections[0].reason
+    assert _one(_hot_view(poor), _options(HeatOptions(min_confidence=0.2))).code == "heat-split"
+
+
+def test_long_scans_are_named_and_split_nothing() -> None:
+    view = bundle_of({"t": Tablets([GB] * 2, writes=(10, 10))}, ("a",), history={1: CONFIRMED})
+    view = replace(view, tablets=replace(view.tablets, scan_rate=np.array([5000.0, 0.0])))
+    assert not hot_tablets(view, HeatOptions())
+    assert _codes(view) == [((1,), "heat-long-scan")]
+
+
 def test_an_idle_cluster_has_no_hot_tablets() -> None:
     view = bundle_of({"t": Tablets([GB] * 2, writes=(99, 1))}, ("a",))
     assert not hot_tablets(view, HeatOptions())
@@ -90,22 +106,99 @@ def test_an_absolute_limit_counts_whatever_the_share() -> None:
     assert found == {10: "501 rows/s, the limit is 500 rows/s"}
 
 
-def test_bytes_and_processor_time_are_limits_where_they_are_measured() -> None:
-    view = bundle_of({"t": Tablets([GB] * 2)}, ("a",))
-    limits = HeatOptions(max_bytes_per_second=1e6, max_cpu_seconds_per_second=0.5)
-    assert not hot_tablets(view, limits)
-    tablets = replace(view.tablets, byte_rate=np.array([2e6, 0.0]), cpu_rate=np.array([0.0, 0.75]))
-    assert list(hot_tablets(replace(view, tablets=tablets), limits)) == [1, 2]
-    assert not hot_tablets(replace(view, tablets=tablets), HeatOptions())
-
-
-def test_a_hot_tablet_is_split_at_the_key_that_divides_its_load() -> None:
+def test_a_hot_tablet_is_cut_into_as_many_parts_as_its_load_asks_for_and_each_has_its_node() -> None:
+    """Node a has 1,600 rows/s and b 1,000: five parts of 160, of which two make them even."""
     action = _one(_hot_view())
-    assert (action.kind, action.tablets, action.count, action.code) == (ActionKind.SPLIT, (3,), 2, "heat-split")
-    assert action.parts == (Part(encoded(200)[0]), Part(encoded(250)[0]))
+    assert (action.kind, action.tablets, action.count, action.code) == (ActionKind.SPLIT, (3,), 5, "heat-split")
+    nodes = ("b", "b", "", "", "")
+    assert action.parts == tuple(Part(low, node=node) for low, node in zip(_lowers(), nodes, strict=True))
     assert (action.source, action.target, action.size) == ("a", "a", float(GB))
-    for figure in ("800 rows/s", "50 % of its node's load", "split at key", "before 250", "100 client samples"):
+    for figure in ("800 rows/s", "50 % of its node's load", "split at key", "5 parts of 20 %", "100 client samples"):
         assert figure in action.reason
+    assert action.reason.endswith("; parts go to b (2)")
+
+
+def _lowers() -> tuple[bytes, ...]:
+    return encoded(200, 220, 240, 260, 280)
+
+
+def test_a_tablet_that_is_barely_hot_becomes_two() -> None:
+    writes = [200.0] * 10
+    writes[2] = 350.0
+    view = bundle_of(
+        {"t": Tablets([GB] * 10, writes=writes, nodes=[0] * 5 + [1] * 5)},
+        history={3: CONFIRMED},
+        samples={3: samples(range(200, 300))},
+    )
+    action = _one(view, _options(HeatOptions(max_node_share=0.25)))
+    assert [part.lower for part in action.parts] == [*encoded(200, 250)]
+    assert "50 % of the load is before 250" in action.reason
+
+
+@pytest.mark.parametrize(
+    "table", [{"enable_auto_tablet_move": False}, {"placement": Placement.RING}, {"zones": ("east",)}]
+)
+def test_parts_stay_where_no_node_may_be_chosen(table: dict[str, Any]) -> None:
+    assert [part.node for part in _one(_hot_view(), _options(**table)).parts] == [""] * 5
+
+
+@pytest.mark.parametrize(
+    "full",
+    [
+        NodeView("b", NodeCondition.CLOSED),
+        NodeView("b", disk_capacity=100.0 * GB, disk_used=84.9 * GB),
+        NodeView("b", weight=0.0),
+    ],
+)
+def test_parts_go_to_no_node_that_is_closed_or_full(full: NodeView) -> None:
+    assert [part.node for part in _one(replace(_hot_view(), nodes=(NodeView("a"), full))).parts] == [""] * 5
+    roomy = NodeView("b", disk_capacity=100.0 * GB, disk_used=84.0 * GB)
+    assert [part.node for part in _one(replace(_hot_view(), nodes=(NodeView("a"), roomy))).parts].count("b") == 2
+
+
+def test_parts_of_in_memory_tables_fill_no_memory_beyond_the_safe_share() -> None:
+    view = _hot_view()
+    view = replace(view, tablets=replace(view.tablets, memory=view.tablets.sizes))
+    for memory, moved in ((5.4, 1), (5.2, 0), (5.6, 2)):
+        found = replace(view, nodes=(NodeView("a"), NodeView("b", memory=memory * GB)))
+        assert [part.node for part in _one(found).parts].count("b") == moved
+
+
+def test_the_parts_of_several_tablets_are_shared_out_over_the_nodes() -> None:
+    """Two hot tablets on a; b and c do nothing: neither gets all parts of both."""
+    view = bundle_of(
+        {"t": Tablets([GB] * 2, writes=(1000, 1000))},
+        ("a", "b", "c"),
+        history={1: CONFIRMED, 2: CONFIRMED},
+        samples={1: samples(range(100)), 2: samples(range(100, 200))},
+    )
+    actions, _ = plan_heat(view, _options())
+    nodes = [part.node for action in actions for part in action.parts]
+    assert (nodes.count("b"), nodes.count("c")) == (7, 6)
+
+
+def test_what_is_on_its_way_to_a_node_counts_as_arrived() -> None:
+    flying = (InFlight("m1", (1,), "a", "b"), InFlight("m2", (2,), "a", "b"))
+    assert [part.node for part in _one(_hot_view(in_flight=flying)).parts] == [""] * 5
+
+
+def test_the_growing_end_that_no_placement_helps_says_what_would() -> None:
+    lately = {3: TabletHistory(hot_polls=3, split_for_heat_at=NOW - 60)}
+    (rejection,) = plan_heat(_front_view(history=lately), _options()).rejections
+    assert "with 800 rows/s it is 2.8 times a node's share wherever it lies" in rejection.reason
+    assert "a hash as its prefix" in rejection.reason
+    busy = bundle_of(
+        {
+            "t": Tablets([GB] * 3, writes=(10, 50, 800), nodes=(0, 1, 0)),
+            "u": Tablets([GB] * 2, writes=900, nodes=(1, 2)),
+        },
+        ("a", "b", "c"),
+        history=lately,
+        samples={3: samples(range(9_950, 10_150), row_keys=encoded(*range(200, 10_000, 100)))},
+    )
+    reasons = [one.reason for one in plan_heat(busy, _options()).rejections if one.tablets == (3,)]
+    assert "of its own already" in reasons[0]
+    assert "no placement" not in reasons[0]
 
 
 def test_a_trigger_must_hold_for_several_polls() -> None:
@@ -182,6 +275,16 @@ def test_tablets_that_are_spoken_for_are_left(fields: dict[str, Any], code: str)
     assert _codes(_hot_view(**fields)) == [((3,), code)]
 
 
+def test_a_tablet_that_is_hot_after_a_split_waits_for_no_clock_but_what_is_joined_rests() -> None:
+    just = TabletHistory(hot_polls=3, last_migrated=NOW - 1, split_for_heat_at=NOW - 1)
+    plan = make_plan(_hot_view(history={3: just}), _options())
+    assert [action.code for action in plan.actions] == ["heat-split"]
+    rested, moved = (TabletHistory(last_migrated=NOW - age, split_for_heat_at=NOW - 3600) for age in (601, 599))
+    for history, done in ((rested, ["heat-merge"]), (moved, [])):
+        plan = make_plan(_cooled_view(history={2: history, 3: rested}), _options())
+        assert [action.code for action in plan.actions] == done
+
+
 def test_switches_are_honoured() -> None:
     assert _codes(_hot_view(), _options(enable_auto_reshard=False)) == [((3,), "table-off")]
     off = HeatOptions(enable=False)
@@ -202,10 +305,10 @@ def _hash_view(shares: list[float]) -> BundleView:
     return bundle_of({"t": Tablets([GB] * 8, shape, writes=writes)}, ("a",), history={3: CONFIRMED}, samples=found)
 
 
-def test_a_hot_vbucket_becomes_its_children() -> None:
-    view = _hash_view([])
-    action = _one(view)
-    assert (action.code, tuple(part.leaf for part in action.parts)) == ("heat-split", leaves(8)[2].children())
+def test_a_hot_vbucket_becomes_as_many_leaves_as_its_load_asks_for() -> None:
+    """900 of its node's 1,600 rows/s: a quarter of it is not hot any more."""
+    action = _one(_hash_view([]))
+    assert (action.code, tuple(part.leaf for part in action.parts)) == ("heat-split", descendants(leaves(8)[2], 4))
 
 
 def test_a_vbucket_with_one_hot_key_alone_is_named() -> None:

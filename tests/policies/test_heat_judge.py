@@ -1,6 +1,8 @@
 """The verdicts on hot tablets, and the evidence each of them carries."""
 
+from dataclasses import replace
 from decimal import Decimal
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from balancer.policies.hash_leaves import MAX_MODULUS, Leaf, uncovered
 from balancer.policies.heat_judge import judge
 from balancer.policies.heat_samples import Requests, best_cut
 from balancer.policies.heat_verdict import Facts, HeatWord
-from balancer.policies.keys import HIGHEST, KeyType, decode_bound, encode_key
+from balancer.policies.keys import HIGHEST, KeyType, decode_bound, decode_key, encode_key
 from balancer.policies.options import HeatOptions
 from tests.support.samples import TYPES, encoded, positions, samples, scans
 
@@ -39,6 +41,40 @@ def test_weights_count() -> None:
 def test_a_heavy_key_at_the_median_goes_to_the_side_where_it_does_less_harm(before: int, cut: int) -> None:
     numbers = [*range(before), *[50] * 20, *range(51, 131 - before)]
     assert judge(WHOLE, samples(numbers), OPTIONS).cuts == encoded(cut)
+
+
+def test_a_load_is_cut_into_as_many_parts_as_are_wanted() -> None:
+    verdict = judge(replace(WHOLE, wanted=0.15), samples(range(700)), OPTIONS)
+    assert verdict.cuts == encoded(100, 200, 300, 400, 500, 600)
+    assert verdict.shares == pytest.approx((1 / 7,) * 7)
+    assert "7 parts of 14 % of the load at most" in verdict.reason
+
+
+def test_parts_rest_on_ten_samples_each_and_are_sixteen_at_most() -> None:
+    assert len(judge(replace(WHOLE, wanted=0.01), samples(range(120)), OPTIONS).cuts) == 11
+    assert len(judge(replace(WHOLE, wanted=0.01), samples(range(1200)), OPTIONS).cuts) == 15
+
+
+def test_where_one_key_is_too_heavy_for_many_parts_one_cut_must_do() -> None:
+    numbers = [*range(300), *[150] * 90]  # 23 %: no hot key, but more than two of ten parts
+    assert len(judge(replace(WHOLE, wanted=0.1), samples(numbers), OPTIONS).cuts) == 1
+    assert len(judge(replace(WHOLE, wanted=0.3), samples(numbers), OPTIONS).cuts) == 3
+
+
+def test_scans_are_not_cut_into_many_parts() -> None:
+    long = scans([(start, start + 300) for start in range(0, 1000, 2)])
+    verdict = judge(replace(WHOLE, wanted=0.1), long, OPTIONS)
+    assert len(verdict.cuts) == 1
+    assert sum(verdict.shares) == pytest.approx(1.0 + verdict.evidence.figures["crossing"])
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 5)), min_size=100, max_size=200), st.floats(0.05, 0.5))
+def test_shares_of_parts_are_those_of_a_slow_count(pairs: list[tuple[int, int]], wanted: float) -> None:
+    found = judge(replace(WHOLE, wanted=wanted), scans([(low, low + more) for low, more in pairs]), OPTIONS)
+    if found.cuts:
+        edges = [-1, *(int(str(decode_key(TYPES, cut)[0])) for cut in found.cuts), 1000]
+        slow = [sum(low < high and low + more >= start for low, more in pairs) for start, high in pairwise(edges)]
+        assert found.shares == pytest.approx([count / len(pairs) for count in slow])
 
 
 def test_too_few_samples_decide_nothing() -> None:
@@ -180,6 +216,18 @@ def test_a_hot_vbucket_is_split_into_its_children() -> None:
     assert verdict.word is HeatWord.SPLIT
     assert verdict.parts == LEAF.children()
     assert verdict.evidence.figures["hottest"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("wanted", "parts"), [(0.5, 2), (0.3, 4), (0.21, 4), (0.11, 8), (0.01, 16)])
+def test_a_vbucket_becomes_as_many_parts_as_are_wanted(wanted: float, parts: int) -> None:
+    verdict = judge(replace(HASHED, wanted=wanted), positions(LEAF, []), OPTIONS)
+    assert (len(verdict.parts), len(verdict.shares)) == (parts, parts)
+
+
+def test_a_vbucket_is_split_no_further_than_it_helps() -> None:
+    """A fifth of the load is on one key: no leaf with it has less."""
+    verdict = judge(replace(HASHED, wanted=0.05), positions(LEAF, [0.2]), OPTIONS)
+    assert (verdict.word, len(verdict.parts)) == (HeatWord.SPLIT, 8)
 
 
 def test_a_vbucket_is_split_towards_a_hot_key_while_others_can_be_taken_away() -> None:

@@ -140,6 +140,58 @@ def test_by_metric_stops_at_max_action_count() -> None:
     assert sum(node != 0 for node in moved) == 3
 
 
+def two_tables(**settings: object) -> BundleOptions:
+    """Tables t and u in one group."""
+    group = GroupOptions(metric="write_rate", **settings)  # type: ignore[arg-type]
+    tables = {"t": Table(group="hot"), "u": Table(group="hot")}
+    return BundleOptions(balancer=BalancerOptions(groups={"hot": group}), tables=tables)
+
+
+def test_by_metric_a_table_may_be_spread_by_itself() -> None:
+    """Together the loads are even already: table t is on node 0 only, table u on node 1 only."""
+    view = bundle([0] * 4 + [1] * 4, 2, (("t", 4), ("u", 4)), writes=10.0)
+    assert owners(view, two_tables()) == [0] * 4 + [1] * 4
+    found = owners(view, two_tables(per_table_uniform=True))
+    assert (sum(found[:4]), sum(found[4:])) == (2, 2)
+
+
+def test_by_metric_tables_that_are_spread_by_themselves_share_the_actions() -> None:
+    view = bundle([0] * 4 + [1] * 4, 2, (("t", 4), ("u", 4)), writes=10.0)
+    found = owners(view, two_tables(per_table_uniform=True, max_action_count=3))
+    assert (sum(found[:4]), sum(found[4:])) == (2, 3)
+
+
+def test_by_metric_a_table_may_stay_out_of_it() -> None:
+    view = bundle([0, 0, 0, 1], 2, writes=[50.0, 30.0, 20.0, 0.0])
+    options = metric()
+    off = replace(options, tables={"t": Table(group="hot", enable_parameterized=False)})
+    assert owners(view, off) == [0, 0, 0, 1]
+
+
+def test_in_memory_tables_that_name_no_group_are_in_the_bundles_group_for_them() -> None:
+    options = BundleOptions(
+        balancer=BalancerOptions(
+            groups={"hot": GroupOptions(metric="write_rate"), "own": GroupOptions()}, default_in_memory_group="hot"
+        ),
+        tables={
+            "t": Table(in_memory_mode=InMemoryMode.COMPRESSED),
+            "own": Table(in_memory_mode=InMemoryMode.COMPRESSED, group="own"),
+            "disk": Table(),
+        },
+    )
+    assert [options.group_name(name) for name in ("t", "own", "disk")] == ["hot", "own", "default"]
+    view = bundle([0, 0, 0, 1], 2, writes=[50.0, 30.0, 20.0, 0.0])
+    assert owners(view, options) == [1, 0, 0, 1]
+
+
+def test_moves_fill_memory_up_to_the_safe_ratio_only() -> None:
+    nodes = (NodeView("n0"), NodeView("n1", memory=10 * GB))
+    view = replace(in_memory([4, 4, 4, 4], [0] * 4, 2), nodes=nodes)
+    for safe, moved in ((0.8, 2), (0.79, 1)):
+        balancer = BalancerOptions(safe_used_tablet_static_ratio=safe)
+        assert sum(owners(view, BundleOptions(balancer=balancer, tables={"t": IN_MEMORY}))) == moved
+
+
 def test_by_metric_ignores_gains_below_the_relative_improvement() -> None:
     view = bundle([0, 0, 0, 1, 1], 2, writes=[100.0, 100.0, 1.0, 100.0, 70.0])
     assert owners(view, metric(min_relative_metric_improvement=0.1)) == [0, 0, 0, 1, 1]

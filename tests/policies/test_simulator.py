@@ -9,7 +9,7 @@ from balancer.policies.hash_leaves import Leaf
 from balancer.policies.options import Mover, Placement
 from balancer.policies.simulator import simulate
 from balancer.policies.simulator_content import make_content, shuffle
-from balancer.policies.simulator_report import check, draw
+from balancer.policies.simulator_report import check, draw, minutes_above
 from balancer.policies.simulator_scenario import ScenarioError, parse_scenario, parse_size, parse_time
 from balancer.policies.simulator_world import LOWEST_KEY, World
 
@@ -55,6 +55,32 @@ def test_an_expectation_that_does_not_hold_is_shown() -> None:
     assert "FAIL actions <= 3: 4 actions" in text
     assert "FAIL score >= 99 from 2m: 57.1 at worst from then on" in text
     assert "FAIL empty a: 4 tablets on a" in text
+
+
+CROWD = """
+run 30m
+nodes a b c
+table t range 6 size=6GB writes=600 reads=600
+at 5m load t load=hot:0.6:0.02:0.1
+"""
+
+
+def test_the_parts_of_a_split_are_made_on_its_node_and_then_moved_once() -> None:
+    text = CROWD + "expect load <= 1.2 within 10m\nexpect moves <= 1 per tablet\nexpect says parts go to\n"
+    story = simulate(parse_scenario(text))
+    assert [verdict for verdict in check(story) if not verdict.held] == []
+    moves = [action for _, action in story.started if action.kind is ActionKind.MOVE]
+    assert {action.code for action in moves} == {"follow-up"}
+    assert {action.source for action in moves} == {"a"}
+    assert 3 <= minutes_above(story) <= 10
+    assert f"load: {minutes_above(story):.0f} minutes above 1.2 times a node's share" in draw(story)
+
+
+def test_what_is_expected_of_heat_may_fail() -> None:
+    promises = "expect load <= 1.01 within 10m\nexpect load <= 1.2 within 10s\nexpect moves <= 0 per tablet\n"
+    text = draw(simulate(parse_scenario(CROWD + promises + "expect says something else\n")))
+    for line in ("load <= 1.01 within 10m", "load <= 1.2 within 10s", "moves <= 0 per tablet", "says something else"):
+        assert f"FAIL {line}" in text
 
 
 def test_options_are_set_by_their_names() -> None:

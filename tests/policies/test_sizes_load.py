@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from balancer.policies.bundle_view import ActionKind
 from balancer.policies.hash_leaves import Leaf
-from balancer.policies.options import BundleOptions, HeatOptions, TableOptions
+from balancer.policies.options import GB, BalancerOptions, BundleOptions, GroupOptions, HeatOptions, TableOptions
+from balancer.policies.plan import make_plan, reshape
 from balancer.policies.sizes import Proposals, plan_sizes
 from tests.support.bundle_views import Tablets, bundle_of, leaves
 from tests.support.outcomes import after
@@ -95,7 +96,9 @@ def test_a_table_without_load_is_planned_by_size() -> None:
 
 
 def test_desired_tablet_count_comes_before_the_metric() -> None:
-    assert not _plan([1 << 30, 1 << 30], [500, 1], desired_tablet_count=2).actions
+    view = bundle_of({"t": Tablets([1 << 30, 1 << 30], writes=[500.0, 1.0])}, ("a",))
+    assert plan_sizes(view, _options()).actions
+    assert not plan_sizes(view, _options(desired_tablet_count=2)).actions
 
 
 def test_blocked_tablets_and_switches_count_here_too() -> None:
@@ -117,3 +120,71 @@ def test_plans_settle(tablets: list[tuple[float, float]], hashed: bool) -> None:
             break
         view = after(view, actions)
     assert not plan_sizes(view, _options()).actions
+
+
+def _by_count(metrics: list[float], sizes: list[float], count: int, *, reshard: bool = True, **table: Any) -> Any:
+    """The shapes that a whole plan gives to table t, whose group is measured by what it writes."""
+    options = BundleOptions(
+        balancer=BalancerOptions(groups={"g": GroupOptions(metric="write_rate", reshard_by_metric=reshard)}),
+        tables={"t": TableOptions(desired_tablet_count=count, group="g", **table)},
+        heat=QUIET,
+    )
+    view = bundle_of({"t": Tablets(sizes, writes=metrics)}, ("a",))
+    return [(action.kind, action.tablets, action.count) for action in reshape(view, options)[0]]
+
+
+def test_a_desired_count_and_a_metric_split_what_carries_too_much() -> None:
+    assert _by_count([1, 200], [GB, GB], 2) == [(ActionKind.SPLIT, (2,), 2)]
+    assert not _by_count([1, 200], [GB, GB], 2, reshard=False)
+    assert not _by_count([1, 200], [GB, GB], 2, enable_parameterized=False)
+
+
+def test_a_desired_count_and_a_metric_make_one_of_many_or_many_of_one() -> None:
+    found = _by_count([100, 1, 1, 1, 100, 200], [GB] * 6, 4)
+    merges = [(ActionKind.MERGE, (1, 2), 1), (ActionKind.MERGE, (3, 4), 1)]
+    assert found == [*merges, (ActionKind.SPLIT, (6,), 2)]
+
+
+def test_an_idle_table_keeps_tablets_within_its_sizes() -> None:
+    """By the metric alone one tablet would do for all forty gigabytes."""
+    merged = _plan([9.0 * GB, 9.0 * GB, 11.0 * GB, 11.0 * GB], [0.1, 0.1, 0.1, 0.1])
+    assert _shapes(merged) == [(ActionKind.MERGE, (1, 2), 1)]
+    assert not _plan([11.0 * GB] * 4, [0.1] * 4).actions
+
+
+def test_a_quiet_table_is_still_split_by_its_size() -> None:
+    assert _shapes(_plan([21.0 * GB, 9.0 * GB], [0.1, 0.1])) == [(ActionKind.SPLIT, (1,), 3)]
+
+
+def test_a_metric_is_asked_of_its_own_tables_only() -> None:
+    """It is negative for a table of another group, and for one that stays out of it: that is nobody's business."""
+    view = bundle_of(
+        {"t": Tablets([GB, GB], writes=[90, 1]), "other": Tablets([GB], writes=500), "out": Tablets([GB], writes=500)},
+        ("a", "b"),
+    )
+    group = GroupOptions(metric="100 - write_rate", reshard_by_metric=True)
+    options = BundleOptions(
+        balancer=BalancerOptions(groups={"g": group}),
+        tables={
+            "t": TableOptions(desired_tablet_count=2, group="g"),
+            "out": TableOptions(group="g", enable_parameterized=False),
+        },
+        heat=QUIET,
+    )
+    plan = make_plan(view, options)
+    assert "broken-metric" not in plan.counts
+    assert [action.kind for action in plan.actions if action.table == "t"] == [ActionKind.MOVE]
+
+
+def test_a_metric_that_is_negative_keeps_its_group_back_and_is_said() -> None:
+    view = bundle_of({"t": Tablets([GB, 20 * GB], writes=[1, 200]), "other": Tablets([40 * GB])}, ("a",))
+    options = BundleOptions(
+        balancer=BalancerOptions(groups={"g": GroupOptions(metric="100 - write_rate", reshard_by_metric=True)}),
+        tables={"t": TableOptions(desired_tablet_count=2, group="g")},
+        heat=QUIET,
+    )
+    plan = make_plan(view, options)
+    assert [action.table for action in plan.actions] == ["other"]
+    broken = [one.reason for one in plan.rejections if one.code == "broken-metric"]
+    why = "the metric '100 - write_rate' is -100 for tablet 2: it must be zero or more"
+    assert broken == [f"group g is neither moved nor split: {why}"]

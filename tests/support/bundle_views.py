@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from balancer.policies.bundle_view import BundleView, Floats, NodeView, TabletColumns, TableView
-from balancer.policies.hash_leaves import Leaf
+from balancer.policies.hash_leaves import Leaf, descendants
 from balancer.policies.keys import KeyType, encode_key
 
 GB = float(1 << 30)
@@ -85,6 +85,45 @@ def skewed(tablets: int, node_count: int, seed: int) -> BundleView:
 
 
 NOW = 1_700_000_000.0
+
+
+def rough(tablets: int, node_count: int, sigma: float, seed: int) -> BundleView:
+    """A bundle that is hard to balance: tablets dealt out at random, rates lognormal, so that a few carry most."""
+    chance = np.random.default_rng(seed)
+    owner = chance.integers(0, node_count, tablets)
+    sizes = chance.lognormal(0.0, 0.7, tablets) * 5 * GB
+    writes, reads = (chance.lognormal(3.0, sigma, tablets) for _ in range(2))
+    return bundle(owner.tolist(), node_count, sizes=sizes, writes=writes, reads=reads)
+
+
+def small(seed: int) -> BundleView:
+    """Some large tablets on a few nodes: few single moves help, so that exchanges and chains are looked for."""
+    chance = np.random.default_rng(seed)
+    tablets, node_count = int(chance.integers(6, 41)), int(chance.integers(2, 6))
+    owner = chance.integers(0, node_count, tablets)
+    sizes, writes, reads = (chance.lognormal(0.0, 1.0, tablets) * scale for scale in (10 * GB, 100.0, 100.0))
+    return bundle(owner.tolist(), node_count, sizes=sizes, writes=writes, reads=reads)
+
+
+def in_tables(view: BundleView, each: int = 4096) -> BundleView:
+    """The same tablets as vbuckets of tables with so many each: every table covers its key space."""
+    views, moduli, remainders = [], [], []
+    for at, first in enumerate(range(0, len(view.tablets), each)):
+        last = min(first + each, len(view.tablets))
+        views.append(TableView(f"t{at:04}", True, (KeyType.BIGINT,), first, last))
+        leaves = _dealt_leaves(last - first)
+        moduli += [leaf.modulus for leaf in leaves]
+        remainders += [leaf.remainder for leaf in leaves]
+    columns = replace(view.tablets, moduli=np.array(moduli), remainders=np.array(remainders))
+    return replace(view, tables=tuple(views), tablets=columns)
+
+
+def _dealt_leaves(count: int) -> list[Leaf]:
+    """So many leaves in the order of their positions: all of one size, or the first ones half the size of the rest."""
+    half = 1 << (count - 1).bit_length() >> 1 if count > 1 else 1
+    parents = descendants(Leaf(1, 0), half)
+    split = count - half
+    return [leaf for at, parent in enumerate(parents) for leaf in (parent.children() if at < split else (parent,))]
 
 
 @dataclass

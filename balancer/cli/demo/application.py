@@ -49,7 +49,7 @@ class Load:
             *([(self._look, 10.0)] * 2),
             *([(self._recent, story.LOOKS_PER_SECOND / 2)] * 2),
             (self._append, 3.0),
-            (self._mark, 6.0),
+            (self._mark, story.MARKS_PER_SECOND),
         ]
         self._threads = [
             threading.Thread(target=self._work, args=(job, rate, number), daemon=True)

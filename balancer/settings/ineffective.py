@@ -1,0 +1,61 @@
+"""Settings of a bundle's file that are right by themselves and change nothing: `config check` names them.
+
+They are no mistakes: an operator may prepare a group before the first table joins it. Pure.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from balancer.policies.options import DEFAULT_GROUP, TableOptions
+from balancer.settings.load import BundleSettings, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Ineffective:
+    """One setting without effect, and why it has none."""
+
+    file: str
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.key} has no effect: {self.message}"
+
+
+def ineffective(settings: Settings) -> list[Ineffective]:
+    """Of all bundles, in the order of their files."""
+    return [
+        Ineffective(str(bundle.file), key, message)
+        for bundle in settings.bundles.values()
+        for key, message in (*_groups(bundle), *_tables(bundle))
+    ]
+
+
+def _groups(bundle: BundleSettings) -> Iterator[tuple[str, str]]:
+    options = bundle.options
+    used = {options.group_name(table) for table in options.tables} | {DEFAULT_GROUP}
+    for name, group in options.balancer.groups.items():
+        if name not in used:
+            yield f"tablet_balancer_config.groups.{name}", "no table of the bundle is in the group"
+        elif not group.metric and (group.reshard_by_metric or group.per_table_uniform):
+            which = "reshard_by_metric" if group.reshard_by_metric else "per_table_uniform"
+            yield f"tablet_balancer_config.groups.{name}.{which}", "the group has no metric"
+
+
+def _tables(bundle: BundleSettings) -> Iterator[tuple[str, str]]:
+    for name in bundle.tables:
+        table = bundle.options.table(name)
+        for key, message in _table(table):
+            yield f"tables.{name}.{key}", message
+        if table.enable_parameterized and not bundle.options.metric(name):
+            group = bundle.options.group_name(name)
+            yield f"tables.{name}.enable_parameterized", f"the group {group} has no metric"
+
+
+def _table(table: TableOptions) -> Iterator[tuple[str, str]]:
+    if table.desired_tablet_count is None:
+        return
+    if table.desired_tablet_metric is not None:
+        yield "desired_tablet_metric", "desired_tablet_count goes before it; the metric is then shared out by the count"
+    if table.desired_tablet_size is not None:
+        yield "desired_tablet_size", "desired_tablet_count goes before the table's sizes"
