@@ -1,4 +1,4 @@
-"""`balancer table create|adopt|double|halve`."""
+"""`balancer table create|adopt|convert|unconvert|double|halve`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,24 +6,27 @@ from typing import Annotated, Any
 
 import typer
 
+from balancer.cli.convert_table import BundleArgument, TableArgument, convert_table, unconvert_table, wanted
 from balancer.cli.output import Output, OutputOption, say, show_json, show_rows
-from balancer.cli.places import ConfigOption, open_configured, operator
+from balancer.cli.places import ConfigOption, open_configured
 from balancer.cli.vbuckets import double, halve
 from balancer.errors import UserError
 from balancer.nodes.bounds import show_part
 from balancer.polling.addresses import cluster_name, connected, records_of
-from balancer.settings import BundleSettings, load_settings
-from balancer.tables.adopt import TableRequest, adopt, inspect, request_of
+from balancer.settings import load_settings
+from balancer.tables.adopt import adopt, inspect
 from balancer.tables.coverage import in_key_order
 from balancer.tables.create import create
 from balancer.tables.survey import Found
 
-app = typer.Typer(help="Make tables, or take over existing ones; double or halve their vbuckets.", no_args_is_help=True)
+app = typer.Typer(
+    help="Make tables, take over or convert existing ones; double or halve their vbuckets.", no_args_is_help=True
+)
+app.command("convert")(convert_table)
+app.command("unconvert")(unconvert_table)
 app.command("double")(double)
 app.command("halve")(halve)
 
-BundleArgument = Annotated[str, typer.Argument(help="the bundle")]
-TableArgument = Annotated[str, typer.Argument(help="the table, as the bundle's file names it")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only show what was found")]
 DefinitionOption = Annotated[
     Path | None, typer.Option("--definition", help="SQL that makes the roots, where no node has them yet")
@@ -41,7 +44,7 @@ def adopt_table(
     """Takes over a partitioned table as somebody else made it. Its rows stay where they are."""
     settings = load_settings(config)
     found_bundle = settings.bundle(bundle)
-    request = _request(found_bundle, table)
+    request = wanted(found_bundle, table)
     with connected(found_bundle, "table") as nodes:
         if dry_run:
             _show_found(inspect(request, nodes), output)
@@ -63,7 +66,7 @@ def create_table(
     """Makes the table's roots and tablets on the nodes, as the bundle's file describes it."""
     settings = load_settings(config)
     found_bundle = settings.bundle(bundle)
-    request = _request(found_bundle, table)
+    request = wanted(found_bundle, table)
     shape = found_bundle.tables[table]
     with connected(found_bundle, "table") as nodes, open_configured(settings.daemon, create=True) as directory:
         created = create(
@@ -77,15 +80,6 @@ def create_table(
             definition=_read(definition),
         )
     _done("created", table, len(created.tablets), output)
-
-
-def _request(bundle: BundleSettings, table: str) -> TableRequest:
-    if table not in bundle.tables:
-        known = ", ".join(sorted(bundle.tables)) or "none"
-        raise UserError(f"there is no table {table!r} in {bundle.file}; there are: {known}")
-    if not bundle.nodes:
-        raise UserError(f"{bundle.file} has no nodes")
-    return request_of(bundle, table, operator())
 
 
 def _read(definition: Path | None) -> str:

@@ -47,6 +47,7 @@ def begin_move(
     fallback: bool = False,
     reason: str = "",
     code: str = "",
+    then: tuple[tuple[int, str], ...] = (),
     warm: bool = False,
     force: bool = False,
     also: Also = nothing_else,
@@ -54,7 +55,8 @@ def begin_move(
 ) -> Migration:
     """Journals the move of a tablet. With `force`, also to a node that is not active or of a quarantined tablet.
 
-    With `fallback` it becomes read-only where it cannot be replicated.
+    With `fallback` it becomes read-only where it cannot be replicated. `then` names tablets and the nodes they go to
+    once this move is done, one after the other.
     """
     snapshot = directory.snapshot()
     tablet = snapshot.tablet(tablet_id)
@@ -82,7 +84,7 @@ def begin_move(
         reason=reason,
         created=now,
         updated=now,
-        detail=Detail(leader_epoch=leadership.epoch, code=code, fallback=fallback, warm=warm).document(),
+        detail=Detail(leader_epoch=leadership.epoch, code=code, then=then, fallback=fallback, warm=warm).document(),
     )
     directory.commit(
         Transaction(

@@ -9,6 +9,9 @@ up all the same ends the migration by name, with the source untouched.
 
 from collections.abc import Sequence
 
+from psycopg.rows import TupleRow
+from psycopg.sql import Composed
+
 from balancer.errors import Refused, Unavailable
 from balancer.migration.context import Context
 from balancer.migration.control import Overrun
@@ -16,7 +19,7 @@ from balancer.migration.machine import Track
 from balancer.nodes import blockers, catalog, fence, outside_keys, owners_code, references, root_facts
 from balancer.nodes.blockers import WantedLock
 from balancer.nodes.connection import Cursor, translated
-from balancer.nodes.fingerprint import fingerprints
+from balancer.nodes.fingerprint import fingerprint_statement, fingerprints, read_fingerprints
 from balancer.nodes.names import Name
 
 
@@ -47,7 +50,18 @@ def check_fingerprints(ctx: Context) -> None:
 
 def check_definitions(ctx: Context, cursor: Cursor, node: str) -> None:
     """The same for one node, in a transaction whose locks keep DDL out until it ends."""
-    for name, digest in fingerprints(cursor, _watched(ctx)[node]).items():
+    cursor.execute(definitions_statement(ctx, node))
+    compare_definitions(ctx, node, cursor.fetchall())
+
+
+def definitions_statement(ctx: Context, node: str) -> Composed:
+    """What `compare_definitions` compares, for a message that does more: writers may be waiting for its end."""
+    return fingerprint_statement(_watched(ctx)[node])
+
+
+def compare_definitions(ctx: Context, node: str, rows: Sequence[TupleRow]) -> None:
+    """Raises `Refused` if what `definitions_statement` has found is not what the migration began with."""
+    for name, digest in read_fingerprints(_watched(ctx)[node], rows).items():
         if digest != ctx.detail.fingerprints.get(f"{node}:{name}"):
             raise Refused(f"the definition of {name} on node {node} was changed while the migration ran")
 

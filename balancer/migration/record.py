@@ -24,7 +24,7 @@ class Detail:
     code: str = ""
     """The policy's word for its reason; empty: an operator's wish."""
     then: tuple[tuple[int, str], ...] = ()
-    """Tablet → node: where a tablet that a split makes should go afterwards."""
+    """Tablet → node: where tablets should go afterwards: those that a split makes, or others that a move is for."""
     fallback: bool = False
     """Whether it may become read-only where it cannot be replicated: nobody has asked for a mode."""
     mode_reason: str = ""

@@ -24,6 +24,7 @@ from balancer.nodes.connection import (
     Statement,
     last_rows,
     lock_timeout,
+    rows_that_follow,
     run_together,
     statement_timeout,
     translated,
@@ -105,9 +106,12 @@ def fencing(ctx: Context) -> Event:
 
 
 def _raise_fence(ctx: Context, names: list[Name], wanted: fence.Fence, seconds: float) -> None:
-    with ctx.source(fence.lock_statements(names, seconds, ctx.settings.lock_timeout)) as cursor:
-        standing = fence.locked_fence(cursor, wanted)
-        guards.check_definitions(ctx, cursor, ctx.record.source_node)
+    node = ctx.record.source_node
+    locks = fence.lock_statements(names, seconds, ctx.settings.lock_timeout)
+    with ctx.source([*locks, guards.definitions_statement(ctx, node)]) as cursor:
+        *_, (deadline,), definitions = rows_that_follow(cursor)
+        guards.compare_definitions(ctx, node, definitions)
+        standing = fence.locked_fence(deadline, wanted)
         statements = fence.trigger_statements(names, standing)
         statements += schema.tablet_statements([_fenced(ctx, tablet, standing) for tablet in ctx.sources])
         if ctx.track is Track.MOVE_REPLICATE:
@@ -178,9 +182,12 @@ def sealing(ctx: Context) -> Event:
     # The thread has the target's connection to itself: this one speaks to the source only.
     with Background(lambda _: _attach(ctx, shapes), "attach") as attaching:
         closed = ctx.closed or close_source(ctx)
-        with translated(ctx.record.source_node):
-            mine = fence.check_standing(closed.cursor, names, ctx.fence, ctx.settings.lock_timeout)
-            guards.check_definitions(ctx, closed.cursor, ctx.record.source_node)
+        node = ctx.record.source_node
+        with translated(node):
+            look = fence.look_statements(names, ctx.settings.lock_timeout)
+            run_together(closed.cursor, [guards.definitions_statement(ctx, node), *look])  # both under its locks
+            guards.compare_definitions(ctx, node, closed.cursor.fetchall())
+            mine = fence.check_looked(closed.cursor, ctx.fence)
             ctx.fence = fence.seal_locked(closed.cursor, names, ctx.fence, mine)
         ctx.closed = None
         closed.commit()
@@ -211,21 +218,29 @@ def _attach(ctx: Context, shapes: tuple[Shape, ...]) -> None:
     From its commit on DDL reaches them through the root; until then none gets past the lock. Replication applies
     without waiting for the disk; this commit waits, and with it all that was applied.
     """
+    node = ctx.record.target_node
     names = [place.partition for place in ctx.target_places]
     try:
-        with ctx.target(_closing_statements(ctx, names)) as cursor:
-            if not last_rows(cursor):
-                raise Refused(f"node {ctx.record.target_node} does not know of the incoming tablet {ctx.moved.id}")
-            guards.check_definitions(ctx, cursor, ctx.record.target_node)
-            for place, shape in zip(ctx.target_places, shapes, strict=True):  # referenced roots come first
-                partition.give_to_owner(cursor, shape, place.partition)
-                partition.add_triggers(cursor, shape, place.partition)
-                partition.attach(cursor, place)
-            for name in names if references.may_prepare(cursor) else ():
+        with ctx.target([*_closing_statements(ctx, names), guards.definitions_statement(ctx, node)]) as cursor:
+            *_, incoming, definitions = rows_that_follow(cursor)
+            if not incoming:
+                raise Refused(f"node {node} does not know of the incoming tablet {ctx.moved.id}")
+            guards.compare_definitions(ctx, node, definitions)
+            for shape, name in zip(shapes, names, strict=True):
+                partition.add_triggers(cursor, shape, name)
+            run_together(cursor, _attaching_statements(ctx, shapes))
+            for name in names if references.there_are_any(shapes) and references.may_prepare(cursor) else ():
                 references.wake_references(cursor, name)
     except Unavailable:
-        guards.name_blockers(ctx, ctx.record.target_node, ctx.roots, blockers.ATTACH)
+        guards.name_blockers(ctx, node, ctx.roots, blockers.ATTACH)
         raise
+
+
+def _attaching_statements(ctx: Context, shapes: tuple[Shape, ...]) -> list[Statement]:
+    found: list[Statement] = []
+    for place, shape in zip(ctx.target_places, shapes, strict=True):  # referenced roots come first
+        found += [partition.owner_statement(shape, place.partition), partition.attach_statement(place)]
+    return found
 
 
 def _closing_statements(ctx: Context, names: list[Name]) -> list[Statement]:

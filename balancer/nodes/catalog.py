@@ -91,7 +91,7 @@ def find_root(cursor: Cursor, name: Name) -> Root | None:
         return None
     oid, kind, is_partition, strategy, owner, default = row
     if kind != "p":
-        raise Refused(f"{name} is not a partitioned table")
+        raise Refused(f"{name} is not a partitioned table; `balancer table convert` makes a plain one such")
     if is_partition:
         raise Refused(f"{name} is itself a partition; name the table at the top")
     if strategy not in _STRATEGIES:

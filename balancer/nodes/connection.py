@@ -215,6 +215,16 @@ def printed(text: str) -> Statement:
     return sql.SQL(text)
 
 
+def rows_that_follow(cursor: Cursor) -> list[list[TupleRow]]:
+    """Of each statement behind the one that the cursor is at, of several that were sent together, its rows; those
+    that have none are passed over."""
+    found = []
+    while cursor.nextset():
+        if cursor.description is not None:
+            found.append(cursor.fetchall())
+    return found
+
+
 def last_rows(cursor: Cursor) -> list[TupleRow]:
     """The rows of the last of several statements that were sent together."""
     while cursor.nextset():

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import LiteralString
 
 from psycopg import sql
+from psycopg.rows import TupleRow
 
 from balancer.errors import Refused
 from balancer.nodes import connection
@@ -75,9 +76,9 @@ def _deadline(seconds: float) -> sql.Composed:
     ).format(sql.Literal(seconds))
 
 
-def locked_fence(cursor: Cursor, fence: Fence) -> Fence:
-    """The second part: the fence as it will be. `trigger_statements` are the third."""
-    until, breaches, transaction = last_rows(cursor)[0]
+def locked_fence(row: TupleRow, fence: Fence) -> Fence:
+    """The second part: the fence as it will be, by the last row of the first. `trigger_statements` are the third."""
+    until, breaches, transaction = row
     return replace(fence, until=until, breaches=breaches, raised_by=fence.raised_by | {transaction})
 
 
@@ -85,7 +86,7 @@ def renew_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, second
     """Moves the deadline of a fence that still stands. Raises `Refused` if it does not."""
     check_standing(cursor, partitions, fence, lock_timeout)
     cursor.execute(_deadline(seconds))
-    renewed = replace(locked_fence(cursor, fence), breaches=fence.breaches)
+    renewed = replace(locked_fence(last_rows(cursor)[0], fence), breaches=fence.breaches)
     run_together(cursor, trigger_statements(partitions, renewed))
     return renewed
 

@@ -9,6 +9,7 @@ changes: ATTACH of another tablet, VACUUM and ANALYZE write to the others. Readi
 from collections.abc import Mapping, Sequence
 
 from psycopg import sql
+from psycopg.rows import TupleRow
 
 from balancer.nodes.connection import Cursor
 from balancer.nodes.names import Name
@@ -43,7 +44,16 @@ _FACTS = """
 
 def fingerprints(cursor: Cursor, names: Sequence[Name]) -> Mapping[Name, str]:
     """The fingerprint of each table, all in one question; of one that is not there, an empty text."""
-    asked = {str(name): name for name in names}
-    cursor.execute(sql.SQL(_FACTS).format(sql.Literal(list(asked))))
-    found = {asked[name]: str(digest) for name, digest in cursor}
-    return {name: found.get(name, "") for name in names}
+    cursor.execute(fingerprint_statement(names))
+    return read_fingerprints(names, cursor.fetchall())
+
+
+def fingerprint_statement(names: Sequence[Name]) -> sql.Composed:
+    """What `read_fingerprints` reads, for a message that asks for more."""
+    return sql.SQL(_FACTS).format(sql.Literal([str(name) for name in names]))
+
+
+def read_fingerprints(names: Sequence[Name], rows: Sequence[TupleRow]) -> Mapping[Name, str]:
+    """The fingerprint of each table, from the rows of `fingerprint_statement`."""
+    found = {str(name): str(digest) for name, digest in rows}
+    return {name: found.get(str(name), "") for name in names}

@@ -62,8 +62,13 @@ def create_partition(cursor: Cursor, root: Name, shape: Shape, partition: Name) 
 
 def give_to_owner(cursor: Cursor, shape: Shape, partition: Name) -> None:
     """In the transaction that attaches it: before, its owner could add a check to it that our copy would run."""
+    cursor.execute(owner_statement(shape, partition))
+
+
+def owner_statement(shape: Shape, partition: Name) -> sql.Composed:
+    """What `give_to_owner` sends."""
     alter = sql.SQL("ALTER TABLE {} OWNER TO {}")
-    cursor.execute(alter.format(partition.identifier, sql.Identifier(shape.owner)))
+    return alter.format(partition.identifier, sql.Identifier(shape.owner))
 
 
 def set_replica_identity(cursor: Cursor, shape: Shape, partition: Name) -> None:
@@ -164,9 +169,14 @@ def add_bound(cursor: Cursor, place: Place, constraint: str) -> None:
 
 def attach(cursor: Cursor, place: Place) -> None:
     """Makes the partition part of its root; the CHECK of `add_bound` is not needed afterwards (`drop_bound`)."""
+    cursor.execute(attach_statement(place))
+
+
+def attach_statement(place: Place) -> sql.Composed:
+    """What `attach` sends."""
     clause = for_values(place.columns, place.part)
     attach = sql.SQL("ALTER TABLE {} ATTACH PARTITION {} ")
-    cursor.execute(attach.format(place.root.identifier, place.partition.identifier) + clause)
+    return attach.format(place.root.identifier, place.partition.identifier) + clause
 
 
 def drop_bound(cursor: Cursor, partition: Name, constraint: str) -> None:

@@ -47,6 +47,7 @@ class PartitionStats(NamedTuple):
     """Rows fetched through indexes."""
     blocks_read: int
     blocks_hit: int
+    sequential_scans: int
     last_vacuum: datetime | None
 
     @property
@@ -194,6 +195,7 @@ SELECT l.root, l.nspname, l.relname, l.oid::bigint,
        pg_stat_get_blocks_fetched(l.oid) + coalesce(x.blocks, 0)
            - pg_stat_get_blocks_hit(l.oid) - coalesce(x.hits, 0),
        pg_stat_get_blocks_hit(l.oid) + coalesce(x.hits, 0),
+       pg_stat_get_numscans(l.oid),
        greatest(pg_stat_get_last_vacuum_time(l.oid), pg_stat_get_last_autovacuum_time(l.oid))
 FROM leaf l
 -- Per leaf, through the index of pg_index: a join of two sets whose sizes the planner cannot know goes quadratic.

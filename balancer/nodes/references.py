@@ -105,6 +105,11 @@ def _switch(cursor: Cursor, partition: Name, word: str) -> None:
         )
 
 
+def there_are_any(shapes: Sequence[Shape]) -> bool:
+    """Whether one of these partitions has a foreign key."""
+    return any(map(_foreign_keys, shapes))
+
+
 def _foreign_keys(shape: Shape) -> list[Constraint]:
     return [constraint for constraint in shape.constraints if constraint.kind == "f"]
 

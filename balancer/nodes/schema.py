@@ -13,7 +13,16 @@ from enum import StrEnum
 from psycopg import sql
 
 from balancer.errors import Refused
-from balancer.nodes import client_functions, fence_functions, locks, own_schema, proof, proven_views, rewind_functions
+from balancer.nodes import (
+    client_functions,
+    ddl_journal,
+    fence_functions,
+    locks,
+    own_schema,
+    proof,
+    proven_views,
+    rewind_functions,
+)
 from balancer.nodes.connection import Address, Connection, Cursor, Statement, run_together
 from balancer.nodes.names import Name
 
@@ -90,6 +99,7 @@ STEPS: tuple[str, ...] = (
     "SELECT",  # functions have changed: a lock that is not had in time is such a refusal too
     # The transaction that wrote the fence, and the one whose fence somebody has switched off: see `set_aside`.
     "ALTER TABLE balancer.tablet ADD COLUMN IF NOT EXISTS closed_by text, ADD COLUMN IF NOT EXISTS breached_since text",
+    ddl_journal.STEP,
 )
 """What brings a node's tables from version n to n + 1."""
 

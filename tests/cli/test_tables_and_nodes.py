@@ -155,6 +155,17 @@ def test_what_a_move_would_refuse_is_found_before(
         assert finding in found.out
 
 
+def test_what_an_adoption_notes_is_part_of_its_document(config: Path, databases: list[Database]) -> None:
+    with databases[0].connect() as connection:
+        connection.execute("CREATE TABLE orders (id int PRIMARY KEY, picture oid) PARTITION BY HASH (id)")
+        connection.execute("CREATE TABLE o PARTITION OF orders FOR VALUES WITH (MODULUS 1, REMAINDER 0)")
+    done = balancer("table", "adopt", "shop", "orders", "--config", config, "--output", "json")
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    assert (document["result"], document["tablets"]) == ("adopted", 1)
+    assert ["is of type oid" in note for note in document["notes"]] == [True]
+
+
 def test_a_default_partition_is_found_by_everybody(config: Path, databases: list[Database]) -> None:
     bundle = config.parent / "bundles" / "shop.toml"
     bundle.write_text(bundle.read_text().replace('"hash"', '"range"'))

@@ -1,8 +1,9 @@
 """Two nodes, one on each version, as a table may be spread over them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -11,6 +12,7 @@ from balancer.directory.model import Node
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
 from balancer.nodes.connection import Address, Connection
+from tests.support.converting import SHOP, Shop
 from tests.support.emptying import empty
 from tests.support.opening import connect
 from tests.support.servers import Database, new_database
@@ -32,6 +34,16 @@ def nodes(databases: dict[str, Database]) -> Iterator[dict[str, Connection]]:
         yield opened
         for connection in opened.values():
             empty(connection)
+
+
+@pytest.fixture
+def shop(any_postgres: PostgresServer, database: Callable[[PostgresServer], Database]) -> Iterator[Shop]:
+    """Plain tables with everything that names them."""
+    made = Shop(database(any_postgres), f"r{uuid4().hex[:8]}")
+    with made.database.connect() as connection:
+        connection.execute(SHOP.format(prefix=made.prefix).encode())
+    yield made
+    made.drop_roles()
 
 
 @pytest.fixture

@@ -1,0 +1,155 @@
+"""`balancer table convert|unconvert`."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from balancer.cli.output import Output, OutputOption, say, show_json, tell
+from balancer.cli.places import ConfigOption, open_configured, operator
+from balancer.clock import SystemClock
+from balancer.errors import UserError
+from balancer.nodes.connection import Connection, Statement
+from balancer.nodes.conversion import lock_statements, swap_statements
+from balancer.polling.addresses import cluster_name, connected, records_of
+from balancer.settings import BundleSettings, load_settings
+from balancer.tables.adopt import TableRequest, request_of
+from balancer.tables.convert import convert
+from balancer.tables.intent import Intent, plan_conversion
+from balancer.tables.swapping import Workplace
+from balancer.tables.unconvert import plan_unconversion, unconvert
+
+BundleArgument = Annotated[str, typer.Argument(help="the bundle")]
+TableArgument = Annotated[str, typer.Argument(help="the table, as the bundle's file names it")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only show what would be done, and what is in the way")]
+WidenOption = Annotated[
+    bool, typer.Option("--widen-keys", help="let primary keys and unique ones that lack the table's key end with it")
+]
+
+
+def convert_table(
+    bundle: BundleArgument,
+    table: TableArgument,
+    dry_run: DryRunOption = False,
+    widen_keys: WidenOption = False,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Makes a plain table the one tablet of a table of the cluster, online. Its rows stay where they are."""
+    settings = load_settings(config)
+    found_bundle = settings.bundle(bundle)
+    request = wanted(found_bundle, table)
+    with connected(found_bundle, "convert") as nodes:
+        if dry_run:
+            _show_intent(table, plan_conversion(request, nodes, widen=widen_keys), output)
+            return
+        with open_configured(settings.daemon, create=True) as directory:
+            cluster = cluster_name(settings.daemon.directory)
+            records = records_of(found_bundle)
+            done = convert(
+                request, directory, nodes, records, cluster, workplace=_workplace(found_bundle), widen=widen_keys
+            )
+    tablet = done.adopted.tablets[0]
+    facts = {"table": table, "result": "converted", "node": tablet.node, "partitions": list(tablet.partitions)}
+    _done(facts, done.pause, done.adopted.found.notes, output)
+
+
+def unconvert_table(
+    bundle: BundleArgument,
+    table: TableArgument,
+    dry_run: DryRunOption = False,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Makes a table with one tablet a plain one again, online; or takes back a conversion that was begun."""
+    settings = load_settings(config)
+    found_bundle = settings.bundle(bundle)
+    request = wanted(found_bundle, table)
+    with connected(found_bundle, "convert") as nodes, open_configured(settings.daemon, create=True) as directory:
+        if dry_run:
+            _show_statements(table, plan_unconversion(request, directory, nodes), output)
+            return
+        done = unconvert(request, directory, nodes, workplace=_workplace(found_bundle))
+    notes = [f"node {node} keeps its empty {', '.join(map(str, request.roots))}" for node in done.kept]
+    _done({"table": table, "result": "plain again", "node": done.node}, done.pause, notes, output)
+
+
+def wanted(bundle: BundleSettings, table: str) -> TableRequest:
+    """The table as the bundle's file describes it; an error names those that are there."""
+    if table not in bundle.tables:
+        known = ", ".join(sorted(bundle.tables)) or "none"
+        raise UserError(f"there is no table {table!r} in {bundle.file}; there are: {known}")
+    if not bundle.nodes:
+        raise UserError(f"{bundle.file} has no nodes")
+    return request_of(bundle, table, operator())
+
+
+def _workplace(bundle: BundleSettings) -> Any:
+    def make(node: str, connection: Connection, leader_epoch: int) -> Workplace:
+        return Workplace(
+            node, connection, leader_epoch, bundle.migration, SystemClock(), lambda step: tell(f"… {step}")
+        )
+
+    return make
+
+
+def _show_intent(table: str, intent: Intent, output: Output) -> None:
+    home = intent.whereabouts.home
+    before = [
+        statement
+        for c in intent.conversions
+        for statement in (c.create_stub(), *(k.build(c.plain.name) for k in c.new_keys))
+    ]
+    swap = [*lock_statements(intent.conversions), *swap_statements(intent.conversions)] if intent.conversions else []
+    carried = [name for conversion in intent.conversions for name in conversion.carried]
+    if output is Output.JSON:
+        show_json(
+            {
+                "table": table,
+                "node": home,
+                "converted": intent.whereabouts.converted,
+                "before": _texts(before),
+                "swap": _texts(swap),
+                "carried": carried,
+                "nodes_without": list(intent.whereabouts.without),
+            }
+        )
+        return
+    if intent.whereabouts.converted:
+        say(f"table {table} is converted on node {home}; it will be finished and adopted")
+        return
+    say("-- before, beside the writers:")
+    for text in _texts(before):
+        say(f"{text};")
+    say("-- in one transaction, within write_pause_budget:")
+    for text in _texts(swap):
+        say(f"{text};")
+    for name in carried:
+        say(f"-- {name} will name the partitioned table")
+    for node in intent.whereabouts.without:
+        say(f"-- node {node} has no roots yet; they will be made there")
+    say(f"-- table {table} can be converted on node {home}; nothing was changed")
+
+
+def _show_statements(table: str, statements: Sequence[Statement], output: Output) -> None:
+    if output is Output.JSON:
+        show_json({"table": table, "swap": _texts(statements)})
+        return
+    for text in _texts(statements):
+        say(f"{text};")
+    say(f"-- table {table} can become a plain one again; nothing was changed")
+
+
+def _texts(statements: Sequence[Statement]) -> list[str]:
+    return [statement.as_string(None) for statement in statements]
+
+
+def _done(facts: dict[str, Any], pause: float | None, notes: Sequence[str], output: Output) -> None:
+    milliseconds = None if pause is None else round(pause * 1000, 1)
+    if output is Output.JSON:
+        show_json({**facts, "pause_ms": milliseconds, "notes": list(notes)})
+        return
+    for note in notes:
+        say(note)
+    waited = "" if milliseconds is None else f"; others waited {milliseconds:g} ms at most"
+    say(f"table {facts['table']} is {facts['result']} on node {facts['node']}{waited}")

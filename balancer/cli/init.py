@@ -1,0 +1,163 @@
+"""`balancer init`: looks at a database with plain tables and proposes the files for sharding them. Changes nothing."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import psycopg
+import typer
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from balancer.cli.output import Output, OutputOption, say, show_json
+from balancer.errors import Refused, UserError
+from balancer.nodes.connection import Address, Connection, connect, translated
+from balancer.nodes.conversion import read_conversions
+from balancer.nodes.names import parse_name
+from balancer.nodes.plain_tables import read_tables
+from balancer.nodes.preflight import Needs, Severity, TableNeeds, preflight
+from balancer.nodes.root_facts import full_names
+from balancer.policies.options import BalancerOptions
+from balancer.policies.proposal import Group, Proposal, obstacles, propose
+
+NODE = "first"
+"""What the node is called in the files until somebody gives it another name."""
+
+DsnArgument = Annotated[str, typer.Argument(help="the database, as PostgreSQL's clients name it")]
+FolderOption = Annotated[
+    Path | None, typer.Option("--folder", help="write balancer.toml and bundles/NAME.toml there; else only show them")
+]
+BundleOption = Annotated[str, typer.Option("--bundle", help="the name of the bundle")]
+
+
+def init(
+    dsn: DsnArgument, folder: FolderOption = None, bundle: BundleOption = "main", output: OutputOption = Output.TEXT
+) -> None:
+    """Looks at a running database and proposes bundle files for it, and says what stands in the way.
+
+    The database is only read. Files that are there are not overwritten.
+    """
+    safe = without_password(dsn)
+    if not bundle.replace("-", "").replace("_", "").isalnum() or not bundle.isascii():
+        raise UserError(f"--bundle: {bundle!r} is not a name; letters, digits, - and _ are allowed")
+    with connect(Address(NODE, dsn), purpose="init") as connection, translated(NODE):
+        with connection.cursor() as cursor:
+            found = read_tables(cursor)
+        facts = [table for table in found if '"' not in table.name]
+        strange = [
+            f"{table.name} needs quotes, which bundle files do not take" for table in found if table not in facts
+        ]
+        proposal = propose(facts, BalancerOptions().desired_tablet_size)
+        wrong = [*strange, *obstacles(proposal, facts), *_in_the_way(connection, proposal)]
+    where = (folder or Path()).absolute()
+    files = {
+        where / "balancer.toml": f'directory = "sqlite://{where}/directory.db"\n',
+        where / "bundles" / f"{bundle}.toml": bundle_text(safe, proposal),
+    }
+    if folder is not None:
+        _write(files)
+    if output is Output.JSON:
+        show_json(_document(proposal, wrong, files if folder is not None else {}))
+        return
+    if folder is None:
+        say(files[where / "bundles" / f"{bundle}.toml"])
+    for text in _summary(proposal, wrong):
+        say(text)
+    if folder is not None:
+        say(f"wrote {', '.join(map(str, files))}")
+
+
+def without_password(dsn: str) -> str:
+    """The same address, for a file; the password is looked for elsewhere."""
+    try:
+        parameters = {name: value for name, value in conninfo_to_dict(dsn).items() if name != "password"}
+    except psycopg.ProgrammingError:
+        raise UserError("the DSN is not one that PostgreSQL's clients understand") from None
+    return make_conninfo("", **parameters)
+
+
+def _in_the_way(connection: Connection, proposal: Proposal) -> Iterator[str]:
+    needs = [TableNeeds(tuple(map(parse_name, group.roots)), (group.key,)) for group in proposal.groups]
+    for group, need in zip(proposal.groups, needs, strict=True):
+        with connection.cursor() as cursor, full_names(cursor):
+            found = read_conversions(cursor, need.roots, group.layout, need.key, widen=True)
+        for conversion in found:
+            yield from conversion.refusals
+    for finding in preflight(connection, Needs(())):
+        if finding.level in (Severity.ERROR, Severity.LIMIT):
+            yield f"{finding.text}: {finding.remedy}" if finding.remedy else finding.text
+
+
+def bundle_text(dsn: str, proposal: Proposal) -> str:
+    """A bundle's file that `config check` accepts."""
+    lines = [
+        "# Proposed by `balancer init`; read it, change it, then `balancer config check`.",
+        'mode = "observe"                    # observe: nothing is moved until you say approve or autonomous',
+        "",
+        f"[nodes.{NODE}]",
+        f"dsn = {_quoted(dsn)}",
+        f"# password: BALANCER_PASSWORD_{NODE.upper()}, password_file, or libpq's passfile",
+    ]
+    for group in proposal.groups:
+        lines += ["", *_table_lines(group)]
+    lines += [f"# {left.table} stays where it is: {left.reason}".replace("\n", " ") for left in proposal.left]
+    return "\n".join(lines) + "\n"
+
+
+def _table_lines(group: Group) -> Iterator[str]:
+    yield f"# {group.reason}".replace("\n", " ")
+    if group.widened:
+        yield f"# --widen-keys is needed for {', '.join(group.widened)}".replace("\n", " ")
+    yield f"[tables.{_quoted(group.name)}]"
+    yield f"roots = [{', '.join(map(_quoted, group.roots))}]"
+    yield f"layout = {_quoted(group.layout)}"
+    yield f"key = [{_quoted(group.key)}]"
+    if group.layout == "hash":
+        yield f"tablets = {group.tablets}"
+
+
+def _quoted(text: str) -> str:
+    """A basic string of TOML."""
+    escaped = "".join(c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in text)
+    return f'"{escaped}"'
+
+
+def _write(files: dict[Path, str]) -> None:
+    for path in files:
+        if path.exists():
+            raise Refused(f"{path} is there already and is not overwritten; give another --folder")
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def _summary(proposal: Proposal, wrong: Sequence[str]) -> Iterator[str]:
+    for group in proposal.groups:
+        widen = " --widen-keys" if group.widened else ""
+        yield f"table {group.name}: {', '.join(group.roots)}, {group.layout} by {group.key}{widen}; {group.reason}"
+    if not proposal.groups:
+        yield "no plain table can be sharded"
+    for left in proposal.left:
+        yield f"{left.table} stays where it is: {left.reason}"
+    for text in wrong:
+        yield f"in the way: {text}"
+
+
+def _document(proposal: Proposal, wrong: Sequence[str], files: dict[Path, str]) -> dict[str, Any]:
+    return {
+        "tables": [
+            {
+                "table": group.name,
+                "roots": list(group.roots),
+                "layout": group.layout,
+                "key": [group.key],
+                "tablets": group.tablets,
+                "bytes": group.bytes,
+                "widen_keys": list(group.widened),
+                "reason": group.reason,
+            }
+            for group in proposal.groups
+        ],
+        "left": [{"table": left.table, "reason": left.reason} for left in proposal.left],
+        "in_the_way": list(wrong),
+        "files": [str(path) for path in files],
+    }

@@ -1,0 +1,48 @@
+"""Which steps of which schema change a node has carried out: noted in the transaction that carries one out.
+
+So a change that was interrupted goes on where each node stands, and nothing is done twice. Written by
+`tables.ddl_apply`.
+"""
+
+from balancer.errors import Refused
+from balancer.nodes.connection import Connection, Cursor
+
+STEP = """
+    CREATE TABLE IF NOT EXISTS balancer.ddl_step (
+        change text NOT NULL,
+        number integer NOT NULL,
+        digest text NOT NULL,
+        done timestamptz NOT NULL DEFAULT now(),
+        PRIMARY KEY (change, number)
+    );
+    COMMENT ON TABLE balancer.ddl_step IS 'Steps of schema changes that were carried out here';
+"""
+
+
+def steps_done(cursor: Connection | Cursor, change: str) -> dict[int, str]:
+    """By number: the digest of each step of a change that this node has carried out."""
+    rows = cursor.execute("SELECT number, digest FROM balancer.ddl_step WHERE change = %s", (change,)).fetchall()
+    return {int(number): str(digest) for number, digest in rows}
+
+
+def note_step(cursor: Cursor, change: str, number: int, digest: str) -> bool:
+    """Notes a step in the transaction that carries it out; False: it has been carried out before.
+
+    Another who is about to do the same is waited for.
+    """
+    cursor.execute(
+        "INSERT INTO balancer.ddl_step (change, number, digest) VALUES (%s, %s, %s)"
+        " ON CONFLICT (change, number) DO NOTHING RETURNING number",
+        (change, number, digest),
+    )
+    if cursor.fetchone() is not None:
+        return True
+    known = steps_done(cursor, change).get(number)
+    if known != digest:
+        raise Refused(f"step {number} of change {change} is another one on this node: the file is not the same")
+    return False
+
+
+def forget_step(cursor: Cursor, change: str, number: int) -> None:
+    """In the transaction that takes it back."""
+    cursor.execute("DELETE FROM balancer.ddl_step WHERE change = %s AND number = %s", (change, number))

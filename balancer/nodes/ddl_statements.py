@@ -1,0 +1,114 @@
+"""One step of a schema change on one node: a statement with its owner's rights, or an index leaf by leaf.
+
+A statement runs inside a function that the table's owner has defined for this transaction: what it calls (a default, a
+check) then runs with the owner's rights, and cannot take ours back as it could after SET ROLE. An index is built
+concurrently, which PostgreSQL itself does with the rights of the table's owner.
+"""
+
+from psycopg import sql
+
+from balancer.errors import Refused
+from balancer.nodes.connection import Connection, Cursor, printed, run_single, translated
+from balancer.nodes.names import MAX_BYTES, Name
+from balancer.nodes.partition import hash_text
+
+_OWNER = "SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass(%s)"
+_LEAVES = """
+    SELECT n.nspname, c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE i.inhparent = to_regclass(%s) AND NOT i.inhdetachpending ORDER BY 1, 2
+"""
+_INDEX_OF_LEAF = """
+    SELECT n.nspname, c.relname, x.indisvalid, i.inhparent IS NOT NULL
+    FROM pg_index x JOIN pg_class c ON c.oid = x.indexrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+    LEFT JOIN pg_inherits i ON i.inhrelid = x.indexrelid AND i.inhparent = to_regclass(%(index)s)
+    WHERE x.indrelid = to_regclass(%(leaf)s) AND (i.inhparent IS NOT NULL OR c.relname = %(name)s)
+    ORDER BY i.inhparent IS NULL
+"""
+_RUN = """
+    CREATE FUNCTION pg_temp.balancer_ddl(statement text) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = public, pg_temp AS $run$ BEGIN EXECUTE statement; END $run$
+"""
+
+
+def owner_of(cursor: Connection | Cursor, table: Name) -> str:
+    """Who owns a table; raises `Refused` where there is none of that name."""
+    row = cursor.execute(_OWNER, (str(table),)).fetchone()
+    if row is None:
+        raise Refused(f"there is no table {table} here")
+    return str(row[0])
+
+
+def run_as_owner(cursor: Cursor, role: str, statement: str) -> None:
+    """Carries a statement out with the rights of a role, and of nobody else, inside the caller's transaction."""
+    cursor.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(role)))
+    cursor.execute(_RUN)
+    cursor.execute("RESET ROLE")
+    cursor.execute("SELECT pg_temp.balancer_ddl(%s)", (statement,))
+    cursor.execute("DROP FUNCTION pg_temp.balancer_ddl(text)")
+
+
+def is_leaf(cursor: Connection | Cursor, table: Name) -> bool:
+    """Whether it is a partition of another table."""
+    row = cursor.execute("SELECT relispartition FROM pg_class WHERE oid = to_regclass(%s)", (str(table),)).fetchone()
+    return bool(row and row[0])
+
+
+def leaves_of(cursor: Connection | Cursor, root: Name) -> list[Name]:
+    """The partitions that a root has on this node."""
+    return [Name(schema, name) for schema, name in cursor.execute(_LEAVES, (str(root),)).fetchall()]
+
+
+def build_leaves(connection: Connection, node: str, index: Name, root: Name, *, unique: bool, tail: str) -> None:
+    """Builds a root's index on each leaf and makes it part of the root's. Outside of transactions; may be repeated:
+    what an interrupted build has left is dropped first."""
+    word = "UNIQUE INDEX" if unique else "INDEX"
+    with translated(node), connection.cursor() as cursor:
+        for leaf in leaves_of(cursor, root):
+            name = _leaf_index(index.name, leaf)
+            where = {"index": str(index), "leaf": str(leaf), "name": name.name}
+            found = cursor.execute(_INDEX_OF_LEAF, where).fetchone()
+            if found is not None and found[3]:
+                continue
+            if found is not None and not found[2]:
+                cursor.execute(sql.SQL("DROP INDEX CONCURRENTLY {}").format(name.identifier))
+                found = None
+            if found is None:
+                create = sql.SQL("CREATE " + word + " CONCURRENTLY {} ON {} ")
+                run_single(cursor, create.format(sql.Identifier(name.name), leaf.identifier) + printed(tail))
+            attach = sql.SQL("ALTER INDEX {} ATTACH PARTITION {}")
+            cursor.execute(attach.format(index.identifier, name.identifier))
+
+
+def drop_leaf_indexes(cursor: Cursor, index: Name, root: Name) -> None:
+    """What an index that is not finished has left on the leaves."""
+    for leaf in leaves_of(cursor, root):
+        cursor.execute(sql.SQL("DROP INDEX IF EXISTS {}").format(_leaf_index(index.name, leaf).identifier))
+
+
+def check_index(cursor: Connection | Cursor, index: Name) -> None:
+    """Raises `Refused` unless the root's index is complete."""
+    row = cursor.execute("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)", (str(index),)).fetchone()
+    if row is None or not row[0]:
+        raise Refused(f"the index {index} is not complete: a leaf lacks it")
+
+
+def index_is_there(cursor: Connection | Cursor, index: Name, root: Name) -> bool:
+    """Whether the root has an index of this name already. Raises `Refused` if something else is called so."""
+    row = cursor.execute(
+        "SELECT x.indrelid = to_regclass(%s) FROM pg_class c LEFT JOIN pg_index x ON x.indexrelid = c.oid"
+        " WHERE c.oid = to_regclass(%s)",
+        (str(root), str(index)),
+    ).fetchone()
+    if row is None:
+        return False
+    if not row[0]:
+        raise Refused(f"{index} is there already, and is no index of {root}")
+    return True
+
+
+def _leaf_index(index: str, leaf: Name) -> Name:
+    name = f"{leaf.name}_{index}"
+    if len(name.encode()) > MAX_BYTES:
+        name = f"{leaf.name.encode()[:40].decode(errors='ignore')}_{hash_text(name):x}"
+    return Name(leaf.schema, name)
