@@ -10,7 +10,7 @@ run: setup  ## the main job on an embedded cluster
 	$(BIN)/balancer demo $(ARGS)
 
 test: setup-dev servers lint  ## everything, on real servers
-	$(PYTEST) -m "not bench" -n 3 --dist loadfile $(ARGS)
+	$(PYTEST) -m "not bench" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 quick: setup-dev  ## pure tests and those on embedded servers that take moments
 	$(PYTEST) -m "quick and not bench" -n 2 --dist loadfile $(ARGS)

@@ -3,7 +3,6 @@
 import os
 import random
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +13,7 @@ from hypothesis import settings
 from balancer.embedded.postgres import PostgresServer
 from balancer.embedded.zookeeper_server import ZooKeeperServer
 from tests.support.mutants import mutate_from_environment
-from tests.support.servers import Database, kept, new_database, postgres
+from tests.support.servers import Database, fast_place, kept, new_database, new_folder, postgres
 from tests.support.zookeeper_ensemble import ZooKeeperEnsemble
 
 # Set where the run begins, so that all its processes collect the same tests.
@@ -26,6 +25,21 @@ def pytest_report_header() -> str:
     return f"SAMPLE_SEED={os.environ['SAMPLE_SEED']} (all: every case of the sampled tables)"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long is handed out first, what takes moments last: else one process ends long after the others."""
+    items.sort(key=_weight)
+
+
+def _weight(item: pytest.Item) -> int:
+    if item.get_closest_marker("quick") is not None:
+        return len(_LONG) + 1
+    folder = item.path.parent.name
+    return _LONG.index(folder) if folder in _LONG else len(_LONG)
+
+
+_LONG = ("e2e", "migration", "daemon")
+
+
 # A busy machine is no reason to fail; the printed blob replays a failure.
 settings.register_profile("balancer", deadline=None, print_blob=True)
 settings.load_profile("balancer")
@@ -33,9 +47,7 @@ settings.load_profile("balancer")
 
 @pytest.fixture(scope="session")
 def server_folder() -> Iterator[Path]:
-    """Below the system's temporary folder: the servers' account must be able to enter it."""
-    folder = Path(tempfile.mkdtemp(prefix="balancer-tests-"))
-    folder.chmod(0o755)
+    folder = new_folder(fast_place())
     with kept(folder):
         yield folder
     shutil.rmtree(folder, ignore_errors=True)

@@ -133,8 +133,9 @@ def kill(pid: int, folder: Path) -> None:
 
 
 def _works_on(pid: int, folder: Path) -> bool:
-    _started[:] = [child for child in _started if child.poll() is None]
-    return str(folder) in command_line(pid)
+    works = str(folder) in command_line(pid)
+    _started[:] = [child for child in _started if child.poll() is None]  # after the look: who has ended is reaped now
+    return works
 
 
 def children(pid: int) -> list[int]:

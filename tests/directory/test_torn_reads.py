@@ -19,7 +19,7 @@ from tests.support.commands import started
 from tests.support.directories import RANGED, frame, ranges
 from tests.support.writing import PARTS
 
-TABLETS = 99_999
+TABLETS = 29_997
 THIRD = TABLETS // 3
 THIRDS = [itemgetter(*range(part * THIRD + 1, (part + 1) * THIRD + 1)) for part in range(3)]
 

@@ -94,6 +94,23 @@ def test_a_pid_file_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
     assert process.read_pid(pid_file, tmp_path / "elsewhere") is None
 
 
+def test_a_server_that_ends_while_it_is_looked_at_is_reaped_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last look must not leave it behind."""
+    child = process.spawn(["sleep", "60"], tmp_path / "log", None, tmp_path)
+    look = process.command_line
+
+    def ends_first(pid: int) -> str:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has been told
+        return look(pid)
+
+    monkeypatch.setattr(process, "command_line", ends_first)
+    process.stop(child.pid, tmp_path, signal.SIGCONT, 10.0)
+    assert child.returncode == -signal.SIGKILL
+
+
 def test_servers_end_when_their_starter_is_killed(server_folder: Path) -> None:
     folder = server_folder / "orphans"
     program = textwrap.dedent("""

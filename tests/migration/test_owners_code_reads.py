@@ -60,10 +60,7 @@ def dsns(request: pytest.FixtureRequest, pair: dict[str, str]) -> dict[str, str]
 
 @pytest.fixture
 def owner(dsns: dict[str, str]) -> Iterator[str]:
-    with plain_role(dsns) as role:
-        for dsn in dsns.values():
-            with psycopg.connect(dsn, autocommit=True) as connection:
-                run_as(connection, role, SPY)
+    with plain_role(dsns, SPY) as role:
         yield role
 
 

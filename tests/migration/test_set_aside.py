@@ -127,6 +127,7 @@ def test_rows_whose_owner_s_code_would_run_are_kept_and_not_counted(cluster: Clu
             "CREATE FUNCTION note_who() RETURNS int LANGUAGE plpgsql IMMUTABLE AS"
             " $$ BEGIN PERFORM public.really(); RETURN 1; END $$",
         )
+        execute(cluster, f"ALTER TABLE {LEAF} SET (autovacuum_enabled = off)")  # which calls it too, as its owner
         execute(cluster, f"CREATE INDEX ON {LEAF} (n) WHERE note_who() = 1")
         execute(cluster, "ALTER FUNCTION note_who() OWNER TO sly_owner")
         execute(cluster, "TRUNCATE seen")
@@ -134,7 +135,7 @@ def test_rows_whose_owner_s_code_would_run_are_kept_and_not_counted(cluster: Clu
     done = move(cluster, {"entered:retiring": spoil})
     assert done.state == "done"
     assert "an unknown number of rows were written here since" in read_detail(done).kept
-    assert cluster.query("a", "SELECT count(*) FROM seen") == [(0,)]
+    assert cluster.query("a", "SELECT who FROM seen") == []
     (schema,) = kept_schemas(cluster)
     execute(cluster, f"DROP SCHEMA {schema} CASCADE")
     execute(cluster, "DROP FUNCTION note_who()")

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.quick
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FACTS = NodeFacts(180004, False, NOW, NOW, None, 0, 1, 100)
 P1 = Name("public", "p1")
-HELD = PartitionStats(0, *P1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, None)
+HELD = PartitionStats(0, *P1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, None)
 
 
 def world(epoch: int = 5, busy: frozenset[int] = frozenset(), rewound: str = "") -> DirectoryView:

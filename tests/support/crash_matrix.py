@@ -83,12 +83,11 @@ def victims(folder: Path) -> Iterator[Victims]:
     """Two nodes of different versions, a ZooKeeper, a nursery."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
-    # A subscription whose source was killed comes back soon; databases that live for seconds need no vacuum.
-    soon = {"wal_retrieve_retry_interval": "200ms", "autovacuum": "off"}
+    short_lived = {"autovacuum": "off"}  # databases that live for seconds need none
     with (
         Nursery() as nursery,
-        postgres(folder / "a", 15, soon) as a,
-        postgres(folder / "b", 18, soon) as b,
+        postgres(folder / "a", 15, short_lived) as a,
+        postgres(folder / "b", 18, short_lived) as b,
         ZooKeeperServer(folder / "keeper", java_options=QUICK_JAVA) as keeper,
     ):
         nodes = {"a": a, "b": b}
@@ -148,7 +147,7 @@ class _Run:
     def _cluster(self, stack: ExitStack) -> Cluster:
         servers = self._servers
         dsns = {
-            node: stack.enter_context(new_database(server, servers.models[node], "file_copy")).dsn
+            node: stack.enter_context(new_database(server, servers.models[node])).dsn
             for node, server in servers.nodes.items()
         }
         cluster = Cluster(self._folder, dsns, hash_table(), url=self._url())

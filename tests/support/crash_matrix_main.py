@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.support.crash_cells import POINTS, VICTIMS, Cell, absence, cells, every_cell
 from tests.support.crash_matrix import Outcome, Victims, run_cell, victims
-from tests.support.servers import kept
+from tests.support.servers import fast_place, kept
 from tests.support.tables import show_table
 
 
@@ -88,7 +88,7 @@ def main() -> int:
     began = time.monotonic()
     board = Board(wanted, options.seed)
     print(f"{len(wanted)} cells, {options.jobs} at a time, --seed {options.seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="crash-matrix-") as made, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="crash-matrix-", dir=fast_place()) as made, ExitStack() as stack:
         folder = Path(made)
         folder.chmod(0o755)
         stack.enter_context(kept(folder))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from balancer.nodes.connection import Cursor, run_together
+from balancer.nodes.connection import Cursor, last_rows, run_together
 from balancer.nodes.fence import (
     Fence,
     check_standing,
@@ -17,7 +17,7 @@ from balancer.nodes.names import Name
 def raise_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, seconds: float, lock_timeout: float) -> Fence:
     """Fences these partitions for so many seconds; returns the fence with its deadline. `fence.until` is ignored."""
     run_together(cursor, lock_statements(partitions, seconds, lock_timeout))
-    standing = locked_fence(cursor, fence)
+    standing = locked_fence(last_rows(cursor)[0], fence)
     run_together(cursor, trigger_statements(partitions, standing))
     return standing
 

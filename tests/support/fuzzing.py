@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from hypothesis.errors import HypothesisDeprecationWarning
+from hypothesis.errors import HypothesisDeprecationWarning, HypothesisWarning
 
 ROUND = 25
 SHOWN = 400
@@ -80,6 +80,7 @@ def _round(target: FuzzTarget, number: int, deadline: float, report: FuzzReport)
 
     with warnings.catch_warnings():  # clients' threads draw random numbers, which hypothesis takes for ours
         warnings.simplefilter("ignore", HypothesisDeprecationWarning)
+        warnings.simplefilter("ignore", HypothesisWarning)  # it prints the whole strategy to say so, which is large
         once()
 
 

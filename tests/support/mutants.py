@@ -394,7 +394,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "no-fingerprints",
         "machine 7: a definition that was changed ends the migration",
-        replaced("balancer.migration.guards.check_definitions", instead()),
+        replaced("balancer.migration.guards.compare_definitions", instead()),
         (
             f"{_HOLES}test_values_that_ddl_rewrites_during_a_move_are_the_new_ones",
             f"{_HOLES}test_values_that_ddl_rewrites_during_a_split_are_the_new_ones",

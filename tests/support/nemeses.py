@@ -99,14 +99,23 @@ def lift_and_put_back(connection: Connection, leaf: str, write: Callable[[], obj
     """
     asked = "SELECT FROM pg_trigger WHERE tgrelid = %s::regclass AND tgname = '!balancer_fence'"
     assert connection.execute(asked, (leaf,)).fetchone() is not None, f"{leaf} has no fence"
+    with clock_ahead(connection):
+        write()
+
+
+@contextmanager
+def clock_ahead(connection: Connection) -> Iterator[None]:
+    """The clock of the fence's function is an hour ahead for the length of a block: unsealed fences end."""
     row = connection.execute("SELECT pg_get_functiondef('balancer.refuse_write'::regproc)").fetchone()
     assert row is not None
     definition = str(row[0])
     later = definition.replace("clock_timestamp()", "(clock_timestamp() + interval '1 hour')")
     assert later != definition, "the fence goes by the clock"
     connection.execute(later.encode())
-    write()
-    connection.execute(definition.encode())
+    try:
+        yield
+    finally:
+        connection.execute(definition.encode())
 
 
 class Sleeper:

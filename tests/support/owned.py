@@ -18,12 +18,13 @@ Connection = psycopg.Connection[tuple[object, ...]]
 
 
 @contextmanager
-def plain_role(dsns: dict[str, str]) -> Iterator[str]:
-    """A role without any right of its own, on every server."""
+def plain_role(dsns: dict[str, str], *statements: str) -> Iterator[str]:
+    """A role without any right of its own, on every server, which has carried out these statements there."""
     role = f"r{uuid4().hex[:6]}"
     for dsn in dsns.values():
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute(f"CREATE ROLE {role}; GRANT ALL ON SCHEMA public TO {role}")
+            run_as(connection, role, *statements)
     try:
         yield role
     finally:

@@ -1,5 +1,7 @@
 """Servers for the tests: started once per run, small, and gone when the run is, even after SIGKILL."""
 
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +14,13 @@ from balancer.embedded.postgres import PostgresServer, embedded_binaries, system
 from balancer.embedded.reaper import Keeper
 
 # A SIGKILL leaves the page cache alone, so nothing that the tests do can notice the difference.
-FAST = {"fsync": "off", "autovacuum_naptime": "10s"}
+MEMORY = Path("/dev/shm")
+ROOM = 8 << 30
+FAST = {
+    "fsync": "off",
+    "autovacuum_naptime": "10s",
+    "wal_retrieve_retry_interval": "200ms",  # before 16 a server starts one subscription's worker in such a time: 5 s
+}
 
 
 @dataclass(frozen=True)
@@ -31,14 +39,12 @@ class Database:
 
 
 @contextmanager
-def new_database(server: PostgresServer, template: str = "template0", strategy: str = "wal_log") -> Iterator[Database]:
-    """A fresh database, dropped afterwards with whoever is still connected.
-
-    With the strategy `file_copy` the server writes a checkpoint instead of log: it recovers sooner when it is killed.
-    """
+def new_database(server: PostgresServer, template: str = "template0") -> Iterator[Database]:
+    """A fresh database, dropped afterwards with those that are still connected. Its files are copied, which costs a
+    checkpoint instead of log: a server that is killed recovers sooner."""
     name = f"test_{uuid4().hex[:12]}"
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY {strategy}')
+        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY file_copy')
     try:
         yield Database(server, name)
     finally:
@@ -72,6 +78,21 @@ def postgres(folder: Path, version: int, settings: Mapping[str, object] | None =
     """PostgreSQL 18 and 16 are embedded; 15 is the distribution's."""
     binaries = system_binaries(15) if version == 15 else embedded_binaries(version)
     return PostgresServer(folder, binaries, {**FAST, **(settings or {})})
+
+
+def fast_place() -> Path | None:
+    """Where servers' data is made soonest: in memory, if there is room; None: where temporary files are.
+
+    A database has 300 files, and making them costs a disk ten times as much.
+    """
+    return MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM else None
+
+
+def new_folder(place: Path | None) -> Path:
+    """A temporary folder that the servers' account can enter."""
+    folder = Path(tempfile.mkdtemp(prefix="balancer-tests-", dir=place))
+    folder.chmod(0o755)
+    return folder
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from tests.support.workloads.approach import HELD, PLAIN
 from tests.support.workloads.bank import EACH, Bank
 from tests.support.workloads.hot_registers import HotRegisters
 from tests.support.workloads.linearizable import Deed, after, is_linearizable
-from tests.support.workloads.list_append import list_faults
+from tests.support.workloads.list_append import Beginning, list_faults
 from tests.support.workloads.set_of_ids import SetOfIds
 from tests.support.workloads.workload import Occurrence
 
@@ -98,7 +98,7 @@ def test_the_search_finds_what_trying_everything_finds(deeds: list[Deed]) -> Non
 
 
 def appended(token: str, found: str | None, began: float, outcome: str = "done") -> Occurrence:
-    return Occurrence("append", 1, token, found, outcome, began, began + 0.5)
+    return Occurrence("append", 1, token, Beginning.of(found), outcome, began, began + 0.5)
 
 
 def test_lists() -> None:
@@ -110,10 +110,10 @@ def test_lists() -> None:
     assert "row 1 has x;, which was refused" in list_faults(1, right, "a;b;x;", True)
     assert list_faults(1, right, "b;a;", True)[-1].endswith("before a token that was acknowledged earlier")
     assert list_faults(1, right, None, False) == ["row 1 is lost"]
-    stale = Occurrence("read", 1, "", "a;", "done", 3, 4)
+    stale = Occurrence("read", 1, "", Beginning.of("a;"), "done", 3, 4)
     assert list_faults(1, [*right, stale], "a;b;", True) == ["row 1 was read 2 characters too old"]
     assert list_faults(1, [*right, stale], "a;b;", False) == [], "plain SQL may ask a former owner"
-    fork = Occurrence("read", 1, "", "a;z;", "done", 3, 4)
+    fork = Occurrence("read", 1, "", Beginning.of("a;z;"), "done", 3, 4)
     assert list_faults(1, [*right, fork], "a;b;", False) == ["row 1 was read as …a;z; and ended as something else"]
 
 

@@ -58,7 +58,7 @@ def deeds_of(one: Occurrence, proven: bool) -> list[Deed]:
     """What a register's history says of an occurrence: nothing where nothing was promised."""
     if one.kind == "read":
         told = proven and one.outcome == "done" and isinstance(one.found, int)
-        return [Deed("read", one.began, one.ended, old=int(one.found))] if told and one.found is not None else []
+        return [Deed("read", one.began, one.ended, old=int(str(one.found)))] if told and one.found is not None else []
     assert isinstance(one.value, tuple)
     old, new = one.value
     if one.outcome == "unknown":

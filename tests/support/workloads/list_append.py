@@ -4,13 +4,44 @@ Nothing depends on when somebody looked: a former owner's rows, an old snapshot 
 or somebody has written to two copies.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NamedTuple
 
 from tests.support.workloads.approach import Approach
 from tests.support.workloads.caller import Caller
 from tests.support.workloads.workload import Client, Occurrence, Shown, Workload, contents, misplaced
 
 END = ";"
+
+
+class Beginning(NamedTuple):
+    """A list as somebody read it: in an hour there are more of them than memory has room for."""
+
+    length: int
+    digest: bytes
+    tail: str
+
+    @classmethod
+    def of(cls, text: object) -> "Beginning | None":
+        """None: there was no row."""
+        return cls(len(text), _hash(text.encode()).digest(), text[-40:]) if isinstance(text, str) else None
+
+
+def _hash(data: bytes = b"") -> "blake2b":
+    return blake2b(data, digest_size=12)
+
+
+def beginnings(tokens: Sequence[str]) -> dict[int, bytes]:
+    """By length: the digest of every beginning of this list."""
+    so_far, length = _hash(), 0
+    found = {0: so_far.digest()}
+    for token in tokens:
+        so_far.update(token.encode())
+        length += len(token)
+        found[length] = so_far.digest()
+    return found
 
 
 class ListAppend(Workload):
@@ -32,20 +63,22 @@ class ListAppend(Workload):
             outcome = "refused"  # plain SQL on a node without the row: nothing happened
             if client.approach.proven:
                 client.surprises.append(f"row {key} was not there to be written to")
-        read = reply.rows[0][0] if reply.rows else None
+        read = Beginning.of(reply.rows[0][0]) if reply.rows else None
         client.history.append(Occurrence("append", key, token, read, outcome, reply.began, reply.ended))
 
     def read(self, caller: Caller, client: Client) -> None:
         key = client.chance.choice(self.keys)
         reply = caller.read([key], lambda relation: f"SELECT note FROM {relation(key, 0)} WHERE id = {key}")
-        read = reply.rows[0][0] if reply.rows else None
+        read = Beginning.of(reply.rows[0][0]) if reply.rows else None
         client.history.append(Occurrence("read", key, "", read, reply.outcome, reply.began, reply.ended))
 
     def faults(self, history: Sequence[Occurrence], shown: Shown, approach: Approach) -> list[str]:
         rows = contents(shown)
         found = misplaced(shown)
-        for key in self.keys:
-            mine = [one for one in history if one.key == key]
+        by_key: dict[int, list[Occurrence]] = {key: [] for key in self.keys}
+        for one in history:
+            by_key[one.key].append(one)
+        for key, mine in by_key.items():
             found += list_faults(key, mine, (rows[key][1] or "") if key in rows else None, approach.proven)
         return found
 
@@ -59,14 +92,15 @@ def list_faults(key: int, history: Sequence[Occurrence], last: str | None, prove
     appended = [one for one in history if one.kind == "append"]
     sure = [one for one in appended if one.outcome == "done"]
     allowed = {str(one.value) for one in appended if one.outcome in ("done", "unknown")}
-    found = [f"row {key} has {token} twice" for token in places if tokens.count(token) > 1]
+    found = [f"row {key} has {token} twice" for token, count in Counter(tokens).items() if count > 1]
     found += [f"row {key} has lost {one.value}" for one in sure if one.value not in places]
     found += [f"row {key} has {token}, which was refused" for token in places if token not in allowed]
-    answered = [one for one in history if isinstance(one.found, str)]
+    answered = [(one, one.found) for one in history if isinstance(one.found, Beginning)]
+    right = beginnings(tokens)
     found += [
-        f"row {key} was read as …{str(one.found)[-40:]} and ended as something else"
-        for one in answered
-        if not last.startswith(str(one.found))
+        f"row {key} was read as …{read.tail} and ended as something else"
+        for _, read in answered
+        if right.get(read.length) != read.digest
     ]
     if proven:
         missing = [one for one in history if one.kind == "read" and one.outcome == "done" and one.found is None]
@@ -75,17 +109,18 @@ def list_faults(key: int, history: Sequence[Occurrence], last: str | None, prove
     return found + _disorder(key, sure, places)
 
 
-def _stale(key: int, sure: Sequence[Occurrence], answered: Sequence[Occurrence]) -> list[str]:
+def _stale(key: int, sure: Sequence[Occurrence], answered: Sequence[tuple[Occurrence, Beginning]]) -> list[str]:
     """Reads that began after an append was acknowledged and do not have it."""
     by_end = sorted(sure, key=lambda one: one.ended)
     found = []
     before, length = 0, 0
-    for read in sorted(answered, key=lambda one: one.began):
-        while before < len(by_end) and by_end[before].ended < read.began:
-            length = max(length, len(str(by_end[before].found)))
+    for one, read in sorted(answered, key=lambda pair: pair[0].began):
+        while before < len(by_end) and by_end[before].ended < one.began:
+            seen = by_end[before].found
+            length = max(length, seen.length if isinstance(seen, Beginning) else 0)
             before += 1
-        if len(str(read.found)) < length:
-            found.append(f"row {key} was read {length - len(str(read.found))} characters too old")
+        if read.length < length:
+            found.append(f"row {key} was read {length - read.length} characters too old")
     return found
 
 

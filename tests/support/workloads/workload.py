@@ -25,7 +25,7 @@ class Occurrence(NamedTuple):
     kind: str
     key: int
     value: int | str | tuple[int, int]
-    found: int | str | None
+    found: int | str | tuple[int, bytes, str] | None
     outcome: str  # done, refused or unknown
     began: float
     ended: float
