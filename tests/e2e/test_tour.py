@@ -53,12 +53,12 @@ def run_whole(script: str, folder: Path, variables: dict[str, str]) -> tuple[str
         text=True,
         start_new_session=True,
     )
-    try:
-        return shell.communicate(timeout=250)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(shell.pid, signal.SIGKILL)
-        shell.wait(20)
+    with shell:
+        try:
+            return shell.communicate(timeout=250)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
 
 
 @pytest.mark.timeout(280)
