@@ -3,15 +3,17 @@
 It needs the directory and psycopg; neither the daemon nor numpy (except for `group`). Applications import from here.
 """
 
-from balancer.client.async_router import AsyncRouter
+from balancer.client.async_router import AsyncAtomic, AsyncRouter
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.locate import Location, RowId, locate_key, parse_key
 from balancer.client.pools import PoolSettings
-from balancer.client.router import Router
+from balancer.client.router import Atomic, Router
 from balancer.client.transaction_steps import Isolation
 
 __all__ = [
+    "AsyncAtomic",
     "AsyncRouter",
+    "Atomic",
     "Ids",
     "Isolation",
     "LocatedIds",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import psycopg
 from psycopg_pool import ConnectionPool
 
+from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, Ended, waited_too_long
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.locate import AnyKey
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare
@@ -21,6 +22,7 @@ from balancer.client.transaction_steps import (
     AwaitChange,
     Borrow,
     Execute,
+    ExecuteEach,
     GiveBack,
     Isolation,
     Request,
@@ -29,7 +31,7 @@ from balancer.client.transaction_steps import (
     enter,
     leave,
 )
-from balancer.client.wire import command
+from balancer.client.wire import answers, command, send
 from balancer.directory.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -42,6 +44,25 @@ Outcome = TypeVar("Outcome")
 
 PATIENCE = 10.0
 """Seconds a transaction may take to begin: much longer than a switch, shorter than a user waits."""
+
+
+class Atomic:
+    """A transaction over several keys, wherever they are: see `Router.atomic`."""
+
+    def __init__(self, steps: AtomicSteps, drive: Callable[[Generator[Request, Any, Loan]], Loan]) -> None:
+        self._steps = steps
+        self._drive = drive
+
+    def on(self, table: str, key: AnyKey) -> Connection:
+        """The connection for rows of this key. Keys of one node share one; keep no cursor open over the end."""
+        loan = self._drive(self._steps.join(table, key))
+        connection: Connection = loan.connection
+        return connection
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Who takes part so far; the first decides."""
+        return self._steps.nodes
 
 
 class Router:
@@ -57,6 +78,7 @@ class Router:
             routes, lambda node, dsn: ConnectionPool(dsn, configure=prepare, **settings.arguments(node))
         )
         self._sampler = Sampler(routes) if samples else None
+        self._ended = Ended()
         self._ids: dict[str, Ids] = {}
         self._located_ids: dict[str, LocatedIds] = {}
 
@@ -143,6 +165,54 @@ class Router:
                 pause = attempts.pause_after(error)
             clock.sleep(pause)
 
+    @contextmanager
+    def atomic(
+        self,
+        *,
+        isolation: Isolation = Isolation.READ_COMMITTED,
+        patience: float = PATIENCE,
+        lock_timeout: float = LOCK_SECONDS,
+    ) -> Iterator[Atomic]:
+        """A transaction over several keys: `tx.on(table, key)` is the connection for each. All or nothing.
+
+        Where one node has all of them it is an ordinary transaction, else two-phase commit, whatever dies when. The
+        isolation is each node's own: a reader of two nodes may see one half for a moment (docs/across-shards.md). A
+        statement that waits longer than `lock_timeout` seconds for a lock ends the whole with a serialization failure,
+        because deadlocks between nodes are seen by nobody; `run_atomic` tries again. `OutcomeUnknown` if the first
+        node's answer to COMMIT was lost and it cannot be asked: the leader ends the transaction, all or nothing.
+        """
+        steps = AtomicSteps(self._routes, self._ended, isolation=isolation, patience=patience, lock=lock_timeout)
+        try:
+            yield Atomic(steps, self._drive)
+        except psycopg.errors.LockNotAvailable as error:
+            self._drive(steps.abort())
+            raise waited_too_long(lock_timeout) from error
+        except BaseException:
+            self._drive(steps.abort())
+            raise
+        self._drive(steps.commit())
+
+    def run_atomic(
+        self,
+        function: Callable[[Atomic], Result],
+        *,
+        isolation: Isolation = Isolation.READ_COMMITTED,
+        patience: float = PATIENCE,
+        lock_timeout: float = LOCK_SECONDS,
+    ) -> Result:
+        """Runs `function(tx)` in an atomic transaction, and again from its start where that is asked for; see `run`."""
+        clock = self._routes.clock
+        deadline = clock.monotonic() + patience
+        attempts = Attempts(deadline, clock.monotonic)
+        while True:
+            left = deadline - clock.monotonic()
+            try:
+                with self.atomic(isolation=isolation, patience=left, lock_timeout=lock_timeout) as tx:
+                    return function(tx)
+            except psycopg.Error as error:
+                pause = attempts.pause_after(error)
+            clock.sleep(pause)
+
     def ids(self, table: str) -> Ids:
         """Globally unique, roughly increasing 64-bit ids for rows of a table."""
         return self._ids.get(table) or self._ids.setdefault(table, Ids(self._routes, table))
@@ -193,6 +263,8 @@ class Router:
                 connection = loan.connection
                 with connection.lock:
                     connection.wait(command(connection, statements))
+            case ExecuteEach(orders):
+                return _execute_each(orders)
             case Undo(loan):
                 loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):
@@ -200,3 +272,22 @@ class Router:
             case AwaitChange(version, timeout):
                 self._routes.wait(version, timeout)
         return None
+
+
+def _execute_each(orders: tuple[tuple[Loan, bytes], ...]) -> list[psycopg.Error | None]:
+    """Every message is on its way before the first answer is waited for."""
+    found: dict[int, psycopg.Error] = {}
+    for at, (loan, statements) in enumerate(orders):
+        try:
+            send(loan.connection, statements)
+        except psycopg.Error as error:
+            found[at] = error
+    for at, (loan, _) in enumerate(orders):
+        if at in found:
+            continue
+        try:
+            with loan.connection.lock:
+                loan.connection.wait(answers(loan.connection))
+        except psycopg.Error as error:
+            found[at] = error
+    return [found.get(at) for at in range(len(orders))]

@@ -48,6 +48,13 @@ class Execute(NamedTuple):
     statements: bytes
 
 
+class ExecuteEach(NamedTuple):
+    """Statements for several loans, all sent before the first answer is awaited; answered with an error or None for
+    each."""
+
+    orders: tuple[tuple[Loan, bytes], ...]
+
+
 class Undo(NamedTuple):
     """ROLLBACK."""
 
@@ -67,7 +74,7 @@ class AwaitChange(NamedTuple):
     timeout: float
 
 
-Request = Borrow | Execute | Undo | GiveBack | AwaitChange
+Request = Borrow | Execute | ExecuteEach | Undo | GiveBack | AwaitChange
 Steps = Generator[Request, Any, "Held"]
 
 
@@ -98,10 +105,12 @@ class Wish:
     deadline: float
     isolation: Isolation = Isolation.READ_COMMITTED
     read_only: bool = False
+    also: bytes = b""
+    """A statement that follows in the same message."""
 
     def opening(self, location: Location) -> bytes:
         """BEGIN and the proof of ownership: one message, one round trip."""
-        return _OPENINGS[self.isolation, self.read_only] % (location.tablet, location.epoch)
+        return _OPENINGS[self.isolation, self.read_only] % (location.tablet, location.epoch) + self.also
 
 
 def enter(find: Callable[[], tuple[int, Location]], wish: Wish, monotonic: Callable[[], float]) -> Steps:
@@ -130,7 +139,7 @@ def enter(find: Callable[[], tuple[int, Location]], wish: Wish, monotonic: Calla
             seen = seen if failure is Failure.LOST else failure
             left = wish.deadline - monotonic()
             if left <= 0:
-                raise Unavailable(_too_late(location, seen)) from error
+                raise Unavailable(too_late(location, seen)) from error
         except BaseException:
             if loan is not None:
                 yield GiveBack(loan)
@@ -149,7 +158,7 @@ def leave(held: Held, failed: bool) -> Generator[Request, Any, None]:
             if not loan.connection.closed:
                 yield Undo(loan)
             return
-        _check_open(loan.connection.info.transaction_status)
+        check_open(loan.connection.info.transaction_status)
         yield Execute(loan, b"COMMIT")
     except psycopg.Error as error:
         if failed:
@@ -171,14 +180,15 @@ def _put_away(loan: Loan) -> Generator[Request, Any, None]:
         yield GiveBack(loan)
 
 
-def _check_open(status: TransactionStatus) -> None:
+def check_open(status: TransactionStatus) -> None:
+    """Raises `UserError` if there is nothing to commit: the application has ended the transaction, or lost an error."""
     if status is TransactionStatus.INERROR:
         raise UserError("a statement in the transaction failed and its error was not passed on: nothing is committed")
     if status is TransactionStatus.IDLE:
         raise UserError("the transaction was ended inside its block: leave COMMIT and ROLLBACK to the router")
 
 
-def _too_late(location: Location, failure: Failure) -> str:
+def too_late(location: Location, failure: Failure) -> str:
     what = {
         Failure.MOVING: "is still being moved",
         Failure.MOVED: "is not there, and the directory knows no other place",
