@@ -2,16 +2,18 @@
 
 import asyncio
 import threading
+from pathlib import Path
 
 import psycopg
 import pytest
 
 from balancer.client import AsyncRouter, Atomic, PoolSettings, Router
+from balancer.embedded.postgres import PostgresServer
 from balancer.errors import OutcomeUnknown, Refused, Unavailable, UserError
 from balancer.nodes.decisions import decided, prepared_parts
 from balancer.prepared_id import parse_prepared
 from tests.support.atomic_victim import Standing
-from tests.support.shards import Shards, user_of
+from tests.support.shards import Shards, databases, new_shards, user_of
 
 
 @pytest.fixture
@@ -261,3 +263,23 @@ def test_asyncio(shards: Shards, pair: tuple[int, int]) -> None:
     asyncio.run(both())
     assert [shards.count(user) for user in pair] == [1, 1]
     assert left_prepared(shards) == []
+
+
+def test_a_participant_that_cannot_be_prepared_takes_the_prepared_ones_back(
+    tmp_path: Path, postgres18: PostgresServer
+) -> None:
+    with databases(postgres18, 3) as dsns, new_shards(tmp_path, dsns) as shards:
+        users = [user_of(shards, number) for number in (1, 2, 3)]
+        spoilt = shards.node(shards.tablet(2).node)
+        spoilt.execute("CREATE TABLE late (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+
+        def work(router: Router) -> None:
+            with router.atomic() as tx:
+                put(tx, *users)
+                tx.on("orders", users[1]).execute("INSERT INTO late VALUES (1), (1)")
+
+        with Router.connect(shards.url, samples=False) as router:
+            with pytest.raises(psycopg.errors.UniqueViolation):
+                work(router)
+            assert left_prepared(shards) == []
+            assert shards.count() == 0
