@@ -4,17 +4,21 @@ with Router.connect("zk://zk1:2181/shop") as router, router.transaction("orders"
     connection.execute("INSERT INTO orders …")
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import psycopg
 from psycopg_pool import ConnectionPool
 
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, Ended, waited_too_long
+from balancer.client.bulk_load import BulkLoad
+from balancer.client.coverage import Stretch
+from balancer.client.every_shard import EveryShard, Shard, Values, scan
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.locate import AnyKey
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare
+from balancer.client.rekeying import rekeying
 from balancer.client.retry import Attempts
 from balancer.client.routing import Routes
 from balancer.client.sampler import Sampler
@@ -25,6 +29,7 @@ from balancer.client.transaction_steps import (
     ExecuteEach,
     GiveBack,
     Isolation,
+    Query,
     Request,
     Undo,
     Wish,
@@ -44,6 +49,20 @@ Outcome = TypeVar("Outcome")
 
 PATIENCE = 10.0
 """Seconds a transaction may take to begin: much longer than a switch, shorter than a user waits."""
+
+
+AT_ONCE = 8
+"""Tablets that are asked side by side: as many connections are in use."""
+BATCH = 20_000
+"""Rows that are sent before the next are read; each node gets its share of them in one transaction."""
+
+
+class TabletAnswer(NamedTuple):
+    """What one tablet has answered."""
+
+    tablet: int
+    node: str
+    rows: list[tuple[Any, ...]]
 
 
 class Atomic:
@@ -213,6 +232,98 @@ class Router:
                 pause = attempts.pause_after(error)
             clock.sleep(pause)
 
+    def rekey(self, table: str, old: AnyKey, new: AnyKey, *, patience: float = PATIENCE) -> int:
+        """Gives the rows of a key another one, colocated rows too, wherever that is; returns their number. Atomic.
+
+        Foreign keys among the roots must be deferrable or go with the order of the roots; triggers see a deletion and
+        an insertion.
+        """
+        work = rekeying(self._routes.snapshot.table(table), old, new)
+
+        def change(tx: Atomic) -> int:
+            taken = work.take(tx.on(table, old))
+            return work.put(tx.on(table, new), taken)
+
+        return self.run_atomic(change, patience=patience)
+
+    def each(
+        self,
+        table: str,
+        function: Callable[[Shard, Connection], Result],
+        *,
+        read_only: bool = True,
+        at_once: int = AT_ONCE,
+        patience: float = PATIENCE,
+    ) -> Iterator[Result]:
+        """Calls `function(shard, connection)` for every tablet once, in threads, each in a transaction on its owner.
+
+        Results come as they are ready. The first failure ends it; what has answered by then is said.
+        """
+        every = self._every(table, at_once, patience)
+
+        def work(stretch: Stretch) -> Result:
+            with every.transaction(stretch, read_only=read_only) as (shard, connection):
+                return function(shard, connection)
+
+        return every.run(work)
+
+    def map(
+        self,
+        table: str,
+        statement: str,
+        values: Values = None,
+        *,
+        at_once: int = AT_ONCE,
+        patience: float = PATIENCE,
+    ) -> Iterator[TabletAnswer]:
+        """Asks every tablet once: `map("orders", "SELECT count(*) FROM {orders}")`. Answers come as they are ready.
+
+        `{orders}` stands for the tablet's partition of that root. One message per tablet; each answers for its own
+        moment. `client.merging` adds answers up.
+        """
+        every = self._every(table, at_once, patience)
+
+        def work(stretch: Stretch) -> TabletAnswer:
+            location, rows = every.ask(statement, values, stretch)
+            return TabletAnswer(stretch.tablet, location.node, rows)
+
+        return every.run(work)
+
+    def scan(
+        self,
+        table: str,
+        statement: str,
+        values: Values = None,
+        *,
+        at_once: int = AT_ONCE,
+        patience: float = PATIENCE,
+    ) -> Generator[tuple[Any, ...], None, None]:
+        """The rows of every tablet, streamed, in no order: `scan("orders", "SELECT * FROM {orders}")`.
+
+        Few rows are kept in memory, however many there are. A failure in the middle is raised after the rows before.
+        """
+        return scan(self._every(table, at_once, patience), statement, values)
+
+    def copy_into(
+        self,
+        table: str,
+        rows: Iterable[Sequence[Any]],
+        columns: Sequence[str],
+        *,
+        root: str | None = None,
+        batch: int = BATCH,
+        patience: float = PATIENCE,
+    ) -> int:
+        """COPY of many rows, each to the node that owns its key; returns their number.
+
+        A batch is there whole on a node or not at all. `root`: another than the table's first.
+        """
+        work = BulkLoad(self._routes, self._perform, table, root=root, columns=columns, patience=patience)
+        return work.load(rows, batch)
+
+    def _every(self, table: str, at_once: int, patience: float) -> EveryShard:
+        return EveryShard(self._routes, self._drive, table, at_once=at_once, patience=patience)
+
     def ids(self, table: str) -> Ids:
         """Globally unique, roughly increasing 64-bit ids for rows of a table."""
         return self._ids.get(table) or self._ids.setdefault(table, Ids(self._routes, table))
@@ -265,6 +376,11 @@ class Router:
                     connection.wait(command(connection, statements))
             case ExecuteEach(orders):
                 return _execute_each(orders)
+            case Query(loan, opening, statement, values):
+                with psycopg.ClientCursor(loan.connection) as cursor:
+                    # Without parameters of its own the message is sent as it is: several statements, one round trip.
+                    text = cursor.mogrify(statement, values)
+                    return _rows_of(cursor.execute(opening.decode() + "; " + text + "; COMMIT"))
             case Undo(loan):
                 loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):
@@ -272,6 +388,16 @@ class Router:
             case AwaitChange(version, timeout):
                 self._routes.wait(version, timeout)
         return None
+
+
+def _rows_of(cursor: psycopg.Cursor[Any]) -> list[Any]:
+    """The rows of every statement of a message that has any."""
+    found = []
+    while True:
+        if cursor.description is not None:
+            found += cursor.fetchall()
+        if not cursor.nextset():
+            return found
 
 
 def _execute_each(orders: tuple[tuple[Loan, bytes], ...]) -> list[psycopg.Error | None]:

@@ -8,10 +8,12 @@ when it is given up. `balancer.hold` on the node is what makes it safe (see `bal
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import psycopg
 from psycopg.pq import TransactionStatus
+from psycopg.sql import Composed
 
 from balancer.client.failures import Failure, classify, classify_entry
 from balancer.client.locate import Location
@@ -55,6 +57,15 @@ class ExecuteEach(NamedTuple):
     orders: tuple[tuple[Loan, bytes], ...]
 
 
+class Query(NamedTuple):
+    """A whole transaction in one message: its opening, a statement with its values, COMMIT; answered with the rows."""
+
+    loan: Loan
+    opening: bytes
+    statement: Composed
+    values: Any
+
+
 class Undo(NamedTuple):
     """ROLLBACK."""
 
@@ -74,7 +85,7 @@ class AwaitChange(NamedTuple):
     timeout: float
 
 
-Request = Borrow | Execute | ExecuteEach | Undo | GiveBack | AwaitChange
+Request = Borrow | Execute | ExecuteEach | Query | Undo | GiveBack | AwaitChange
 Steps = Generator[Request, Any, "Held"]
 
 
@@ -118,6 +129,34 @@ def enter(find: Callable[[], tuple[int, Location]], wish: Wish, monotonic: Calla
 
     `find` gives the directory's version and the key's location by the newest snapshot known.
     """
+    held, _ = yield from _begun(find, wish, monotonic, Execute)
+    return held
+
+
+def ask(
+    find: Callable[[], tuple[int, Location]],
+    wish: Wish,
+    monotonic: Callable[[], float],
+    statement: Composed,
+    values: Any,
+) -> Generator[Request, Any, tuple[Location, list[Any]]]:
+    """A transaction of one statement in one message, where the tablet is; its rows."""
+    whole = partial(_query, statement, values)
+    held, rows = yield from _begun(find, wish, monotonic, whole)
+    yield GiveBack(held.loan)
+    return held.location, rows
+
+
+def _query(statement: Composed, values: Any, loan: Loan, opening: bytes) -> Query:
+    return Query(loan, opening, statement, values)
+
+
+def _begun(
+    find: Callable[[], tuple[int, Location]],
+    wish: Wish,
+    monotonic: Callable[[], float],
+    message: Callable[[Loan, bytes], Execute | Query],
+) -> Generator[Request, Any, tuple[Held, Any]]:
     pause = FIRST_PAUSE
     seen = Failure.LOST
     while True:
@@ -126,7 +165,7 @@ def enter(find: Callable[[], tuple[int, Location]], wish: Wish, monotonic: Calla
         loan: Loan | None = None
         try:
             loan = yield Borrow(location.node, max(0.0, min(left, LONGEST_BORROW)))
-            yield Execute(loan, wish.opening(location))
+            answer = yield message(loan, wish.opening(location))
         except psycopg.Error as error:
             if loan is not None:
                 yield from _put_away(loan)
@@ -145,7 +184,7 @@ def enter(find: Callable[[], tuple[int, Location]], wish: Wish, monotonic: Calla
                 yield GiveBack(loan)
             raise
         else:
-            return Held(location, loan)
+            return Held(location, loan), answer
         yield AwaitChange(version, min(pause, left))
         pause = min(pause * 1.5, LONGEST_PAUSE)
 
