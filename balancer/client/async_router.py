@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
-from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, Ended, waited_too_long
+from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.locate import AnyKey
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async
@@ -79,7 +79,7 @@ class AsyncRouter:
             routes, lambda node, dsn: AsyncConnectionPool(dsn, configure=prepare_async, **settings.arguments(node))
         )
         self._sampler = Sampler(routes) if samples else None
-        self._ended = Ended()
+        self._ended = EndedDecisions()
         self._ids: dict[str, AsyncIds] = {}
         self._located_ids: dict[str, AsyncLocatedIds] = {}
 

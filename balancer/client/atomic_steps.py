@@ -47,7 +47,7 @@ LOCK_SECONDS = 2.0
 FORGOTTEN_AT_ONCE = 100
 
 
-class Ended:
+class EndedDecisions:
     """Decisions that nobody needs any more, because every part has answered, by home: forgotten by the way."""
 
     def __init__(self) -> None:
@@ -74,7 +74,9 @@ class _AlreadyThere(Exception):
 class AtomicSteps:
     """One atomic transaction. Used by one thread or task at a time."""
 
-    def __init__(self, routes: Routes, ended: Ended, *, isolation: Isolation, patience: float, lock: float) -> None:
+    def __init__(
+        self, routes: Routes, ended: EndedDecisions, *, isolation: Isolation, patience: float, lock: float
+    ) -> None:
         self._routes = routes
         self._ended = ended
         self._monotonic = routes.clock.monotonic

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from psycopg import sql
 
-from balancer.client.coverage import Stretch, Vanished, parts, stretches, tablet_finder
+from balancer.client.key_cover import KeyStretch, Vanished, parts, stretches, tablet_finder
 from balancer.client.locate import Location
 from balancer.client.routing import Routes
 from balancer.client.transaction_steps import Held, Isolation, Request, Wish, ask, enter, leave
@@ -65,10 +65,10 @@ class EveryShard:
         self._at_once = at_once
         self._patience = patience
 
-    def run(self, work: Callable[[Stretch], Outcome]) -> Iterator[Outcome]:
+    def run(self, work: Callable[[KeyStretch], Outcome]) -> Iterator[Outcome]:
         """Answers as they come. The first failure ends it, with the number of tablets that had answered by then."""
         waiting = stretches(self._routes.snapshot, self._table)
-        running: dict[Future[Outcome], Stretch] = {}
+        running: dict[Future[Outcome], KeyStretch] = {}
         done = 0
         with ThreadPoolExecutor(self._at_once, thread_name_prefix="shards") as threads:
             try:
@@ -92,7 +92,7 @@ class EveryShard:
                 for future in running:
                     future.cancel()
 
-    def ask(self, statement: str, values: Values, stretch: Stretch) -> tuple[Location, list[Row]]:
+    def ask(self, statement: str, values: Values, stretch: KeyStretch) -> tuple[Location, list[Row]]:
         """One message: proof, statement, end. Returns where the tablet was, and the rows."""
         text = self.shard(stretch, "").format(statement)
         work = ask(self._finder(stretch), self._wish(), self._routes.clock.monotonic, text, values)
@@ -100,7 +100,7 @@ class EveryShard:
         return found
 
     @contextmanager
-    def transaction(self, stretch: Stretch, *, read_only: bool) -> Iterator[tuple[Shard, Any]]:
+    def transaction(self, stretch: KeyStretch, *, read_only: bool) -> Iterator[tuple[Shard, Any]]:
         """A transaction on the tablet's owner."""
         wish = self._wish(read_only=read_only)
         held: Held = self._drive(enter(self._finder(stretch), wish, self._routes.clock.monotonic))
@@ -111,13 +111,13 @@ class EveryShard:
             raise
         self._drive(leave(held, failed=False))
 
-    def shard(self, stretch: Stretch, node: str) -> Shard:
+    def shard(self, stretch: KeyStretch, node: str) -> Shard:
         names: dict[str, Name] = {}
         for root, leaf in zip(self._table.roots, stretch.partitions, strict=True):
             names |= {root: leaf, parse_name(root).name: leaf}
         return Shard(stretch.tablet, node, names)
 
-    def _finder(self, stretch: Stretch) -> Callable[[], tuple[int, Location]]:
+    def _finder(self, stretch: KeyStretch) -> Callable[[], tuple[int, Location]]:
         return tablet_finder(lambda: self._routes.snapshot, stretch.tablet)
 
     def _wish(self, *, read_only: bool = True) -> Wish:
@@ -130,7 +130,7 @@ def scan(every: EveryShard, statement: str, values: Values) -> Generator[Row, No
     ended = threading.Event()
     failures: list[BaseException] = []
 
-    def read(stretch: Stretch) -> None:
+    def read(stretch: KeyStretch) -> None:
         with (
             every.transaction(stretch, read_only=True) as (shard, connection),
             connection.cursor(name="balancer_scan") as cursor,

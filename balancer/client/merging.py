@@ -6,14 +6,14 @@ from itertools import chain, islice
 from typing import Any, Protocol
 
 
-class Answer(Protocol):
+class HasRows(Protocol):
     """What `Router.map` yields."""
 
     @property
     def rows(self) -> list[tuple[Any, ...]]: ...
 
 
-def summed(answers: Iterable[Answer]) -> tuple[Any, ...]:
+def summed(answers: Iterable[HasRows]) -> tuple[Any, ...]:
     """The rows of all tablets added up, column by column: for `SELECT count(*), sum(…)`. NULL counts as nothing.
 
     Averages are not sums: ask for the sum and the count, and divide.
@@ -26,7 +26,7 @@ def summed(answers: Iterable[Answer]) -> tuple[Any, ...]:
 
 
 def top(
-    answers: Iterable[Answer], count: int, key: Callable[[tuple[Any, ...]], Any], *, reverse: bool = True
+    answers: Iterable[HasRows], count: int, key: Callable[[tuple[Any, ...]], Any], *, reverse: bool = True
 ) -> list[tuple[Any, ...]]:
     """The first rows of all by a key: every tablet is asked for its own first `count` (`ORDER BY … LIMIT …`)."""
     merged = heapq.merge(

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 import psycopg
 from psycopg_pool import ConnectionPool
 
-from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, Ended, waited_too_long
+from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
 from balancer.client.bulk_load import BulkLoad
-from balancer.client.coverage import Stretch
 from balancer.client.every_shard import EveryShard, Shard, Values, scan
 from balancer.client.id_blocks import Ids, LocatedIds
+from balancer.client.key_cover import KeyStretch
 from balancer.client.locate import AnyKey
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare
 from balancer.client.rekeying import rekeying
@@ -97,7 +97,7 @@ class Router:
             routes, lambda node, dsn: ConnectionPool(dsn, configure=prepare, **settings.arguments(node))
         )
         self._sampler = Sampler(routes) if samples else None
-        self._ended = Ended()
+        self._ended = EndedDecisions()
         self._ids: dict[str, Ids] = {}
         self._located_ids: dict[str, LocatedIds] = {}
 
@@ -261,7 +261,7 @@ class Router:
         """
         every = self._every(table, at_once, patience)
 
-        def work(stretch: Stretch) -> Result:
+        def work(stretch: KeyStretch) -> Result:
             with every.transaction(stretch, read_only=read_only) as (shard, connection):
                 return function(shard, connection)
 
@@ -283,7 +283,7 @@ class Router:
         """
         every = self._every(table, at_once, patience)
 
-        def work(stretch: Stretch) -> TabletAnswer:
+        def work(stretch: KeyStretch) -> TabletAnswer:
             location, rows = every.ask(statement, values, stretch)
             return TabletAnswer(stretch.tablet, location.node, rows)
 

@@ -15,7 +15,7 @@ from balancer.errors import Unavailable
 from balancer.relation_names import Name, parse_name, partition_name
 
 
-class Stretch(NamedTuple):
+class KeyStretch(NamedTuple):
     """A tablet to be asked, and the part of the key space that it had in the map's version."""
 
     tablet: int
@@ -29,12 +29,12 @@ class Vanished(Exception):
     """The tablet is not in the map any more."""
 
 
-def stretches(snapshot: Snapshot, table: Table) -> list[Stretch]:
+def stretches(snapshot: Snapshot, table: Table) -> list[KeyStretch]:
     """All tablets of a table, in key order."""
     columns = snapshot.columns(table.id)
     starts = [*columns.starts, None]
     return [
-        Stretch(number, starts[at], starts[at + 1], leaves(table, snapshot.tablet(number)))
+        KeyStretch(number, starts[at], starts[at + 1], leaves(table, snapshot.tablet(number)))
         for at, number in enumerate(columns.ids)
     ]
 
@@ -47,7 +47,7 @@ def leaves(table: Table, tablet: Tablet) -> tuple[Name, ...]:
     return tuple(partition_name(root, tablet.id) for root in roots)
 
 
-def parts(snapshot: Snapshot, table: Table, gone: Stretch) -> list[Stretch]:
+def parts(snapshot: Snapshot, table: Table, gone: KeyStretch) -> list[KeyStretch]:
     """What has exactly the keys of a tablet that is gone; `Unavailable` where others' keys are among them."""
     inside = [one for one in stretches(snapshot, table) if _within(one, gone)]
     if not inside or (inside[0].start, inside[-1].end) != (gone.start, gone.end):
@@ -57,7 +57,7 @@ def parts(snapshot: Snapshot, table: Table, gone: Stretch) -> list[Stretch]:
     return inside
 
 
-def _within(one: Stretch, gone: Stretch) -> bool:
+def _within(one: KeyStretch, gone: KeyStretch) -> bool:
     ends_inside = gone.end is None or (one.end is not None and one.end <= gone.end)
     return bool(one.start >= gone.start and ends_inside)
 
