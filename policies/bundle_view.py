@@ -12,6 +12,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from balancer.policies.day_parts import DaySpan
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.keys import KeyType
 
@@ -83,6 +84,14 @@ class TabletColumns:
         return Leaf(int(self.moduli[row]), int(self.remainders[row]))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ProfileColumns:
+    """What tablets do in the course of the day, as plans see it: a few parts of it (see `day_spans`)."""
+
+    spans: tuple[DaySpan, ...]
+    rates: npt.NDArray[np.float32]  # (loads, tablets, spans): rows written and read per second; NaN: not known
+
+
 @dataclass(frozen=True, slots=True)
 class InFlight:
     """A migration that runs: credited before planning, as if it had finished."""
@@ -133,6 +142,8 @@ class BundleView:
     balancing: float = 0.0
     """Bytes that moves off nodes between the stop and the start threshold may copy: more than 0 where balancing has
     begun and goes on to the stop threshold (see `tail`)."""
+    profile: ProfileColumns | None = None
+    """What the tablets do in the course of the day; None: no day is known, or nobody asks."""
 
 
 class SampleSource(StrEnum):

@@ -4,21 +4,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from balancer.policies.bundle_view import TabletColumns
+from balancer.policies.bundle_view import BundleView
+from balancer.policies.day_loads import dimension_text, tablet_rate
+from balancer.policies.day_parts import base_of
 from balancer.policies.figures import bytes_text, rate_text, share_text
 from balancer.policies.options import BundleOptions
 from balancer.policies.placement_candidates import group_of
 from balancer.policies.placement_loads import LoadState, Problem, excess
 from balancer.policies.reasons import Taken
 from balancer.policies.wanted_moves import Moves
-
-NAMES = {
-    "bytes": "bytes",
-    "memory": "memory",
-    "write_rate": "writes",
-    "read_rate": "reads",
-    "tablets": "tablets",
-}
 
 
 def reason_for(moves: Moves, row: int, options: BundleOptions) -> str:
@@ -91,17 +85,17 @@ def level_text(over: float) -> str:
     return f"{share_text(abs(over))} {'above' if over > 0 else 'below'} its share"
 
 
-def value_text(columns: TabletColumns, row: int, dimension: str) -> str:
+def value_text(view: BundleView, row: int, dimension: str) -> str:
     """A tablet's load in one dimension, with its unit."""
-    match dimension:
+    match base_of(dimension):
         case "write_rate":
-            return f"{rate_text(float(columns.write_rate[row]))} written"
+            return f"{rate_text(tablet_rate(view, row, dimension))} written"
         case "read_rate":
-            return f"{rate_text(float(columns.read_rate[row]))} read"
+            return f"{rate_text(tablet_rate(view, row, dimension))} read"
         case "memory":
-            return f"{bytes_text(float(columns.memory[row]))} of memory"
+            return f"{bytes_text(float(view.tablets.memory[row]))} of memory"
         case _:
-            return bytes_text(float(columns.sizes[row]))
+            return bytes_text(float(view.tablets.sizes[row]))
 
 
 def _relief(moves: Moves, row: int) -> str:
@@ -112,11 +106,11 @@ def _relief(moves: Moves, row: int) -> str:
     dimension, levels = problem.dimensions[at], excess(problem, state.held)[:, at]
     over, there = float(levels[source]), float(levels[target])
     at = int(problem.rows[row])
-    carried = value_text(problem.view.tablets, at, dimension)
+    carried = value_text(problem.view, at, dimension)
     cost = "" if dimension in ("bytes", "tablets") else f" for {bytes_text(float(problem.sizes[row]))} to copy"
     return (
-        f"{problem.nodes[source].id} is {level_text(over)} of {NAMES[dimension]} and {problem.nodes[target].id} is "
-        f"{level_text(there)}: this tablet takes {carried} there{cost}"
+        f"{problem.nodes[source].id} is {level_text(over)} of {dimension_text(dimension)} and "
+        f"{problem.nodes[target].id} is {level_text(there)}: this tablet takes {carried} there{cost}"
     )
 
 

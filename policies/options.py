@@ -50,6 +50,15 @@ class MigrationMode(StrEnum):
     READ_ONLY = "read-only"
 
 
+class PlannedLoad(StrEnum):
+    """Which reads and writes a plan evens out."""
+
+    PROFILE = "profile"
+    """Those of the whole day, every part of it a dimension of its own, once a day is known; until then those of now."""
+    NOW = "now"
+    """Those of the last ten minutes."""
+
+
 class Mover(StrEnum):
     """How the tables that are neither in-memory nor moved by a metric are spread over the nodes."""
 
@@ -231,6 +240,9 @@ class PlacementOptions:
     )
     """Dimension → weight. Known: bytes, memory, write_rate, read_rate, tablets. The tightest one decides. Larger:
     that dimension is balanced more closely; smaller: less."""
+    load: PlannedLoad = PlannedLoad.PROFILE
+    """Which reads and writes are evened out: those of the whole day, so that a window at night mends the peaks of the
+    day, or those of now. Drained nodes, full disks and heat always go by now."""
     start_threshold: float = 0.10
     """Moves start when some dimension's fullest node is this much above the mean … Larger: fewer moves; smaller:
     closer balance."""

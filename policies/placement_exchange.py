@@ -14,6 +14,8 @@ from balancer.policies.placement_fill import Spread
 from balancer.policies.placement_loads import Bools, LoadState, Problem
 
 _NODES, _ROWS, _PAIRED = 12, 48, 384  # considered: targets, tablets of the node, tablets of all targets
+# Dimensions with which so many are considered; the more there are, the fewer, so that a search costs the same.
+_PLAIN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class PairSearch:
         mine, theirs = field.mine, field.theirs
         carried = self.problem.loads[mine][:, None, :] + self.problem.loads[theirs][None, :, :]
         over = float((self._excess(source) * self.problem.weights).max(initial=0.0))
-        floor = joint_floor(carried, self.problem.weights, self.worth.min_gain, pressing=over > self.worth.start)
+        floor = joint_floor(carried, self.problem.floors, self.worth.min_gain, pressing=over > self.worth.start)
         floor = np.maximum(floor, 1e-12)
         costs = self.problem.costs[mine][:, None] + self.problem.costs[theirs][None, :]
         swaps = self._exchanges(source, field)
@@ -101,8 +103,9 @@ class PairSearch:
         problem = self.problem
         over = self._excess(source) * problem.weights
         loads = problem.loads[:, int(over.argmax())]
-        mine = mine[np.argsort(-loads[mine], kind="stable")][:_ROWS]
-        each = max(_PAIRED // len(targets), 1)
+        fewer = min(1.0, (_PLAIN / len(over)) ** 0.5)
+        mine = mine[np.argsort(-loads[mine], kind="stable")][: int(_ROWS * fewer)]
+        each = max(int(_PAIRED * fewer) // len(targets), 1)
         lightest = [company[node][np.argsort(loads[company[node]], kind="stable")][:each] for node in targets]
         at = np.repeat(targets, [len(rows) for rows in lightest])
         return mine, np.concatenate(lightest), at

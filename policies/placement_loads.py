@@ -4,12 +4,15 @@
 the order of their ids and nodes in the order of theirs, so that the order of the input changes nothing in the plan.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.bundle_view import BundleView, Floats, Ints, NodeCondition, NodeView
+from balancer.policies.day_loads import DimensionColumn, day_columns, plans_by_profile, without_doubles
+from balancer.policies.day_parts import base_of
+from balancer.policies.day_profile import LOADS
 from balancer.policies.options import BundleOptions
 
 Bools = npt.NDArray[np.bool_]
@@ -25,7 +28,9 @@ class Problem:
     view: BundleView
     nodes: tuple[NodeView, ...]  # by id
     dimensions: tuple[str, ...]
-    weights: Floats  # D
+    weights: Floats  # D: how much an excess counts
+    portions: Floats  # D: how much a dimension adds to sums; the parts of a day together count little more than one
+    floors: Floats  # D: what load counts for in the least gain of a move
     ids: Ints  # T, ascending
     rows: Ints  # T: the tablet's row in the view
     tables: Ints  # T: index into the view's tables
@@ -54,7 +59,7 @@ class Problem:
 
     def rates(self) -> Bools:
         """D: which dimensions are done again and again (rates, numbers), not room that is taken up."""
-        return np.array([name not in CAPACITIES for name in self.dimensions], dtype=np.bool_)
+        return np.array([base_of(name) not in CAPACITIES for name in self.dimensions], dtype=np.bool_)
 
     def conditions(self, *wanted: NodeCondition) -> Bools:
         """Which nodes are in one of these conditions."""
@@ -103,7 +108,12 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
     sizes, memory = columns.sizes[rows], columns.memory[rows]
     owner = rank[columns.node[rows]]
     home = _credited(view, ids, owner, {node.id: at for at, node in enumerate(nodes)})
-    names, weights, raw = _dimensions(view, options, rows, _playing(nodes)[home])
+    found = _dimensions(view, options, rows, _playing(nodes)[home])
+    names = tuple(one.name for one in found)
+    weights, portions, floors = (
+        np.array([getattr(one, name) for one in found], dtype=np.float64) for name in ("weight", "portion", "floor")
+    )
+    raw = np.stack([one.load for one in found], axis=1) if found else np.zeros((len(rows), 0))
     due = _due(nodes, names, sums(home, raw, len(nodes)))
     # What a node reports as used was measured before what is in flight has landed.
     credit = sums(home, sizes[:, None], len(nodes))[:, 0] - sums(owner, sizes[:, None], len(nodes))[:, 0]
@@ -116,6 +126,8 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
         nodes=nodes,
         dimensions=names,
         weights=weights,
+        portions=portions,
+        floors=weights**2 * floors,
         ids=ids,
         rows=rows,
         tables=_table_of(view)[rows],
@@ -157,10 +169,11 @@ def tension(problem: Problem, held: Floats) -> Floats:
 
 def underuse(problem: Problem, held: Floats) -> Floats:
     """N: how far below its due share each receiving node is on the weighted average of the dimensions."""
-    total = problem.weights.sum()
+    weights = problem.weights * problem.portions
+    total = weights.sum()
     if not total:
         return np.zeros(len(problem.nodes))
-    mean = (excess(problem, held) * problem.weights).sum(axis=1) / total
+    mean = (excess(problem, held) * weights).sum(axis=1) / total
     return np.where(problem.receiving, -mean, 0.0)
 
 
@@ -210,11 +223,10 @@ def _unpaid(view: BundleView, ids: Ints, horizon: float) -> Floats:
     return out
 
 
-def _dimensions(
-    view: BundleView, options: BundleOptions, rows: Ints, counted: Bools
-) -> tuple[tuple[str, ...], Floats, Floats]:
-    """The dimensions with a weight and a load, their weights, and each tablet's share of the whole in each."""
+def _dimensions(view: BundleView, options: BundleOptions, rows: Ints, counted: Bools) -> list[DimensionColumn]:
+    """The dimensions with a weight and a load, and each tablet's share of the whole in each."""
     columns = view.tablets
+    by_day = plans_by_profile(view, options)
     values = {
         "bytes": columns.sizes,
         "memory": columns.memory,
@@ -222,17 +234,17 @@ def _dimensions(
         "read_rate": columns.read_rate,
         "tablets": np.ones(len(columns)),
     }
-    names, weights, loads = [], [], []
+    found: list[DimensionColumn] = []
     for name in DIMENSIONS:
         weight = options.placement.dimensions.get(name, 0.0)
-        load = values[name][rows]
-        total = float(load[counted].sum()) if weight > 0 else 0.0
-        if total > 0:
-            names.append(name)
-            weights.append(weight)
-            loads.append(load / total)
-    stacked = np.stack(loads, axis=1) if loads else np.zeros((len(rows), 0))
-    return tuple(names), np.array(weights), stacked
+        if weight <= 0:
+            continue
+        for column in day_columns(view, name) if by_day and name in LOADS else [DimensionColumn(name, values[name])]:
+            load = column.load[rows]
+            total = float(load[counted].sum())
+            if total > 0:
+                found.append(replace(column, load=load / total, weight=weight * column.weight))
+    return without_doubles(found, len(view.nodes)) if by_day else found
 
 
 def node_shares(nodes: tuple[NodeView, ...], dimension: str) -> Floats:
@@ -257,7 +269,7 @@ def _due(nodes: tuple[NodeView, ...], names: tuple[str, ...], held: Floats) -> F
     counted = _playing(nodes) & ~keeping
     due = np.where(keeping[:, None], held, 0.0)
     for d, name in enumerate(names):
-        shares = node_shares(nodes, name) * (sharing & ~keeping)
+        shares = node_shares(nodes, base_of(name)) * (sharing & ~keeping)
         if shares.any():
             due[:, d] += shares / shares.sum() * held[counted, d].sum()
     return due

@@ -23,6 +23,9 @@ _SHRINK = 0.9  # how tight a target may become where the source is tight, as a p
 _PATIENCE = 4.0  # how much better a resting tablet must be for its node to wait for it
 _SEARCHES, _SEARCHES_PER_NODE = 300, 1  # for pairs, in one plan: its time grows with its size, not with its difficulty
 _FRUITLESS = 3
+# A plan for the day has many dimensions, and each look costs the more. It need not reach the end: what is left is found
+# by the next plans, which come long before the first moves are done.
+_DAY_STEPS, _DAY_STEPS_PER_NODE, _DAY_SEARCHES = 100, 1, 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,16 @@ class Able:
 
 @dataclass(slots=True)
 class Effort:
-    """How many searches for pairs a plan has left, over all its rounds."""
+    """How many steps, and searches for pairs, a plan has left, over all its rounds."""
 
     searches: int
+    steps: int = _STEPS
 
     @classmethod
     def of(cls, problem: Problem) -> "Effort":
         """What a plan of this size may spend."""
+        if (problem.portions < 1.0).any():
+            return cls(_DAY_SEARCHES, _DAY_STEPS + _DAY_STEPS_PER_NODE * len(problem.nodes))
         return cls(_SEARCHES + _SEARCHES_PER_NODE * len(problem.nodes))
 
 
@@ -93,7 +99,7 @@ class Refinement:
             before = self.steps
             for node in self._donors():
                 self._relieve(node)
-            if self.steps in (before, _STEPS):
+            if self.steps == before or self.effort.steps <= 0:
                 break
         return self.steps
 
@@ -117,7 +123,7 @@ class Refinement:
 
     def _relieve(self, node: int) -> None:
         """Takes tablets off one node until it is within the threshold, or nothing more helps."""
-        while self.steps < _STEPS:
+        while self.effort.steps > 0:
             tight = float(self._levels()[0][node])
             if tight > self.goal.stop:
                 if not (self._best_move(node, self._receivers(node)) or self._best_pair(node)) or self.patient:
@@ -148,7 +154,7 @@ class Refinement:
         problem = self.problem
         loads = problem.loads[rows]
         gain = relief[:, None] + self._cost_of(receivers) - self._costs(receivers, loads[:, None, :])
-        worth = self.goal.min_gain * 2.0 * (loads * problem.weights**2).sum(axis=1)
+        worth = self.goal.min_gain * 2.0 * (loads * problem.floors).sum(axis=1)
         fits = (gain > np.maximum(worth, 1e-12)[:, None]) & self._fits(source, rows, receivers)
         share = _RELIEF * problem.sizes[rows][:, None] / max(float(self.bytes[source]), 1.0)
         added = loads[:, None, :]
@@ -235,6 +241,7 @@ class Refinement:
         self.bytes[source] -= self.problem.sizes[row]
         self.bytes[target] += self.problem.sizes[row]
         self.steps += 1
+        self.effort.steps -= 1
         self.changed[[source, target]] = self.steps
 
     def _cost_of(self, nodes: Ints) -> Floats:

@@ -126,7 +126,8 @@ class _Thrift:
         return levels
 
     def _emptiness(self, levels: Floats) -> Floats:
-        below: Floats = -levels.sum(axis=1) / max(float(self.problem.weights.sum()), 1e-300)
+        weights = float((self.problem.weights * self.problem.portions).sum())
+        below: Floats = -(levels * self.problem.portions).sum(axis=1) / max(weights, 1e-300)
         return below
 
     def _move(self, row: int, target: int) -> None:

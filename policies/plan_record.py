@@ -8,8 +8,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from balancer.policies.bundle_view import Action, ActionKind, NodeCondition, Rejection
+from balancer.policies.day_loads import dimension_text
 from balancer.policies.figures import bytes_text, share_text
-from balancer.policies.move_reasons import NAMES, level_text, tightest
+from balancer.policies.move_reasons import level_text, tightest
 from balancer.policies.options import BundleOptions
 from balancer.policies.order import Picker
 from balancer.policies.placement_candidates import STANDINGS, switches
@@ -72,7 +73,9 @@ class Record:
         tight = tension(self._problem, moves.before.held)
         node = int(tight.argmax())
         dimension, over = tightest(self._problem, moves.before, node)
-        place = f"the tightest node is {self._problem.nodes[node].id}, {level_text(over)} of {NAMES[dimension]}"
+        place = (
+            f"the tightest node is {self._problem.nodes[node].id}, {level_text(over)} of {dimension_text(dimension)}"
+        )
         start = share_text(self._options.placement.start_threshold)
         if moves.started and self._problem.view.balancing > 0:
             return f"{place}; moves have begun, and end at {share_text(self._options.placement.stop_threshold)}"

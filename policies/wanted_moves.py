@@ -4,19 +4,20 @@
 started now is for the budgets.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.bundle_view import Floats, Ints, NodeCondition
+from balancer.policies.day_loads import plans_by_profile
 from balancer.policies.movers import move_by_count, move_by_metric, move_in_memory
 from balancer.policies.options import BundleOptions
 from balancer.policies.placement import balance
 from balancer.policies.placement_candidates import Decider, Standings, deciders, is_resting, standings, switches
 from balancer.policies.placement_fill import make_spread
 from balancer.policies.placement_functions import follow_functions
-from balancer.policies.placement_loads import Bools, LoadState, Problem, initial_state
+from balancer.policies.placement_loads import Bools, LoadState, Problem, build_problem, initial_state
 from balancer.policies.placement_refine import Able
 from balancer.policies.placement_urgent import drain, movable_in_need, relieve_disks, spread_out
 from balancer.policies.reasons import Taken
@@ -61,6 +62,11 @@ class Moves:
         """Why this tablet should move."""
         return CODES[int(self.codes[row])]
 
+    def take_over(self, owner: Ints) -> None:
+        """Moves what another state, of the same tablets and nodes, has elsewhere."""
+        for row in np.flatnonzero(owner != self.after.owner).tolist():
+            self.after.move(self.problem, row, int(owner[row]))
+
     def mark(self, previous: Ints, code: Taken) -> None:
         """Notes the reason for all that has changed since `previous`; an urgent reason stays."""
         changed = self.after.owner != previous
@@ -90,16 +96,33 @@ def headroom(problem: Problem, options: BundleOptions) -> Floats:
 
 
 def _urgent(moves: Moves, options: BundleOptions, unreserved: Bools) -> None:
-    problem, state = moves.problem, moves.after
+    """By the load of now: what must leave at once must not find its new node busy."""
+    if not plans_by_profile(moves.problem.view, options) or not _has_need(moves.problem):
+        _leave(moves, moves.problem, moves.after, options, unreserved)
+        return
+    problem = build_problem(replace(moves.problem.view, profile=None), options)
+    state = initial_state(problem)
+    _leave(moves, problem, state, options, unreserved)
+
+
+def _has_need(problem: Problem) -> bool:
+    """Whether any node is drained, full, or was closed."""
+    condition = problem.conditions(NodeCondition.DRAINING, NodeCondition.CLOSED)
+    return bool(condition.any() or (problem.disk_room < 0).any())
+
+
+def _leave(moves: Moves, problem: Problem, state: LoadState, options: BundleOptions, unreserved: Bools) -> None:
     able = movable_in_need(moves.standing)
     spread = make_spread(problem, state.owner, options.placement.table_spread)
     fixed = deciders(problem, options, Decider.FUNCTION)
-    previous = state.owner.copy()
+    previous = moves.after.owner.copy()
     follow_functions(problem, state, able & fixed & problem.conditions(NodeCondition.DRAINING)[state.owner], options)
     stranded = [drain(problem, state, able, options, spread)]
+    moves.take_over(state.owner)
     moves.mark(previous, Taken.DRAIN)
-    previous = state.owner.copy()
+    previous = moves.after.owner.copy()
     stranded.append(relieve_disks(problem, state, able & ~fixed & unreserved, options, spread))
+    moves.take_over(state.owner)
     moves.mark(previous, Taken.DISK_FULL)
     moves.stranded = np.unique(np.concatenate(stranded))
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from balancer.policies.budgets import Admission
 from balancer.policies.bundle_view import BundleView, NodeCondition
+from balancer.policies.day_loads import dimension_text
 from balancer.policies.figures import bytes_text, share_text
-from balancer.policies.move_reasons import NAMES, level_text, tightest
+from balancer.policies.move_reasons import level_text, tightest
 from balancer.policies.objective import move_gains
 from balancer.policies.options import BundleOptions
 from balancer.policies.order import Picker
@@ -183,7 +184,7 @@ class _Question:
         dimension, over = tightest(self.problem, self.moves.before, node)
         text = (
             f"the bundle is balanced: the tightest node is {self._name(node)}, {level_text(over)} of "
-            f"{NAMES[dimension]}, and moves start at {share_text(start)}"
+            f"{dimension_text(dimension)}, and moves start at {share_text(start)}"
         )
         return self._say(Left.BALANCED, text, f"set start_threshold below {max(worst, low, 0.0):.3f}")
 
@@ -237,7 +238,7 @@ class _Question:
         return float(move_gains(self.problem, state, np.array([self.row]), np.array([self.target]))[0])
 
     def _wanted(self) -> float:
-        weighted = (self.problem.loads[self.row] * self.problem.weights**2).sum()
+        weighted = (self.problem.loads[self.row] * self.problem.floors).sum()
         return float(self.options.placement.min_gain * 2.0 * weighted)
 
     def _name(self, node: int) -> str:

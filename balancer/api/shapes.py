@@ -63,6 +63,10 @@ class NodeShape(Document):
     tablets: int
     loads: dict[str, float]
     capacity: dict[str, float] = Field(description="bytes of disk and of memory, where known")
+    day: list[float | None] = Field(
+        description="for each hour of a working day, of the weekend on such a day: its reads and writes over its share;"
+        " null: not known; empty: no hour is known"
+    )
     database_bytes: float
     connections: int
     retained_wal_bytes: float
