@@ -43,6 +43,10 @@ class NodeView:
     """Bytes in use, other people's included; None: the sum of its tablets."""
     memory: float | None = None
     """Bytes of memory for in-memory tables; None: as much as any other."""
+    write_capacity: float | None = None
+    """Rows per second that may be written to its tablets in all; None: not limited."""
+    read_capacity: float | None = None
+    """Rows per second that may be read from its tablets in all; None: not limited."""
     closed_by_daemon: bool = False
     """A closed node that the daemon closed, and may open again; what an operator closed stays closed."""
 

@@ -48,7 +48,7 @@ def day_columns(view: BundleView, rate: str) -> list[DimensionColumn]:
     """Reads or writes by part of the day."""
     profile = view.profile
     assert profile is not None
-    loads = [_rates(view, rate, at) for at in range(len(profile.spans))]
+    loads = [day_rates(view, rate, at) for at in range(len(profile.spans))]
     totals = np.array([load.sum() for load in loads])
     busiest = float(totals.max(initial=0.0))
     kept = np.flatnonzero(totals > busiest * _QUIET).tolist()
@@ -94,7 +94,7 @@ def tablet_rate(view: BundleView, row: int, name: str) -> float:
     return float(now) if np.isnan(rate) else rate
 
 
-def _rates(view: BundleView, rate: str, at: int) -> Floats:
+def day_rates(view: BundleView, rate: str, at: int) -> Floats:
     """T: one load in one part of the day. A tablet that was not seen in it counts with what it does now."""
     assert view.profile is not None
     found = view.profile.rates[LOADS.index(rate), :, at]

@@ -304,6 +304,42 @@ class BudgetOptions:
     longer; fewer: an operator is asked sooner."""
 
 
+class Apart(StrEnum):
+    """What a rule keeps on different nodes."""
+
+    TABLETS = "tablets"
+    TABLES = "tables"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRule:
+    """`[[rules]]` of a bundle: where tablets of some tables, or of a range of their keys, must and must not live."""
+
+    name: str = ""
+    tables: tuple[str, ...] = ()
+    key: tuple[str | int, ...] = ()
+    """The first values of the keys that it is about, as in ["EU"] for the key (region, id); empty: all keys."""
+    keys_from: tuple[str | int, ...] = ()
+    """The first key that it is about; empty: the lowest. Fewer values than the key has columns are allowed."""
+    keys_to: tuple[str | int, ...] = ()
+    """The first key that it is no longer about; empty: up to the highest."""
+    zones: tuple[str, ...] = ()
+    """Zones they must live in; empty: any."""
+    nodes: tuple[str, ...] = ()
+    """Nodes they must live on; empty: any."""
+    not_zones: tuple[str, ...] = ()
+    not_nodes: tuple[str, ...] = ()
+    spread: Apart | None = None
+    """`tablets`: no node has two of them; `tables`: no node has tablets of two of the tables; None: they may share."""
+    together: bool = False
+    """Whether all of them live on one node."""
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether it is about a part of the keys only."""
+        return bool(self.key or self.keys_from or self.keys_to)
+
+
 @dataclass(frozen=True, slots=True)
 class BundleOptions:
     """All that decides about one bundle."""
@@ -313,6 +349,7 @@ class BundleOptions:
     heat: HeatOptions = field(default_factory=HeatOptions)
     placement: PlacementOptions = field(default_factory=PlacementOptions)
     budgets: BudgetOptions = field(default_factory=BudgetOptions)
+    rules: tuple[PlacementRule, ...] = ()
 
     def table(self, name: str) -> TableOptions:
         """The options of a table; defaults where the file says nothing."""

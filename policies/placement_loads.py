@@ -4,7 +4,7 @@
 the order of their ids and nodes in the order of theirs, so that the order of the input changes nothing in the plan.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,8 @@ from balancer.policies.day_loads import DimensionColumn, day_columns, plans_by_p
 from balancer.policies.day_parts import base_of
 from balancer.policies.day_profile import LOADS
 from balancer.policies.options import BundleOptions
+from balancer.policies.rate_limits import RateLimit, rate_limits
+from balancer.policies.tablet_kinds import Lie, tablet_kinds
 
 Bools = npt.NDArray[np.bool_]
 
@@ -41,10 +43,15 @@ class Problem:
     memory: Floats  # T: bytes that count against nodes' memory
     due: Floats  # N×D: the share of the whole that the node should hold; 0 where it should hold nothing
     receiving: Bools  # N: may be given tablets
-    allowed: Bools  # tables×N: by zone
+    kinds: Ints  # T: tablets of one kind are of one table and named by the same rules; index of `allowed`
+    allowed: Bools  # kinds×N: by zones and rules
+    rivals: Bools | None  # kinds×kinds: which must not share a node; None: no rule says so
+    limited: Floats  # T×K: rows per second that count against nodes' capacities, one column for each of them
+    limits: tuple[RateLimit, ...]  # K
     disk_used: Floats  # N: bytes in use, with what is in flight
     disk_room: Floats  # N: bytes it may be given before it would be closed
     memory_room: Floats  # N: bytes of memory left for in-memory tables
+    limit_room: Floats  # N×K: rows per second left below the nodes' capacities
 
     def index(self, node: str) -> int:
         """The index of a node, by its id."""
@@ -74,6 +81,8 @@ class LoadState:
     held: Floats  # N×D
     disk_room: Floats  # N
     memory_room: Floats  # N
+    limit_room: Floats  # N×K
+    counts: Ints  # kinds×N: tablets of each kind on each node; no rows where no rule keeps tablets apart
 
     def move(self, problem: Problem, row: int, target: int) -> None:
         """Gives one tablet to another node."""
@@ -84,16 +93,23 @@ class LoadState:
         self.disk_room[target] -= problem.sizes[row]
         self.memory_room[source] += problem.memory[row]
         self.memory_room[target] -= problem.memory[row]
+        if problem.limits:
+            self.limit_room[source] += problem.limited[row]
+            self.limit_room[target] -= problem.limited[row]
+        if problem.rivals is not None:
+            self.counts[problem.kinds[row], source] -= 1
+            self.counts[problem.kinds[row], target] += 1
         self.owner[row] = target
 
     def take(self, other: "LoadState") -> None:
         """Becomes as another state is."""
         self.owner[:], self.held[:] = other.owner, other.held
         self.disk_room[:], self.memory_room[:] = other.disk_room, other.memory_room
+        self.limit_room[:], self.counts[:] = other.limit_room, other.counts
 
     def copy(self) -> "LoadState":
         """Another state that may change on its own."""
-        return LoadState(self.owner.copy(), self.held.copy(), self.disk_room.copy(), self.memory_room.copy())
+        return LoadState(*(getattr(self, known.name).copy() for known in fields(self)))
 
 
 def build_problem(view: BundleView, options: BundleOptions) -> Problem:
@@ -121,6 +137,9 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
     used = np.array(
         [held[at] if node.disk_used is None else node.disk_used + credit[at] for at, node in enumerate(nodes)]
     )
+    tables = _table_of(view)[rows]
+    kinds = tablet_kinds(view, options, nodes, Lie(rows, tables, home, sizes))
+    limits, limited, room = rate_limits(view, options, nodes, rows, home)
     return Problem(
         view=view,
         nodes=nodes,
@@ -130,7 +149,7 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
         floors=weights**2 * floors,
         ids=ids,
         rows=rows,
-        tables=_table_of(view)[rows],
+        tables=tables,
         home=home,
         loads=raw,
         sizes=sizes,
@@ -138,7 +157,12 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
         memory=memory,
         due=due,
         receiving=np.array([node.condition is NodeCondition.ACTIVE for node in nodes], dtype=np.bool_),
-        allowed=_allowed(view, options, nodes),
+        kinds=kinds.of,
+        allowed=kinds.allowed,
+        rivals=kinds.rivals,
+        limited=limited,
+        limits=limits,
+        limit_room=room,
         disk_used=used,
         disk_room=_disk_room(nodes, used, options.placement.close_at_disk_share),
         memory_room=_memory_room(
@@ -150,7 +174,13 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
 def initial_state(problem: Problem) -> LoadState:
     """Everything where it is, or will be when what is in flight has landed."""
     held = sums(problem.home, problem.loads, len(problem.nodes))
-    return LoadState(problem.home.copy(), held, problem.disk_room.copy(), problem.memory_room.copy())
+    counts: Ints = np.zeros((0, len(problem.nodes)), dtype=np.int64)
+    if problem.rivals is not None:
+        shape = problem.allowed.shape
+        places = problem.kinds * shape[1] + problem.home
+        counts = np.bincount(places, minlength=shape[0] * shape[1]).reshape(shape).astype(np.int64)
+    rooms = (problem.disk_room.copy(), problem.memory_room.copy(), problem.limit_room.copy())
+    return LoadState(problem.home.copy(), held, *rooms, counts)
 
 
 def excess(problem: Problem, held: Floats) -> Floats:
@@ -250,12 +280,17 @@ def _dimensions(view: BundleView, options: BundleOptions, rows: Ints, counted: B
 def node_shares(nodes: tuple[NodeView, ...], dimension: str) -> Floats:
     """What each node should hold of a dimension, relative to the others.
 
-    The operator's weights, where they differ. Where they are all the same, the nodes' own disks (bytes) and memory
-    budgets (memory), if they are known for every node.
+    The operator's weights, where they differ. Where they are all the same, the nodes' own capacities for it, if they
+    are known for every node.
     """
     weights = np.array([node.weight for node in nodes], dtype=np.float64)
     if len(nodes) and np.all(weights == weights[0]):
-        capacities = {"bytes": [node.disk_capacity for node in nodes], "memory": [node.memory for node in nodes]}
+        capacities = {
+            "bytes": [node.disk_capacity for node in nodes],
+            "memory": [node.memory for node in nodes],
+            "write_rate": [node.write_capacity for node in nodes],
+            "read_rate": [node.read_capacity for node in nodes],
+        }
         known = [value for value in capacities.get(dimension, []) if value]
         if known and len(known) == len(nodes):
             return np.array(known, dtype=np.float64)
@@ -278,15 +313,6 @@ def _due(nodes: tuple[NodeView, ...], names: tuple[str, ...], held: Floats) -> F
 def keeps(node: NodeView) -> bool:
     """Whether a node was closed by an operator: then it keeps what it has. One that the daemon closed still gives."""
     return node.condition is NodeCondition.CLOSED and not node.closed_by_daemon
-
-
-def _allowed(view: BundleView, options: BundleOptions, nodes: tuple[NodeView, ...]) -> Bools:
-    out = np.ones((len(view.tables), len(nodes)), dtype=np.bool_)
-    for at, table in enumerate(view.tables):
-        zones = options.table(table.name).zones
-        if zones:
-            out[at] = [node.zone in zones for node in nodes]
-    return out
 
 
 def _disk_room(nodes: tuple[NodeView, ...], used: Floats, close_at: float) -> Floats:

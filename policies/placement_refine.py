@@ -12,6 +12,7 @@ from balancer.policies.bundle_view import Floats, Ints
 from balancer.policies.objective import move_overhead, node_costs
 from balancer.policies.placement_exchange import PairSearch, Worth, node_excess, relieves, shrinks
 from balancer.policies.placement_fill import Spread
+from balancer.policies.placement_limits import may_take
 from balancer.policies.placement_loads import Bools, LoadState, Problem, sums, tension, underuse
 
 _SWEEPS = 200
@@ -214,7 +215,7 @@ class Refinement:
     def _fits(self, source: int, rows: Ints, nodes: Ints) -> Bools:
         """rows×nodes: what the hard limits allow, and what makes no node nearly as tight as the source is now."""
         problem, state = self.problem, self.state
-        fits: Bools = problem.allowed[problem.tables[rows][:, None], nodes[None, :]]
+        fits: Bools = may_take(problem, state, rows, nodes)
         fits = fits & (problem.sizes[rows][:, None] <= state.disk_room[nodes])
         memory = problem.memory[rows][:, None]
         fits = fits & ((memory == 0) | (memory <= state.memory_room[nodes]))

@@ -10,7 +10,7 @@ import numpy as np
 from balancer.policies.bundle_view import Action, ActionKind, NodeCondition, Rejection
 from balancer.policies.day_loads import dimension_text
 from balancer.policies.figures import bytes_text, share_text
-from balancer.policies.move_reasons import level_text, tightest
+from balancer.policies.move_reasons import level_text, overfull_text, tightest
 from balancer.policies.options import BundleOptions
 from balancer.policies.order import Picker
 from balancer.policies.placement_candidates import STANDINGS, switches
@@ -48,6 +48,9 @@ class Record:
             reason = f"{self._home(row)} must give it away, but no node may take its {self._size(row)}"
             self._move_rejection(row, Left.NO_ROOM, reason, 0)
         self._add_count(Left.NO_ROOM, len(moves.stranded))
+        for node in moves.overfull.tolist():
+            text = overfull_text(self._problem, moves.after, node)
+            self._note(Rejection(ActionKind.MOVE, (), str(Left.OVER_CAPACITY), text), 1)
         self._add_stuck(moves, picker)
 
     def counts(self) -> dict[str, int]:
@@ -67,6 +70,7 @@ class Record:
             notes.append(f"{waiting} more moves ({size}) lead to the same goal and wait for the budgets")
         if len(moves.stranded):
             notes.append(f"{len(moves.stranded)} tablets must leave their nodes and no node may take them")
+        notes += [overfull_text(self._problem, moves.after, node) for node in moves.overfull.tolist()]
         return tuple(notes)
 
     def _level_note(self, moves: Moves) -> str:

@@ -16,14 +16,15 @@ from balancer.policies.options import BundleOptions
 from balancer.policies.placement import balance
 from balancer.policies.placement_candidates import Decider, Standings, deciders, is_resting, standings, switches
 from balancer.policies.placement_fill import make_spread
+from balancer.policies.placement_fit import fit_capacities
 from balancer.policies.placement_functions import follow_functions
 from balancer.policies.placement_loads import Bools, LoadState, Problem, build_problem, initial_state
 from balancer.policies.placement_refine import Able
-from balancer.policies.placement_urgent import drain, movable_in_need, relieve_disks, spread_out
+from balancer.policies.placement_urgent import drain, movable_in_need, obey_rules, relieve_disks, spread_out
 from balancer.policies.reasons import Taken
 
 CODES: tuple[Taken, ...] = tuple(Taken)
-URGENT = (Taken.DRAIN, Taken.DISK_FULL)
+URGENT = (Taken.DRAIN, Taken.DISK_FULL, Taken.RULE, Taken.CAPACITY)
 
 
 @dataclass(slots=True)
@@ -36,12 +37,13 @@ class Moves:
     standing: Standings
     codes: npt.NDArray[np.int8] = field(init=False)  # T: index into CODES, -1 for tablets that stay
     stranded: Ints = field(init=False)  # rows that should leave at once and that no node can take
+    overfull: Ints = field(init=False)  # nodes over a capacity for reads or writes that no placement found relieves
     started: bool = False
     """Whether some node was far enough from its share for the objective to start."""
 
     def __post_init__(self) -> None:
         self.codes = np.full(len(self.problem.ids), -1, dtype=np.int8)
-        self.stranded = np.zeros(0, dtype=np.int64)
+        self.stranded = self.overfull = np.zeros(0, dtype=np.int64)
 
     def rows(self) -> Ints:
         """The tablets that should move."""
@@ -80,8 +82,10 @@ def plan_moves(problem: Problem, options: BundleOptions, reserved: Bools | None 
     moves = Moves(problem, before, before.copy(), standings(problem, options))
     unreserved = np.ones(len(problem.ids), dtype=np.bool_) if reserved is None else ~reserved
     _urgent(moves, options, unreserved)
+    _obey(moves, options, unreserved)
     # What leaves a draining node may still be sent elsewhere, to where it fits best; what relieves a disk stays put.
-    free = (moves.standing == 0) & unreserved & (moves.codes != CODES.index(Taken.DISK_FULL))
+    kept = np.isin(moves.codes, [CODES.index(Taken.DISK_FULL), CODES.index(Taken.CAPACITY)])
+    free = (moves.standing == 0) & unreserved & ~kept
     moves.after.disk_room -= headroom(problem, options)
     _movers(moves, options, free)
     _objective(moves, options, free)
@@ -125,6 +129,20 @@ def _leave(moves: Moves, problem: Problem, state: LoadState, options: BundleOpti
     moves.take_over(state.owner)
     moves.mark(previous, Taken.DISK_FULL)
     moves.stranded = np.unique(np.concatenate(stranded))
+
+
+def _obey(moves: Moves, options: BundleOptions, unreserved: Bools) -> None:
+    """Off nodes that rules forbid, then off nodes that do more than they can."""
+    problem, state = moves.problem, moves.after
+    able = movable_in_need(moves.standing) & unreserved & ~deciders(problem, options, Decider.FUNCTION)
+    previous = state.owner.copy()
+    spread = make_spread(problem, state.owner, options.placement.table_spread)
+    moves.stranded = np.union1d(moves.stranded, obey_rules(problem, state, able, options, spread))
+    moves.mark(previous, Taken.RULE)
+    if problem.limits:
+        previous = state.owner.copy()
+        moves.overfull = fit_capacities(problem, state, able)
+        moves.mark(previous, Taken.CAPACITY)
 
 
 def _movers(moves: Moves, options: BundleOptions, free: Bools) -> None:

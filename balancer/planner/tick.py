@@ -121,7 +121,10 @@ class BundleTick:
             bundle.name,
             poll,
             options=bundle.options,
-            capacities={node.id: Capacity(node.disk, node.memory) for node in bundle.nodes.values()},
+            capacities={
+                node.id: Capacity(node.disk, node.memory, node.write_rate, node.read_rate)
+                for node in bundle.nodes.values()
+            },
             remembered=remembered,
         )
         heat = bundle.options.heat

@@ -83,7 +83,9 @@ def _nodes_of(state: BundleState, known: Mapping[str, Node]) -> Iterable[NodeSha
         carried = {} if at is None else {name: round(float(column[at]), 3) for name, column in loads.items()}
         capacity: dict[str, float] = {}
         if at is not None and view is not None:
-            limits = {"bytes": view.nodes[at].disk_capacity, "memory": view.nodes[at].memory}
+            node = view.nodes[at]
+            limits = {"bytes": node.disk_capacity, "memory": node.memory}
+            limits |= {"write_rate": node.write_capacity, "read_rate": node.read_capacity}
             capacity = {name: limit for name, limit in limits.items() if limit is not None}
         yield _node(state, report, known.get(report.id), carried, capacity, day=_day(state, at))
 
