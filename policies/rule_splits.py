@@ -79,7 +79,8 @@ def rule_against(view: BundleView, options: BundleOptions, tablet: int, node: st
     }
     for rule in (rule for rule in options.rules if rule.name in names):
         if not permits(rule, there):
-            return f"rule {rule.name}: {permitted_text(rule)}, and {_place(there)}"
+            place = f", and {_place(there)}" if rule.zones or rule.not_zones else ""
+            return f"rule {rule.name}: {permitted_text(rule)}{place}"
         mine = _tablets_of(view, rule)
         beside = sorted(one for one in mine.keys() & on_node if one != tablet and _rival(rule, mine[one], mine[tablet]))
         if beside:

@@ -13,7 +13,12 @@ from balancer.polling.view import Remembered, build_view
 
 
 def refuse_against_rules(snapshot: Snapshot, bundle: str, options: BundleOptions, tablet: int, node: str) -> None:
-    """Raises `Refused` where a rule keeps the tablet from the node."""
+    """Raises `Refused` where a rule, or its table's zones, keep the tablet from the node: it would not stay there."""
+    table, zone = snapshot.tables[snapshot.tablet(tablet).table].name, snapshot.nodes[node].zone
+    zones = options.table(table).zones
+    if zones and zone not in zones:
+        lives = f"table {table} lives in {', '.join(zones)}"
+        raise Refused(f"tablet {tablet} may not go to {node}: it is in zone {zone or '(none)'}, and {lives}")
     if options.rules:
         against = rule_against(_map(snapshot, bundle, options), options, tablet, node)
         if against:

@@ -15,19 +15,22 @@ def check_rules(
     if len(options.rules) > MOST_RULES:
         yield "rules", f"there are {len(options.rules)}; {MOST_RULES} are allowed"
         return
-    names = [rule.name for rule in options.rules]
+    sound = []
     for number, rule in enumerate(options.rules):
-        key = f"rules.{rule.name or number + 1}"
-        if not rule.name:
-            yield f"{key}.name", "every rule needs a name: explanations speak of it"
-        elif rule.name in names[:number]:
-            yield f"{key}.name", "another rule has this name too"
-        for part, message in (*_names(rule, nodes, layouts), *_itself(rule), *_keys(rule, layouts)):
-            yield f"{key}.{part}" if part else key, message
-        if rule.zones or rule.nodes or rule.not_zones or rule.not_nodes:
-            yield from _somewhere(key, [rule], options, nodes)
-    for one, other in combinations(options.rules, 2):
-        yield from _together(one, other, options, nodes)
+        found = [*_name(options.rules, number), *_names(rule, nodes, layouts), *_itself(rule), *_keys(rule, layouts)]
+        for part, message in found or _somewhere([rule], options, nodes):
+            yield f"rules.{rule.name or number}.{part}".rstrip("."), message
+        if not found and not any(_somewhere([rule], options, nodes)):
+            sound.append(rule)
+    for one, other in combinations(sound, 2):
+        yield from _both(one, other, options, nodes)
+
+
+def _name(rules: Sequence[PlacementRule], number: int) -> Iterator[tuple[str, str]]:
+    if not rules[number].name:
+        yield "name", "every rule needs a name: explanations speak of it"
+    elif rules[number].name in [rule.name for rule in rules[:number]]:
+        yield "name", "another rule has this name too"
 
 
 def _names(rule: PlacementRule, nodes: Sequence[NodeView], layouts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -79,35 +82,31 @@ def _keys(rule: PlacementRule, layouts: Mapping[str, str]) -> Iterator[tuple[str
 
 
 def _somewhere(
-    key: str, rules: Sequence[PlacementRule], options: BundleOptions, nodes: Sequence[NodeView]
+    rules: Sequence[PlacementRule], options: BundleOptions, nodes: Sequence[NodeView]
 ) -> Iterator[tuple[str, str]]:
-    """Whether the tables of all these rules have a node left."""
-    tables = set(rules[0].tables).intersection(*(rule.tables for rule in rules))
-    for table in sorted(tables):
+    """The first table of all these rules that has no node left."""
+    able = [node for node in nodes if all(permits(rule, node) for rule in rules)]
+    for table in sorted(set(rules[0].tables).intersection(*(rule.tables for rule in rules))) if nodes else ():
         zones = options.table(table).zones
-        able = [node for node in nodes if all(permits(rule, node) for rule in rules)]
-        if nodes and not able:
+        if not able:
             beside = f" beside rule {rules[1].name}" if len(rules) > 1 else ""
-            yield key, f"leaves no node for table {table}{beside}"
-        elif nodes and zones and not any(node.zone in zones for node in able):
-            yield key, f"leaves no node for table {table}, which lives in the zones {', '.join(zones)}"
-        else:
-            continue
-        return
+            yield "", f"leaves no node for table {table}{beside}"
+            return
+        if zones and not any(node.zone in zones for node in able):
+            yield "", f"leaves no node for table {table}, which lives in the zones {', '.join(zones)}"
+            return
 
 
-def _together(
+def _both(
     one: PlacementRule, other: PlacementRule, options: BundleOptions, nodes: Sequence[NodeView]
 ) -> Iterator[tuple[str, str]]:
     """Two rules that cannot both be kept. Keys are compared as written: only the nodes know their types."""
     shared = set(one.tables) & set(other.tables)
     keys = [(rule.key, rule.keys_from, rule.keys_to) for rule in (one, other)]
-    same = keys[0] == keys[1] or not (one.has_keys and other.has_keys)
-    if not shared or not same:
+    if not shared or not (keys[0] == keys[1] or not (one.has_keys and other.has_keys)):
         return
-    alone = [list(_somewhere("", [rule], options, nodes)) for rule in (one, other)]
-    if not any(alone):
-        yield from _somewhere(f"rules.{other.name}", [other, one], options, nodes)
+    for _, message in _somewhere([other, one], options, nodes):
+        yield f"rules.{other.name}", message
     for apart, joined in ((one, other), (other, one)):
         if apart.spread is not None and joined.together and (apart.spread is Apart.TABLETS or len(shared) > 1):
             what = f"their tablets of {_all(shared)} cannot be apart and on one node"
