@@ -16,6 +16,9 @@ Seconds = Annotated[float, "seconds"]
 FormulaText = Annotated[str, "formula"]
 """A schedule formula; empty: unset."""
 
+KeyValues = tuple[str | int, ...]
+"""Values of the first columns of a key, as text or whole numbers."""
+
 DEFAULT_GROUP = "default"
 """The group that always exists."""
 
@@ -317,11 +320,11 @@ class PlacementRule:
 
     name: str = ""
     tables: tuple[str, ...] = ()
-    key: tuple[str | int, ...] = ()
+    key: KeyValues = ()
     """The first values of the keys that it is about, as in ["EU"] for the key (region, id); empty: all keys."""
-    keys_from: tuple[str | int, ...] = ()
+    keys_from: KeyValues = ()
     """The first key that it is about; empty: the lowest. Fewer values than the key has columns are allowed."""
-    keys_to: tuple[str | int, ...] = ()
+    keys_to: KeyValues = ()
     """The first key that it is no longer about; empty: up to the highest."""
     zones: tuple[str, ...] = ()
     """Zones they must live in; empty: any."""

@@ -6,6 +6,7 @@ tablets that have been split or merged since. An hour is one note of some 28 kB 
 million.
 """
 
+from dataclasses import dataclass
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
@@ -20,6 +21,11 @@ from balancer.policies.day_profile import DayProfile, Parents
 from balancer.policies.day_report import DayReport, day_report
 from balancer.polling.rates import Rates
 
+MANY = 100_000
+"""Tablets from which on a report takes a second, and is not made again for every move …"""
+KEPT_SECONDS = 600.0
+"""… but after so many seconds."""
+
 
 class ProfileKeeper:
     """One bundle's; belongs to its ticks."""
@@ -29,7 +35,7 @@ class ProfileKeeper:
         self.book = DayBook()
         self._read = False
         self._leading: object | None = None
-        self._reported: tuple[DayProfile, Ints, DayReport | None] | None = None
+        self._reported: _Reported | None = None
 
     def read(self, directory: Directory, leading: object | None, parents: Parents) -> None:
         """Takes what is noted and newer: at the first tick, and at the first of each leadership."""
@@ -46,11 +52,10 @@ class ProfileKeeper:
 
     def report(self, view: BundleView) -> DayReport | None:
         """What people are shown; made again when an hour has ended or a tablet has moved."""
-        last = self._reported
-        if last is None or last[0] is not self.book.profile or not np.array_equal(last[1], view.tablets.node):
-            found = day_report(self.book.profile, view)
-            last = self._reported = self.book.profile, view.tablets.node, found
-        return last[2]
+        last, profile = self._reported, self.book.profile
+        if last is None or last.profile is not profile or not last.stands(view):
+            last = self._reported = _Reported(profile, view.now, view.tablets.node, day_report(profile, view))
+        return last.report
 
     def write(self, directory: Directory) -> None:
         """Leaves notes of what has changed; what fails is tried again at the next tick."""
@@ -65,6 +70,22 @@ class ProfileKeeper:
                 if slot_of_name(name) == slot and name not in written:
                     directory.unpublish(self._topic, name)
             self.book.changed.discard(slot)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reported:
+    """A report, and what it was made of."""
+
+    profile: DayProfile
+    at: float
+    nodes: Ints
+    report: DayReport | None
+
+    def stands(self, view: BundleView) -> bool:
+        """Whether it is still true; of very many tablets, of which some move all the time, nearly so is enough."""
+        if len(self.nodes) == len(view.tablets) > MANY and 0.0 <= view.now - self.at < KEPT_SECONDS:
+            return True
+        return np.array_equal(self.nodes, view.tablets.node)
 
 
 def _measured(view: BundleView, rates: Rates) -> npt.NDArray[np.bool_]:
