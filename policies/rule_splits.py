@@ -7,6 +7,8 @@ keeps a tablet from a node, for explanations and for operators' moves.
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from balancer.policies.bundle_view import (
     Action,
     ActionKind,
@@ -72,16 +74,16 @@ def kept_to_rules(
 
 def rule_against(view: BundleView, options: BundleOptions, tablet: int, node: str) -> str:
     """The sentence of the rule that keeps a tablet from a node; empty: none does."""
-    names = names_of(view, options).get(tablet, frozenset())
     there = next(known for known in view.nodes if known.id == node)
-    on_node = {
-        int(one) for one, at in zip(view.tablets.ids, view.tablets.node, strict=True) if view.nodes[at].id == node
-    }
-    for rule in (rule for rule in options.rules if rule.name in names):
+    at = view.nodes.index(there)
+    row = int(np.flatnonzero(view.tablets.ids == tablet)[0])
+    for rule in [one for one in options.rules if any(part.first <= row < part.last for part in named_by(view, one))]:
         if not permits(rule, there):
             place = f", and {_place(there)}" if rule.zones or rule.not_zones else ""
             return f"rule {rule.name}: {permitted_text(rule)}{place}"
-        mine = _tablets_of(view, rule)
+        if rule.spread is None and not rule.together:
+            continue
+        mine, on_node = _tablets_of(view, rule), set(view.tablets.ids[view.tablets.node == at].tolist())
         beside = sorted(one for one in mine.keys() & on_node if one != tablet and _rival(rule, mine[one], mine[tablet]))
         if beside:
             return f"rule {rule.name} keeps its {rule.spread} on different nodes, and {node} has tablet {beside[0]}"

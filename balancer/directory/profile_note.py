@@ -10,7 +10,6 @@ import binascii
 import re
 import zlib
 from collections.abc import Iterator, Mapping
-from math import isfinite
 from typing import Final
 
 import numpy as np
@@ -88,7 +87,7 @@ def _read(note: Json) -> _Found:
     day, seen = int(note["day"]), float(note["seen"])
     raw = inflate(base64.b64decode(note["data"], validate=True), CHUNK * _BYTES)
     count, rest = divmod(len(raw), _BYTES)
-    if rest or not 0 < day <= _LAST_DAY or not isfinite(seen) or not 0.0 <= seen <= _MOST_SEEN:
+    if rest or not 0 < day <= _LAST_DAY or not 0.0 <= seen <= _MOST_SEEN:
         raise ValueError("it is no note of a profile")
     steps = np.frombuffer(raw[: 8 * count], dtype="<i8").astype(np.int64)
     ids = np.cumsum(steps)
