@@ -30,7 +30,8 @@ from balancer.policies.order import MoveStep, Picker
 from balancer.policies.placement_candidates import LAST_HARD, history_standing
 from balancer.policies.placement_loads import Bools, Problem, build_problem, tension
 from balancer.policies.plan_record import Record
-from balancer.policies.reasons import MEANINGS, Left
+from balancer.policies.reasons import MEANINGS, Left, Taken
+from balancer.policies.rule_splits import kept_to_rules, rule_cuts
 from balancer.policies.score import bound, limit, score
 from balancer.policies.sizes import plan_sizes
 from balancer.policies.turns import Shares, by_need, first_nodes
@@ -81,12 +82,14 @@ def relieved_nodes(moves: Moves, threshold: float) -> frozenset[str]:
 
 
 def reshape(view: BundleView, options: BundleOptions) -> tuple[list[Action], list[Rejection]]:
-    """Splits and merges, and the moves that bring tablets together for them; by size first, one action per tablet."""
+    """Splits and merges, and moves that bring tablets together for them: at the bounds of rules, by size, by heat."""
     sizes, heat = plan_sizes(view, options, table_metrics(view, options)), plan_heat(view, options)
-    rejections = [*sizes.rejections, *heat.rejections]
+    cuts, uncut = rule_cuts(view, options)
+    proposed, forbidden = kept_to_rules(view, options, (*sizes.actions, *heat.actions))
+    rejections = [*sizes.rejections, *heat.rejections, *uncut, *forbidden]
     taken: dict[int, Action] = {}
     actions = []
-    for action in (*sizes.actions, *heat.actions):
+    for action in (*cuts, *proposed):
         first = next((taken[tablet] for tablet in action.tablets if tablet in taken), None)
         if first is None:
             actions.append(action)
@@ -140,9 +143,10 @@ def _admit(
     turns = _Turns(moves, picker, options, record)
     turns.urgent()
     reshaping = turns.startable(by_need(reshaping))
-    hot = [action for action in reshaping if action.code.startswith(HEAT)]
-    turns.reshape(hot, None)
-    reshaping = [action for action in reshaping if not action.code.startswith(HEAT)]
+    first = [action for action in reshaping if action.code == Taken.RULE]
+    first += [action for action in reshaping if action.code.startswith(HEAT)]
+    turns.reshape(first, None)
+    reshaping = [action for action in reshaping if action not in first]
     shares = Shares.of(moves.problem.view, options)
     if moves.problem.view.reshaped_last and reshaping:
         turns.move(shares.moves)
@@ -152,7 +156,7 @@ def _admit(
         turns.move(shares.moves - turns.moved)
     turns.reshape(reshaping, None)
     turns.move(None)
-    turns.reject_waiting([*hot, *reshaping])
+    turns.reject_waiting([*first, *reshaping])
     if not turns.actions and not moves.problem.view.in_flight:
         picker.drop_useless()
     return turns.actions, picker
