@@ -22,6 +22,8 @@ from balancer.policies.bundle_view import (
     TabletHistory,
 )
 from balancer.policies.closing import node_changes
+from balancer.policies.expiring import CODE as EXPIRE
+from balancer.policies.expiring import plan_expiry
 from balancer.policies.heat import plan_heat
 from balancer.policies.metric import MetricError, parse_metric
 from balancer.policies.move_reasons import joint_code, joint_text, reason_for
@@ -30,6 +32,8 @@ from balancer.policies.order import MoveStep, Picker
 from balancer.policies.placement_candidates import LAST_HARD, history_standing
 from balancer.policies.placement_loads import Bools, Problem, build_problem, tension
 from balancer.policies.plan_record import Record
+from balancer.policies.premake import CODE as PREMAKE
+from balancer.policies.premake import plan_premake
 from balancer.policies.reasons import MEANINGS, Left
 from balancer.policies.score import bound, limit, score
 from balancer.policies.sizes import plan_sizes
@@ -37,6 +41,7 @@ from balancer.policies.turns import Shares, by_need, first_nodes
 from balancer.policies.wanted_moves import Moves, plan_moves
 
 HEAT = "heat-"  # how the codes of actions for heat begin
+FIRST = (HEAT, PREMAKE, EXPIRE)  # codes of splits and others that do not wait for their turn beside moves
 GATHERING = "gathering"  # the code with which `sizes` says that tablets are brought together to be merged
 
 
@@ -81,12 +86,14 @@ def relieved_nodes(moves: Moves, threshold: float) -> frozenset[str]:
 
 
 def reshape(view: BundleView, options: BundleOptions) -> tuple[list[Action], list[Rejection]]:
-    """Splits and merges, and the moves that bring tablets together for them; by size first, one action per tablet."""
+    """Splits and merges, and the moves that bring tablets together for them: by time first, then by size, then by
+    heat, one action per tablet."""
     sizes, heat = plan_sizes(view, options, table_metrics(view, options)), plan_heat(view, options)
-    rejections = [*sizes.rejections, *heat.rejections]
+    ahead, expired = plan_premake(view, options), plan_expiry(view, options)
+    rejections = [*ahead.rejections, *expired.rejections, *sizes.rejections, *heat.rejections]
     taken: dict[int, Action] = {}
     actions = []
-    for action in (*sizes.actions, *heat.actions):
+    for action in (*ahead.actions, *expired.actions, *sizes.actions, *heat.actions):
         first = next((taken[tablet] for tablet in action.tablets if tablet in taken), None)
         if first is None:
             actions.append(action)
@@ -140,9 +147,9 @@ def _admit(
     turns = _Turns(moves, picker, options, record)
     turns.urgent()
     reshaping = turns.startable(by_need(reshaping))
-    hot = [action for action in reshaping if action.code.startswith(HEAT)]
+    hot = [action for action in reshaping if action.code.startswith(FIRST)]
     turns.reshape(hot, None)
-    reshaping = [action for action in reshaping if not action.code.startswith(HEAT)]
+    reshaping = [action for action in reshaping if not action.code.startswith(FIRST)]
     shares = Shares.of(moves.problem.view, options)
     if moves.problem.view.reshaped_last and reshaping:
         turns.move(shares.moves)

@@ -186,6 +186,9 @@ def _load_bundle(file: Path, daemon: BaseModel | None, mistakes: list[Mistake]) 
     )
     migration = build(MigrationSettings, read.migration)
     mistakes.extend(Mistake(str(file), key, message) for key, message in _broken_rules(options, migration))
+    for name, section in read.tables.items():
+        found = rules.check_periods(options.tables[name], _table(name, section).layout)
+        mistakes.extend(Mistake(str(file), f"tables.{name}.{key}", message) for key, message in found)
     groups = {name: group.flat() for name, group in options.balancer.groups.items()}
     options = replace(options, balancer=replace(options.balancer, groups=groups))
     nodes = {name: _node(name, section, file, mistakes) for name, section in read.nodes.items()}

@@ -1,0 +1,122 @@
+"""An expiry that is killed at any word to a node: every key has an answer, and a successor brings it to its end."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from balancer.directory.invariants import violations
+from balancer.directory.model import RangeBounds
+from balancer.migration.recovery import recover
+from tests.support.cluster import Cluster
+from tests.support.commands import environment
+from tests.support.expiring import ROOTS, begin, bound, days_ago, made, tablets
+from tests.support.sampling import sampled
+
+WORDS = 140
+"""Of an expiry over two nodes; `test_all_words_are_known` says if they have become more."""
+ROWS = 5
+
+
+def killed(cluster: Cluster, migration: str, number: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.support.expiring", str(cluster.folder), json.dumps(cluster.dsns)]
+    arguments = [*command, migration, str(number)]
+    return subprocess.run(arguments, env=environment(), capture_output=True, text=True, check=False)
+
+
+def answer(cluster: Cluster, age: int) -> str:
+    """What an INSERT of that day meets on the node that the directory names, undone if it was taken."""
+    key = bound(age)
+    found = [
+        t for t in cluster.tablets() if isinstance(t.bounds, RangeBounds) and t.bounds.lower <= key < t.bounds.upper
+    ]
+    with psycopg.connect(cluster.dsns[found[0].node]) as connection:
+        try:
+            connection.execute("INSERT INTO events VALUES (%s, 1000)", (days_ago(age),))
+        except psycopg.Error as error:
+            return str(error.sqlstate)
+        finally:
+            connection.rollback()
+    return "taken"
+
+
+def count(cluster: Cluster, age: int) -> list[int]:
+    """Rows of a day in each root, over all nodes."""
+    query = f"SELECT count(*) FROM {{}} WHERE day = '{days_ago(age)}'"
+    return [sum(int(str(cluster.query(node, query.format(root))[0][0])) for node in cluster.dsns) for root in ROOTS]
+
+
+def left_over(cluster: Cluster) -> list[object]:
+    """Tables in public that are no partitions, and our triggers on tablets that have not expired."""
+    query = """
+        SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND NOT relispartition
+        UNION ALL SELECT tgrelid::regclass::text FROM pg_trigger JOIN pg_class c ON c.oid = tgrelid
+        WHERE tgname ~ 'balancer' AND pg_get_expr(c.relpartbound, c.oid) !~ '[(]MINVALUE, MINVALUE[)] TO'
+    """
+    return [name for node in cluster.dsns for (name,) in cluster.query(node, query)]
+
+
+def test_killed_anywhere_no_key_is_without_an_answer(tmp_path: Path, pair: dict[str, str]) -> None:
+    ages = list(range(59, 10, -1))
+    cells = sampled(range(1, WORDS + 1), 7, "words of an expiry")
+    for chunk in range(0, len(cells), 40):  # SAMPLE_SEED=all has more words than days
+        folder = tmp_path / str(chunk)
+        folder.mkdir()
+        if chunk:
+            for dsn in pair.values():
+                with psycopg.connect(dsn, autocommit=True) as connection:
+                    connection.execute("DROP TABLE events, clicks; DROP SCHEMA balancer CASCADE")
+        nodes = ["a", "b"] * 30
+        cluster = made(folder, pair, tablets(ages, nodes[: len(ages) + 1]), ROWS)
+        try:
+            for place, number in enumerate(cells[chunk : chunk + 40]):
+                one_cell(cluster, ages, place, number)
+        finally:
+            cluster.close()
+
+
+def one_cell(cluster: Cluster, ages: list[int], place: int, number: int) -> None:
+    """The lowest tablets expire: the empty one and the next day's, which are on different nodes, or the very first."""
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    lowest = list(directory.snapshot().tablets(1))[:2]
+    ids = [lowest[0].id] if place == 0 else [tablet.id for tablet in lowest]
+    gone, kept = ages[max(0, place - 1)], ages[place]
+    begun = begin(directory, leadership, ids)
+    leadership.resign()
+    ended = killed(cluster, begun.id, number)
+    where = f"word {number}, tablets {ids}: {ended.stderr[-500:]}"
+    assert ended.returncode in (-9, 0), where
+    if place:
+        assert count(cluster, gone) in ([ROWS] * 2, [0] * 2), where
+        assert answer(cluster, gone) in ("taken", "TB005"), where
+    assert count(cluster, kept) == [ROWS] * 2, where
+    assert answer(cluster, kept) == "taken", where
+    again = cluster.become_leader(directory)
+    for record in recover(directory, again):
+        cluster.runner(directory, again).run(record.id)
+    assert directory.snapshot().migrations[begun.id].state == "done", where
+    assert list(violations(directory.snapshot())) == []
+    assert (count(cluster, kept), answer(cluster, kept), left_over(cluster)) == ([ROWS] * 2, "taken", []), where
+    if place:
+        assert (count(cluster, gone), answer(cluster, gone)) == ([0] * 2, "TB005"), where
+        told = f"{2 * ROWS} rows of tablet {ids[-1]} of events have expired"
+        assert any(told in entry.reason for entry in directory.history(0, 2000)), where
+    again.resign()
+
+
+@pytest.mark.parametrize("floor", ["without", "with"])
+def test_all_words_are_known(tmp_path: Path, pair: dict[str, str], floor: str) -> None:
+    cluster = made(tmp_path, pair, tablets([14, 13, 12], ["a", "b", "a", "b"]), ROWS)
+    directory = cluster.directory()
+    for ids in ((1,), (1000, 2))[: 2 if floor == "with" else 1]:
+        leadership = cluster.become_leader(directory)
+        begun = begin(directory, leadership, ids)
+        leadership.resign()
+        ended = killed(cluster, begun.id, 0)
+    cluster.close()
+    print(ended.stdout, ended.stderr)
+    assert WORDS - 20 <= int(ended.stdout) <= WORDS
