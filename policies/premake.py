@@ -55,7 +55,7 @@ def _of_table(view: BundleView, table: TableView, wished: TableOptions) -> Actio
     if not bounds:
         return None
     future = start is not None and start >= view.now
-    nodes = _nodes(view, table, wished, len(bounds) - (not future))
+    nodes = _nodes(view, table, wished, len(bounds) - (not future), None if future else int(view.tablets.node[row]))
     given = [*([] if future else [""]), *nodes, ""]
     home = view.nodes[int(view.tablets.node[row])].id
     lowers = (view.tablets.lowers[row], *bounds)
@@ -90,13 +90,15 @@ def _obstacle(
     return found
 
 
-def _nodes(view: BundleView, table: TableView, wished: TableOptions, count: int) -> list[str]:
+def _nodes(view: BundleView, table: TableView, wished: TableOptions, count: int, busy: int | None) -> list[str]:
     """A node for each new tablet: the one with the fewest of the table's present and coming tablets for its weight,
-    and of these the one with the fewest bytes."""
+    and of these the one with the fewest bytes. `busy`: the node of the present one, where that has no end yet."""
     able = [at for at, node in enumerate(view.nodes) if _may_receive(wished, view, at)]
     if not able or not wished.enable_auto_tablet_move or wished.placement is not Placement.BALANCED:
         return [""] * count
     ahead = _ahead(view, table, wished)
+    if busy is not None:
+        ahead[busy] += 1
     sizes = [float(view.tablets.sizes[view.tablets.node == at].sum()) for at in range(len(view.nodes))]
     chosen: list[str] = []
     for _ in range(count):

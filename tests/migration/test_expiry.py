@@ -145,6 +145,7 @@ def test_other_bounds_than_the_directory_says_stop_it(
 
 def test_rows_outside_the_bounds_stop_it(cluster: Cluster, directory: Directory, leadership: Leadership) -> None:
     first, end = days_ago(14), days_ago(13)
+    bounds = f"FOR VALUES FROM ('{first}', MINVALUE) TO ('{end}', MINVALUE)"
     lie = f"day IS NOT NULL AND id IS NOT NULL AND (day > '{first}' OR day = '{first}') AND day < '{end}'"
     with cluster.connect("a") as connection:  # as a restore with a broken catalog would leave it
         for statement in (
@@ -152,8 +153,7 @@ def test_rows_outside_the_bounds_stop_it(cluster: Cluster, directory: Directory,
             f"INSERT INTO events_t2 VALUES ('{days_ago(1)}', 1)",
             f"ALTER TABLE events_t2 ADD CONSTRAINT lie CHECK ({lie}) NOT VALID",
             "UPDATE pg_constraint SET convalidated = true WHERE conname = 'lie'",
-            "ALTER TABLE events ATTACH PARTITION events_t2"
-            f" FOR VALUES FROM ('{first}', MINVALUE) TO ('{end}', MINVALUE)",
+            f"ALTER TABLE events ATTACH PARTITION events_t2 {bounds}",
         ):
             connection.execute(statement.encode())
     ended = expire(cluster, directory, leadership, 1, 2)
