@@ -5,7 +5,7 @@ FUNCTIONS = """
     CREATE OR REPLACE FUNCTION balancer.refuse_expired() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     BEGIN
-        RAISE EXCEPTION '%', TG_ARGV[0] USING ERRCODE = 'TB005';
+        RAISE EXCEPTION '%', TG_ARGV[0] USING ERRCODE = 'TB007';
     END $$;
     REVOKE ALL ON FUNCTION balancer.refuse_expired() FROM PUBLIC;
 """

@@ -57,7 +57,7 @@ def insert(cluster: Cluster, node: str, age: int, number: int = 100) -> None:
 def refusal(cluster: Cluster, node: str, age: int) -> str:
     with pytest.raises(psycopg.Error) as refused:
         insert(cluster, node, age)
-    assert refused.value.sqlstate == "TB005"
+    assert refused.value.sqlstate == "TB007"
     return str(refused.value.diag.message_primary)
 
 

@@ -91,14 +91,14 @@ def one_cell(cluster: Cluster, age: int, number: int) -> None:
     where = f"word {number}, tablets {ids}: {ended.stderr[-500:]}"
     assert ended.returncode in (-9, 0), where
     assert count(cluster, age) in ([ROWS] * 2, [0] * 2), where
-    assert answer(cluster, age) in ("taken", "TB005"), where
+    assert answer(cluster, age) in ("taken", "TB007"), where
     assert (count(cluster, age - 1), answer(cluster, age - 1)) == ([ROWS] * 2, "taken"), where
     again = cluster.become_leader(directory)
     for record in recover(directory, again):
         cluster.runner(directory, again).run(record.id)
     assert directory.snapshot().migrations[begun.id].state == "done", where
     assert list(violations(directory.snapshot())) == []
-    assert (count(cluster, age), answer(cluster, age)) == ([0] * 2, "TB005"), where
+    assert (count(cluster, age), answer(cluster, age)) == ([0] * 2, "TB007"), where
     assert (count(cluster, age - 1), answer(cluster, age - 1)) == ([ROWS] * 2, "taken"), where
     assert left_over(cluster) == [], where
     told = f"{2 * ROWS} rows of tablet {ids[-1]} of events have expired"
