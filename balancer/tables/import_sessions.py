@@ -6,7 +6,7 @@ process that slept, and whose sessions still live, keeps others out, and one who
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Self
+from typing import Final, Self
 
 from balancer.clock import Clock
 from balancer.directory.contract import Directory
@@ -17,6 +17,8 @@ from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.schema import LEADER_LOCK
 from balancer.settings import MigrationSettings
 
+PATIENCE: Final = 3.0
+"""Seconds for which a predecessor's sessions may take to end."""
 _UNLIMITED = ("statement_timeout", "idle_in_transaction_session_timeout")
 """A copy takes as long as it takes; locks are waited for shortly, as everywhere."""
 
@@ -50,11 +52,18 @@ class ImportSessions:
 
     def lock_out_others(self) -> None:
         """Raises `Unavailable` if another process imports into one of the nodes."""
-        for node, connection in self.nodes.items():
-            with translated(node):
-                row = connection.execute("SELECT pg_try_advisory_lock(%s, 2)", (LEADER_LOCK,)).fetchone()
-            if row != (True,):
-                raise Unavailable(f"another process imports a table on node {node}: wait for it, or end it")
+        for node in self.nodes:
+            # The sessions of a process that was killed a moment ago end when their servers notice.
+            deadline = self._clock.monotonic() + PATIENCE
+            while not self._locked(node):
+                if self._clock.monotonic() > deadline:
+                    raise Unavailable(f"another process imports a table on node {node}: wait for it, or end it")
+                self._clock.sleep(self._settings.retry_back_off)
+
+    def _locked(self, node: str) -> bool:
+        with translated(node):
+            row = self.nodes[node].execute("SELECT pg_try_advisory_lock(%s, 2)", (LEADER_LOCK,)).fetchone()
+        return row == (True,)
 
     @contextmanager
     def transaction(self, node: str) -> Iterator[Cursor]:
