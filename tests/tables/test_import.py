@@ -13,9 +13,17 @@ import pytest
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.invariants import violations
+from balancer.directory.model import Node
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
-from balancer.errors import Refused, Unavailable
+from balancer.errors import Conflict, Refused, Unavailable
+from balancer.nodes.bounds import KeyColumn
+from balancer.nodes.catalog import Root
+from balancer.nodes.names import parse_name
+from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keys import KeyType
+from balancer.tables.import_plan import ImportPlan
+from balancer.tables.import_record import ImportJournal
 from tests.support.commands import environment
 from tests.support.sampling import sampled
 from tests.support.self_sharded import SETTINGS, TABLETS, Writer, importer, make_tables, request, rows_of
@@ -294,3 +302,20 @@ def test_a_hostile_name_and_a_range_of_texts(directory: Directory, dsns: dict[st
         assert work.run(1, ("f", "m", "t")).tablets == 4
     counts = [execute(dsn, f"SELECT count(*) FROM {root}")[0][0] for dsn in dsns.values()]
     assert sum(map(int, map(str, counts))) == 21
+
+
+def test_a_process_that_slept_cannot_commit(directory: Directory) -> None:
+    table = parse_name("public.orders")
+    plan = ImportPlan(table, ("a",), (), (Leaf(1, 0),), ("a",), ("id",))
+    slept, other = ImportJournal(directory, request()), ImportJournal(directory, request())
+    slept.begin(plan, [Node("a", "shop", "postgresql:///a")])
+    found = other.found()
+    assert found is not None
+    other.save(replace(found, attempt=2))
+    root = Root(table, 1, "hash", (KeyColumn("id", KeyType.BIGINT),), "postgres")
+    with pytest.raises(Conflict, match="another process works on the import of table orders"):
+        slept.commit(replace(slept.record, state="renaming"), plan, root)
+    with pytest.raises(Conflict, match="another process works on the import of table orders"):
+        slept.save(slept.record)
+    other.commit(replace(other.record, state="renaming"), plan, root)
+    assert [table.name for table in directory.snapshot().tables.values()] == ["orders"]
