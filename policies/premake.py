@@ -6,6 +6,7 @@ is room for it. If the front has overtaken it, its rows are in it all the same, 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from balancer.policies.bundle_view import Action, ActionKind, BundleView, NodeCondition, Part, Rejection, TableView
@@ -39,6 +40,12 @@ def plan_premake(view: BundleView, options: BundleOptions) -> Proposals:
         else:
             actions.append(found)
     return Proposals(tuple(actions), tuple(rejections))
+
+
+def timeless(options: BundleOptions) -> BundleOptions:
+    """For the simulator, whose keys are no times: nothing is made ahead, and nothing expires."""
+    tables = {name: replace(table, premake=None, expire_after=None) for name, table in options.tables.items()}
+    return replace(options, tables=tables)
 
 
 def _of_table(view: BundleView, table: TableView, wished: TableOptions) -> Action | Rejection | None:

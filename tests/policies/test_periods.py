@@ -30,7 +30,7 @@ from balancer.policies.periods import (
     start_of_bound,
 )
 from balancer.policies.plan import make_plan
-from balancer.policies.premake import plan_premake
+from balancer.policies.premake import plan_premake, timeless
 
 pytestmark = pytest.mark.quick
 
@@ -208,3 +208,4 @@ def test_empty_tablets_of_periods_are_not_merged() -> None:
 def test_the_plan_has_both() -> None:
     view = events([b"", day(-14), day(0)], [0, 0, 1])
     assert {action.code for action in make_plan(view, options()).actions} == {"premake", "expire"}
+    assert make_plan(view, timeless(options())).actions == ()  # the simulator's keys are no times
