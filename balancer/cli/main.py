@@ -45,6 +45,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "merge": "balancer.cli.migrate:merge",
     "expire": "balancer.cli.expire:expire",
     "tablet": "balancer.cli.lost:app",
+    "transactions": "balancer.cli.transactions:app",
     "doctor": "balancer.cli.doctor:doctor",
     "apply": "balancer.cli.operate:apply",
     "drain": "balancer.cli.operate:drain",
