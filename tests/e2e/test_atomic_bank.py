@@ -26,7 +26,7 @@ def test_every_transfer_is_whole_whatever_dies(folder: Path) -> None:
     assert bank.run(folder, 8.0, seed) == []
 
 
-ACCOUNTS = {key: (1000, "") for key in range(1, bank.ACCOUNTS + 1)}
+ACCOUNTS = dict.fromkeys(range(1, bank.ACCOUNTS + 1), (1000, ""))
 
 
 @pytest.mark.quick
