@@ -61,8 +61,11 @@ def record_in(snapshot: Snapshot, bundle: str, table: str) -> ImportRecord | Non
     pause = snapshot.pauses.get(_key(bundle, table))
     if pause is None:
         return None
-    document = json.loads(pause.reason)
-    return ImportRecord(**{**document, "owners": tuple(document["owners"]), "sources": tuple(document["sources"])})
+    try:
+        document = json.loads(pause.reason)
+        return ImportRecord(**{**document, "owners": tuple(document["owners"]), "sources": tuple(document["sources"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise Refused(f"the directory's record of the import of table {table} is damaged: {error}") from error
 
 
 def _key(bundle: str, table: str) -> str:
