@@ -213,3 +213,17 @@ def test_a_hold_keeps_everything(cluster: Cluster, directory: Directory, leaders
     directory.commit(Transaction((Put(Pause("shop", None, "ann", "audit", EXPIRY)),), base, "hold", "ann"))
     with pytest.raises(Refused, match="expiry in bundle shop is held"):
         begin(directory, leadership, (1, 2))
+
+
+def test_foreign_keys_between_colocated_roots_are_no_obstacle(
+    cluster: Cluster, directory: Directory, leadership: Leadership
+) -> None:
+    for node in cluster.dsns:
+        with cluster.connect(node) as connection:
+            connection.execute("ALTER TABLE clicks ADD CONSTRAINT of_event FOREIGN KEY (day, id) REFERENCES events")
+    for ids in ((1, 2), (1000, 3)):
+        ended = expire(cluster, directory, leadership, *ids)
+        assert (ended.state, ended.error) == ("done", "")
+    assert [rows(cluster, age, "clicks") for age in (14, 13, 12)] == [0, 0, 5]
+    with cluster.connect("a") as connection, pytest.raises(psycopg.errors.ForeignKeyViolation):
+        connection.execute("INSERT INTO clicks VALUES (%s, 77)", (days_ago(12),))

@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from balancer.directory.invariants import violations
-from balancer.directory.model import RangeBounds
+from balancer.directory.model import Migration, RangeBounds
+from balancer.migration.machine import State
+from balancer.migration.observer import Observer
 from balancer.migration.recovery import recover
 from tests.support.cluster import Cluster
 from tests.support.commands import environment
@@ -116,3 +119,34 @@ def test_all_words_are_known(tmp_path: Path, pair: dict[str, str]) -> None:
     ended = killed(cluster, begun.id, 0)
     cluster.close()
     assert WORDS - 20 <= int(ended.stdout) <= WORDS, ended.stderr
+
+
+class Interrupted(BaseException):
+    """The process ends here."""
+
+
+class EndsAfterSwap(Observer):
+    """At the one word of which the node knows and the directory does not."""
+
+    def left(self, migration: Migration, state: State) -> None:
+        if state is State.SWAPPING:
+            raise Interrupted
+
+
+def test_a_swap_that_has_happened_is_gone_on_from(tmp_path: Path, pair: dict[str, str]) -> None:
+    cluster = made(tmp_path, pair, tablets([14, 13], ["a", "a", "b"]), ROWS)
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    begun = begin(directory, leadership, [1, 2])
+    with pytest.raises(Interrupted):
+        cluster.runner(directory, leadership, EndsAfterSwap()).run(begun.id)
+    # The rows are off the root, detached and whole; the directory still has their tablet, and a key has its answer.
+    assert (count(cluster, 14), answer(cluster, 14)) == ([0] * 2, "TB007")
+    assert cluster.query("a", "SELECT count(*) FROM events_t2") == [(ROWS,)]
+    leadership.resign()
+    again = cluster.become_leader(directory)
+    for record in recover(directory, again):
+        cluster.runner(directory, again).run(record.id)
+    assert directory.snapshot().migrations[begun.id].state == "done"
+    assert (left_over(cluster), list(violations(directory.snapshot()))) == ([], [])
+    cluster.close()
