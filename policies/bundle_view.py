@@ -133,6 +133,10 @@ class BundleView:
     in_flight: tuple[InFlight, ...] = ()
     pinned: frozenset[int] = frozenset()
     quarantined: frozenset[int] = frozenset()
+    expired: frozenset[int] = frozenset()
+    """Empty tablets that stand for keys which have expired."""
+    expiry_held: bool = False
+    """Whether an operator keeps expired tablets from being retired."""
     history: Mapping[int, TabletHistory] = field(default_factory=dict)
     samples: Mapping[int, "KeySamples"] = field(default_factory=dict)
     window_seconds_left: float | None = None
@@ -183,6 +187,7 @@ class ActionKind(StrEnum):
     SPLIT = "split"
     MERGE = "merge"
     RESHARD = "reshard"  # a contiguous range of tablets becomes n others (many-to-many)
+    EXPIRE = "expire"  # the lowest tablets of a time-range table are retired with their rows
 
 
 @dataclass(frozen=True, slots=True)

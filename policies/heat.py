@@ -214,6 +214,8 @@ def _plan_cold(scope: Scope, row: int, split: list[int]) -> None:
     other = sibling_row(scope, row) if scope.table.hash else row + 1
     if other != row + 1 or other not in _within(split, scope.table) or scope.used & {row, other}:
         return
+    if scope.table_options.every is not None:
+        return  # a tablet that ends with its period expires with it; a joined one would wait for the later
     rows, size = range(row, row + 2), scope.total(range(row, row + 2))
     why = f"tablets {scope.id(row)} and {scope.id(other)} were split for heat: when cool, 2 become 1"
     found = _cold_obstacle(scope, rows, size)

@@ -1,4 +1,4 @@
-"""`balancer table create|adopt|convert|unconvert|double|halve`."""
+"""`balancer table create|adopt|convert|unconvert|import|double|halve`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from balancer.cli.convert_table import BundleArgument, TableArgument, convert_table, unconvert_table, wanted
+from balancer.cli.import_table import import_table
 from balancer.cli.output import Output, OutputOption, say, show_json, show_rows
 from balancer.cli.places import ConfigOption, open_configured
 from balancer.cli.vbuckets import double, halve
@@ -20,10 +21,12 @@ from balancer.tables.create import create
 from balancer.tables.survey import Found
 
 app = typer.Typer(
-    help="Make tables, take over or convert existing ones; double or halve their vbuckets.", no_args_is_help=True
+    help="Make tables, take over, convert or import existing ones; double or halve their vbuckets.",
+    no_args_is_help=True,
 )
 app.command("convert")(convert_table)
 app.command("unconvert")(unconvert_table)
+app.command("import")(import_table)
 app.command("double")(double)
 app.command("halve")(halve)
 

@@ -47,6 +47,8 @@ class NodeState(StrEnum):
     LOST = "lost"  # gone for good, by an operator's word: nobody waits for it, its tablets wait for an operator
 
 
+EXPIRY = "expiry"
+"""Of a pause that keeps expired tablets from being retired: its `only`."""
 CLOSED_BY_DAEMON = "closed by the daemon: "
 """How the reason of a closed node begins that may be opened again without an operator."""
 
@@ -63,6 +65,7 @@ class TabletState(StrEnum):
 
     OWNED = "owned"
     QUARANTINED = "quarantined"  # left alone until an operator has looked at it
+    EXPIRED = "expired"  # empty, in the place of tablets whose keys have expired; takes no rows
 
 
 class MigrationKind(StrEnum):
@@ -71,6 +74,7 @@ class MigrationKind(StrEnum):
     MOVE = "move"
     SPLIT = "split"
     MERGE = "merge"
+    EXPIRE = "expire"
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,17 +261,18 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A bundle in which nothing new is started."""
+    """A bundle in which nothing new is started; or, with `only`, nothing of that kind."""
 
     kind: ClassVar[RecordKind] = RecordKind.PAUSE
     bundle: str
     until: float | None
     author: str = ""
     reason: str = ""
+    only: str = ""
 
     @property
     def key(self) -> str:
-        return self.bundle
+        return f"{self.bundle} {self.only}" if self.only else self.bundle
 
 
 @dataclass(frozen=True, slots=True)

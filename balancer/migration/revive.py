@@ -54,7 +54,7 @@ def reshard_of(snapshot: Snapshot, tablet: Tablet) -> tuple[tuple[Tablet, ...], 
         if record.finished
         and record.state == State.DONE
         and tablet.id in {made.id for made in record.targets}
-        and record.operation is not MigrationKind.MOVE
+        and record.operation in (MigrationKind.SPLIT, MigrationKind.MERGE)
     ]
     if not found:
         raise Refused(f"no split or merge is remembered that made tablet {tablet.id}")

@@ -1,9 +1,9 @@
-"""The verbs that start migrations: move, split, merge. See `commands`."""
+"""The verbs that start migrations: move, split, merge, expire; and what holds expiry. See `commands`."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from balancer.directory.model import Layout, RangeBounds, Table, Tablet
+from balancer.directory.model import EXPIRY, Layout, Pause, Put, RangeBounds, RecordKind, Remove, Table, Tablet
 from balancer.errors import Refused
 from balancer.planner.command_context import CommandContext, Outcome
 from balancer.planner.rules_kept import refuse_against_rules, refuse_over_bounds
@@ -91,6 +91,34 @@ def merge(context: CommandContext) -> Outcome:
         1,
     )
     return _act(context, action)
+
+
+def expire(context: CommandContext) -> Outcome:
+    """The lowest tablets of a table, which have expired; whether they have is judged where they are retired."""
+    tablets = [context.snapshot.tablet(context.number(str(text))) for text in context.arguments.get("tablets", ())]
+    if not tablets:
+        raise Refused("no tablet is named that could expire")
+    for tablet in tablets:
+        _must_be_free(context, tablet)
+    table, node = context.snapshot.tables[tablets[0].table], tablets[-1].node
+    ids = tuple(tablet.id for tablet in tablets)
+    return _act(context, Action(ActionKind.EXPIRE, table.name, ids, _why(context), "operator", node, node))
+
+
+def hold_expiry(context: CommandContext) -> Outcome:
+    """Nothing expires in a bundle until it is released."""
+    bundle = context.bundle()
+    pause = Pause(bundle, None, context.author, str(context.arguments.get("reason", "")), EXPIRY)
+    return Outcome(f"nothing expires in bundle {bundle} until it is released", (Put(pause),))
+
+
+def release_expiry(context: CommandContext) -> Outcome:
+    """Expired tablets are retired again, within the schedule."""
+    bundle = context.bundle()
+    key = f"{bundle} {EXPIRY}"
+    if key not in context.snapshot.pauses:
+        return Outcome(f"expiry in bundle {bundle} is not held")
+    return Outcome(f"expired tablets of bundle {bundle} go again", (Remove(RecordKind.PAUSE, key),), replan=bundle)
 
 
 def _joined(table: Table, tablets: list[Tablet]) -> tuple[list[Tablet], Part]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from balancer.directory.model import CLOSED_BY_DAEMON, Layout, Migration, Node, NodeState, Table, TabletState
+from balancer.directory.model import CLOSED_BY_DAEMON, EXPIRY, Layout, Migration, Node, NodeState, Table, TabletState
 from balancer.directory.pages import STATES
 from balancer.directory.snapshot import Columns, Snapshot
 from balancer.policies.bundle_view import (
@@ -80,6 +80,8 @@ def build_view(
         in_flight=_in_flight(snapshot, bundle),
         pinned=frozenset(pin.tablet for pin in snapshot.pins.values() if pin.until is None or pin.until > poll.at),
         quarantined=frozenset(number for part in parts for number in part.quarantined),
+        expired=frozenset(number for part in parts for number in part.expired),
+        expiry_held=f"{bundle} {EXPIRY}" in snapshot.pauses,
         history=remembered.history,
         samples=remembered.samples,
         window_seconds_left=remembered.window_seconds_left,
@@ -94,6 +96,7 @@ class _Part:
 
     columns: TabletColumns
     quarantined: tuple[int, ...]
+    expired: tuple[int, ...] = ()
 
 
 def _node(node: Node, report: NodeAnswer | None, capacity: Capacity) -> NodeView:
@@ -136,9 +139,9 @@ def _part(snapshot: Snapshot, table: Table, nodes: Sequence[Node], poll: Cluster
         moduli=moduli,
         remainders=remainders,
     )
-    left_alone = STATES.index(TabletState.QUARANTINED)
     states = np.asarray(found.states, np.int64)
-    return _Part(columns, tuple(map(int, ids[states == left_alone])))
+    left_alone, gone = (STATES.index(state) for state in (TabletState.QUARANTINED, TabletState.EXPIRED))
+    return _Part(columns, tuple(map(int, ids[states == left_alone])), tuple(map(int, ids[states == gone])))
 
 
 def _leaves(found: Columns) -> tuple[Ints, Ints]:
