@@ -17,7 +17,7 @@ from balancer.migration.control import Overrun
 from balancer.migration.lag import LagGauge
 from balancer.migration.machine import Event, Track
 from balancer.migration.steps_copy import guard, read_shapes
-from balancer.nodes import blockers, capture, fence, partition, references, replication, schema, sequences
+from balancer.nodes import blockers, capture, fence, partition, references, replication, schema, sequences, ties
 from balancer.nodes.checksum import Rows
 from balancer.nodes.connection import (
     Cursor,
@@ -262,7 +262,7 @@ def take_back(ctx: Context) -> None:
     if ctx.record.target_node == ctx.record.source_node:
         return
     with ctx.target() as cursor:
-        if detach_incoming(ctx, cursor):
+        if detach_incoming(ctx, cursor, undone=False):
             for place, shape in zip(ctx.target_places, read_shapes(ctx), strict=True):
                 partition.drop_triggers(cursor, shape, place.partition)
                 fence.guard_incoming(cursor, place.partition, guard(ctx))
@@ -273,8 +273,11 @@ def take_back(ctx: Context) -> None:
         replication.enable_subscription(cursor, ctx.id)
 
 
-def detach_incoming(ctx: Context, cursor: Cursor) -> bool:
-    """Detaches what is `incoming` under this very migration, if it is attached; answers whether it was."""
+def detach_incoming(ctx: Context, cursor: Cursor, *, undone: bool) -> bool:
+    """Detaches what is `incoming` under this very migration, if it is attached; answers whether it was.
+
+    `undone`: the rows are not needed any more.
+    """
     row = cursor.execute(
         "SELECT state, migration FROM balancer.tablet WHERE id = %s FOR UPDATE", (ctx.moved.id,)
     ).fetchone()
@@ -287,6 +290,10 @@ def detach_incoming(ctx: Context, cursor: Cursor) -> bool:
         partition.set_lock_timeout(cursor, ctx.settings.lock_timeout)
         for root in ctx.roots:
             cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE").format(root.identifier))
+    if attached and ties.tied(cursor, ctx.roots):
+        if not undone:
+            raise Refused(f"the switch failed, and rows of {ctx.roots[0]} point to each other: they are copied again")
+        ties.empty_partitions(cursor, attached)
     for place in reversed(ctx.target_places):
         if place.partition in attached:
             partition.detach_locked(cursor, place.root, place.partition)
