@@ -23,7 +23,12 @@ BundleArgument = Annotated[str, typer.Argument(help="the bundle")]
 TableArgument = Annotated[str, typer.Argument(help="the table, as the bundle's file names it")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only show what would be done, and what is in the way")]
 WidenOption = Annotated[
-    bool, typer.Option("--widen-keys", help="let primary keys and unique ones that lack the table's key end with it")
+    bool,
+    typer.Option(
+        "--widen-keys",
+        help="let primary keys and unique ones that lack the table's key end with it; of a whole table they stay as"
+        " they are, on its partition alone",
+    ),
 ]
 
 

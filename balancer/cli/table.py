@@ -106,7 +106,8 @@ def _show_found(found: Found, output: Output) -> None:
     show_rows(rows, ("part", "node", "partitions"), output)
     if output is Output.TEXT:
         key = ", ".join(f"{column.name} {column.type}" for column in columns)
-        say(f"{len(rows)} tablets of {found.table}, {found.roots[0].layout} by ({key})")
+        layout = "whole" if found.whole else f"{found.roots[0].layout} by ({key})"
+        say(f"{len(rows)} tablets of {found.table}, {layout}")
         for note in found.notes:
             say(note)
         for node in found.without:

@@ -16,7 +16,7 @@ import psycopg
 from psycopg_pool import AsyncConnectionPool
 
 from balancer.client.id_blocks import Ids, LocatedIds
-from balancer.client.locate import AnyKey
+from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async
 from balancer.client.retry import Attempts
 from balancer.client.router import PATIENCE
@@ -82,7 +82,7 @@ class AsyncRouter:
     async def transaction(
         self,
         table: str,
-        key: AnyKey,
+        key: AnyKey = NO_KEY,
         *,
         read_only: bool = False,
         isolation: Isolation = Isolation.READ_COMMITTED,

@@ -12,7 +12,7 @@ import psycopg
 from psycopg_pool import ConnectionPool
 
 from balancer.client.id_blocks import Ids, LocatedIds
-from balancer.client.locate import AnyKey
+from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare
 from balancer.client.retry import Attempts
 from balancer.client.routing import Routes
@@ -87,7 +87,7 @@ class Router:
     def transaction(
         self,
         table: str,
-        key: AnyKey,
+        key: AnyKey = NO_KEY,
         *,
         read_only: bool = False,
         isolation: Isolation = Isolation.READ_COMMITTED,
@@ -95,6 +95,8 @@ class Router:
         weight: float = 1.0,
     ) -> Iterator[Connection]:
         """A connection in a transaction on the node that owns the key; committed at the end of the block.
+
+        A whole table has no key: leave it out.
 
         Waits while the tablet is being switched and follows it where it goes, for up to `patience` seconds, then
         raises `Unavailable`; nothing was done. Once the block has begun, the tablet stays until it ends: keep it short,

@@ -223,13 +223,13 @@ class Context:
 
 def places(table: Table, tablet: Tablet) -> tuple[Place, ...]:
     """The partitions of a tablet, one in each root."""
-    columns = tuple(KeyColumn(column.name, column.type) for column in table.columns)
     part = tablet.bounds
     known = KeyRange(part.lower, part.upper) if isinstance(part, RangeBounds) else part
     found = []
     for number, text in enumerate(table.roots):
         root = parse_name(text)
         name = Name(root.schema, tablet.partitions[number]) if tablet.partitions else partition_name(root, tablet.id)
+        columns = tuple(KeyColumn(column.name, column.type) for column in table.columns_of(number))
         found.append(Place(root, name, columns, known))
     return tuple(found)
 

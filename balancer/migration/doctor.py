@@ -172,7 +172,7 @@ def _root_findings(snapshot: Snapshot, node: str, connection: Connection) -> Ite
     """What a move from or to this node would refuse."""
     with connection.cursor() as cursor:
         for table, roots in _roots_of(snapshot, node):
-            key = [column.name for column in table.columns]
+            key = [column.name for column in table.key_columns]
             for text in (*root_findings(cursor, roots, key), *leaf_findings(cursor, roots)):
                 yield Finding(node, text)
 

@@ -121,7 +121,7 @@ def _create(cursor: Cursor, node: str, table: Table, revived: Tablet) -> None:
             raise Refused(
                 f"node {node} still has {place.partition}: take it with --take-from {node}, or drop it by hand first"
             )
-        create_partition(cursor, read_root(cursor, place.root), place.partition, place.part)
+        create_partition(cursor, read_root(cursor, place.root, whole=table.whole), place.partition, place.part)
 
 
 def _attach(cursor: Cursor, node: str, table: Table, revived: Tablet, *, trusted: bool) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from balancer.directory.model import CLOSED_BY_DAEMON, Layout, Migration, Node, NodeState, Table, TabletState
+from balancer.directory.model import CLOSED_BY_DAEMON, Migration, Node, NodeState, Table, TabletState
 from balancer.directory.pages import STATES
 from balancer.directory.snapshot import Columns, Snapshot
 from balancer.policies.bundle_view import (
@@ -115,7 +115,7 @@ def _part(snapshot: Snapshot, table: Table, nodes: Sequence[Node], poll: Cluster
     numbers = {node.id: number for number, node in enumerate(nodes)}
     measured = _measured(ids, poll)
     in_memory = options.table(table.name).in_memory_mode is not InMemoryMode.NONE
-    hashed = table.layout is Layout.HASH
+    hashed = table.hashed
     moduli, remainders = _leaves(found) if hashed else (np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64))
     columns = TabletColumns(
         ids=ids,
@@ -172,7 +172,7 @@ def _tables(tables: Sequence[Table], parts: Sequence[_Part]) -> list[TableView]:
     first = 0
     for table, part in zip(tables, parts, strict=True):
         last = first + len(part.columns)
-        views.append(TableView(table.name, table.layout is Layout.HASH, table.key_types, first, last))
+        views.append(TableView(table.name, table.hashed, table.key_types, first, last))
         first = last
     return views
 

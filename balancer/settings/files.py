@@ -228,8 +228,10 @@ class _TableShape(Section):
     """What a table is; what decides about it comes from `policies.options.TableOptions`."""
 
     roots: Annotated[list[Annotated[str, AfterValidator(check_root)]], Field(min_length=1)]
-    layout: Annotated[str, Field(pattern="^(hash|range)$")]
-    key: Annotated[list[str], Field(min_length=1)]
+    layout: Annotated[str, Field(pattern="^(hash|range|whole)$")]
+    """`whole`: one tablet on one node, with all rows of all roots; it moves, and is never split."""
+    key: Annotated[list[str], Field(min_length=1)] = []
+    """The columns by which it is cut. A whole table has none."""
     tablets: Annotated[int, Field(ge=1, le=10000)] = 16
     """How many tablets `table create` makes; a power of two for a hash table. More: finer balance, more partitions for
     PostgreSQL to plan over; fewer: coarser, and large ones are split later."""
@@ -238,6 +240,16 @@ class _TableShape(Section):
     require_proof: bool = False
     """Whether the roots refuse writes of transactions that have not called `balancer.hold`. Off: an application that
     was there before the balancer does not call it."""
+
+    @model_validator(mode="after")
+    def _a_key_fits_the_layout(self) -> Self:
+        if self.layout == "whole":
+            unfit = {"key", "splits", "tablets"} & self.model_fields_set
+            for name in sorted(unfit):
+                raise ValueError(f'{name}: a table with layout = "whole" is one tablet and has no key; leave it out')
+        elif not self.key:
+            raise ValueError(f'key: a {self.layout} table needs the columns by which it is cut, as in ["user_id"]')
+        return self
 
     @model_validator(mode="after")
     def _vbuckets_are_a_power_of_two(self) -> Self:
