@@ -57,6 +57,7 @@ class Layout(StrEnum):
     HASH = "hash"
     RANGE = "range"
     WHOLE = "whole"  # not at all: one tablet, the leaf (1, 0), and no key
+    EVERYWHERE = "everywhere"  # likewise; its owner is the home, and every other node has a copy of the rows
 
 
 class TabletState(StrEnum):
@@ -134,6 +135,8 @@ class Table:
 
     A whole table has no key. PostgreSQL wants a column to partition by all the same, which may be another one in each
     root: `columns` has them in the order of the roots.
+
+    The roots of a table that is everywhere are plain tables, and its one tablet has them themselves as its partitions.
     """
 
     kind: ClassVar[RecordKind] = RecordKind.TABLE
@@ -151,7 +154,12 @@ class Table:
     @property
     def whole(self) -> bool:
         """Whether it has no key and always one tablet."""
-        return self.layout is Layout.WHOLE
+        return self.layout in (Layout.WHOLE, Layout.EVERYWHERE)
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether it is a reference table: every node of its bundle has all rows."""
+        return self.layout is Layout.EVERYWHERE
 
     @property
     def hashed(self) -> bool:
@@ -169,7 +177,7 @@ class Table:
 
     def columns_of(self, root: int) -> tuple[KeyColumn, ...]:
         """By which PostgreSQL partitions the root with this number."""
-        return (self.columns[root],) if self.whole else self.columns
+        return self.columns[root : root + 1] if self.whole else self.columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,9 +100,9 @@ def _table_faults(before: Record | None, table: Table, find: Find, _: bool) -> I
     yield from _bundle_faults(what, table.bundle, find)
     if table.id < 1:
         yield f"{what} has id {table.id}; ids begin at 1"
-    if not table.columns or not table.roots:
+    if not (table.columns or table.everywhere) or not table.roots:
         yield f"{what} needs at least one key column and one root"
-    if table.whole and len(table.columns) != len(table.roots):
+    if table.whole and len(table.columns) != (0 if table.everywhere else len(table.roots)):
         yield f"{what} is whole and names {len(table.columns)} columns for {len(table.roots)} roots"
     if len(set(table.roots)) != len(table.roots):
         yield f"{what} names a root twice"

@@ -84,6 +84,8 @@ class Context:
         self.different = False  # the copy was not what the source is
         self.prepared: Any = None  # what one step hands to the next: `draining` to `verifying`, that to `swapping`
         self.sequences: tuple[str, ...] = ()  # those behind the roots' columns, once found
+        self.followed: tuple[tuple[str, str], ...] = ()  # homes of reference tables, with the target's stream of each
+        self.stream = record.id  # by whose name changes are streamed; of a reference table it is its copy's own
 
     @property
     def id(self) -> str:

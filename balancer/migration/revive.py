@@ -22,6 +22,8 @@ from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.partition import attach, attachments, count_rows, exists
 from balancer.nodes.readable import check_extendable, check_readable
+from balancer.nodes.reference_copies import guard_home, read_streams
+from balancer.nodes.replication import drop_subscription
 from balancer.nodes.schema import OwnedTablet, OwnState, read_tablets
 
 LOCK_TIMEOUT = 2.0
@@ -107,12 +109,28 @@ def make_ready(links: Links, leader_epoch: int, table: Table, revived: Tablet, *
         if row is not None and row.epoch >= revived.epoch:
             raise Refused(f"node {node} says that tablet {revived.id} is {row.state} with epoch {row.epoch}")
         trusted = links.address(node).trusts_owners
+        if table.everywhere:
+            _take_copy(cursor, node, table, revived, empty=empty)
+            close_tablet(cursor, closed, node, leader_epoch, LOCK_TIMEOUT)
+            return
         check_extendable(cursor, [parse_name(root) for root in table.roots], trusted=trusted)
         if empty:
             _create(cursor, node, table, revived)
         else:
             _attach(cursor, node, table, revived, trusted=trusted)
         close_tablet(cursor, closed, node, leader_epoch, LOCK_TIMEOUT)
+
+
+def _take_copy(cursor: Cursor, node: str, table: Table, revived: Tablet, *, empty: bool) -> None:
+    """A copy of a reference table becomes its home, with what had arrived there."""
+    names = partitions_of(table, revived)
+    missing = _missing(cursor, names)
+    if empty or missing:
+        why = f"{missing[0]} is not there" if missing else "it has copies: take one with --take-from"
+        raise Refused(f"reference table {table.name} cannot get its home on node {node}: {why}")
+    for stream in sorted(read_streams(cursor).of(revived.id)):
+        drop_subscription(cursor, stream)
+    guard_home(cursor, names, revived.id)
 
 
 def _create(cursor: Cursor, node: str, table: Table, revived: Tablet) -> None:

@@ -36,7 +36,7 @@ def opening(ctx: Context) -> Event:
     # attempt, and a successor, look first.
     straight, ctx.fence = ctx.closed is not None, None
     # The thread has the source's connection to itself: this one speaks to the target only.
-    with Background(lambda _: _mark_moved(ctx, straight=straight), "mark-moved") as marking:
+    with Background(lambda _: mark_moved(ctx, straight=straight), "mark-moved") as marking:
         with _opened_target(ctx, straight=straight):
             # A former owner that is out of our reach is not waited for longer: it is told in `retiring`.
             marking.wait(ctx.settings.write_pause_budget)
@@ -80,7 +80,7 @@ def retiring(ctx: Context) -> Event:
 
     Until then they stay attached behind their fence: an UPDATE of a former client is refused, and does not find 0 rows.
     """
-    _mark_moved(ctx, straight=False)
+    mark_moved(ctx, straight=False)
     _remove_stream(ctx)
     _remove_guard(ctx)
     _wait_for_grace(ctx)
@@ -135,7 +135,7 @@ def _wait_for_snapshots(ctx: Context) -> None:
         ctx.sleep(0.2)
 
 
-def _mark_moved(ctx: Context, *, straight: bool) -> None:
+def mark_moved(ctx: Context, *, straight: bool) -> None:
     names = partitions_of(ctx.table, ctx.sources[0])
     if straight:
         assert ctx.closed is not None, "the switch ends with it"
@@ -196,7 +196,7 @@ def _keep_closed(ctx: Context) -> None:
         there = [name for name, pending in partition.attachments(cursor, names).items() if not pending]
         opened = set_aside.switched_off(cursor, [ctx.moved.id], there)
     if opened:
-        _mark_moved(ctx, straight=False)
+        mark_moved(ctx, straight=False)
 
 
 def _untie(ctx: Context) -> None:

@@ -15,6 +15,7 @@ from balancer.policies.keys import KeyType
 
 HASH = "hash"
 RANGE = "range"
+EVERYWHERE = "everywhere"
 WHOLE = "whole"
 """Of a table without a key. In PostgreSQL its roots are partitioned by HASH, with one leaf of modulus 1, by a column
 that decides nothing: its type is of no matter, and is called text."""

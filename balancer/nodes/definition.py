@@ -47,6 +47,20 @@ class Definition:
     code: tuple[tuple[str, str], ...]
     """Functions, operators and domains that it uses: PostgreSQL calls them while it makes indexes and columns."""
     whole: bool = False
+    plain: bool = False
+    """Not partitioned."""
+
+
+def read_plain_definition(cursor: Cursor, name: Name) -> Definition:
+    """What makes the same plain table elsewhere, with its columns' sequences: one node at a time is written to."""
+    row = cursor.execute(_PLAIN, (str(name),)).fetchone()
+    if row is None:
+        raise Refused(f"there is no table {name}")
+    with full_names(cursor):
+        return _read_definition(cursor, Root(name, int(row[0]), "", (), str(row[1])), whole=True)
+
+
+_PLAIN = "SELECT oid::bigint, pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass(%s)"
 
 
 def read_definition(cursor: Cursor, root: Root, *, whole: bool = False) -> Definition:
@@ -55,7 +69,7 @@ def read_definition(cursor: Cursor, root: Root, *, whole: bool = False) -> Defin
     Of a whole table the columns' own sequences are made there too: one node at a time draws from them.
     """
     with full_names(cursor):
-        return _read_definition(cursor, root, whole)
+        return _read_definition(cursor, root, whole=whole)
 
 
 def make_roots(cursor: Cursor, definitions: Sequence[Definition], *, trusted: bool = False) -> None:
@@ -63,7 +77,7 @@ def make_roots(cursor: Cursor, definitions: Sequence[Definition], *, trusted: bo
 
     Raises `Refused` where that would run code of their owners with our rights, unless those are `trusted`.
     """
-    missing = [one for one in definitions if find_root(cursor, one.root, whole=one.whole) is None]
+    missing = [one for one in definitions if not _is_there(cursor, one)]
     _check_roles(cursor, missing)
     with full_names(cursor):
         for definition in () if trusted else missing:
@@ -79,6 +93,12 @@ def make_roots(cursor: Cursor, definitions: Sequence[Definition], *, trusted: bo
                 run_single(cursor, statement)
 
 
+def _is_there(cursor: Cursor, definition: Definition) -> bool:
+    if definition.plain:
+        return cursor.execute(_PLAIN, (str(definition.root),)).fetchone() is not None
+    return find_root(cursor, definition.root, whole=definition.whole) is not None
+
+
 def _check_roles(cursor: Cursor, definitions: Sequence[Definition]) -> None:
     wanted = frozenset[str]().union(*(definition.roles for definition in definitions))
     rows = cursor.execute("SELECT rolname FROM pg_roles WHERE rolname = ANY(%s)", (list(wanted),)).fetchall()
@@ -88,7 +108,7 @@ def _check_roles(cursor: Cursor, definitions: Sequence[Definition]) -> None:
         raise Refused(f"the owner, the grants or the policies of {names} name roles that are not here: {absent}")
 
 
-def _read_definition(cursor: Cursor, root: Root, whole: bool) -> Definition:
+def _read_definition(cursor: Cursor, root: Root, *, whole: bool) -> Definition:
     table = root.name.identifier
     row = cursor.execute(_UNUSUAL, (root.oid,)).fetchone()
     assert row is not None
@@ -102,7 +122,7 @@ def _read_definition(cursor: Cursor, root: Root, whole: bool) -> Definition:
     statements: list[Statement] = [
         sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(root.name.schema)),
         *sequences.before,
-        sql.SQL("CREATE TABLE {} ({}) PARTITION BY {}").format(table, written, _key(cursor, root)),
+        sql.SQL("CREATE TABLE {} ({}){}").format(table, written, _partitioning(cursor, root)),
         *sequences.after,
         sql.SQL("ALTER TABLE {} OWNER TO {}").format(table, sql.Identifier(root.owner)),
         *table_parts.read_storage(cursor, root.oid, root.name),
@@ -126,6 +146,7 @@ def _read_definition(cursor: Cursor, root: Root, whole: bool) -> Definition:
         frozenset({root.owner, *policy_roles, *(grant.role for grant in grants if grant.role is not None)}),
         code_named(cursor, root.oid),
         whole,
+        not root.layout,
     )
 
 
@@ -139,10 +160,12 @@ def check_no_sequences(table: Name, columns: Sequence[ColumnPart], but: Set[str]
             )
 
 
-def _key(cursor: Cursor, root: Root) -> sql.Composable:
+def _partitioning(cursor: Cursor, root: Root) -> sql.Composable:
+    if not root.layout:
+        return sql.SQL("")
     row = cursor.execute("SELECT pg_get_partkeydef(%s)", (root.oid,)).fetchone()
     assert row is not None
-    return printed(row[0])
+    return sql.SQL(" PARTITION BY {}").format(printed(row[0]))
 
 
 def _set_grants(cursor: Cursor, definition: Definition) -> None:

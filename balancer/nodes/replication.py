@@ -175,6 +175,11 @@ def delete_markers(cursor: Cursor, migration: str) -> None:
     cursor.execute("DELETE FROM balancer.marker WHERE migration = %s", (migration,))
 
 
+def delete_markers_before(cursor: Cursor, migration: str, number: int) -> None:
+    """Of a stream that lives long: its numbers go on from the last."""
+    cursor.execute("DELETE FROM balancer.marker WHERE migration = %s AND number < %s", (migration, number))
+
+
 def stream_state(connection: Connection, migration: str) -> StreamState:
     """The slot as the source sees it. Raises `Refused` if it is gone: the migration cannot be saved."""
     row = connection.execute(

@@ -21,6 +21,7 @@ from balancer.nodes import (
     own_schema,
     proof,
     proven_views,
+    reference_functions,
     rewind_functions,
 )
 from balancer.nodes.connection import Address, Connection, Cursor, Statement, run_together
@@ -100,6 +101,7 @@ STEPS: tuple[str, ...] = (
     # The transaction that wrote the fence, and the one whose fence somebody has switched off: see `set_aside`.
     "ALTER TABLE balancer.tablet ADD COLUMN IF NOT EXISTS closed_by text, ADD COLUMN IF NOT EXISTS breached_since text",
     ddl_journal.STEP,
+    "SELECT",  # functions have changed: those of reference tables
 )
 """What brings a node's tables from version n to n + 1."""
 
@@ -127,6 +129,7 @@ _ENTER = """
 
 FUNCTIONS = _ENTER + fence_functions.FUNCTIONS + locks.FUNCTIONS + client_functions.FUNCTIONS
 FUNCTIONS += proof.FUNCTIONS + proven_views.FUNCTIONS + rewind_functions.FUNCTIONS
+FUNCTIONS += reference_functions.FUNCTIONS
 """What the newest version has; a change of these appends a step, if only an empty one."""
 
 

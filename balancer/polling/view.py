@@ -25,6 +25,7 @@ from balancer.policies.bundle_view import (
 )
 from balancer.policies.options import BundleOptions, InMemoryMode
 from balancer.polling.poller import ClusterPoll, Health, NodeAnswer
+from balancer.polling.reference_streams import without_copies
 
 _CONDITIONS = {
     NodeState.ACTIVE: NodeCondition.ACTIVE,
@@ -67,12 +68,16 @@ def build_view(
 ) -> BundleView:
     """The view from which a plan is made."""
     nodes = [node for node in snapshot.nodes.values() if node.bundle == bundle]
-    tables = [table for table in snapshot.tables.values() if table.bundle == bundle]
+    tables = [table for table in snapshot.tables.values() if table.bundle == bundle and not table.everywhere]
     parts = [_part(snapshot, table, nodes, poll, options) for table in tables]
+    waiting = without_copies(snapshot, bundle, poll)
     return BundleView(
         bundle=bundle,
         now=poll.at,
-        nodes=tuple(_node(node, poll.nodes.get(node.id), capacities.get(node.id, Capacity())) for node in nodes),
+        nodes=tuple(
+            _node(node, poll.nodes.get(node.id), capacities.get(node.id, Capacity()), waits=node.id in waiting)
+            for node in nodes
+        ),
         tables=tuple(_tables(tables, parts)),
         tablets=_join(parts),
         in_flight=_in_flight(snapshot, bundle),
@@ -94,12 +99,14 @@ class _Part:
     quarantined: tuple[int, ...]
 
 
-def _node(node: Node, report: NodeAnswer | None, capacity: Capacity) -> NodeView:
+def _node(node: Node, report: NodeAnswer | None, capacity: Capacity, *, waits: bool) -> NodeView:
+    """`waits`: for its copy of a reference table, before which it gets no tablets."""
     good = report is not None and report.health is Health.GOOD
+    condition = _CONDITIONS[node.state] if good else NodeCondition.DOWN
     used = report.poll.facts.database_bytes if report is not None and report.poll is not None else None
     return NodeView(
         id=node.id,
-        condition=_CONDITIONS[node.state] if good else NodeCondition.DOWN,
+        condition=NodeCondition.CLOSED if waits and condition is NodeCondition.ACTIVE else condition,
         zone=node.zone,
         weight=node.weight,
         disk_capacity=capacity.disk,

@@ -30,7 +30,7 @@ from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
 from balancer.nodes.bounds import Part
-from balancer.nodes.catalog import WHOLE, Root
+from balancer.nodes.catalog import EVERYWHERE, WHOLE, Root
 from balancer.nodes.connection import Connection, translated
 from balancer.nodes.definition import Definition, make_roots, read_definition
 from balancer.nodes.epoch_check import node_transaction
@@ -71,7 +71,8 @@ def request_of(bundle: BundleSettings, name: str, author: str) -> TableRequest:
     """A table as its bundle's file describes it, where it is wanted so."""
     shape = bundle.tables[name]
     roots = tuple(parse_name(root) for root in shape.roots)
-    others = frozenset(parse_name(root) for table in bundle.tables.values() for root in table.roots) - {*roots}
+    sharded = (table for table in bundle.tables.values() if table.layout != EVERYWHERE)
+    others = frozenset(parse_name(root) for table in sharded for root in table.roots) - {*roots}
     trusts = bundle.migration.trust_table_owners
     return TableRequest(bundle.name, name, roots, shape.layout, shape.key, author, others, shape.require_proof, trusts)
 

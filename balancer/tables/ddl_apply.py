@@ -303,6 +303,7 @@ class ChangeRunner:
         return {
             parse_name(root): RootKey(tuple(column.name for column in table.columns_of(number)))
             for table in tables
+            if not table.everywhere  # plain tables, of which every node has all rows
             for number, root in enumerate(table.roots)
         }
 
