@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: run test quick lint format bench crash-matrix mutants soak fuzz setup setup-dev servers lock clean
+.PHONY: run test quick lint format bench bank crash-matrix mutants soak fuzz setup setup-dev servers lock clean
 
 run: setup  ## the main job on an embedded cluster
 	$(BIN)/balancer demo $(ARGS)
@@ -33,6 +33,9 @@ soak: setup-dev servers  ## an instance under load for ten minutes, its figures 
 
 fuzz: setup-dev servers  ## generated input for everything that takes input, SECONDS=60 each; SEED=7 repeats, WORDS=imports runs a part
 	$(BIN)/python -m tests.support.fuzz_main --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(WORDS)
+
+bank: setup-dev servers  ## transfers between nodes while everything moves and dies, SECONDS=120; BANK_SEED=7 repeats
+	$(BIN)/python -m tests.support.bank $(or $(SECONDS),120)
 
 crash-matrix: setup-dev servers  ## every state × everybody killed, JOBS=3 cells at a time; WORDS='split daemon' runs a part
 	$(BIN)/python -m tests.support.crash_matrix_main -j $(or $(JOBS),3) $(WORDS)

@@ -148,6 +148,12 @@ class Instruments:
         self.node_wal = self._gauge(
             "node_retained_wal_bytes", "Write-ahead log that replication slots keep on the node.", node, per_node
         )
+        self.node_prepared = self._gauge(
+            "node_prepared_seconds",
+            "Age of the oldest part of a transaction over several nodes that waits on the node; 0: none does.",
+            node,
+            per_node,
+        )
         self.poll_age = self._gauge("poll_age_seconds", "Age of the node's figures at the last tick.", node, per_node)
         self.poll_seconds = self._histogram(
             "poll_seconds", "Duration of one node's poll.", ("bundle",), "bundles × buckets", _FAST

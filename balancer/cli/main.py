@@ -44,6 +44,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "split": "balancer.cli.migrate:split",
     "merge": "balancer.cli.migrate:merge",
     "tablet": "balancer.cli.lost:app",
+    "transactions": "balancer.cli.transactions:app",
     "doctor": "balancer.cli.doctor:doctor",
     "apply": "balancer.cli.operate:apply",
     "drain": "balancer.cli.operate:drain",

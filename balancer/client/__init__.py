@@ -3,15 +3,19 @@
 It needs the directory and psycopg; neither the daemon nor numpy (except for `group`). Applications import from here.
 """
 
-from balancer.client.async_router import AsyncRouter
+from balancer.client.async_router import AsyncAtomic, AsyncRouter
+from balancer.client.every_shard import Shard
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.locate import Location, RowId, locate_key, parse_key
+from balancer.client.merging import summed, top
 from balancer.client.pools import PoolSettings
-from balancer.client.router import Router
+from balancer.client.router import Atomic, Router, TabletAnswer
 from balancer.client.transaction_steps import Isolation
 
 __all__ = [
+    "AsyncAtomic",
     "AsyncRouter",
+    "Atomic",
     "Ids",
     "Isolation",
     "LocatedIds",
@@ -19,6 +23,10 @@ __all__ = [
     "PoolSettings",
     "Router",
     "RowId",
+    "Shard",
+    "TabletAnswer",
     "locate_key",
     "parse_key",
+    "summed",
+    "top",
 ]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
+from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async
@@ -26,6 +27,7 @@ from balancer.client.transaction_steps import (
     AwaitChange,
     Borrow,
     Execute,
+    ExecuteEach,
     GiveBack,
     Isolation,
     Request,
@@ -46,6 +48,25 @@ Result = TypeVar("Result")
 Outcome = TypeVar("Outcome")
 
 
+class AsyncAtomic:
+    """A transaction over several keys, wherever they are: see `Router.atomic`. For one task at a time."""
+
+    def __init__(self, steps: AtomicSteps, drive: Callable[[Generator[Request, Any, Loan]], Awaitable[Loan]]) -> None:
+        self._steps = steps
+        self._drive = drive
+
+    async def on(self, table: str, key: AnyKey) -> Connection:
+        """The connection for rows of this key."""
+        loan = await self._drive(self._steps.join(table, key))
+        connection: Connection = loan.connection
+        return connection
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Who takes part so far; the first decides."""
+        return self._steps.nodes
+
+
 class AsyncRouter:
     """Finds the node of a key and runs transactions there; for one event loop. See `Router` for what is promised."""
 
@@ -58,6 +79,7 @@ class AsyncRouter:
             routes, lambda node, dsn: AsyncConnectionPool(dsn, configure=prepare_async, **settings.arguments(node))
         )
         self._sampler = Sampler(routes) if samples else None
+        self._ended = EndedDecisions()
         self._ids: dict[str, AsyncIds] = {}
         self._located_ids: dict[str, AsyncLocatedIds] = {}
 
@@ -127,6 +149,47 @@ class AsyncRouter:
                 pause = attempts.pause_after(error)
             await asyncio.sleep(pause)
 
+    @asynccontextmanager
+    async def atomic(
+        self,
+        *,
+        isolation: Isolation = Isolation.READ_COMMITTED,
+        patience: float = PATIENCE,
+        lock_timeout: float = LOCK_SECONDS,
+    ) -> AsyncIterator[AsyncAtomic]:
+        """A transaction over several keys: all or nothing; see `Router.atomic`."""
+        steps = AtomicSteps(self._routes, self._ended, isolation=isolation, patience=patience, lock=lock_timeout)
+        try:
+            yield AsyncAtomic(steps, self._drive)
+        except psycopg.errors.LockNotAvailable as error:
+            await self._drive(steps.abort())
+            raise waited_too_long(lock_timeout) from error
+        except BaseException:
+            await self._drive(steps.abort())
+            raise
+        await self._drive(steps.commit())
+
+    async def run_atomic(
+        self,
+        function: Callable[[AsyncAtomic], Awaitable[Result]],
+        *,
+        isolation: Isolation = Isolation.READ_COMMITTED,
+        patience: float = PATIENCE,
+        lock_timeout: float = LOCK_SECONDS,
+    ) -> Result:
+        """Awaits `function(tx)` in an atomic transaction, and again where it must be; see `Router.run_atomic`."""
+        clock = self._routes.clock
+        deadline = clock.monotonic() + patience
+        attempts = Attempts(deadline, clock.monotonic)
+        while True:
+            left = deadline - clock.monotonic()
+            try:
+                async with self.atomic(isolation=isolation, patience=left, lock_timeout=lock_timeout) as tx:
+                    return await function(tx)
+            except psycopg.Error as error:
+                pause = attempts.pause_after(error)
+            await asyncio.sleep(pause)
+
     def ids(self, table: str) -> "AsyncIds":
         """Globally unique, roughly increasing 64-bit ids for rows of a table."""
         return self._ids.get(table) or self._ids.setdefault(table, AsyncIds(Ids(self._routes, table)))
@@ -178,9 +241,10 @@ class AsyncRouter:
                     await pool.open()
                 return Loan(pool, await pool.getconn(timeout))
             case Execute(loan, statements):
-                connection = loan.connection
-                async with connection.lock:
-                    await connection.wait(command(connection, statements))
+                await _execute(loan, statements)
+            case ExecuteEach(orders):
+                answers = await asyncio.gather(*(_execute(*order) for order in orders), return_exceptions=True)
+                return [_error(answer) for answer in answers]
             case Undo(loan):
                 await loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):
@@ -188,6 +252,19 @@ class AsyncRouter:
             case AwaitChange(version, timeout):
                 await asyncio.to_thread(self._routes.wait, version, timeout)
         return None
+
+
+async def _execute(loan: Loan, statements: bytes) -> None:
+    connection = loan.connection
+    async with connection.lock:
+        await connection.wait(command(connection, statements))
+
+
+def _error(answer: BaseException | None) -> psycopg.Error | None:
+    """Of one of several messages; whatever is no error of the driver's goes on."""
+    if answer is not None and not isinstance(answer, psycopg.Error):
+        raise answer
+    return answer
 
 
 def _cancelled() -> int:

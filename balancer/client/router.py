@@ -4,16 +4,21 @@ with Router.connect("zk://zk1:2181/shop") as router, router.transaction("orders"
     connection.execute("INSERT INTO orders …")
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import psycopg
 from psycopg_pool import ConnectionPool
 
+from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
+from balancer.client.bulk_load import BulkLoad
+from balancer.client.every_shard import EveryShard, Shard, Values, scan
 from balancer.client.id_blocks import Ids, LocatedIds
+from balancer.client.key_cover import KeyStretch
 from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare
+from balancer.client.rekeying import rekeying
 from balancer.client.retry import Attempts
 from balancer.client.routing import Routes
 from balancer.client.sampler import Sampler
@@ -21,15 +26,17 @@ from balancer.client.transaction_steps import (
     AwaitChange,
     Borrow,
     Execute,
+    ExecuteEach,
     GiveBack,
     Isolation,
+    Query,
     Request,
     Undo,
     Wish,
     enter,
     leave,
 )
-from balancer.client.wire import command
+from balancer.client.wire import answers, command, send
 from balancer.directory.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -42,6 +49,39 @@ Outcome = TypeVar("Outcome")
 
 PATIENCE = 10.0
 """Seconds a transaction may take to begin: much longer than a switch, shorter than a user waits."""
+
+
+AT_ONCE = 8
+"""Tablets that are asked side by side: as many connections are in use."""
+BATCH = 20_000
+"""Rows that are sent before the next are read; each node gets its share of them in one transaction."""
+
+
+class TabletAnswer(NamedTuple):
+    """What one tablet has answered."""
+
+    tablet: int
+    node: str
+    rows: list[tuple[Any, ...]]
+
+
+class Atomic:
+    """A transaction over several keys, wherever they are: see `Router.atomic`."""
+
+    def __init__(self, steps: AtomicSteps, drive: Callable[[Generator[Request, Any, Loan]], Loan]) -> None:
+        self._steps = steps
+        self._drive = drive
+
+    def on(self, table: str, key: AnyKey) -> Connection:
+        """The connection for rows of this key. Keys of one node share one; keep no cursor open over the end."""
+        loan = self._drive(self._steps.join(table, key))
+        connection: Connection = loan.connection
+        return connection
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Who takes part so far; the first decides."""
+        return self._steps.nodes
 
 
 class Router:
@@ -57,6 +97,7 @@ class Router:
             routes, lambda node, dsn: ConnectionPool(dsn, configure=prepare, **settings.arguments(node))
         )
         self._sampler = Sampler(routes) if samples else None
+        self._ended = EndedDecisions()
         self._ids: dict[str, Ids] = {}
         self._located_ids: dict[str, LocatedIds] = {}
 
@@ -145,6 +186,146 @@ class Router:
                 pause = attempts.pause_after(error)
             clock.sleep(pause)
 
+    @contextmanager
+    def atomic(
+        self,
+        *,
+        isolation: Isolation = Isolation.READ_COMMITTED,
+        patience: float = PATIENCE,
+        lock_timeout: float = LOCK_SECONDS,
+    ) -> Iterator[Atomic]:
+        """A transaction over several keys: `tx.on(table, key)` is the connection for each. All or nothing.
+
+        Where one node has all of them it is an ordinary transaction, else two-phase commit, whatever dies when. The
+        isolation is each node's own: a reader of two nodes may see one half for a moment (docs/across-shards.md). A
+        statement that waits longer than `lock_timeout` seconds for a lock ends the whole with a serialization failure,
+        because deadlocks between nodes are seen by nobody; `run_atomic` tries again. `OutcomeUnknown` if the first
+        node's answer to COMMIT was lost and it cannot be asked: the leader ends the transaction, all or nothing.
+        """
+        steps = AtomicSteps(self._routes, self._ended, isolation=isolation, patience=patience, lock=lock_timeout)
+        try:
+            yield Atomic(steps, self._drive)
+        except psycopg.errors.LockNotAvailable as error:
+            self._drive(steps.abort())
+            raise waited_too_long(lock_timeout) from error
+        except BaseException:
+            self._drive(steps.abort())
+            raise
+        self._drive(steps.commit())
+
+    def run_atomic(
+        self,
+        function: Callable[[Atomic], Result],
+        *,
+        isolation: Isolation = Isolation.READ_COMMITTED,
+        patience: float = PATIENCE,
+        lock_timeout: float = LOCK_SECONDS,
+    ) -> Result:
+        """Runs `function(tx)` in an atomic transaction, and again from its start where that is asked for; see `run`."""
+        clock = self._routes.clock
+        deadline = clock.monotonic() + patience
+        attempts = Attempts(deadline, clock.monotonic)
+        while True:
+            left = deadline - clock.monotonic()
+            try:
+                with self.atomic(isolation=isolation, patience=left, lock_timeout=lock_timeout) as tx:
+                    return function(tx)
+            except psycopg.Error as error:
+                pause = attempts.pause_after(error)
+            clock.sleep(pause)
+
+    def rekey(self, table: str, old: AnyKey, new: AnyKey, *, patience: float = PATIENCE) -> int:
+        """Gives the rows of a key another one, colocated rows too, wherever that is; returns their number. Atomic.
+
+        Foreign keys among the roots must be deferrable or go with the order of the roots; triggers see a deletion and
+        an insertion.
+        """
+        work = rekeying(self._routes.snapshot.table(table), old, new)
+
+        def change(tx: Atomic) -> int:
+            taken = work.take(tx.on(table, old))
+            return work.put(tx.on(table, new), taken)
+
+        return self.run_atomic(change, patience=patience)
+
+    def each(
+        self,
+        table: str,
+        function: Callable[[Shard, Connection], Result],
+        *,
+        read_only: bool = True,
+        at_once: int = AT_ONCE,
+        patience: float = PATIENCE,
+    ) -> Iterator[Result]:
+        """Calls `function(shard, connection)` for every tablet once, in threads, each in a transaction on its owner.
+
+        Results come as they are ready. The first failure ends it; what has answered by then is said.
+        """
+        every = self._every(table, at_once, patience)
+
+        def work(stretch: KeyStretch) -> Result:
+            with every.transaction(stretch, read_only=read_only) as (shard, connection):
+                return function(shard, connection)
+
+        return every.run(work)
+
+    def map(
+        self,
+        table: str,
+        statement: str,
+        values: Values = None,
+        *,
+        at_once: int = AT_ONCE,
+        patience: float = PATIENCE,
+    ) -> Iterator[TabletAnswer]:
+        """Asks every tablet once: `map("orders", "SELECT count(*) FROM {orders}")`. Answers come as they are ready.
+
+        `{orders}` stands for the tablet's partition of that root. One message per tablet; each answers for its own
+        moment. `client.merging` adds answers up.
+        """
+        every = self._every(table, at_once, patience)
+
+        def work(stretch: KeyStretch) -> TabletAnswer:
+            location, rows = every.ask(statement, values, stretch)
+            return TabletAnswer(stretch.tablet, location.node, rows)
+
+        return every.run(work)
+
+    def scan(
+        self,
+        table: str,
+        statement: str,
+        values: Values = None,
+        *,
+        at_once: int = AT_ONCE,
+        patience: float = PATIENCE,
+    ) -> Generator[tuple[Any, ...], None, None]:
+        """The rows of every tablet, streamed, in no order: `scan("orders", "SELECT * FROM {orders}")`.
+
+        Few rows are kept in memory, however many there are. A failure in the middle is raised after the rows before.
+        """
+        return scan(self._every(table, at_once, patience), statement, values)
+
+    def copy_into(
+        self,
+        table: str,
+        rows: Iterable[Sequence[Any]],
+        columns: Sequence[str],
+        *,
+        root: str | None = None,
+        batch: int = BATCH,
+        patience: float = PATIENCE,
+    ) -> int:
+        """COPY of many rows, each to the node that owns its key; returns their number.
+
+        A batch is there whole on a node or not at all. `root`: another than the table's first.
+        """
+        work = BulkLoad(self._routes, self._perform, table, root=root, columns=columns, patience=patience)
+        return work.load(rows, batch)
+
+    def _every(self, table: str, at_once: int, patience: float) -> EveryShard:
+        return EveryShard(self._routes, self._drive, table, at_once=at_once, patience=patience)
+
     def ids(self, table: str) -> Ids:
         """Globally unique, roughly increasing 64-bit ids for rows of a table."""
         return self._ids.get(table) or self._ids.setdefault(table, Ids(self._routes, table))
@@ -195,6 +376,13 @@ class Router:
                 connection = loan.connection
                 with connection.lock:
                     connection.wait(command(connection, statements))
+            case ExecuteEach(orders):
+                return _execute_each(orders)
+            case Query(loan, opening, statement, values):
+                with psycopg.ClientCursor(loan.connection) as cursor:
+                    # Without parameters of its own the message is sent as it is: several statements, one round trip.
+                    text = cursor.mogrify(statement, values)
+                    return _rows_of(cursor.execute(opening.decode() + "; " + text + "; COMMIT"))
             case Undo(loan):
                 loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):
@@ -202,3 +390,32 @@ class Router:
             case AwaitChange(version, timeout):
                 self._routes.wait(version, timeout)
         return None
+
+
+def _rows_of(cursor: psycopg.Cursor[Any]) -> list[Any]:
+    """The rows of every statement of a message that has any."""
+    found = []
+    while True:
+        if cursor.description is not None:
+            found += cursor.fetchall()
+        if not cursor.nextset():
+            return found
+
+
+def _execute_each(orders: tuple[tuple[Loan, bytes], ...]) -> list[psycopg.Error | None]:
+    """Every message is on its way before the first answer is waited for."""
+    found: dict[int, psycopg.Error] = {}
+    for at, (loan, statements) in enumerate(orders):
+        try:
+            send(loan.connection, statements)
+        except psycopg.Error as error:
+            found[at] = error
+    for at, (loan, _) in enumerate(orders):
+        if at in found:
+            continue
+        try:
+            with loan.connection.lock:
+                loan.connection.wait(answers(loan.connection))
+        except psycopg.Error as error:
+            found[at] = error
+    return [found.get(at) for at in range(len(orders))]

@@ -12,7 +12,7 @@ from balancer.client.lookup import Maps
 from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.model import Node
-from balancer.directory.open import open_directory
+from balancer.directory.open import cluster_name, open_directory
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Unavailable
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 class Routes:
     """The directory in memory. May be used from several threads."""
 
-    def __init__(self, directory: Directory, clock: Clock | None = None) -> None:
+    def __init__(self, directory: Directory, clock: Clock | None = None, cluster: str = "cluster") -> None:
         self.directory = directory
+        self.cluster = cluster
         self.clock: Clock = clock or SystemClock()
         self._follower = directory.follow()
         self._maps = Maps(self._follower.snapshot)
@@ -41,7 +42,7 @@ class Routes:
         """Opens the directory at this address, which must be there; its first snapshot is loaded when this returns."""
         directory = open_directory(url, create=False, **options)
         try:
-            return cls(directory)
+            return cls(directory, cluster=cluster_name(url))
         except BaseException:
             directory.close()
             raise

@@ -8,10 +8,12 @@ when it is given up. `balancer.hold` on the node is what makes it safe (see `bal
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import psycopg
 from psycopg.pq import TransactionStatus
+from psycopg.sql import Composed
 
 from balancer.client.failures import Failure, classify, classify_entry
 from balancer.client.locate import Location
@@ -48,6 +50,22 @@ class Execute(NamedTuple):
     statements: bytes
 
 
+class ExecuteEach(NamedTuple):
+    """Statements for several loans, all sent before the first answer is awaited; answered with an error or None for
+    each."""
+
+    orders: tuple[tuple[Loan, bytes], ...]
+
+
+class Query(NamedTuple):
+    """A whole transaction in one message: its opening, a statement with its values, COMMIT; answered with the rows."""
+
+    loan: Loan
+    opening: bytes
+    statement: Composed
+    values: Any
+
+
 class Undo(NamedTuple):
     """ROLLBACK."""
 
@@ -67,7 +85,7 @@ class AwaitChange(NamedTuple):
     timeout: float
 
 
-Request = Borrow | Execute | Undo | GiveBack | AwaitChange
+Request = Borrow | Execute | ExecuteEach | Query | Undo | GiveBack | AwaitChange
 Steps = Generator[Request, Any, "Held"]
 
 
@@ -98,10 +116,12 @@ class Wish:
     deadline: float
     isolation: Isolation = Isolation.READ_COMMITTED
     read_only: bool = False
+    also: bytes = b""
+    """A statement that follows in the same message."""
 
     def opening(self, location: Location) -> bytes:
         """BEGIN and the proof of ownership: one message, one round trip."""
-        return _OPENINGS[self.isolation, self.read_only] % (location.tablet, location.epoch)
+        return _OPENINGS[self.isolation, self.read_only] % (location.tablet, location.epoch) + self.also
 
 
 def enter(find: Callable[[], tuple[int, Location]], wish: Wish, monotonic: Callable[[], float]) -> Steps:
@@ -109,6 +129,34 @@ def enter(find: Callable[[], tuple[int, Location]], wish: Wish, monotonic: Calla
 
     `find` gives the directory's version and the key's location by the newest snapshot known.
     """
+    held, _ = yield from _begun(find, wish, monotonic, Execute)
+    return held
+
+
+def ask(
+    find: Callable[[], tuple[int, Location]],
+    wish: Wish,
+    monotonic: Callable[[], float],
+    statement: Composed,
+    values: Any,
+) -> Generator[Request, Any, tuple[Location, list[Any]]]:
+    """A transaction of one statement in one message, where the tablet is; its rows."""
+    whole = partial(_query, statement, values)
+    held, rows = yield from _begun(find, wish, monotonic, whole)
+    yield GiveBack(held.loan)
+    return held.location, rows
+
+
+def _query(statement: Composed, values: Any, loan: Loan, opening: bytes) -> Query:
+    return Query(loan, opening, statement, values)
+
+
+def _begun(
+    find: Callable[[], tuple[int, Location]],
+    wish: Wish,
+    monotonic: Callable[[], float],
+    message: Callable[[Loan, bytes], Execute | Query],
+) -> Generator[Request, Any, tuple[Held, Any]]:
     pause = FIRST_PAUSE
     seen = Failure.LOST
     while True:
@@ -117,7 +165,7 @@ def enter(find: Callable[[], tuple[int, Location]], wish: Wish, monotonic: Calla
         loan: Loan | None = None
         try:
             loan = yield Borrow(location.node, max(0.0, min(left, LONGEST_BORROW)))
-            yield Execute(loan, wish.opening(location))
+            answer = yield message(loan, wish.opening(location))
         except psycopg.Error as error:
             if loan is not None:
                 yield from _put_away(loan)
@@ -130,13 +178,13 @@ def enter(find: Callable[[], tuple[int, Location]], wish: Wish, monotonic: Calla
             seen = seen if failure is Failure.LOST else failure
             left = wish.deadline - monotonic()
             if left <= 0:
-                raise Unavailable(_too_late(location, seen)) from error
+                raise Unavailable(too_late(location, seen)) from error
         except BaseException:
             if loan is not None:
                 yield GiveBack(loan)
             raise
         else:
-            return Held(location, loan)
+            return Held(location, loan), answer
         yield AwaitChange(version, min(pause, left))
         pause = min(pause * 1.5, LONGEST_PAUSE)
 
@@ -149,7 +197,7 @@ def leave(held: Held, failed: bool) -> Generator[Request, Any, None]:
             if not loan.connection.closed:
                 yield Undo(loan)
             return
-        _check_open(loan.connection.info.transaction_status)
+        check_open(loan.connection.info.transaction_status)
         yield Execute(loan, b"COMMIT")
     except psycopg.Error as error:
         if failed:
@@ -171,14 +219,15 @@ def _put_away(loan: Loan) -> Generator[Request, Any, None]:
         yield GiveBack(loan)
 
 
-def _check_open(status: TransactionStatus) -> None:
+def check_open(status: TransactionStatus) -> None:
+    """Raises `UserError` if there is nothing to commit: the application has ended the transaction, or lost an error."""
     if status is TransactionStatus.INERROR:
         raise UserError("a statement in the transaction failed and its error was not passed on: nothing is committed")
     if status is TransactionStatus.IDLE:
         raise UserError("the transaction was ended inside its block: leave COMMIT and ROLLBACK to the router")
 
 
-def _too_late(location: Location, failure: Failure) -> str:
+def too_late(location: Location, failure: Failure) -> str:
     what = {
         Failure.MOVING: "is still being moved",
         Failure.MOVED: "is not there, and the directory knows no other place",

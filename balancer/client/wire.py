@@ -15,10 +15,20 @@ from psycopg.pq import ExecStatus
 _FATAL = ExecStatus.FATAL_ERROR
 
 
-def command(connection: Any, statements: bytes) -> PQGen[None]:
-    """Sends statements on a connection of either kind and reads the answers; raises the server's error, if any."""
-    pgconn = connection.pgconn
-    pgconn.send_query(statements)
-    for result in (yield from generators.execute(pgconn)):
+def send(connection: Any, statements: bytes) -> None:
+    """Sends statements on a connection of either kind, and waits for nothing; `answers` does."""
+    connection.pgconn.send_query(statements)
+    connection.pgconn.flush()
+
+
+def answers(connection: Any) -> PQGen[None]:
+    """Reads the answers to what was sent; raises the server's error, if any."""
+    for result in (yield from generators.execute(connection.pgconn)):
         if result.status == _FATAL:
             raise error_from_result(result, encoding=connection.info.encoding)
+
+
+def command(connection: Any, statements: bytes) -> PQGen[None]:
+    """Both, for one connection."""
+    connection.pgconn.send_query(statements)
+    yield from answers(connection)

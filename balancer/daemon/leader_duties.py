@@ -10,6 +10,7 @@ from dataclasses import replace
 import structlog
 
 from balancer.clock import Clock
+from balancer.daemon.atomic_recovery import AtomicRecovery
 from balancer.daemon.node_guard import NodeGuard
 from balancer.daemon.pool import MigrationPool
 from balancer.daemon.starter import Beginner
@@ -27,6 +28,7 @@ from balancer.directory.model import (
     TabletState,
     Transaction,
 )
+from balancer.directory.open import cluster_name
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Unavailable
 from balancer.migration.begin import Also, nothing_else
@@ -76,6 +78,7 @@ class Leading:
         self._clock = clock
         self._addresses = addresses
         self._guard = NodeGuard(directory, leadership, addresses, pool, clock)
+        self._recovery = AtomicRecovery(leadership, addresses, lambda: cluster_name(settings().daemon.directory))
         self._lock = threading.Lock()  # commands come from the watcher and, at election, from the loop
 
     def start(self, action: Action, bundle: BundleSettings, also: Also = nothing_else) -> Migration:
@@ -103,11 +106,14 @@ class Leading:
         log.info("node changed", node=node.id, state=state, reason=change.reason)
 
     def guard(self, poll: ClusterPoll, snapshot: Snapshot) -> Mapping[str, str]:
-        """In every mode: keeps nodes that have gone back in time from doing harm, and rows behind their policies.
+        """In every mode: keeps nodes that have gone back in time from doing harm, and rows behind their policies, and
+        ends what clients have left prepared.
 
         Returns why a node could not be guarded, by node.
         """
-        found = self._guard.look(poll, snapshot)
+        found = dict(self._guard.look(poll, snapshot))
+        for doubt in self._recovery.look(poll, snapshot):
+            found.setdefault(doubt.node, f"a transaction over several nodes is in doubt: {doubt.why}")
         self._polled(poll, snapshot)
         return found
 
@@ -220,6 +226,12 @@ class Leading:
                 self.pool.steer(verb, migration)
             if outcome.actions:
                 return self._start(command, outcome, snapshot)
+            if outcome.end is not None:
+                ending = outcome.end
+                done = self._recovery.decide(
+                    ending.transaction, ending.home, snapshot, commits=ending.commits, reason=ending.reason
+                )
+                command = replace(command, result=f"{command.result}; {done}")
             revived = () if outcome.revive is None else self._revive(outcome.revive, snapshot)
             changes = (*outcome.changes, *revived, Put(command))
             self._commit(changes, snapshot, f"{command.verb}: {command.result}", command)

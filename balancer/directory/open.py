@@ -6,7 +6,7 @@
 
 import os
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from balancer.clock import Clock
@@ -54,3 +54,8 @@ def open_directory(
             hosts, cluster, credentials=known, clock=clock, timeout=timeout, lease=lease or 10.0, create=create
         )
     raise UserError(f"{url!r} is not a directory address; allowed are {ALLOWED}")
+
+
+def cluster_name(url: str) -> str:
+    """What nodes are told of the cluster they belong to: the directory's last name, without its file ending."""
+    return PurePosixPath(urlsplit(url).path).stem or "cluster"

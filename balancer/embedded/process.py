@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ PORT_PATIENCE = 2.0
 
 _clock = SystemClock()
 _started: list["subprocess.Popen[bytes]"] = []  # a server we started is our child until it has been reaped
+_starting = threading.Lock()  # several are started and stopped side by side: none may get lost from the list
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ def spawn(argv: Sequence[str], log: Path, account: Account | None, cwd: Path) ->
             env=environment,
             **_identity(account),
         )
-    _started.append(child)
+    with _starting:
+        _started.append(child)
     return child
 
 
@@ -134,7 +137,8 @@ def kill(pid: int, folder: Path) -> None:
 
 def _works_on(pid: int, folder: Path) -> bool:
     works = str(folder) in command_line(pid)
-    _started[:] = [child for child in _started if child.poll() is None]  # after the look: who has ended is reaped now
+    with _starting:
+        _started[:] = [child for child in _started if child.poll() is None]  # after the look: the dead are reaped now
     return works
 
 

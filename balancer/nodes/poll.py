@@ -15,7 +15,7 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from balancer.nodes import own_schema
+from balancer.nodes import decisions, own_schema
 from balancer.nodes.connection import Connection
 from balancer.nodes.footing import Footing, Forks, parse_history
 from balancer.nodes.names import Name
@@ -141,8 +141,15 @@ class NodePoll:
     """Roots that have a DEFAULT partition, with its name."""
     secured: tuple[Name, ...] = ()
     """Roots that have row level security, which forwarding would go round."""
+    prepared: tuple[decisions.PreparedPart, ...] = ()
+    """Parts of transactions over several nodes that wait for their end."""
     forks: Forks | None = None
     """Where its timeline left the ones before; read only where the timeline is a new one."""
+
+    @property
+    def prepared_seconds(self) -> float:
+        """The age of the oldest of them."""
+        return max(((self.facts.now - part.since).total_seconds() for part in self.prepared), default=0.0)
 
     @property
     def footing(self) -> Footing:
@@ -269,13 +276,13 @@ def _of_roots(question: LiteralString, roots: Sequence[Name]) -> sql.Composed:
 def _poll(connection: Connection, roots: Sequence[Name], others: int | None, *, with_ownership: bool) -> NodePoll:
     size = sql.SQL("pg_database_size(d.datid)") if others is None else sql.Literal(others)
     request = sql.SQL(_FACTS).format(size=size) + sql.SQL(_SLOTS) + statement(roots) + _of_roots(_DEFAULTS, roots)
-    request += _of_roots(_SECURED, roots)
+    request += _of_roots(_SECURED, roots) + decisions.PREPARED + sql.SQL(";")
     if with_ownership:
         request += sql.SQL(own_schema.REQUIRED + ";" + _OWNERSHIP)
     # Without parameters the whole request travels as one message and takes one round trip.
     with psycopg.ClientCursor(connection) as cursor:
         results = _results(cursor.execute(request))
-        facts, slots, partitions, defaults, secured = (next(results) for _ in range(5))
+        facts, slots, partitions, defaults, secured, prepared = (next(results) for _ in range(6))
         identity, claims = (next(results), next(results)) if with_ownership else ([], [])
     *measures, system, timeline, end = facts[0]
     known = replace(NodeFacts(*measures), system=system, timeline=timeline, position=end)
@@ -289,6 +296,7 @@ def _poll(connection: Connection, roots: Sequence[Name], others: int | None, *, 
         tuple(Claim(tablet, epoch, _STATES[state], *rest) for tablet, epoch, state, *rest in claims),
         defaults=tuple((Name(*row[:2]), Name(*row[2:])) for row in defaults),
         secured=tuple(Name(*row) for row in secured),
+        prepared=tuple(map(decisions.PreparedPart._make, prepared)),
     )
 
 

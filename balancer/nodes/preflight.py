@@ -109,6 +109,7 @@ class _Facts:
     senders: int
     appliers: int
     workers: int
+    prepared: int
 
 
 _FACTS = """
@@ -124,7 +125,8 @@ SELECT current_setting('server_version_num')::int / 10000, r.rolname, current_da
        current_setting('max_replication_slots')::int,
        current_setting('max_wal_senders')::int - (SELECT count(*) FROM pg_stat_replication)::int,
        current_setting('max_wal_senders')::int,
-       current_setting('max_logical_replication_workers')::int, current_setting('max_worker_processes')::int
+       current_setting('max_logical_replication_workers')::int, current_setting('max_worker_processes')::int,
+       current_setting('max_prepared_transactions')::int
 FROM pg_roles r WHERE r.rolname = current_user
 """
 
@@ -149,6 +151,9 @@ def _settings(facts: _Facts, needs: Needs) -> Iterator[Shortfall]:
     if facts.wal_level != "logical":
         text = f"wal_level is {facts.wal_level}, so changes cannot be streamed; a restart is needed"
         yield _setting(Severity.LIMIT, "wal_level", text, "'logical'")
+    if facts.prepared == 0:
+        text = "max_prepared_transactions is 0: transactions over several nodes (router.atomic) are refused here"
+        yield _setting(Severity.WARNING, "max_prepared_transactions", f"{text}; a restart is needed", 100)
     if facts.wal_keep < 0:
         text = "max_slot_wal_keep_size is not limited: an abandoned replication slot can fill the disk"
         yield _setting(Severity.WARNING, "max_slot_wal_keep_size", text, "'16GB'")

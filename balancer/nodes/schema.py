@@ -16,6 +16,7 @@ from balancer.errors import Refused
 from balancer.nodes import (
     client_functions,
     ddl_journal,
+    decisions,
     fence_functions,
     locks,
     own_schema,
@@ -101,6 +102,7 @@ STEPS: tuple[str, ...] = (
     # The transaction that wrote the fence, and the one whose fence somebody has switched off: see `set_aside`.
     "ALTER TABLE balancer.tablet ADD COLUMN IF NOT EXISTS closed_by text, ADD COLUMN IF NOT EXISTS breached_since text",
     ddl_journal.STEP,
+    decisions.STEP,
     "SELECT",  # functions have changed: those of reference tables
 )
 """What brings a node's tables from version n to n + 1."""
@@ -128,7 +130,7 @@ _ENTER = """
 """
 
 FUNCTIONS = _ENTER + fence_functions.FUNCTIONS + locks.FUNCTIONS + client_functions.FUNCTIONS
-FUNCTIONS += proof.FUNCTIONS + proven_views.FUNCTIONS + rewind_functions.FUNCTIONS
+FUNCTIONS += proof.FUNCTIONS + proven_views.FUNCTIONS + rewind_functions.FUNCTIONS + decisions.FUNCTIONS
 FUNCTIONS += reference_functions.FUNCTIONS
 """What the newest version has; a change of these appends a step, if only an empty one."""
 

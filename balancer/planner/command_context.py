@@ -26,6 +26,16 @@ class Revival:
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """A transaction over several nodes that an operator ends because its home cannot say how."""
+
+    transaction: str
+    home: str
+    commits: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What a command comes to."""
 
@@ -36,6 +46,7 @@ class Outcome:
     replan: str = ""  # a bundle whose plan should be made again at once
     mode: WantedMode | None = None  # of the actions; None: the bundle's
     round: str = ""  # a bundle whose next tick acts whatever the schedule, and answers the command
+    end: Ending | None = None  # a transaction whose parts are ended; what was done is the answer
     revive: Revival | None = None  # a tablet that is made ready on its new node; what changes with it is found there
 
 

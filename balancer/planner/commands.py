@@ -30,7 +30,7 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Refused, UserError
 from balancer.planner import orders
 from balancer.planner.command_acts import merge, move, split
-from balancer.planner.command_context import CommandContext, Outcome
+from balancer.planner.command_context import CommandContext, Ending, Outcome
 from balancer.planner.command_nodes import close, drain, lost, rejoin, tablet_lost, undrain
 from balancer.planner.memory import FORGIVEN, failures_of
 from balancer.planner.rounds import run_now
@@ -183,6 +183,16 @@ def _order(context: CommandContext, what: str) -> Outcome:
     )
 
 
+def _decide(context: CommandContext) -> Outcome:
+    wanted, reason = context.word("transaction"), context.word("reason")
+    commits = context.arguments.get("commit")
+    if not isinstance(commits, bool):
+        raise Refused("the command needs 'commit', true or false")
+    word = "commit" if commits else "abort"
+    ending = Ending(wanted, context.word("home"), commits, f"{context.author}: {reason}")
+    return Outcome(f"transaction {wanted}: {word}, because {reason}", end=ending)
+
+
 def _until_words(until: float | None) -> str:
     return "" if until is None else f" until {datetime.fromtimestamp(until, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
@@ -191,6 +201,7 @@ VERBS: Mapping[str, Callable[[CommandContext], Outcome]] = {
     "apply": _apply,
     "cancel": _cancel,
     "close": close,
+    "decide": _decide,
     "double": partial(_order, what=orders.DOUBLE),
     "drain": drain,
     "halve": partial(_order, what=orders.HALVE),

@@ -116,6 +116,7 @@ class Reporter:
         self._set(i.node_database, bundle, {(bundle, node.id): node.database_bytes for node in reached})
         self._set(i.node_connections, bundle, {(bundle, node.id): node.connections for node in reached})
         self._set(i.node_wal, bundle, {(bundle, node.id): node.retained_wal_bytes for node in reached})
+        self._set(i.node_prepared, bundle, {(bundle, node.id): node.prepared_seconds for node in reached})
         self._set(i.poll_age, bundle, {(bundle, node.id): _age(node, state) for node in nodes})
         for node in reached:
             i.poll_seconds.labels(bundle).observe(node.poll_seconds)

@@ -42,6 +42,7 @@ def node_report(poll: ClusterPoll, record: Node) -> NodeReport:
         database_bytes=float(facts.database_bytes) if facts else 0.0,
         connections=facts.connections if facts else 0,
         retained_wal_bytes=float(sum(slot.retained_bytes for slot in facts.slots)) if facts else 0.0,
+        prepared_seconds=polled.poll.prepared_seconds if polled.poll else 0.0,
     )
 
 

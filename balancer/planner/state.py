@@ -53,6 +53,7 @@ class NodeReport:
     database_bytes: float = 0.0
     connections: int = 0
     retained_wal_bytes: float = 0.0
+    prepared_seconds: float = 0.0  # the age of the oldest part of a transaction over several nodes; 0: there is none
 
 
 @dataclass(frozen=True, slots=True)

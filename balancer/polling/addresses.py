@@ -6,10 +6,9 @@ Addresses are looked up in the present settings each time, so that a changed DSN
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import PurePosixPath
-from urllib.parse import urlsplit
 
 from balancer.directory.model import Node
+from balancer.directory.open import cluster_name as cluster_name
 from balancer.errors import Unavailable
 from balancer.nodes.connection import DEFAULT_TIMEOUTS, Address, Connection, Timeouts, connect
 from balancer.settings import BundleSettings, NodeSettings, Settings
@@ -59,8 +58,3 @@ def connected(
 def records_of(bundle: BundleSettings) -> list[Node]:
     """The bundle's nodes as the directory records them: without passwords."""
     return [Node(node.id, bundle.name, node.dsn, zone=node.zone, weight=node.weight) for node in bundle.nodes.values()]
-
-
-def cluster_name(directory_url: str) -> str:
-    """What nodes are told of the cluster they belong to: the directory's last name, without its file ending."""
-    return PurePosixPath(urlsplit(directory_url).path).stem or "cluster"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
+from balancer.embedded.process import free_port
 from tests.support.commands import environment
 from tests.support.servers import Database
 
@@ -53,12 +54,12 @@ def run_whole(script: str, folder: Path, variables: dict[str, str]) -> tuple[str
         text=True,
         start_new_session=True,
     )
-    try:
-        return shell.communicate(timeout=250)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(shell.pid, signal.SIGKILL)
-        shell.wait(20)
+    with shell:
+        try:
+            return shell.communicate(timeout=250)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
 
 
 @pytest.mark.timeout(280)
@@ -77,7 +78,10 @@ def test_the_tour_runs_as_written(
     programs.mkdir()
     (programs / "balancer").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m balancer "$@"\n')
     (programs / "balancer").chmod(0o755)
-    variables = addresses(made, tmp_path) | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    variables = addresses(made, tmp_path) | {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "BALANCER_HTTP__LISTEN": f"127.0.0.1:{free_port()}",  # the usual one may be the demonstration's, beside us
+    }
     marker = "--- end of block ---"
     script = "".join(f"{commands}\necho '{marker}'\n" for commands, _ in blocks())
     folder = tmp_path / "tour"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -10,6 +11,7 @@ import pytest
 from psycopg import sql
 
 from balancer.embedded.postgres import PostgresServer, system_binaries
+from balancer.nodes import preflight as preflight_module
 from balancer.nodes.blockers import Blocker, terminate
 from balancer.nodes.connection import Address, Connection, keep_out_of_logs
 from balancer.nodes.epoch_check import node_transaction
@@ -197,3 +199,15 @@ def test_a_role_made_by_the_script_may_end_the_sessions_that_starve_it(tables: C
             terminate(mine, Blocker(holder.info.backend_pid, 9.0, "starving"))
             with pytest.raises(psycopg.OperationalError):
                 holder.execute("SELECT pg_sleep(10)")
+
+
+def test_a_server_without_prepared_transactions_is_named(postgres18: PostgresServer) -> None:
+    """As a server with PostgreSQL's own default would say it; ours are started with some."""
+    with connect(Address("n", postgres18.dsn())) as connection, connection.cursor() as cursor:
+        facts = preflight_module._read_facts(cursor)
+    subjects = [found.subject for found in preflight_module._settings(facts, Needs())]
+    assert "max_prepared_transactions" not in subjects
+    found = next(iter(preflight_module._settings(replace(facts, prepared=0), Needs())))
+    assert found.subject == "max_prepared_transactions"
+    assert "router.atomic" in found.text
+    assert found.remedy == "ALTER SYSTEM SET max_prepared_transactions = 100"

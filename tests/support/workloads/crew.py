@@ -194,7 +194,8 @@ def _serve(errand: Errand, counts: Any, stop: SharedEvent, pipe: Pipe) -> None:
     """In the forked process."""
     told = Told([], [])
     try:
-        with open_directory(errand.url, lease=10.0) as directory:
+        # It may be the victim, and down just now.
+        with open_directory(errand.url, lease=10.0, timeout=60.0) as directory:
             follower = directory.follow()
             workers = [_Hand(errand, number, follower, counts) for number in range(errand.writers + errand.readers)]
             for worker in workers:

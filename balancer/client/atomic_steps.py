@@ -1,0 +1,286 @@
+"""How a transaction over several nodes grows, commits and is given up: the steps, without any I/O of their own.
+
+`Atomic` (blocking) and `AsyncAtomic` carry the requests out. Every participant proves that its node owns the key, as
+in `transaction_steps`. Where one node has all keys it is an ordinary transaction; otherwise every participant but the
+first is prepared, and the first, the *home*, commits together with a row that is the decision. The argument why this
+is all or nothing, whatever dies when, is in `balancer.nodes.decisions`.
+"""
+
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+
+from balancer.client.failures import Failure, classify, classify_entry
+from balancer.client.locate import AnyKey, Location
+from balancer.client.pools import Loan
+from balancer.client.routing import Routes
+from balancer.client.transaction_steps import (
+    FIRST_PAUSE,
+    LONGEST_BORROW,
+    LONGEST_PAUSE,
+    AwaitChange,
+    Borrow,
+    Execute,
+    ExecuteEach,
+    GiveBack,
+    Held,
+    Isolation,
+    Request,
+    Undo,
+    Wish,
+    check_open,
+    enter,
+    leave,
+    too_late,
+)
+from balancer.errors import OutcomeUnknown, Refused, Unavailable, UserError
+from balancer.prepared_id import LONGEST, PreparedId, transaction_id
+
+Work = Generator[Request, Any, None]
+Find = Callable[[], tuple[int, Location]]
+
+LOCK_SECONDS = 2.0
+"""How long a statement of an atomic transaction waits for a lock: PostgreSQL does not see deadlocks between nodes."""
+FORGOTTEN_AT_ONCE = 100
+
+
+class EndedDecisions:
+    """Decisions that nobody needs any more, because every part has answered, by home: forgotten by the way."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[str, list[str]] = {}
+
+    def add(self, home: str, transactions: list[str]) -> None:
+        with self._lock:
+            self._known.setdefault(home, []).extend(transactions)
+
+    def take(self, home: str) -> list[str]:
+        with self._lock:
+            waiting = self._known.pop(home, [])
+            taken, rest = waiting[:FORGOTTEN_AT_ONCE], waiting[FORGOTTEN_AT_ONCE:]
+            if rest:
+                self._known[home] = rest
+            return taken
+
+
+class _AlreadyThere(Exception):
+    """The key has come to a node that takes part already."""
+
+
+class AtomicSteps:
+    """One atomic transaction. Used by one thread or task at a time."""
+
+    def __init__(
+        self, routes: Routes, ended: EndedDecisions, *, isolation: Isolation, patience: float, lock: float
+    ) -> None:
+        self._routes = routes
+        self._ended = ended
+        self._monotonic = routes.clock.monotonic
+        self.deadline = self._monotonic() + patience
+        waiting = f"; SET LOCAL lock_timeout TO {max(1, round(lock * 1000))}".encode()
+        self._wish = Wish(self.deadline, isolation, also=waiting)
+        self._held: dict[str, Held] = {}
+        self._proven: set[tuple[int, int]] = set()
+        self._secret = uuid4().hex  # whoever knows it may decide; see `balancer.nodes.decisions`
+        self.transaction = transaction_id(self._secret)
+        self.unfinished: tuple[str, ...] = ()
+        """Nodes whose part has not said yet that it is committed: it will be, by the leader."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Who takes part; the first is the home."""
+        return tuple(self._held)
+
+    def join(self, table: str, key: AnyKey) -> Generator[Request, Any, Loan]:
+        """The connection for a key, whose node has proven that it owns it; waits out switches, as `enter` does."""
+        find = self._routes.finder(table, key)
+        pause = FIRST_PAUSE
+        while True:
+            version, location = find()
+            held = self._held.get(location.node)
+            if held is None:
+                try:
+                    held = yield from enter(self._elsewhere(find), self._wish, self._monotonic)
+                except _AlreadyThere:
+                    continue
+                self._held[held.location.node] = held
+                self._proven.add((held.location.tablet, held.location.epoch))
+                return held.loan
+            failure = yield from self._prove(held.loan, location)
+            if failure is None:
+                return held.loan
+            left = self.deadline - self._monotonic()
+            if left <= 0:
+                raise Unavailable(too_late(location, failure))
+            yield AwaitChange(version, min(pause, left))
+            pause = min(pause * 1.5, LONGEST_PAUSE)
+
+    def commit(self) -> Work:
+        """All or nothing. `OutcomeUnknown` if the home's answer was lost and it cannot be asked."""
+        if not self._held:
+            return
+        home, *others = self._held.values()
+        if not others:
+            self._held = {}
+            yield from leave(home, failed=False)
+            return
+        try:
+            for one in (home, *others):
+                check_open(one.loan.connection.info.transaction_status)
+            yield from self._prepare(others)
+            yield from self._decide(home, others)
+        finally:
+            yield from self._give_back()
+
+    def abort(self) -> Work:
+        """Rolls every participant back; the block's own error is what the caller sees."""
+        try:
+            for one in self._held.values():
+                yield from _undone(one.loan)
+        finally:
+            yield from self._give_back()
+
+    def _elsewhere(self, find: Find) -> Find:
+        """A tablet may move to a node that takes part already, while a connection to another is waited for."""
+
+        def look() -> tuple[int, Location]:
+            version, location = find()
+            if location.node in self._held:
+                raise _AlreadyThere
+            return version, location
+
+        return look
+
+    def _prove(self, loan: Loan, location: Location) -> Generator[Request, Any, Failure | None]:
+        """That the node owns another key, too; None: it does. What was done before stays as it is."""
+        if (location.tablet, location.epoch) in self._proven:
+            return None
+        hold = f"CALL balancer.hold({location.tablet:d}, {location.epoch:d}, true)"
+        try:
+            yield Execute(loan, f"SAVEPOINT balancer_hold; {hold}; RELEASE SAVEPOINT balancer_hold".encode())
+        except psycopg.Error as error:
+            failure = classify_entry(error)
+            if failure not in (Failure.MOVING, Failure.MOVED):
+                raise
+            yield Execute(loan, b"ROLLBACK TO SAVEPOINT balancer_hold; RELEASE SAVEPOINT balancer_hold")
+            return failure
+        self._proven.add((location.tablet, location.epoch))
+        return None
+
+    def _prepare(self, others: list[Held]) -> Work:
+        orders = tuple((one.loan, b"PREPARE TRANSACTION " + self._gid(one)) for one in others)
+        errors = yield ExecuteEach(orders)
+        failed = [(one, error) for one, error in zip(others, errors, strict=True) if error is not None]
+        if not failed:
+            return
+        home = next(iter(self._held.values()))
+        yield from _undone(home.loan)  # from here on nobody can decide to commit
+        ready = [one for one, error in zip(others, errors, strict=True) if error is None]
+        yield from self._end(ready, commits=False)
+        raise _unprepared(*failed[0])
+
+    def _decide(self, home: Held, others: list[Held]) -> Work:
+        forgotten = self._ended.take(home.location.node)
+        try:
+            yield Execute(home.loan, _decision(self._secret, forgotten))
+        except psycopg.Error as error:
+            self._ended.add(home.location.node, forgotten)
+            if classify(error) is not Failure.LOST:
+                yield from _undone(home.loan)
+                yield from self._end(others, commits=False)
+                raise _given_up(error) from error
+            yield from self._find_out(home, others)
+        unfinished = yield from self._end(others, commits=True)
+        self.unfinished = tuple(unfinished)
+        if not unfinished:
+            self._ended.add(home.location.node, [self._secret])
+
+    def _find_out(self, home: Held, others: list[Held]) -> Work:
+        """The home's answer was lost. Writes "abort" first: whatever is read afterwards cannot change any more."""
+        node = home.location.node
+        loan: Loan | None = None
+        try:
+            loan = yield Borrow(node, max(LONGEST_BORROW, min(5.0, self.deadline - self._monotonic())))
+            abandon = f"CALL balancer.abandon('{self._secret}')"
+            yield Execute(loan, f"BEGIN; SET LOCAL lock_timeout TO '5s'; {abandon}; COMMIT".encode())
+            yield Execute(loan, f"CALL balancer.committed('{self._secret}')".encode())
+        except psycopg.errors.SerializationFailure as answer:
+            yield from self._end(others, commits=False)
+            raise Unavailable(f"the connection to node {node} broke during COMMIT; nothing was committed") from answer
+        except psycopg.Error as again:
+            raise OutcomeUnknown(
+                f"the connection to node {node} broke during COMMIT, and it cannot be asked: the leader will end"
+                f" transaction {self.transaction} as node {node} has decided"
+            ) from again
+        finally:
+            if loan is not None:
+                yield GiveBack(loan)
+
+    def _end(self, parts: list[Held], *, commits: bool) -> Generator[Request, Any, list[str]]:
+        """Ends prepared parts; returns the nodes that did not say that they have. The leader ends those."""
+        word = b"COMMIT PREPARED " if commits else b"ROLLBACK PREPARED "
+        errors = yield ExecuteEach(tuple((one.loan, word + self._gid(one)) for one in parts))
+        return [one.location.node for one, error in zip(parts, errors, strict=True) if error is not None]
+
+    def _gid(self, one: Held) -> bytes:
+        home = next(iter(self._held))
+        text = str(PreparedId(self._routes.cluster, home, one.location.node, self.transaction))
+        if len(text) > LONGEST:
+            raise UserError(
+                f"the names of cluster {self._routes.cluster} and of nodes {home} and {one.location.node} are too long"
+                f" for a transaction over both: PostgreSQL's ids of prepared transactions have {LONGEST} bytes"
+            )
+        return f"'{text}'".encode()  # percent-encoded: there is no quote in it
+
+    def _give_back(self) -> Work:
+        held, self._held = self._held, {}
+        for one in held.values():
+            yield GiveBack(one.loan)
+
+
+def _undone(loan: Loan) -> Work:
+    try:
+        if not loan.connection.closed:
+            yield Undo(loan)
+    except psycopg.Error:
+        pass  # the server ends the transaction by itself; the connection is discarded when it is given back
+
+
+def _decision(secret: str, forgotten: list[str]) -> bytes:
+    """The home's last message. Secrets are hexadecimal digits of our own making."""
+    forget = f"CALL balancer.forget('{{{','.join(forgotten)}}}'); " if forgotten else ""
+    return f"{forget}CALL balancer.decide('{secret}'); COMMIT".encode()
+
+
+def _unprepared(one: Held, error: psycopg.Error) -> Exception:
+    """What the caller must do about a participant that could not be prepared. Nothing is committed."""
+    node = one.location.node
+    if error.sqlstate == "55000":
+        return Refused(
+            f"node {node} takes no part in transactions over several nodes: set max_prepared_transactions there"
+            " (100, say) and restart it"
+        )
+    if error.sqlstate == "53200":
+        return Unavailable(f"node {node} has no room for another prepared transaction: raise max_prepared_transactions")
+    if error.sqlstate in ("3F000", "42883"):
+        return Refused(f"node {node} lacks our schema, or has an older one than ours")
+    return error
+
+
+def _given_up(error: psycopg.Error) -> psycopg.Error:
+    """A home that finds "abort" in its place came too late: the whole may be run again."""
+    if error.sqlstate == "23505" and error.diag.constraint_name == "decision_pkey":
+        return psycopg.errors.SerializationFailure("the transaction took so long that the leader has given it up")
+    return error
+
+
+def waited_too_long(seconds: float) -> psycopg.Error:
+    """For a lock that was not had in time; retry loops know what to do."""
+    return psycopg.errors.SerializationFailure(
+        f"waited {seconds:g} s for a lock in a transaction over several keys: perhaps a deadlock between nodes;"
+        " nothing was done, try again"
+    )

@@ -1,0 +1,225 @@
+"""`make bank`: money moves between accounts on three servers by atomic transactions, while their tablets move and
+clients, servers, the directory and the instance are killed. `python -m tests.support.bank SECONDS`.
+
+At the end every transfer is in both accounts or in neither, acknowledged ones are there, refused ones are not, the sum
+is what it was, and nothing is left prepared. `BANK_SEED` repeats a run.
+"""
+
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from balancer.client import PoolSettings, Router
+from balancer.directory.contract import Directory
+from balancer.directory.model import Command, Put
+from balancer.directory.snapshot import Snapshot
+from balancer.embedded.postgres import PostgresServer
+from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.errors import BalancerError
+from balancer.nodes.connection import Address
+from balancer.nodes.decisions import prepared_parts
+from tests.support.commands import started
+from tests.support.directories import transaction
+from tests.support.fleet import Fleet, Process, until
+from tests.support.opening import connect
+from tests.support.servers import fast_place, kept, new_database, postgres
+
+ACCOUNTS = 600
+TELLERS = 3
+TABLETS = 16
+
+
+@dataclass
+class Bank:
+    """The servers, the instance and the tellers; each may be killed and comes back."""
+
+    fleet: Fleet
+    servers: dict[str, PostgresServer]
+    keeper: ZooKeeperServer
+    directory: Directory
+    chance: Random
+    stack: ExitStack
+    log: Path
+    instance: Process | None = None
+    tellers: list[ExitStack] = field(default_factory=list)
+    made: Counter[str] = field(default_factory=Counter)
+    hired: int = 0
+
+    def open(self) -> None:
+        self.instance = Process(self.fleet.config)
+        until(self.instance.leads, 120, "an election")
+        passfile = {"passfile": str(self.log.with_name("pgpass"))}
+        with Router.connect(self.fleet.url, PoolSettings(connection=passfile), samples=False) as router:
+            router.copy_into("orders", ((key, 1000, "") for key in range(1, ACCOUNTS + 1)), ["id", "n", "note"])
+        for _ in range(TELLERS):
+            self.tellers.append(self.hire())
+
+    def hire(self) -> ExitStack:
+        self.hired += 1
+        teller = ExitStack()
+        arguments = (
+            self.fleet.url,
+            self.log.with_name("pgpass"),
+            f"{self.chance.randrange(1000)}-{self.hired}",
+            str(ACCOUNTS),
+            self.log,
+        )
+        teller.enter_context(started("-m", "tests.support.bank_client", *arguments))
+        return teller
+
+    def trouble(self) -> None:
+        kinds = (self.kill_teller, self.kill_server, self.kill_instance, self.kill_directory)
+        (kind,) = self.chance.choices(kinds, (6, 2, 1, 1))
+        self.made[kind.__name__] += 1
+        kind()
+
+    def kill_teller(self) -> None:
+        at = self.chance.randrange(len(self.tellers))
+        self.tellers[at].close()
+        self.tellers[at] = self.hire()
+
+    def kill_server(self) -> None:
+        server = self.servers[self.chance.choice(sorted(self.servers))]
+        server.kill()
+        server.start()
+
+    def kill_instance(self) -> None:
+        assert self.instance is not None
+        self.instance.kill()
+        self.instance = Process(self.fleet.config)
+
+    def kill_directory(self) -> None:
+        self.keeper.kill()
+        self.keeper.start()
+
+    def move_something(self) -> None:
+        """To the next node, whatever the balance."""
+        with suppress(BalancerError):
+            snapshot = self.directory.snapshot()
+            free = [one for one in snapshot.tablets(snapshot.table("orders").id) if one.id not in snapshot.busy]
+            if len(free) > TABLETS - 3:
+                tablet = self.chance.choice(free)
+                names = sorted(self.servers)
+                target = names[(names.index(tablet.node) + 1) % len(names)]
+                now = time.time()
+                command = Command(f"c{now}", "move", {"tablet": str(tablet.id), "node": target}, "bank", now)
+                self.directory.commit(transaction([Put(command)], snapshot.version))
+
+    def close(self) -> None:
+        for teller in self.tellers:
+            teller.close()
+
+    def quiet(self) -> bool:
+        """Nothing moves, and nothing is prepared."""
+        return not self.directory.snapshot().busy and not any(self.prepared())
+
+    def prepared(self) -> Iterator[str]:
+        for name, dsn in self.fleet.dsns.items():
+            with connect(Address(name, dsn)) as connection:
+                yield from (part.gid for part in prepared_parts(connection))
+
+    def moved(self) -> int:
+        return sum(record.state == "done" for record in self.directory.snapshot().migrations.values())
+
+
+@contextmanager
+def banks(folder: Path, seed: int) -> Iterator[Bank]:
+    with ExitStack() as stack:
+        stack.enter_context(kept(folder))
+        versions = {"a": 15, "b": 18, "c": 18}
+        servers = {
+            name: stack.enter_context(postgres(folder / name, version, {"max_prepared_transactions": 100}))
+            for name, version in versions.items()
+        }
+        lines = [f"127.0.0.1:{server.port}:*:postgres:{server.password()}\n" for server in servers.values()]
+        (folder / "pgpass").write_text("".join(lines))
+        (folder / "pgpass").chmod(0o600)
+        keeper = stack.enter_context(ZooKeeperServer(folder / "zookeeper"))
+        dsns = {name: stack.enter_context(new_database(server)).dsn for name, server in servers.items()}
+        fleet = Fleet(folder, f"zk://{keeper.address}/bank", dsns, tablets=TABLETS)
+        fleet.bundle = {
+            "tablet_balancer_config": "enable_cell_balancer = false",
+            "migration": 'retire_grace = "100ms"\nmoves_per_node = 2\ncool_down = "0s"\nback_off = "1s"',
+        }
+        fleet.write_daemon()
+        fleet.write("autonomous")
+        fleet.create(sorted(servers))
+        directory = stack.enter_context(fleet.directory())
+        bank = Bank(fleet, servers, keeper, directory, Random(seed), stack, folder / "tellers.log")
+        try:
+            bank.open()
+            yield bank
+        finally:
+            bank.close()
+            if bank.instance is not None:
+                bank.instance.stop()
+
+
+def books(bank: Bank) -> dict[int, tuple[int, str]]:
+    """Every account as its owner has it."""
+    snapshot: Snapshot = bank.directory.snapshot()
+    found: dict[int, tuple[int, str]] = {}
+    for tablet in snapshot.tablets(snapshot.table("orders").id):
+        with connect(Address(tablet.node, bank.fleet.dsns[tablet.node])) as connection:
+            rows = connection.execute(f"SELECT id, n, note FROM orders_t{tablet.id}").fetchall()
+        found |= {int(str(key)): (int(str(n)), str(note)) for key, n, note in rows}
+    return found
+
+
+def faults(log: str, accounts: dict[int, tuple[int, str]]) -> list[str]:
+    """What is wrong with the books, by what the tellers were told. Pure."""
+    begun = {words[1]: words for words in map(str.split, log.splitlines()) if words[0] == "begun" and len(words) == 5}
+    ends = {words[1]: words[0] for words in map(str.split, log.splitlines()) if words[0] != "begun" and len(words) == 2}
+    notes = {key: Counter(note.split(";")[:-1]) for key, (_, note) in accounts.items()}
+    total = sum(n for n, _ in accounts.values())
+    found = [] if total == 1000 * ACCOUNTS else [f"the sum is {total}, not {1000 * ACCOUNTS}"]
+    found += [] if len(accounts) == ACCOUNTS else [f"{len(accounts)} accounts, not {ACCOUNTS}"]
+    for transfer, (_, _, payer, payee, _) in begun.items():
+        there = notes[int(payer)][transfer], notes[int(payee)][transfer]
+        end = ends.get(transfer, "unknown")
+        allowed = {"done": [(1, 1)], "refused": [(0, 0)]}.get(end, [(0, 0), (1, 1)])
+        if there not in allowed:
+            found.append(f"transfer {transfer} is {end} and stands {there} times in its accounts")
+    return found
+
+
+def run(folder: Path, seconds: float, seed: int) -> list[str]:
+    """Runs it; returns what is wrong."""
+    with banks(folder, seed) as bank:
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            bank.move_something()
+            time.sleep(bank.chance.uniform(0.2, 1.5))
+            bank.trouble()
+        bank.close()
+        until(bank.quiet, 180, "the end of every move and transaction")
+        log = bank.log.read_text()
+        ends_of = Counter(line.split()[0] for line in log.splitlines())
+        print(f"transfers: {dict(ends_of)}; migrations done: {bank.moved()}; troubles: {dict(bank.made)}")
+        assert ends_of["done"] > 0, "no transfer got through"
+        assert bank.moved() > 0, "nothing has moved"
+        return faults(log, books(bank))
+
+
+def main() -> int:
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 120.0
+    seed = int(os.environ.get("BANK_SEED") or random.SystemRandom().randrange(1_000_000))
+    print(f"BANK_SEED={seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="bank-", dir=fast_place()) as made:
+        folder = Path(made)
+        folder.chmod(0o755)
+        found = run(folder, seconds, seed)
+    print(*(found or ["every transfer is whole"]), sep="\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""A teller of the bank: `python -m tests.support.bank_client URL PASSFILE SEED ACCOUNTS LOG`, until it is killed.
+
+Moves money between random accounts by atomic transactions. Every transfer leaves its number in the notes of both
+accounts; what was begun, and what became of it, is in the log: a line before, a line after.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import psycopg
+
+from balancer.client import Atomic, PoolSettings, Router
+from balancer.errors import BalancerError, OutcomeUnknown
+
+PAY = "UPDATE orders SET n = n + %s, note = note || %s WHERE id = %s"
+
+
+def main(url: str, passfile: str, seed: str, accounts: str, log: str) -> None:
+    chance = Random(seed)
+    with (
+        Router.connect(url, PoolSettings(connection={"passfile": passfile}), samples=False) as router,
+        Path(log).open("a", buffering=1) as told,
+    ):
+        number = 0
+        while True:
+            number += 1
+            transfer = f"{seed}.{number}"
+            payer, payee = chance.sample(range(1, int(accounts) + 1), 2)
+            amount = chance.randrange(1, 100)
+
+            told.write(f"begun {transfer} {payer} {payee} {amount}\n")
+            told.write(f"{outcome(router, payment(transfer, {payer: -amount, payee: amount}))} {transfer}\n")
+
+
+def payment(transfer: str, changes: dict[int, int]) -> Callable[[Atomic], None]:
+    def pay(tx: Atomic) -> None:
+        for account, change in changes.items():
+            changed = tx.on("orders", account).execute(PAY, (change, f"{transfer};", account))
+            assert changed.rowcount == 1, f"account {account} is not there"
+
+    return pay
+
+
+def outcome(router: Router, pay: Callable[[Atomic], None]) -> str:
+    try:
+        router.run_atomic(pay, patience=20, lock_timeout=0.5)
+    except OutcomeUnknown:
+        return "unknown"
+    except (BalancerError, psycopg.Error):
+        return "refused"
+    return "done"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
