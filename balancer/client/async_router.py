@@ -55,7 +55,7 @@ class AsyncAtomic:
         self._steps = steps
         self._drive = drive
 
-    async def on(self, table: str, key: AnyKey) -> Connection:
+    async def on(self, table: str, key: AnyKey = NO_KEY) -> Connection:
         """The connection for rows of this key."""
         loan = await self._drive(self._steps.join(table, key))
         connection: Connection = loan.connection

@@ -72,7 +72,7 @@ class Atomic:
         self._steps = steps
         self._drive = drive
 
-    def on(self, table: str, key: AnyKey) -> Connection:
+    def on(self, table: str, key: AnyKey = NO_KEY) -> Connection:
         """The connection for rows of this key. Keys of one node share one; keep no cursor open over the end."""
         loan = self._drive(self._steps.join(table, key))
         connection: Connection = loan.connection

@@ -106,6 +106,8 @@ def test_the_library_finds_it_without_a_key(cluster: Cluster, nodes: dict[str, C
             router.locate("people", 7)
         with pytest.raises(UserError, match="it has no keys to group"):
             router.group("people", [1, 2])
+        with pytest.raises(UserError, match="it has no key that could be changed"):
+            router.rekey("people", 1, 2)
 
 
 def test_it_is_neither_split_nor_doubled(cluster: Cluster, directory: Directory) -> None:
