@@ -236,8 +236,12 @@ class Daemon:
 
     def _keep_references(self, bundle: str) -> None:
         keeper = self._references
-        if keeper is not None and self.leading is not None:
+        if keeper is None or self.leading is None:
+            return
+        try:
             keeper.keep(bundle)
+        except BalancerError as error:
+            log.warning("copies of reference tables wait", bundle=bundle, error=str(error))
 
     def _look_for_leftovers(self, bundle: str) -> None:
         if self.leading is not None:

@@ -58,6 +58,7 @@ class ReferenceKeeper:
         snapshot = self._snapshot()
         references = reference_tables(snapshot, bundle)
         if not references:
+            self._reporter.references(bundle, {}, {})
             return
         self._leadership.check()
         links = Links(self._addresses, "references")

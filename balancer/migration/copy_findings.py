@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 
 from balancer.clock import SystemClock
 from balancer.directory.snapshot import Snapshot
@@ -30,7 +31,7 @@ def copy_findings(snapshot: Snapshot, links: Links, reached: Collection[str]) ->
     """Node and finding, of the nodes that can be reached."""
     streams: dict[str, Streams] = {}
     for node in reached:
-        with translated(node):
+        with suppress(BalancerError), translated(node):  # one that has just gone away is told with the next look
             streams[node] = read_streams(links.control(node))
     references = [one for bundle in snapshot.bundles for one in reference_tables(snapshot, bundle)]
     for reference in references:

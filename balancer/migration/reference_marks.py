@@ -49,8 +49,10 @@ def send(ctx: Context) -> list[Mark]:
     for home, stream in ctx.followed:
         # Not over the connection that holds the source's partitions: its transaction is open.
         with ctx.links.data(home) as connection, ctx.long_work(connection, home) as cursor:
-            run_together(cursor, [replication.marker_statement(stream)])
-            marks.append((stream, int(last_rows(cursor)[0][0])))
+            run_together(cursor, replication.marker_statements(stream))
+            number = int(last_rows(cursor)[0][0])
+            replication.delete_markers_before(cursor, stream, number)
+            marks.append((stream, number))
     return marks
 
 

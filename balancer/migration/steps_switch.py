@@ -117,7 +117,7 @@ def _raise_fence(ctx: Context, names: list[Name], wanted: fence.Fence, seconds: 
         statements = fence.trigger_statements(names, standing)
         statements += schema.tablet_statements([_fenced(ctx, tablet, standing) for tablet in ctx.sources])
         if ctx.track is Track.MOVE_REPLICATE:
-            statements.append(replication.marker_statement(ctx.stream))
+            statements += replication.marker_statements(ctx.stream)
         run_together(cursor, statements)
         if ctx.track is Track.MOVE_REPLICATE:
             ctx.note(marker=last_rows(cursor)[0][0])
@@ -371,7 +371,7 @@ def _round(ctx: Context, shapes: tuple[Shape, ...], watch: LagGauge) -> Forecast
 
 
 def next_marker(ctx: Context, cursor: Cursor) -> int:
-    run_together(cursor, [replication.marker_statement(ctx.stream)])
+    run_together(cursor, replication.marker_statements(ctx.stream))
     return int(last_rows(cursor)[0][0])
 
 

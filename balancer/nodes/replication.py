@@ -146,8 +146,19 @@ def drop_subscription(connection: Cursor, migration: str) -> None:
     connection.execute(sql.SQL("DROP SUBSCRIPTION {}").format(name))
 
 
-def marker_statement(migration: str) -> Statement:
-    """Sends a row that arrives on the target behind everything that was committed before it; answers its number."""
+def marker_statements(migration: str) -> list[Statement]:
+    """Send a row that arrives on the target behind all that was committed before it; the last answers its number.
+
+    One at a time: several moves may send through the stream of a reference table at once, and each needs its number.
+    """
+    name = sql.Literal(migration)
+    return [
+        sql.SQL("SELECT pg_advisory_xact_lock(hashtextextended({}, 7461))").format(name),
+        _marker_statement(migration),
+    ]
+
+
+def _marker_statement(migration: str) -> Statement:
     return sql.SQL(
         "INSERT INTO balancer.marker (migration, number)"
         " SELECT {0}, coalesce(max(number), 0) + 1 FROM balancer.marker WHERE migration = {0} RETURNING number"

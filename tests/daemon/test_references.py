@@ -160,7 +160,7 @@ def test_a_reference_table_is_followed_through_a_new_node_a_crash_and_a_new_home
             60,
             "the copy on c",
         )
-        moved = balancer("move", str(tablet.id), "c", "--wait", "--config", fleet.config)
+        moved = balancer("move", str(tablet.id), "c", "--mode", "read-only", "--wait", "--config", fleet.config)
         assert moved.code == 0, moved.err
         reached = len(writer.countries)
         until(lambda: len(writer.countries) > reached + 5, 60, "countries on their new home")

@@ -15,7 +15,7 @@ from balancer.client import Router
 from balancer.clock import SystemClock
 from balancer.daemon.reference_keeper import ReferenceKeeper
 from balancer.directory.contract import Directory, Leadership
-from balancer.directory.model import Layout, Migration, Node, NodeState, Put, Transaction
+from balancer.directory.model import Layout, Migration, Node, NodeState, Put, TabletState, Transaction
 from balancer.directory.open import open_directory
 from balancer.directory.snapshot import Snapshot
 from balancer.embedded.postgres import PostgresServer
@@ -27,13 +27,16 @@ from balancer.migration.links import Links
 from balancer.migration.machine import State
 from balancer.migration.observer import Observer
 from balancer.migration.recovery import recover
+from balancer.migration.reference_copying import make_copy
 from balancer.migration.revive import make_ready, replacement
 from balancer.migration.runner import Runner
 from balancer.nodes.closed import locked_rows, open_tablet
 from balancer.nodes.connection import Address, Connection
 from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.names import parse_name
+from balancer.nodes.replication import marker_statements
 from balancer.planner.metrics import Reporter
+from balancer.polling.reference_streams import reference_tables
 from balancer.settings import MigrationSettings
 from balancer.tables.adopt import TableRequest
 from balancer.tables.create import create
@@ -213,6 +216,42 @@ def test_a_copy_that_is_lost_old_or_different_is_named_and_filled_again(world: W
     assert examine(world.directory, world.address) == []
 
 
+def test_a_fill_that_was_interrupted_is_begun_again_and_leaves_nothing(world: World) -> None:
+    world.follow()
+    snapshot = world.directory.snapshot()
+    accepted = replace(snapshot.nodes["b"], generation=1)
+    world.directory.commit(Transaction((Put(accepted),), snapshot.version, "rejoin", "test"))
+    slots = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() AND slot_name ~ 'g1x'"
+    with psycopg.connect(world.dsns["b"]) as other:
+        other.execute("LOCK TABLE countries IN ACCESS SHARE MODE; LOCK TABLE towns IN EXCLUSIVE MODE")
+        for _ in range(2):
+            world.keep()
+            assert len(world.query("a", slots)) == 1  # it was begun, and could not be ended
+        other.rollback()
+    world.follow()
+    world.alike()
+    assert examine(world.directory, world.address) == []
+
+
+def test_two_moves_at_once_send_markers_of_their_own(world: World) -> None:
+    numbers: list[object] = []
+
+    def send(connection: psycopg.Connection[tuple[object, ...]]) -> None:
+        for statement in marker_statements("r1e1"):
+            found = connection.execute(statement.as_string(None).encode())
+        numbers.extend(found.fetchone() or ())
+
+    with psycopg.connect(world.dsns["a"]) as first, psycopg.connect(world.dsns["a"]) as second:
+        send(first)
+        thread = threading.Thread(target=send, args=(second,))
+        thread.start()
+        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        until(lambda: world.query("a", waiting) == [(1,)], 20, "the second to wait")
+        first.commit()
+        thread.join()
+    assert numbers == [1, 2]
+
+
 class Writer(threading.Thread):
     """Writes to the reference table through the library, and remembers what was acknowledged."""
 
@@ -278,6 +317,13 @@ def test_a_keeper_with_an_old_snapshot_neither_opens_a_former_home_nor_closes_th
     assert world.move_home("b").state == "done"
     world.query("b", "INSERT INTO countries (code, name) VALUES ('fr', 'France')")
     world.keep(before)
+    [old] = reference_tables(before, "shop")
+    links = Links(world.address, "test")
+    try:
+        with pytest.raises(Refused, match=r"is the home of public.countries and no copy"):
+            make_copy(links, world.leadership.epoch, old, "b", [])
+    finally:
+        links.close()
     with pytest.raises(psycopg.errors.SerializationFailure, match="node b"):
         world.query("a", "DELETE FROM towns")
     world.query("b", "INSERT INTO countries (code, name) VALUES ('it', 'Italy')")
@@ -313,6 +359,38 @@ def test_a_lost_home_is_replaced_by_a_copy(world: World) -> None:
     world.follow()
     world.alike("b", "c")
     assert [found.text for found in examine(world.directory, world.address, ["b", "c"])] == []
+
+
+class RefuseCommit(Observer):
+    """Another commit comes first, so that the switch has to be undone."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def entered(self, migration: Migration, state: State) -> None:
+        if state is State.COMMITTING:
+            directory = self._world.directory
+            tablet = directory.snapshot().tablet(migration.sources[0])
+            changed = Put(replace(tablet, state=TabletState.QUARANTINED))
+            epoch = self._world.leadership.epoch
+            directory.commit(Transaction((changed,), directory.snapshot().version, "meanwhile", "test", epoch))
+
+
+def test_a_home_whose_switch_is_refused_goes_on_and_so_does_the_copy(world: World, writer: Writer) -> None:
+    world.follow()
+    writer.start()
+    until(lambda: len(writer.written) > 5, 30, "writes")
+    snapshot = world.directory.snapshot()
+    tablet = snapshot.tablets(snapshot.table("countries").id)[0]
+    migration = begin_move(world.directory, world.leadership, tablet.id, "b")
+    assert world.runner(RefuseCommit(world)).run(migration.id).state == "failed"
+    reached = len(writer.written)
+    until(lambda: len(writer.written) > reached + 5, 30, "writes to the home that stays")
+    writer.over.set()
+    writer.join()
+    assert (writer.errors, world.home()) == ([], "a")
+    until(lambda: towns(world, "b") == set(writer.written), 30, "the copy to follow")  # without the keeper's help
+    assert examine(world.directory, world.address) == []
 
 
 class Killed(Exception):

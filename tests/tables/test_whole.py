@@ -10,11 +10,13 @@ import pytest
 from balancer.client import Router
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
-from balancer.directory.model import Layout, Node, Put, Transaction
+from balancer.directory.model import Layout, Migration, Node, Put, Transaction
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import Refused, UserError
 from balancer.migration.begin import begin_move
 from balancer.migration.doctor import examine
+from balancer.migration.machine import State
+from balancer.migration.observer import Observer
 from balancer.nodes.connection import Address, Connection, connect
 from balancer.nodes.names import parse_name
 from balancer.planner.commands import decide, request
@@ -97,6 +99,47 @@ def test_a_group_with_foreign_keys_moves_with_its_keys_and_sequences(cluster: Cl
     back = runner.run(begin_move(directory, leadership, tablet.id, "a").id)
     assert (back.state, back.error) == ("done", "")
     assert (counts(cluster, "a"), counts(cluster, "b")) == ([(201, 1000)], [(0, 0)])
+
+
+class Interfering(Observer):
+    """At the last moment before the commit."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act: Callable[[], object] | None = act
+
+    def entered(self, migration: Migration, state: State) -> None:
+        if state is State.COMMITTING and self._act is not None:
+            act, self._act = self._act, None
+            act()
+
+
+@pytest.mark.parametrize("what", ["the directory refuses", "the source's lock is lost"])
+def test_a_switch_that_fails_after_rows_that_point_to_each_other_were_attached_is_undone(
+    cluster: Cluster, directory: Directory, what: str
+) -> None:
+    [tablet] = cluster.tablets()
+    leadership = cluster.become_leader(directory)
+
+    def refuse() -> None:
+        version = directory.snapshot().version
+        changed = Put(replace(tablet, epoch=tablet.epoch + 1))
+        directory.commit(Transaction((changed,), version, "meanwhile", "test", leadership.epoch))
+        back = Put(replace(tablet, epoch=tablet.epoch + 2))
+        directory.commit(Transaction((back,), directory.snapshot().version, "meanwhile", "test", leadership.epoch))
+
+    def lose() -> None:
+        cluster.query(
+            "a",
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND state = 'idle in transaction' AND application_name ~ 'migration'",
+        )
+
+    act = refuse if what == "the directory refuses" else lose
+    runner = cluster.runner(directory, leadership, Interfering(act))
+    ended = runner.run(begin_move(directory, leadership, tablet.id, "b").id)
+    assert (ended.state, ended.finished) == ("failed", True)
+    assert (counts(cluster, "a"), counts(cluster, "b")) == ([(200, 1000)], [(0, 0)])
+    cluster.query("a", "INSERT INTO customers (email) VALUES ('goes on') RETURNING id")
 
 
 def test_the_library_finds_it_without_a_key(cluster: Cluster, nodes: dict[str, Connection]) -> None:
