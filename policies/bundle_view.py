@@ -61,6 +61,11 @@ class TableView:
     first: int
     last: int
 
+    @property
+    def whole(self) -> bool:
+        """Whether it is one tablet without a key, which is neither split nor merged."""
+        return not self.key_types
+
 
 @dataclass(frozen=True, slots=True)
 class TabletColumns:

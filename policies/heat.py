@@ -144,6 +144,8 @@ def _explain_scan(scope: Scope, row: int) -> None:
 
 def _kept_back(scope: Scope, row: int) -> tuple[str, str] | None:
     """Code and reason why a hot tablet is not even judged."""
+    if scope.table.whole:
+        return "whole-table", f"{scope.table.name} is a whole table, which is never split"
     if not scope.table_options.enable_auto_reshard:
         return TABLE_OFF
     obstacle = scope.obstacle(row)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from balancer.clock import Clock
 from balancer.directory.contract import Directory, Leadership
-from balancer.directory.model import Bounds, Migration, RangeBounds, Tablet
+from balancer.directory.model import Bounds, Migration, MigrationMode, RangeBounds, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
 from balancer.migration.begin import Also, begin_move, nothing_else
@@ -41,13 +41,15 @@ class Beginner:
         return begin(action, bundle, also)
 
     def _move(self, action: Action, bundle: BundleSettings, also: Also) -> Migration:
+        # The copies of a reference table are streamed already.
+        streamed = self._directory.snapshot().table(action.table).everywhere
         return begin_move(
             self._directory,
             self._leadership,
             action.tablets[0],
             action.target,
-            mode=bundle.migration.mode.first,
-            fallback=bundle.migration.mode is WantedMode.AUTO,
+            mode=MigrationMode.REPLICATE if streamed else bundle.migration.mode.first,
+            fallback=bundle.migration.mode is WantedMode.AUTO and not streamed,
             reason=action.reason,
             code=action.code,
             then=action.then,

@@ -58,6 +58,8 @@ class Layout(StrEnum):
 
     HASH = "hash"
     RANGE = "range"
+    WHOLE = "whole"  # not at all: one tablet, the leaf (1, 0), and no key
+    EVERYWHERE = "everywhere"  # likewise; its owner is the home, and every other node has a copy of the rows
 
 
 class TabletState(StrEnum):
@@ -133,7 +135,13 @@ class KeyColumn:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Colocated partitioned roots with one key. Roots are schema-qualified; the first one names the table's heat."""
+    """Colocated partitioned roots with one key. Roots are schema-qualified; the first one names the table's heat.
+
+    A whole table has no key. PostgreSQL wants a column to partition by all the same, which may be another one in each
+    root: `columns` has them in the order of the roots.
+
+    The roots of a table that is everywhere are plain tables, and its one tablet has them themselves as its partitions.
+    """
 
     kind: ClassVar[RecordKind] = RecordKind.TABLE
     id: int
@@ -148,8 +156,32 @@ class Table:
         return str(self.id)
 
     @property
+    def whole(self) -> bool:
+        """Whether it has no key and always one tablet."""
+        return self.layout in (Layout.WHOLE, Layout.EVERYWHERE)
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether it is a reference table: every node of its bundle has all rows."""
+        return self.layout is Layout.EVERYWHERE
+
+    @property
+    def hashed(self) -> bool:
+        """Whether its tablets are leaves."""
+        return self.layout is not Layout.RANGE
+
+    @property
+    def key_columns(self) -> tuple[KeyColumn, ...]:
+        """By which rows are found: none of a whole table."""
+        return () if self.whole else self.columns
+
+    @property
     def key_types(self) -> tuple[KeyType, ...]:
-        return tuple(column.type for column in self.columns)
+        return tuple(column.type for column in self.key_columns)
+
+    def columns_of(self, root: int) -> tuple[KeyColumn, ...]:
+        """By which PostgreSQL partitions the root with this number."""
+        return self.columns[root : root + 1] if self.whole else self.columns
 
 
 @dataclass(frozen=True, slots=True)

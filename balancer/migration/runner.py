@@ -145,7 +145,7 @@ class Runner:
                 # A fence that a switch has left must be lifted first: that is how catching up begins.
                 if not row_of(ctx.track, state).again and (state is not State.CATCHING_UP or ctx.fenced_at is None):
                     ctx.checkpoint()
-                return steps.step_of(ctx.track, state)(ctx)
+                return steps.step_of(ctx.track, state, everywhere=ctx.table.everywhere)(ctx)
             except Fenced:
                 raise
             except CancelRequested as wish:

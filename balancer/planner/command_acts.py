@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from balancer.directory.model import EXPIRY, Layout, Pause, Put, RangeBounds, RecordKind, Remove, Table, Tablet
+from balancer.directory.model import EXPIRY, Pause, Put, RangeBounds, RecordKind, Remove, Table, Tablet
 from balancer.errors import Refused
 from balancer.planner.command_context import CommandContext, Outcome
 from balancer.planner.rules_kept import refuse_against_rules, refuse_over_bounds
@@ -36,6 +36,8 @@ def split(context: CommandContext) -> Outcome:
     tablet = context.tablet()
     _must_be_free(context, tablet)
     table = context.snapshot.tables[tablet.table]
+    if table.whole:
+        raise Refused(f"table {table.name} is whole: it is never split")
     keys = sorted(bytes.fromhex(text) for text in context.arguments.get("keys", ()))
     count = len(keys) + 1 if keys else int(context.arguments.get("parts") or 2)
     if not 2 <= count <= MOST_PARTS:
@@ -125,7 +127,7 @@ def _joined(table: Table, tablets: list[Tablet]) -> tuple[list[Tablet], Part]:
     """The tablets in key order and what they become, or a refusal: they must be neighbours or siblings."""
     if any(tablet.table != table.id for tablet in tablets):
         raise Refused("the tablets belong to different tables")
-    if table.layout is Layout.HASH:
+    if table.hashed:
         return _joined_leaves({tablet.bounds: tablet for tablet in tablets if isinstance(tablet.bounds, Leaf)})
     return _joined_ranges({tablet.bounds: tablet for tablet in tablets if isinstance(tablet.bounds, RangeBounds)})
 
