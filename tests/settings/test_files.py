@@ -190,11 +190,12 @@ def test_a_number_of_tablets_that_was_asked_for_is_also_the_least(tmp_path: Path
 def test_the_readmes_examples_are_right_configurations(tmp_path: Path) -> None:
     """What a newcomer copies: checked by the program's own `config check`."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    daemon, bundle, rules = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
+    daemon, bundle, events, rules = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
     (tmp_path / "bundles").mkdir()
     (tmp_path / "balancer.toml").write_text(daemon)
     (tmp_path / "bundles" / "shop.toml").write_text(bundle)
     (tmp_path / "bundles" / "ruled.toml").write_text(RULED + rules)
+    (tmp_path / "bundles" / "timed.toml").write_text("[nodes.t1]\ndsn = 'postgresql://t1/shop'\n" + events)
     checked = balancer_here("config", "check", "--config", tmp_path / "balancer.toml")
     assert (checked.code, checked.err) == (0, "")
     settings = load_settings(tmp_path / "balancer.toml")
