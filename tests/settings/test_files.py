@@ -178,12 +178,37 @@ def test_a_number_of_tablets_that_was_asked_for_is_also_the_least(tmp_path: Path
 def test_the_readmes_examples_are_right_configurations(tmp_path: Path) -> None:
     """What a newcomer copies: checked by the program's own `config check`."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    daemon, bundle = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
+    daemon, bundle, by_time = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
     (tmp_path / "bundles").mkdir()
     (tmp_path / "balancer.toml").write_text(daemon)
     (tmp_path / "bundles" / "shop.toml").write_text(bundle)
+    (tmp_path / "bundles" / "log.toml").write_text(by_time)
     checked = balancer_here("config", "check", "--config", tmp_path / "balancer.toml")
     assert (checked.code, checked.err) == (0, "")
     settings = load_settings(tmp_path / "balancer.toml")
     assert settings.daemon.directory_security.reader_user
+    assert settings.bundle("log").options.table("events").expire_after == 90 * 86400
     assert settings.daemon.directory.startswith("zks://")
+
+
+@pytest.mark.parametrize(
+    ("lines", "key", "why"),
+    [
+        ('layout = "hash"\nevery = "1d"', "every", 'has a meaning only with layout = "range"'),
+        ('layout = "range"\npremake = "7d"', "premake", "needs every"),
+        ('layout = "range"\nevery = "1s"', "every", "a minute or more"),
+        ('layout = "range"\nevery = "1m"\npremake = "7d"', "premake", "would make 10080 tablets ahead; at most 100"),
+        ('layout = "range"\nevery = "1d"\nexpire_after = "90m"', "expire_after", "not less than every"),
+        ('layout = "range"\nkey_unit = "days"', "key_unit", "must be one of s, ms, us"),
+        ('layout = "range"\nevery = "1d"\ndesired_tablet_count = 4', "desired_tablet_count", "no meaning with every"),
+    ],
+)
+def test_what_makes_no_sense_of_a_table_by_time_is_said(tmp_path: Path, lines: str, key: str, why: str) -> None:
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "balancer.toml").write_text(f'directory = "sqlite://{tmp_path}/directory.db"\n')
+    table = f'[tables.events]\nroots = ["public.events"]\nkey = ["day"]\n{lines}\n'
+    (tmp_path / "bundles" / "log.toml").write_text(table)
+    checked = balancer_here("config", "check", "--config", tmp_path / "balancer.toml")
+    assert checked.code == 2
+    assert f"tables.events.{key}" in checked.err
+    assert why in checked.err
