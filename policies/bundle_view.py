@@ -12,6 +12,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from balancer.policies.day_parts import DaySpan
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.keys import KeyType
 
@@ -42,6 +43,10 @@ class NodeView:
     """Bytes in use, other people's included; None: the sum of its tablets."""
     memory: float | None = None
     """Bytes of memory for in-memory tables; None: as much as any other."""
+    write_capacity: float | None = None
+    """Rows per second that may be written to its tablets in all; None: not limited."""
+    read_capacity: float | None = None
+    """Rows per second that may be read from its tablets in all; None: not limited."""
     closed_by_daemon: bool = False
     """A closed node that the daemon closed, and may open again; what an operator closed stays closed."""
 
@@ -81,6 +86,14 @@ class TabletColumns:
     def leaf(self, row: int) -> Leaf:
         """The vbucket at this row of a hash table."""
         return Leaf(int(self.moduli[row]), int(self.remainders[row]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProfileColumns:
+    """What tablets do in the course of the day, as plans see it: a few parts of it (see `day_spans`)."""
+
+    spans: tuple[DaySpan, ...]
+    rates: npt.NDArray[np.float32]  # (loads, tablets, spans): rows written and read per second; NaN: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +150,8 @@ class BundleView:
     balancing: float = 0.0
     """Bytes that moves off nodes between the stop and the start threshold may copy: more than 0 where balancing has
     begun and goes on to the stop threshold (see `tail`)."""
+    profile: ProfileColumns | None = None
+    """What the tablets do in the course of the day; None: no day is known, or nobody asks."""
 
 
 class SampleSource(StrEnum):

@@ -9,8 +9,9 @@ import numpy as np
 
 from balancer.policies.bundle_view import Action, ActionKind, BundleView, NodeCondition, PlanResult
 from balancer.policies.closing import disk_share
+from balancer.policies.day_loads import dimension_text
 from balancer.policies.figures import bytes_text, rate_text, share_text
-from balancer.policies.move_reasons import NAMES, level_text, reason_for
+from balancer.policies.move_reasons import level_text, reason_for
 from balancer.policies.options import BundleOptions
 from balancer.policies.placement_candidates import STANDINGS, decider
 from balancer.policies.placement_loads import Problem, build_problem, excess
@@ -104,7 +105,7 @@ def _part_of_node(problem: Problem, moves: Moves, row: int) -> str:
     if not parts.size:
         return "the bundle carries no load yet"
     at = int(parts.argmax())
-    return f"it is {share_text(float(parts[at]))} of its node's {NAMES[problem.dimensions[at]]}"
+    return f"it is {share_text(float(parts[at]))} of its node's {dimension_text(problem.dimensions[at])}"
 
 
 def _future(problem: Problem, moves: Moves, row: int, options: BundleOptions) -> str:
@@ -129,7 +130,7 @@ def _held(problem: Problem, at: int) -> str:
 def _levels(problem: Problem, moves: Moves, at: int) -> list[str]:
     over = excess(problem, moves.before.held)[at]
     order = np.argsort(-over * problem.weights, kind="stable").tolist()
-    parts = [f"{level_text(float(over[d]))} of {NAMES[problem.dimensions[d]]}" for d in order]
+    parts = [f"{level_text(float(over[d]))} of {dimension_text(problem.dimensions[d])}" for d in order]
     return [f"it is {', '.join(parts)}"] if parts else []
 
 

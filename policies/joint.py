@@ -74,7 +74,7 @@ def _worthwhile(
     sources = tension(problem, states[0].held)[moves.before.owner[chosen]]
     pressing = bool(sources.max() > settings.start_threshold)
     carried = problem.loads[chosen].sum(axis=0)
-    floor = float(joint_floor(carried, problem.weights, settings.min_gain, pressing=pressing))
+    floor = float(joint_floor(carried, problem.floors, settings.min_gain, pressing=pressing))
     if total <= max(floor, 1e-12):
         return False
     before, after = (tension(problem, one.held).max(initial=0.0) for one in states)

@@ -4,21 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from balancer.policies.bundle_view import TabletColumns
+from balancer.policies.bundle_view import BundleView
+from balancer.policies.day_loads import dimension_text, tablet_rate
+from balancer.policies.day_parts import base_of
 from balancer.policies.figures import bytes_text, rate_text, share_text
 from balancer.policies.options import BundleOptions
 from balancer.policies.placement_candidates import group_of
 from balancer.policies.placement_loads import LoadState, Problem, excess
 from balancer.policies.reasons import Taken
+from balancer.policies.rule_splits import rule_against
 from balancer.policies.wanted_moves import Moves
-
-NAMES = {
-    "bytes": "bytes",
-    "memory": "memory",
-    "write_rate": "writes",
-    "read_rate": "reads",
-    "tablets": "tablets",
-}
 
 
 def reason_for(moves: Moves, row: int, options: BundleOptions) -> str:
@@ -32,6 +27,10 @@ def reason_for(moves: Moves, row: int, options: BundleOptions) -> str:
             text = f"{source} is draining: this tablet's {figures_of(problem, row)} go to {target}, which has room"
         case Taken.DISK_FULL:
             text = f"{_disk_text(moves, source, options)}: {size} go to {target}"
+        case Taken.RULE:
+            text = f"{_rule_text(moves, row, options)}: {size} go to {target}"
+        case Taken.CAPACITY:
+            text = f"{_capacity_text(problem, moves.before, row)}: {target} can take it"
         case Taken.SPREAD:
             text = f"{source} has more tablets of {table} than table_spread allows: {size} go to {target}"
         case Taken.FUNCTION:
@@ -91,17 +90,17 @@ def level_text(over: float) -> str:
     return f"{share_text(abs(over))} {'above' if over > 0 else 'below'} its share"
 
 
-def value_text(columns: TabletColumns, row: int, dimension: str) -> str:
+def value_text(view: BundleView, row: int, dimension: str) -> str:
     """A tablet's load in one dimension, with its unit."""
-    match dimension:
+    match base_of(dimension):
         case "write_rate":
-            return f"{rate_text(float(columns.write_rate[row]))} written"
+            return f"{rate_text(tablet_rate(view, row, dimension))} written"
         case "read_rate":
-            return f"{rate_text(float(columns.read_rate[row]))} read"
+            return f"{rate_text(tablet_rate(view, row, dimension))} read"
         case "memory":
-            return f"{bytes_text(float(columns.memory[row]))} of memory"
+            return f"{bytes_text(float(view.tablets.memory[row]))} of memory"
         case _:
-            return bytes_text(float(columns.sizes[row]))
+            return bytes_text(float(view.tablets.sizes[row]))
 
 
 def _relief(moves: Moves, row: int) -> str:
@@ -112,11 +111,11 @@ def _relief(moves: Moves, row: int) -> str:
     dimension, levels = problem.dimensions[at], excess(problem, state.held)[:, at]
     over, there = float(levels[source]), float(levels[target])
     at = int(problem.rows[row])
-    carried = value_text(problem.view.tablets, at, dimension)
+    carried = value_text(problem.view, at, dimension)
     cost = "" if dimension in ("bytes", "tablets") else f" for {bytes_text(float(problem.sizes[row]))} to copy"
     return (
-        f"{problem.nodes[source].id} is {level_text(over)} of {NAMES[dimension]} and {problem.nodes[target].id} is "
-        f"{level_text(there)}: this tablet takes {carried} there{cost}"
+        f"{problem.nodes[source].id} is {level_text(over)} of {dimension_text(dimension)} and "
+        f"{problem.nodes[target].id} is {level_text(there)}: this tablet takes {carried} there{cost}"
     )
 
 
@@ -126,6 +125,48 @@ def _relieved(problem: Problem, state: LoadState, row: int) -> int:
     surplus = state.held[source] - problem.due[source]
     part = 1.0 - np.abs(surplus - problem.loads[row]) / np.where(surplus > 0, surplus, 1.0)
     return int(np.where(surplus > 0, part * problem.weights, -np.inf).argmax())
+
+
+def _rule_text(moves: Moves, row: int, options: BundleOptions) -> str:
+    """Which rule a tablet's place is against."""
+    problem = moves.problem
+    node, view = problem.nodes[int(moves.before.owner[row])], problem.view
+    zones = options.table(view.tables[int(problem.tables[row])].name).zones
+    if zones and node.zone not in zones:
+        return f"{node.id} is in zone {node.zone or '(none)'} and the table lives in {', '.join(zones)}"
+    return rule_against(view, options, int(problem.ids[row]), node.id) or f"a rule wants it off {node.id}"
+
+
+def overfull_text(problem: Problem, state: LoadState, node: int) -> str:
+    """By how much a node is over a capacity, and whether all nodes together could do with less."""
+    worst = _most_over(problem, state, node)
+    limit, known = problem.limits[worst], problem.nodes[node]
+    capacity = limit.capacity(known)
+    over = share_text(-float(state.limit_room[node, worst]) / max(capacity, 1e-300))
+    total = float(problem.limited[:, worst].sum())
+    all_of_them = float(
+        sum(limit.capacity(one) for one, able in zip(problem.nodes, problem.receiving, strict=True) if able)
+    )
+    why = "no placement was found in which every node keeps to its capacities"
+    if total > all_of_them:
+        why = f"all tablets do {rate_text(total)} of them and all nodes can do {rate_text(all_of_them)}"
+    return f"{known.id} stays {over} over its capacity for {limit.text} ({rate_text(capacity)}): {why}"
+
+
+def _capacity_text(problem: Problem, state: LoadState, row: int) -> str:
+    node = int(state.owner[row])
+    worst = _most_over(problem, state, node)
+    limit, known, room = problem.limits[worst], problem.nodes[node], float(state.limit_room[node, worst])
+    carried = f"this tablet does {rate_text(float(problem.limited[row, worst]))} of them"
+    if room >= 0:
+        return f"{known.id} makes room, so that no node is over its capacity for {limit.text}; {carried}"
+    held, capacity = rate_text(limit.capacity(known) - room), rate_text(limit.capacity(known))
+    return f"{known.id} does {held} of {limit.text}, and its capacity is {capacity}; {carried}"
+
+
+def _most_over(problem: Problem, state: LoadState, node: int) -> int:
+    capacities = np.array([limit.capacity(problem.nodes[node]) for limit in problem.limits])
+    return int((state.limit_room[node] / np.maximum(capacities, 1e-300)).argmin())
 
 
 def _disk_text(moves: Moves, source: str, options: BundleOptions) -> str:

@@ -11,6 +11,7 @@ from balancer.policies.bundle_view import Floats, Ints, NodeCondition
 from balancer.policies.metric import Metric, parse_metric
 from balancer.policies.options import BundleOptions, GroupOptions
 from balancer.policies.placement_candidates import Decider, decider, group_of
+from balancer.policies.placement_limits import may_take
 from balancer.policies.placement_loads import Bools, LoadState, Problem, keeps, node_shares
 
 _ROUNDS = 100
@@ -80,7 +81,8 @@ class _InMemory:
 
 def able_nodes(problem: Problem, state: LoadState, row: int) -> Bools:
     """N: nodes that may be given this tablet: receiving, in its zones, with room on disk and in memory."""
-    able = problem.receiving & problem.allowed[problem.tables[row]] & (state.disk_room >= problem.sizes[row])
+    able = may_take(problem, state, np.array([row]), np.arange(len(problem.nodes)))[0]
+    able &= problem.receiving & (state.disk_room >= problem.sizes[row])
     if problem.memory[row] > 0:
         able = able & (state.memory_room >= problem.memory[row])
     able[state.owner[row]] = False
@@ -93,7 +95,9 @@ def move_by_count(problem: Problem, state: LoadState, free: Bools, options: Bund
     weights = relative_weights(problem, "tablets")
     for at, table in enumerate(problem.view.tables):
         if decider(options, table) is Decider.COUNT:
-            _even_out(problem, state, problem.tables == at, free, weights * (problem.receiving & problem.allowed[at]))
+            mine = problem.tables == at
+            used = problem.allowed[np.unique(problem.kinds[mine])].any(axis=0)
+            _even_out(problem, state, mine, free, weights * (problem.receiving & used))
 
 
 def _even_out(problem: Problem, state: LoadState, mine: Bools, free: Bools, weights: Floats) -> None:
@@ -195,9 +199,9 @@ class _Squares:
     def _best(self, rows: Ints) -> tuple[float, int, int] | None:
         """The move with the largest gain: for each tablet the least loaded node is the best target there is."""
         best: tuple[float, int, int] | None = None
-        for table in np.unique(self.problem.tables[rows]):
-            mine = rows[self.problem.tables[rows] == table]
-            able = np.flatnonzero(self.problem.receiving & self.problem.allowed[table])
+        for kind in np.unique(self.problem.kinds[rows]):
+            mine = rows[self.problem.kinds[rows] == kind]
+            able = np.flatnonzero(self.problem.receiving & self.problem.allowed[kind])
             for target in able[np.argsort(self.load[able], kind="stable")]:
                 found = self._best_to(mine, int(target))
                 if found is not None:
@@ -211,6 +215,7 @@ class _Squares:
         gain = 2 * values * (self.load[owner] - self.load[target])
         gain -= values**2 * (1 / self.weights[owner] + 1 / self.weights[target])
         fits = (owner != target) & (self.problem.sizes[rows] <= state.disk_room[target])
+        fits &= may_take(self.problem, state, rows, np.array([target]))[:, 0]
         fits &= (self.problem.memory[rows] == 0) | (self.problem.memory[rows] <= state.memory_room[target])
         gain = np.where(fits, gain, -np.inf)
         at = int(gain.argmax())

@@ -27,7 +27,7 @@ def node_costs(problem: Problem, state: LoadState, nodes: Ints, change: Floats) 
     unit = np.where(due > 0, due, problem.due.max(axis=0, initial=1e-300))
     over = (state.held[nodes] + change - due) * (problem.weights / unit)
     bend = np.minimum(np.maximum(over, 0.0), _STEEPEST)
-    bent = over * over + _OVERLOAD * bend**3 * (4.0 * np.maximum(over, 0.0) - 3.0 * bend)
+    bent = over * over + _OVERLOAD * bend * bend * bend * (4.0 * np.maximum(over, 0.0) - 3.0 * bend)
     costs: Floats = np.einsum("...nd,nd->...n", bent, unit)
     return costs
 
@@ -47,12 +47,12 @@ def move_overhead(sizes: Floats) -> float:
     return _OVERHEAD * float(sizes.mean()) + 1.0 if len(sizes) else 1.0
 
 
-def joint_floor(carried: Floats, weights: Floats, min_gain: float, *, pressing: bool) -> Floats:
+def joint_floor(carried: Floats, floors: Floats, min_gain: float, *, pressing: bool) -> Floats:
     """The least gain that is worth moves which help only together: a part of what each would have to gain alone.
 
     `carried` is the load of all of them (…×dimensions). Only the difference of the loads helps; counted by that alone,
     two large tablets would change places for nothing; counted in full, an overload of less than a tablet would stay.
     `pressing`: a node over the start threshold takes part, which would else be stuck there.
     """
-    floor: Floats = (_PRESSING if pressing else _JOINT) * min_gain * 2.0 * (carried * weights**2).sum(axis=-1)
+    floor: Floats = (_PRESSING if pressing else _JOINT) * min_gain * 2.0 * (carried * floors).sum(axis=-1)
     return floor

@@ -16,6 +16,9 @@ Seconds = Annotated[float, "seconds"]
 FormulaText = Annotated[str, "formula"]
 """A schedule formula; empty: unset."""
 
+KeyValues = tuple[str | int, ...]
+"""Values of the first columns of a key, as text or whole numbers."""
+
 DEFAULT_GROUP = "default"
 """The group that always exists."""
 
@@ -48,6 +51,15 @@ class MigrationMode(StrEnum):
 
     REPLICATE = "replicate"
     READ_ONLY = "read-only"
+
+
+class PlannedLoad(StrEnum):
+    """Which reads and writes a plan evens out."""
+
+    PROFILE = "profile"
+    """Those of the whole day, every part of it a dimension of its own, once a day is known; until then those of now."""
+    NOW = "now"
+    """Those of the last ten minutes."""
 
 
 class Mover(StrEnum):
@@ -243,6 +255,9 @@ class PlacementOptions:
     )
     """Dimension → weight. Known: bytes, memory, write_rate, read_rate, tablets. The tightest one decides. Larger:
     that dimension is balanced more closely; smaller: less."""
+    load: PlannedLoad = PlannedLoad.PROFILE
+    """Which reads and writes are evened out: those of the whole day, so that a window at night mends the peaks of the
+    day, or those of now. Drained nodes, full disks and heat always go by now."""
     start_threshold: float = 0.10
     """Moves start when some dimension's fullest node is this much above the mean … Larger: fewer moves; smaller:
     closer balance."""
@@ -304,6 +319,42 @@ class BudgetOptions:
     longer; fewer: an operator is asked sooner."""
 
 
+class Apart(StrEnum):
+    """What a rule keeps on different nodes."""
+
+    TABLETS = "tablets"
+    TABLES = "tables"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRule:
+    """`[[rules]]` of a bundle: where tablets of some tables, or of a range of their keys, must and must not live."""
+
+    name: str = ""
+    tables: tuple[str, ...] = ()
+    key: KeyValues = ()
+    """The first values of the keys that it is about, as in ["EU"] for the key (region, id); empty: all keys."""
+    keys_from: KeyValues = ()
+    """The first key that it is about; empty: the lowest. Fewer values than the key has columns are allowed."""
+    keys_to: KeyValues = ()
+    """The first key that it is no longer about; empty: up to the highest."""
+    zones: tuple[str, ...] = ()
+    """Zones they must live in; empty: any."""
+    nodes: tuple[str, ...] = ()
+    """Nodes they must live on; empty: any."""
+    not_zones: tuple[str, ...] = ()
+    not_nodes: tuple[str, ...] = ()
+    spread: Apart | None = None
+    """`tablets`: no node has two of them; `tables`: no node has tablets of two of the tables; None: they may share."""
+    together: bool = False
+    """Whether all of them live on one node."""
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether it is about a part of the keys only."""
+        return bool(self.key or self.keys_from or self.keys_to)
+
+
 @dataclass(frozen=True, slots=True)
 class BundleOptions:
     """All that decides about one bundle."""
@@ -313,6 +364,7 @@ class BundleOptions:
     heat: HeatOptions = field(default_factory=HeatOptions)
     placement: PlacementOptions = field(default_factory=PlacementOptions)
     budgets: BudgetOptions = field(default_factory=BudgetOptions)
+    rules: tuple[PlacementRule, ...] = ()
 
     def table(self, name: str) -> TableOptions:
         """The options of a table; defaults where the file says nothing."""

@@ -17,7 +17,8 @@ from balancer.policies.bundle_view import Floats, Ints
 from balancer.policies.joint import joint_moves
 from balancer.policies.objective import move_gains, move_overhead
 from balancer.policies.options import BundleOptions
-from balancer.policies.placement_loads import Bools, LoadState, tension, underuse
+from balancer.policies.placement_limits import within
+from balancer.policies.placement_loads import Bools, LoadState, sums, tension, underuse
 from balancer.policies.reasons import Left, Taken
 from balancer.policies.wanted_moves import CODES, URGENT, Moves
 
@@ -27,6 +28,7 @@ _JOINT_ROWS = 256  # moves of which sets that help together are looked for
 _QUIET = 6  # times `cool_down` without a migration after which a bundle counts as settled
 _PAIRED = 1.5  # how far over the start threshold a node must be for moves that help only together to begin with it
 _LOAD = CODES.index(Taken.LOAD)
+_CAPACITY = CODES.index(Taken.CAPACITY)
 _URGENT = [CODES.index(code) for code in URGENT]
 _OBSTACLES = (
     Left.MOVES_TOTAL,
@@ -35,6 +37,7 @@ _OBSTACLES = (
     Left.BYTES_PER_WINDOW,
     Left.TARGET_DISK,
     Left.TARGET_MEMORY,
+    Left.TARGET_CAPACITY,
     Left.UNSETTLED,
     Left.WAITS,
 )
@@ -68,19 +71,27 @@ class Picker:
     state: LoadState = field(init=False)  # as it is, plus what was picked
     disk_room: Floats = field(init=False)  # what leaves a node frees its room only when it is done
     memory_room: Floats = field(init=False)
+    limit_room: Floats = field(init=False)
     left: Ints = field(init=False)
     unsettled: tuple[int, ...] = ()  # moves that would help together, once the bundle has settled
 
     def __post_init__(self) -> None:
         self.state = self.moves.before.copy()
         self.disk_room, self.memory_room = self.state.disk_room.copy(), self.state.memory_room.copy()
+        self.limit_room = self.state.limit_room.copy()
         self.left = self.moves.rows()
 
     def urgent(self) -> Iterator[MoveStep]:
-        """Draining nodes and full disks: by reason, then the largest first, so that long copies start early."""
+        """What cannot wait: by reason, then the largest first, so that long copies start early."""
         problem, codes = self.moves.problem, self.moves.codes
         rows = self.left[np.isin(codes[self.left], _URGENT)]
         yield from self._in_order(rows[np.lexsort((rows, -problem.sizes[rows], codes[rows]))])
+        # Where nodes over their capacity can only exchange tablets, one of the halves must come first.
+        rows = self.left[codes[self.left] == _CAPACITY]
+        if len(rows) and not (codes[self.state.owner != self.moves.before.owner] == _CAPACITY).any():
+            self.limit_room[:] = np.inf
+            yield from self._in_order(rows[np.lexsort((rows, -problem.sizes[rows]))][:1])
+            self.limit_room[:] = np.minimum(self.state.limit_room, self.moves.before.limit_room)
 
     def others(self, taken: Bools) -> Iterator[MoveStep]:
         """Everything else, except for tablets that another action has: YT's movers as they say, then by gain."""
@@ -116,6 +127,7 @@ class Picker:
             sizes > admission.bytes_left,
             sizes > self.disk_room[targets],
             (memory > 0) & (memory > self.memory_room[targets]),
+            ~within(problem.limited[rows], self.limit_room[targets]),
             np.isin(rows, self.unsettled),
         )
         first = np.argmax(np.stack([*reasons, np.ones(len(rows), dtype=np.bool_)]), axis=0)
@@ -212,12 +224,18 @@ class Picker:
             return None
         if self._together(rows):
             return MoveStep(rows, gain=gain)
-        disk, memory = self.disk_room.copy(), self.memory_room.copy()
+        disk, memory, rates = self.disk_room.copy(), self.memory_room.copy(), self.limit_room.copy()
         for row in rows:
             source, target = int(self.moves.before.owner[row]), int(self.moves.after.owner[row])
             if problem.sizes[row] > disk[target] or 0 < problem.memory[row] > memory[target]:
                 return None
-            for room, amount in ((disk, problem.sizes[row]), (memory, problem.memory[row])):
+            if not within(problem.limited[row], rates[target]):
+                return None
+            for room, amount in (
+                (disk, problem.sizes[row]),
+                (memory, problem.memory[row]),
+                (rates, problem.limited[row]),
+            ):
                 room[target] -= amount
                 room[source] += amount
         return MoveStep(rows[:1], rows[1:], gain)
@@ -251,7 +269,8 @@ class Picker:
         into = np.bincount(targets, weights=problem.sizes[at], minlength=len(self.disk_room))
         cached = np.bincount(targets, weights=problem.memory[at], minlength=len(self.disk_room))
         room = (into <= self.disk_room) | (into == 0)
-        return slots and bool(room.all() and ((cached == 0) | (cached <= self.memory_room)).all())
+        rates = within(sums(targets, problem.limited[at], len(self.disk_room)), self.limit_room).all()
+        return slots and bool(room.all() and rates and ((cached == 0) | (cached <= self.memory_room)).all())
 
     def _pick(self, step: MoveStep) -> MoveStep:
         problem = self.moves.problem
@@ -260,6 +279,7 @@ class Picker:
             self.state.move(problem, row, target)
             self.disk_room[target] -= problem.sizes[row]
             self.memory_room[target] -= problem.memory[row]
+            self.limit_room[target] -= problem.limited[row]
         self.left = self.left[~np.isin(self.left, step.rows)]
         return step
 
@@ -272,6 +292,7 @@ class Picker:
         able &= problem.sizes[rows] <= min(self.admission.bytes_that_fit, self.admission.bytes_left)
         able &= problem.sizes[rows] <= self.disk_room[targets]
         able &= (problem.memory[rows] == 0) | (problem.memory[rows] <= self.memory_room[targets])
+        able &= within(problem.limited[rows], self.limit_room[targets])
         return able
 
     def _slots_free(self, rows: Ints) -> Bools:

@@ -11,9 +11,12 @@ import numpy as np
 from balancer.policies.bundle_view import Floats, Ints
 from balancer.policies.objective import joint_floor, node_costs
 from balancer.policies.placement_fill import Spread
+from balancer.policies.placement_limits import crowded, within
 from balancer.policies.placement_loads import Bools, LoadState, Problem
 
 _NODES, _ROWS, _PAIRED = 12, 48, 384  # considered: targets, tablets of the node, tablets of all targets
+# Dimensions with which so many are considered; the more there are, the fewer, so that a search costs the same.
+_PLAIN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class PairSearch:
         mine, theirs = field.mine, field.theirs
         carried = self.problem.loads[mine][:, None, :] + self.problem.loads[theirs][None, :, :]
         over = float((self._excess(source) * self.problem.weights).max(initial=0.0))
-        floor = joint_floor(carried, self.problem.weights, self.worth.min_gain, pressing=over > self.worth.start)
+        floor = joint_floor(carried, self.problem.floors, self.worth.min_gain, pressing=over > self.worth.start)
         floor = np.maximum(floor, 1e-12)
         costs = self.problem.costs[mine][:, None] + self.problem.costs[theirs][None, :]
         swaps = self._exchanges(source, field)
@@ -101,8 +104,9 @@ class PairSearch:
         problem = self.problem
         over = self._excess(source) * problem.weights
         loads = problem.loads[:, int(over.argmax())]
-        mine = mine[np.argsort(-loads[mine], kind="stable")][:_ROWS]
-        each = max(_PAIRED // len(targets), 1)
+        fewer = min(1.0, (_PLAIN / len(over)) ** 0.5)
+        mine = mine[np.argsort(-loads[mine], kind="stable")][: int(_ROWS * fewer)]
+        each = max(int(_PAIRED * fewer) // len(targets), 1)
         lightest = [company[node][np.argsort(loads[company[node]], kind="stable")][:each] for node in targets]
         at = np.repeat(targets, [len(rows) for rows in lightest])
         return mine, np.concatenate(lightest), at
@@ -116,6 +120,8 @@ class PairSearch:
         gain = -field.there - self._cost_change(np.array([source]), -field.change[..., None, :])[..., 0]
         size = problem.sizes[theirs][None, :] - problem.sizes[mine][:, None]
         fits = (size <= state.disk_room[source]) & self._may_use(theirs, np.array([source]))[:, 0]
+        if problem.limits:
+            fits &= within(problem.limited[theirs][None, :] - problem.limited[mine][:, None], state.limit_room[source])
         memory = problem.memory[theirs][None, :] - problem.memory[mine][:, None]
         fits &= (memory <= 0) | (memory <= state.memory_room[source])
         fits &= self._relieves(source, field, field.change) & self._pays_back(source, field.change, field.sizes)
@@ -128,6 +134,8 @@ class PairSearch:
         added = np.repeat(loads[:, None, :], len(targets), axis=1)
         cost = self._cost_change(targets, added)
         able = self._may_use(theirs, targets) & (field.at[:, None] != targets)
+        if problem.limits:
+            able &= within(problem.limited[theirs][:, None, :], state.limit_room[targets])
         able &= problem.sizes[theirs][:, None] <= state.disk_room[targets]
         memory = problem.memory[theirs][:, None]
         able &= (memory == 0) | (memory <= state.memory_room[targets])
@@ -147,7 +155,11 @@ class PairSearch:
         size = problem.sizes[mine][:, None] - problem.sizes[theirs][None, :]
         memory = problem.memory[mine][:, None]
         freed = memory - problem.memory[theirs][None, :]
-        fits = problem.allowed[problem.tables[mine][:, None], at[None, :]] & (size <= state.disk_room[at])
+        fits = problem.allowed[problem.kinds[mine][:, None], at[None, :]] & (size <= state.disk_room[at])
+        if problem.limits:
+            fits &= within(problem.limited[mine][:, None] - problem.limited[theirs][None, :], state.limit_room[at])
+        if problem.rivals is not None:
+            fits &= ~crowded(problem, state.counts)[problem.kinds[mine][:, None], at[None, :]]
         fits &= (memory == 0) | (freed <= state.memory_room[at])
         if self.spread is not None:
             same = problem.tables[mine][:, None] == problem.tables[theirs][None, :]
@@ -157,9 +169,11 @@ class PairSearch:
         return found
 
     def _may_use(self, rows: Ints, nodes: Ints) -> Bools:
-        """rows×nodes: what zones and the spread of tables allow."""
-        tables = self.problem.tables[rows][:, None]
-        able: Bools = self.problem.allowed[tables, nodes[None, :]]
+        """rows×nodes: what rules and the spread of tables allow."""
+        tables, kinds = self.problem.tables[rows][:, None], self.problem.kinds[rows][:, None]
+        able: Bools = self.problem.allowed[kinds, nodes[None, :]]
+        if self.problem.rivals is not None:
+            able = able & ~crowded(self.problem, self.state.counts)[kinds, nodes[None, :]]
         return able if self.spread is None else able & ~self.spread.full(tables, nodes[None, :])
 
     def _cost_change(self, nodes: Ints, change: Floats) -> Floats:

@@ -11,6 +11,7 @@ from typing import cast
 import numpy as np
 
 from balancer.policies.bundle_view import Floats, Ints
+from balancer.policies.placement_limits import crowded, within
 from balancer.policies.placement_loads import Bools, LoadState, Problem, sums
 
 _CHOICES = 8  # nodes per group: more choose better and cost more
@@ -39,7 +40,7 @@ def make_spread(problem: Problem, owner: Ints, spread: float | None) -> Spread |
     """The counts that `table_spread` needs; None where it is unset."""
     if spread is None:
         return None
-    tables, nodes = problem.allowed.shape
+    tables, nodes = len(problem.view.tables), len(problem.nodes)
     counts = np.bincount(problem.tables * nodes + owner, minlength=tables * nodes).reshape(tables, nodes)
     even = counts.sum(axis=1) / max(int(problem.receiving.sum()), 1)
     return Spread(counts.astype(np.int64), np.ceil(even * max(spread, 1.0)).astype(np.int64))
@@ -73,6 +74,10 @@ class _Filling:
         self.disk_room = state.disk_room[self.receivers]
         self.memory_room = state.memory_room[self.receivers]
         self.any_zone = bool(problem.allowed.all())
+        self.limit_room = state.limit_room[self.receivers]
+        self.counts = state.counts.copy()
+        if problem.rivals is not None:
+            np.subtract.at(self.counts, (problem.kinds[rows], state.owner[rows]), 1)
         self.bounded = bool(np.isfinite(self.disk_room).any())
         self.in_memory = bool(np.isfinite(self.memory_room).any() and problem.memory.any())
 
@@ -108,6 +113,10 @@ class _Filling:
         self.slack[used] -= loads[placed]
         self.disk_room[used] -= self.problem.sizes[batch[placed]]
         self.memory_room[used] -= self.problem.memory[batch[placed]]
+        if self.problem.limits:
+            self.limit_room[used] -= self.problem.limited[batch[placed]]
+        if self.problem.rivals is not None:
+            self.counts[self.problem.kinds[batch[placed]], self.receivers[used]] += 1
         if self.spread is not None:
             self.spread.counts[self.problem.tables[batch[placed]], self.receivers[used]] += 1
         return np.where(placed, chosen, -1)
@@ -125,7 +134,8 @@ class _Filling:
         if self.strict:
             fits &= (loads <= slack).all(axis=2)
         if not self.any_zone:
-            fits &= problem.allowed[problem.tables[batch][:, None], nodes]
+            fits &= problem.allowed[problem.kinds[batch][:, None], nodes]
+        fits &= self._rules_fit(batch, choices)
         if self.bounded:
             fits &= problem.sizes[batch][:, None] <= self.disk_room[choices]
         if self.in_memory:
@@ -133,6 +143,15 @@ class _Filling:
             fits &= (memory <= self.memory_room[choices]) | (memory == 0)
         if self.spread is not None:
             fits &= ~self.spread.full(problem.tables[batch][:, None], nodes)
+        return fits
+
+    def _rules_fit(self, batch: Ints, choices: Ints) -> Bools:
+        problem = self.problem
+        fits = np.ones(choices.shape, dtype=np.bool_)
+        if problem.limits:
+            fits &= within(problem.limited[batch][:, None, :], self.limit_room[choices])
+        if problem.rivals is not None:
+            fits &= ~crowded(problem, self.counts)[problem.kinds[batch][:, None], self.receivers[choices]]
         return fits
 
     def _book(self, rows: Ints, targets: Ints) -> None:
@@ -143,6 +162,12 @@ class _Filling:
         state.held += change[:, :-2]
         state.disk_room -= change[:, -2]
         state.memory_room -= change[:, -1]
+        if problem.limits:
+            moved = problem.limited[rows]
+            state.limit_room -= sums(targets, moved, nodes) - sums(sources, moved, nodes)
+        if problem.rivals is not None:
+            np.subtract.at(state.counts, (problem.kinds[rows], sources), 1)
+            np.add.at(state.counts, (problem.kinds[rows], targets), 1)
         state.owner[rows] = targets
         if self.spread is not None:
             np.subtract.at(self.spread.counts, (problem.tables[rows], sources), 1)

@@ -33,7 +33,8 @@ def function_targets(problem: Problem, options: BundleOptions, rows: Ints) -> In
     if not len(rows):
         return rows
     table = int(problem.tables[rows[0]])
-    nodes = [at for at in natural_order(problem) if problem.allowed[table, at] and _stays(problem, at)]
+    kind = int(problem.kinds[rows[0]])
+    nodes = [at for at in natural_order(problem) if problem.allowed[kind, at] and _stays(problem, at)]
     if not nodes:
         return problem.home[rows]
     function = options.table(problem.view.tables[table].name).placement

@@ -4,13 +4,18 @@
 the order of their ids and nodes in the order of theirs, so that the order of the input changes nothing in the plan.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.bundle_view import BundleView, Floats, Ints, NodeCondition, NodeView
+from balancer.policies.day_loads import DimensionColumn, day_columns, plans_by_profile, without_doubles
+from balancer.policies.day_parts import base_of
+from balancer.policies.day_profile import LOADS
 from balancer.policies.options import BundleOptions
+from balancer.policies.rate_limits import RateLimit, rate_limits
+from balancer.policies.tablet_kinds import Lie, tablet_kinds
 
 Bools = npt.NDArray[np.bool_]
 
@@ -25,7 +30,9 @@ class Problem:
     view: BundleView
     nodes: tuple[NodeView, ...]  # by id
     dimensions: tuple[str, ...]
-    weights: Floats  # D
+    weights: Floats  # D: how much an excess counts
+    portions: Floats  # D: how much a dimension adds to sums; the parts of a day together count little more than one
+    floors: Floats  # D: what load counts for in the least gain of a move
     ids: Ints  # T, ascending
     rows: Ints  # T: the tablet's row in the view
     tables: Ints  # T: index into the view's tables
@@ -36,10 +43,15 @@ class Problem:
     memory: Floats  # T: bytes that count against nodes' memory
     due: Floats  # N×D: the share of the whole that the node should hold; 0 where it should hold nothing
     receiving: Bools  # N: may be given tablets
-    allowed: Bools  # tables×N: by zone
+    kinds: Ints  # T: tablets of one kind are of one table and named by the same rules; index of `allowed`
+    allowed: Bools  # kinds×N: by zones and rules
+    rivals: Bools | None  # kinds×kinds: which must not share a node; None: no rule says so
+    limited: Floats  # T×K: rows per second that count against nodes' capacities, one column for each of them
+    limits: tuple[RateLimit, ...]  # K
     disk_used: Floats  # N: bytes in use, with what is in flight
     disk_room: Floats  # N: bytes it may be given before it would be closed
     memory_room: Floats  # N: bytes of memory left for in-memory tables
+    limit_room: Floats  # N×K: rows per second left below the nodes' capacities
 
     def index(self, node: str) -> int:
         """The index of a node, by its id."""
@@ -54,7 +66,7 @@ class Problem:
 
     def rates(self) -> Bools:
         """D: which dimensions are done again and again (rates, numbers), not room that is taken up."""
-        return np.array([name not in CAPACITIES for name in self.dimensions], dtype=np.bool_)
+        return np.array([base_of(name) not in CAPACITIES for name in self.dimensions], dtype=np.bool_)
 
     def conditions(self, *wanted: NodeCondition) -> Bools:
         """Which nodes are in one of these conditions."""
@@ -69,6 +81,8 @@ class LoadState:
     held: Floats  # N×D
     disk_room: Floats  # N
     memory_room: Floats  # N
+    limit_room: Floats  # N×K
+    counts: Ints  # kinds×N: tablets of each kind on each node; no rows where no rule keeps tablets apart
 
     def move(self, problem: Problem, row: int, target: int) -> None:
         """Gives one tablet to another node."""
@@ -79,16 +93,23 @@ class LoadState:
         self.disk_room[target] -= problem.sizes[row]
         self.memory_room[source] += problem.memory[row]
         self.memory_room[target] -= problem.memory[row]
+        if problem.limits:
+            self.limit_room[source] += problem.limited[row]
+            self.limit_room[target] -= problem.limited[row]
+        if problem.rivals is not None:
+            self.counts[problem.kinds[row], source] -= 1
+            self.counts[problem.kinds[row], target] += 1
         self.owner[row] = target
 
     def take(self, other: "LoadState") -> None:
         """Becomes as another state is."""
         self.owner[:], self.held[:] = other.owner, other.held
         self.disk_room[:], self.memory_room[:] = other.disk_room, other.memory_room
+        self.limit_room[:], self.counts[:] = other.limit_room, other.counts
 
     def copy(self) -> "LoadState":
         """Another state that may change on its own."""
-        return LoadState(self.owner.copy(), self.held.copy(), self.disk_room.copy(), self.memory_room.copy())
+        return LoadState(*(getattr(self, known.name).copy() for known in fields(self)))
 
 
 def build_problem(view: BundleView, options: BundleOptions) -> Problem:
@@ -103,7 +124,12 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
     sizes, memory = columns.sizes[rows], columns.memory[rows]
     owner = rank[columns.node[rows]]
     home = _credited(view, ids, owner, {node.id: at for at, node in enumerate(nodes)})
-    names, weights, raw = _dimensions(view, options, rows, _playing(nodes)[home])
+    found = _dimensions(view, options, rows, _playing(nodes)[home])
+    names = tuple(one.name for one in found)
+    weights, portions, floors = (
+        np.array([getattr(one, name) for one in found], dtype=np.float64) for name in ("weight", "portion", "floor")
+    )
+    raw = np.stack([one.load for one in found], axis=1) if found else np.zeros((len(rows), 0))
     due = _due(nodes, names, sums(home, raw, len(nodes)))
     # What a node reports as used was measured before what is in flight has landed.
     credit = sums(home, sizes[:, None], len(nodes))[:, 0] - sums(owner, sizes[:, None], len(nodes))[:, 0]
@@ -111,14 +137,19 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
     used = np.array(
         [held[at] if node.disk_used is None else node.disk_used + credit[at] for at, node in enumerate(nodes)]
     )
+    tables = _table_of(view)[rows]
+    kinds = tablet_kinds(view, options, nodes, Lie(rows, tables, home, sizes))
+    limits, limited, room = rate_limits(view, options, nodes, rows, home)
     return Problem(
         view=view,
         nodes=nodes,
         dimensions=names,
         weights=weights,
+        portions=portions,
+        floors=weights**2 * floors,
         ids=ids,
         rows=rows,
-        tables=_table_of(view)[rows],
+        tables=tables,
         home=home,
         loads=raw,
         sizes=sizes,
@@ -126,7 +157,12 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
         memory=memory,
         due=due,
         receiving=np.array([node.condition is NodeCondition.ACTIVE for node in nodes], dtype=np.bool_),
-        allowed=_allowed(view, options, nodes),
+        kinds=kinds.of,
+        allowed=kinds.allowed,
+        rivals=kinds.rivals,
+        limited=limited,
+        limits=limits,
+        limit_room=room,
         disk_used=used,
         disk_room=_disk_room(nodes, used, options.placement.close_at_disk_share),
         memory_room=_memory_room(
@@ -138,7 +174,13 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
 def initial_state(problem: Problem) -> LoadState:
     """Everything where it is, or will be when what is in flight has landed."""
     held = sums(problem.home, problem.loads, len(problem.nodes))
-    return LoadState(problem.home.copy(), held, problem.disk_room.copy(), problem.memory_room.copy())
+    counts: Ints = np.zeros((0, len(problem.nodes)), dtype=np.int64)
+    if problem.rivals is not None:
+        shape = problem.allowed.shape
+        places = problem.kinds * shape[1] + problem.home
+        counts = np.bincount(places, minlength=shape[0] * shape[1]).reshape(shape).astype(np.int64)
+    rooms = (problem.disk_room.copy(), problem.memory_room.copy(), problem.limit_room.copy())
+    return LoadState(problem.home.copy(), held, *rooms, counts)
 
 
 def excess(problem: Problem, held: Floats) -> Floats:
@@ -157,10 +199,11 @@ def tension(problem: Problem, held: Floats) -> Floats:
 
 def underuse(problem: Problem, held: Floats) -> Floats:
     """N: how far below its due share each receiving node is on the weighted average of the dimensions."""
-    total = problem.weights.sum()
+    weights = problem.weights * problem.portions
+    total = weights.sum()
     if not total:
         return np.zeros(len(problem.nodes))
-    mean = (excess(problem, held) * problem.weights).sum(axis=1) / total
+    mean = (excess(problem, held) * weights).sum(axis=1) / total
     return np.where(problem.receiving, -mean, 0.0)
 
 
@@ -210,11 +253,10 @@ def _unpaid(view: BundleView, ids: Ints, horizon: float) -> Floats:
     return out
 
 
-def _dimensions(
-    view: BundleView, options: BundleOptions, rows: Ints, counted: Bools
-) -> tuple[tuple[str, ...], Floats, Floats]:
-    """The dimensions with a weight and a load, their weights, and each tablet's share of the whole in each."""
+def _dimensions(view: BundleView, options: BundleOptions, rows: Ints, counted: Bools) -> list[DimensionColumn]:
+    """The dimensions with a weight and a load, and each tablet's share of the whole in each."""
     columns = view.tablets
+    by_day = plans_by_profile(view, options)
     values = {
         "bytes": columns.sizes,
         "memory": columns.memory,
@@ -222,28 +264,33 @@ def _dimensions(
         "read_rate": columns.read_rate,
         "tablets": np.ones(len(columns)),
     }
-    names, weights, loads = [], [], []
+    found: list[DimensionColumn] = []
     for name in DIMENSIONS:
         weight = options.placement.dimensions.get(name, 0.0)
-        load = values[name][rows]
-        total = float(load[counted].sum()) if weight > 0 else 0.0
-        if total > 0:
-            names.append(name)
-            weights.append(weight)
-            loads.append(load / total)
-    stacked = np.stack(loads, axis=1) if loads else np.zeros((len(rows), 0))
-    return tuple(names), np.array(weights), stacked
+        if weight <= 0:
+            continue
+        for column in day_columns(view, name) if by_day and name in LOADS else [DimensionColumn(name, values[name])]:
+            load = column.load[rows]
+            total = float(load[counted].sum())
+            if total > 0:
+                found.append(replace(column, load=load / total, weight=weight * column.weight))
+    return without_doubles(found, len(view.nodes)) if by_day else found
 
 
 def node_shares(nodes: tuple[NodeView, ...], dimension: str) -> Floats:
     """What each node should hold of a dimension, relative to the others.
 
-    The operator's weights, where they differ. Where they are all the same, the nodes' own disks (bytes) and memory
-    budgets (memory), if they are known for every node.
+    The operator's weights, where they differ. Where they are all the same, the nodes' own capacities for it, if they
+    are known for every node.
     """
     weights = np.array([node.weight for node in nodes], dtype=np.float64)
     if len(nodes) and np.all(weights == weights[0]):
-        capacities = {"bytes": [node.disk_capacity for node in nodes], "memory": [node.memory for node in nodes]}
+        capacities = {
+            "bytes": [node.disk_capacity for node in nodes],
+            "memory": [node.memory for node in nodes],
+            "write_rate": [node.write_capacity for node in nodes],
+            "read_rate": [node.read_capacity for node in nodes],
+        }
         known = [value for value in capacities.get(dimension, []) if value]
         if known and len(known) == len(nodes):
             return np.array(known, dtype=np.float64)
@@ -257,7 +304,7 @@ def _due(nodes: tuple[NodeView, ...], names: tuple[str, ...], held: Floats) -> F
     counted = _playing(nodes) & ~keeping
     due = np.where(keeping[:, None], held, 0.0)
     for d, name in enumerate(names):
-        shares = node_shares(nodes, name) * (sharing & ~keeping)
+        shares = node_shares(nodes, base_of(name)) * (sharing & ~keeping)
         if shares.any():
             due[:, d] += shares / shares.sum() * held[counted, d].sum()
     return due
@@ -266,15 +313,6 @@ def _due(nodes: tuple[NodeView, ...], names: tuple[str, ...], held: Floats) -> F
 def keeps(node: NodeView) -> bool:
     """Whether a node was closed by an operator: then it keeps what it has. One that the daemon closed still gives."""
     return node.condition is NodeCondition.CLOSED and not node.closed_by_daemon
-
-
-def _allowed(view: BundleView, options: BundleOptions, nodes: tuple[NodeView, ...]) -> Bools:
-    out = np.ones((len(view.tables), len(nodes)), dtype=np.bool_)
-    for at, table in enumerate(view.tables):
-        zones = options.table(table.name).zones
-        if zones:
-            out[at] = [node.zone in zones for node in nodes]
-    return out
 
 
 def _disk_room(nodes: tuple[NodeView, ...], used: Floats, close_at: float) -> Floats:

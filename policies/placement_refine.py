@@ -12,6 +12,7 @@ from balancer.policies.bundle_view import Floats, Ints
 from balancer.policies.objective import move_overhead, node_costs
 from balancer.policies.placement_exchange import PairSearch, Worth, node_excess, relieves, shrinks
 from balancer.policies.placement_fill import Spread
+from balancer.policies.placement_limits import may_take
 from balancer.policies.placement_loads import Bools, LoadState, Problem, sums, tension, underuse
 
 _SWEEPS = 200
@@ -23,6 +24,9 @@ _SHRINK = 0.9  # how tight a target may become where the source is tight, as a p
 _PATIENCE = 4.0  # how much better a resting tablet must be for its node to wait for it
 _SEARCHES, _SEARCHES_PER_NODE = 300, 1  # for pairs, in one plan: its time grows with its size, not with its difficulty
 _FRUITLESS = 3
+# A plan for the day has many dimensions, and each look costs the more. It need not reach the end: what is left is found
+# by the next plans, which come long before the first moves are done.
+_DAY_STEPS, _DAY_STEPS_PER_NODE, _DAY_SEARCHES = 100, 1, 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +53,16 @@ class Able:
 
 @dataclass(slots=True)
 class Effort:
-    """How many searches for pairs a plan has left, over all its rounds."""
+    """How many steps, and searches for pairs, a plan has left, over all its rounds."""
 
     searches: int
+    steps: int = _STEPS
 
     @classmethod
     def of(cls, problem: Problem) -> "Effort":
         """What a plan of this size may spend."""
+        if (problem.portions < 1.0).any():
+            return cls(_DAY_SEARCHES, _DAY_STEPS + _DAY_STEPS_PER_NODE * len(problem.nodes))
         return cls(_SEARCHES + _SEARCHES_PER_NODE * len(problem.nodes))
 
 
@@ -93,7 +100,7 @@ class Refinement:
             before = self.steps
             for node in self._donors():
                 self._relieve(node)
-            if self.steps in (before, _STEPS):
+            if self.steps == before or self.effort.steps <= 0:
                 break
         return self.steps
 
@@ -117,7 +124,7 @@ class Refinement:
 
     def _relieve(self, node: int) -> None:
         """Takes tablets off one node until it is within the threshold, or nothing more helps."""
-        while self.steps < _STEPS:
+        while self.effort.steps > 0:
             tight = float(self._levels()[0][node])
             if tight > self.goal.stop:
                 if not (self._best_move(node, self._receivers(node)) or self._best_pair(node)) or self.patient:
@@ -148,7 +155,7 @@ class Refinement:
         problem = self.problem
         loads = problem.loads[rows]
         gain = relief[:, None] + self._cost_of(receivers) - self._costs(receivers, loads[:, None, :])
-        worth = self.goal.min_gain * 2.0 * (loads * problem.weights**2).sum(axis=1)
+        worth = self.goal.min_gain * 2.0 * (loads * problem.floors).sum(axis=1)
         fits = (gain > np.maximum(worth, 1e-12)[:, None]) & self._fits(source, rows, receivers)
         share = _RELIEF * problem.sizes[rows][:, None] / max(float(self.bytes[source]), 1.0)
         added = loads[:, None, :]
@@ -208,7 +215,7 @@ class Refinement:
     def _fits(self, source: int, rows: Ints, nodes: Ints) -> Bools:
         """rows×nodes: what the hard limits allow, and what makes no node nearly as tight as the source is now."""
         problem, state = self.problem, self.state
-        fits: Bools = problem.allowed[problem.tables[rows][:, None], nodes[None, :]]
+        fits: Bools = may_take(problem, state, rows, nodes)
         fits = fits & (problem.sizes[rows][:, None] <= state.disk_room[nodes])
         memory = problem.memory[rows][:, None]
         fits = fits & ((memory == 0) | (memory <= state.memory_room[nodes]))
@@ -235,6 +242,7 @@ class Refinement:
         self.bytes[source] -= self.problem.sizes[row]
         self.bytes[target] += self.problem.sizes[row]
         self.steps += 1
+        self.effort.steps -= 1
         self.changed[[source, target]] = self.steps
 
     def _cost_of(self, nodes: Ints) -> Floats:

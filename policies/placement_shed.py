@@ -15,6 +15,7 @@ from balancer.policies.placement_loads import Bools, LoadState, Problem, excess,
 
 _SAMPLE = 100_000
 _ROUNDS = 12
+_NEEDS = 6  # needs met one after the other: of a day's many dimensions the last few are left to single moves
 # What a node need not lose it had better keep: load that goes without need fills up the receivers. The price is small,
 # so that it decides between tablets of nearly equal worth only.
 _SIDE_PRICE = 0.2
@@ -27,7 +28,7 @@ def choose_rows(problem: Problem, state: LoadState, movable: Bools, ceiling: Flo
     rows = np.flatnonzero(movable & _some(need > 0)[state.owner])
     side = (np.minimum(excess(problem, state.held), 1.0) - 1.0) * _SIDE_PRICE
     chosen = []
-    for _ in range(len(problem.dimensions)):
+    for _ in range(min(len(problem.dimensions), _NEEDS)):
         active = need > _EPSILON
         rows = rows[_some(active)[state.owner[rows]]]
         rows = rows[_some(problem.loads[rows] * active[state.owner[rows]] > 0)]

@@ -13,6 +13,7 @@ import numpy as np
 from balancer.policies.bundle_view import Floats, Ints
 from balancer.policies.options import PlacementOptions
 from balancer.policies.placement_fill import Spread
+from balancer.policies.placement_limits import crowded, may_take, within
 from balancer.policies.placement_loads import Bools, LoadState, Problem
 
 _MOST_TABLETS = 5_000  # of bundles in which it is worth the time: on a node with many tablets one is like the other
@@ -61,7 +62,12 @@ class _Thrift:
         """Leaves a tablet where it was, if its node has room for it after all."""
         back, here = int(self.home[row]), int(self.state.owner[row])
         load = self.problem.loads[[row]]
-        if here == back or not self._may_return(row) or not self._fits(back, load, here, -load)[0]:
+        if (
+            not self._limits_fit(row, back)
+            or here == back
+            or not self._may_return(row)
+            or not self._fits(back, load, here, -load)[0]
+        ):
             return False
         self._move(row, back)
         return True
@@ -85,15 +91,25 @@ class _Thrift:
         return True
 
     def _may_return(self, row: int) -> bool:
-        """Whether its node may keep it: one that is being emptied may not."""
-        return bool((self.problem.due[int(self.home[row])] > 0).any())
+        """Whether its node may keep it: one that is being emptied, or that a rule forbids, may not."""
+        problem, back = self.problem, int(self.home[row])
+        if problem.rivals is not None and crowded(problem, self.state.counts)[problem.kinds[row], back]:
+            return False
+        return bool((problem.due[back] > 0).any()) and bool(problem.allowed[problem.kinds[row], back])
+
+    def _limits_fit(self, row: int, back: int) -> bool:
+        problem = self.problem
+        return not problem.limits or bool(within(problem.limited[row], self.state.limit_room[back]))
 
     def _others(self, row: int, back: int, here: int) -> Ints:
         """Tablets on the node that may go in its stead, as far as zones, room and the spread of tables allow."""
         problem, state = self.problem, self.state
         others = np.flatnonzero((state.owner == back) & self.movable)
         tables = problem.tables[others]
-        able = problem.allowed[tables, here] & problem.receiving[here]
+        able = may_take(problem, state, others, np.array([here]))[:, 0] & problem.receiving[here]
+        if problem.limits:
+            more = problem.limited[others] - problem.limited[row]
+            able &= within(more, state.limit_room[here]) & within(-more, state.limit_room[back])
         if self.spread is not None:
             able &= tables == problem.tables[row]
         for amounts, room in ((problem.sizes, state.disk_room), (problem.memory, state.memory_room)):
@@ -126,7 +142,8 @@ class _Thrift:
         return levels
 
     def _emptiness(self, levels: Floats) -> Floats:
-        below: Floats = -levels.sum(axis=1) / max(float(self.problem.weights.sum()), 1e-300)
+        weights = float((self.problem.weights * self.problem.portions).sum())
+        below: Floats = -(levels * self.problem.portions).sum(axis=1) / max(weights, 1e-300)
         return below
 
     def _move(self, row: int, target: int) -> None:

@@ -11,6 +11,7 @@ from balancer.policies.options import BundleOptions
 from balancer.policies.placement import ceilings
 from balancer.policies.placement_candidates import LAST_HARD, Standings, is_cooling
 from balancer.policies.placement_fill import Spread, fill
+from balancer.policies.placement_limits import violations
 from balancer.policies.placement_loads import Bools, LoadState, Problem
 
 
@@ -43,6 +44,12 @@ def relieve_disks(
             if state.disk_room[at] < 0 or (node.closed_by_daemon and surplus >= 0):
                 chosen.append(_largest(problem, np.flatnonzero(able & (state.owner == at)), float(surplus) + 1.0))
     return _place(problem, state, np.concatenate(chosen), options, spread)
+
+
+def obey_rules(problem: Problem, state: LoadState, able: Bools, options: BundleOptions, spread: Spread | None) -> Ints:
+    """Takes tablets off nodes that a rule forbids them; gives back those that no node can take."""
+    rows = violations(problem, state)
+    return _place(problem, state, rows[able[rows]], options, spread)
 
 
 def spread_out(problem: Problem, state: LoadState, free: Bools, options: BundleOptions, spread: Spread | None) -> None:

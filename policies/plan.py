@@ -34,7 +34,8 @@ from balancer.policies.placement_loads import Bools, Problem, build_problem, ten
 from balancer.policies.plan_record import Record
 from balancer.policies.premake import CODE as PREMAKE
 from balancer.policies.premake import plan_premake
-from balancer.policies.reasons import MEANINGS, Left
+from balancer.policies.reasons import MEANINGS, Left, Taken
+from balancer.policies.rule_splits import kept_to_rules, rule_cuts
 from balancer.policies.score import bound, limit, score
 from balancer.policies.sizes import plan_sizes
 from balancer.policies.turns import Shares, by_need, first_nodes
@@ -86,14 +87,16 @@ def relieved_nodes(moves: Moves, threshold: float) -> frozenset[str]:
 
 
 def reshape(view: BundleView, options: BundleOptions) -> tuple[list[Action], list[Rejection]]:
-    """Splits and merges, and the moves that bring tablets together for them: by time first, then by size, then by
+    """Splits and merges, and moves that bring tablets together for them: at the bounds of rules, by time, by size, by
     heat, one action per tablet."""
     sizes, heat = plan_sizes(view, options, table_metrics(view, options)), plan_heat(view, options)
     ahead, expired = plan_premake(view, options), plan_expiry(view, options)
-    rejections = [*ahead.rejections, *expired.rejections, *sizes.rejections, *heat.rejections]
+    cuts, uncut = rule_cuts(view, options)
+    proposed, forbidden = kept_to_rules(view, options, (*ahead.actions, *sizes.actions, *heat.actions))
+    rejections = [*ahead.rejections, *expired.rejections, *sizes.rejections, *heat.rejections, *uncut, *forbidden]
     taken: dict[int, Action] = {}
     actions = []
-    for action in (*ahead.actions, *expired.actions, *sizes.actions, *heat.actions):
+    for action in (*cuts, *expired.actions, *proposed):
         first = next((taken[tablet] for tablet in action.tablets if tablet in taken), None)
         if first is None:
             actions.append(action)
@@ -147,9 +150,10 @@ def _admit(
     turns = _Turns(moves, picker, options, record)
     turns.urgent()
     reshaping = turns.startable(by_need(reshaping))
-    hot = [action for action in reshaping if action.code.startswith(FIRST)]
-    turns.reshape(hot, None)
-    reshaping = [action for action in reshaping if not action.code.startswith(FIRST)]
+    first = [action for action in reshaping if action.code == Taken.RULE]
+    first += [action for action in reshaping if action.code.startswith(FIRST)]
+    turns.reshape(first, None)
+    reshaping = [action for action in reshaping if action not in first]
     shares = Shares.of(moves.problem.view, options)
     if moves.problem.view.reshaped_last and reshaping:
         turns.move(shares.moves)
@@ -159,7 +163,7 @@ def _admit(
         turns.move(shares.moves - turns.moved)
     turns.reshape(reshaping, None)
     turns.move(None)
-    turns.reject_waiting([*hot, *reshaping])
+    turns.reject_waiting([*first, *reshaping])
     if not turns.actions and not moves.problem.view.in_flight:
         picker.drop_useless()
     return turns.actions, picker

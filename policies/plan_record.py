@@ -8,8 +8,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from balancer.policies.bundle_view import Action, ActionKind, NodeCondition, Rejection
+from balancer.policies.day_loads import dimension_text
 from balancer.policies.figures import bytes_text, share_text
-from balancer.policies.move_reasons import NAMES, level_text, tightest
+from balancer.policies.move_reasons import level_text, overfull_text, tightest
 from balancer.policies.options import BundleOptions
 from balancer.policies.order import Picker
 from balancer.policies.placement_candidates import STANDINGS, switches
@@ -47,6 +48,9 @@ class Record:
             reason = f"{self._home(row)} must give it away, but no node may take its {self._size(row)}"
             self._move_rejection(row, Left.NO_ROOM, reason, 0)
         self._add_count(Left.NO_ROOM, len(moves.stranded))
+        for node in moves.overfull.tolist():
+            text = overfull_text(self._problem, moves.after, node)
+            self._note(Rejection(ActionKind.MOVE, (), str(Left.OVER_CAPACITY), text), 1)
         self._add_stuck(moves, picker)
 
     def counts(self) -> dict[str, int]:
@@ -66,13 +70,16 @@ class Record:
             notes.append(f"{waiting} more moves ({size}) lead to the same goal and wait for the budgets")
         if len(moves.stranded):
             notes.append(f"{len(moves.stranded)} tablets must leave their nodes and no node may take them")
+        notes += [overfull_text(self._problem, moves.after, node) for node in moves.overfull.tolist()]
         return tuple(notes)
 
     def _level_note(self, moves: Moves) -> str:
         tight = tension(self._problem, moves.before.held)
         node = int(tight.argmax())
         dimension, over = tightest(self._problem, moves.before, node)
-        place = f"the tightest node is {self._problem.nodes[node].id}, {level_text(over)} of {NAMES[dimension]}"
+        place = (
+            f"the tightest node is {self._problem.nodes[node].id}, {level_text(over)} of {dimension_text(dimension)}"
+        )
         start = share_text(self._options.placement.start_threshold)
         if moves.started and self._problem.view.balancing > 0:
             return f"{place}; moves have begun, and end at {share_text(self._options.placement.stop_threshold)}"

@@ -11,6 +11,8 @@ class Taken(StrEnum):
 
     DRAIN = "drain"
     DISK_FULL = "disk-full"
+    RULE = "rule"
+    CAPACITY = "capacity"
     SPREAD = "spread"
     FUNCTION = "function"
     IN_MEMORY = "in-memory"
@@ -47,9 +49,15 @@ class Left(StrEnum):
     TARGET_CLOSED = "target-closed"
     TARGET_DISK = "target-disk"
     TARGET_MEMORY = "target-memory"
+    TARGET_CAPACITY = "target-capacity"
     WRONG_ZONE = "wrong-zone"
+    AGAINST_RULE = "against-a-rule"
     TABLE_SPREAD = "table-spread"
     NO_ROOM = "no-room"
+    OVER_CAPACITY = "over-capacity"
+    ACROSS_A_RULE = "across-a-rule"
+    RULE_BETWEEN = "rule-between"
+    BROKEN_RULE = "broken-rule"
     # It would not help enough.
     BALANCED = "balanced"
     NO_GAIN = "no-gain"
@@ -69,6 +77,8 @@ BUDGETS = (Left.MOVES_TOTAL, Left.MOVES_PER_NODE, Left.BYTES_PER_WINDOW, Left.WI
 MEANINGS: dict[str, str] = {
     Taken.DRAIN: "the node is draining and must be emptied",
     Taken.DISK_FULL: "the node's disk is over the share at which nodes are closed",
+    Taken.RULE: "a rule forbids the node, or wants the tablet elsewhere",
+    Taken.CAPACITY: "the node does more than its capacity allows",
     Taken.SPREAD: "the node has more tablets of the table than table_spread allows",
     Taken.FUNCTION: "the table's sharding function puts the tablet there",
     Taken.IN_MEMORY: "in-memory tables are spread evenly over the nodes' memory",
@@ -97,9 +107,15 @@ MEANINGS: dict[str, str] = {
     Left.TARGET_CLOSED: "the target is closed to new data",
     Left.TARGET_DISK: "the target's disk would be over close_at_disk_share",
     Left.TARGET_MEMORY: "the target's memory for in-memory tables would not hold it",
+    Left.TARGET_CAPACITY: "the target's capacity for reads or writes would be exceeded",
+    Left.AGAINST_RULE: "a rule of the bundle forbids the target",
     Left.WRONG_ZONE: "the target is outside the table's zones",
     Left.TABLE_SPREAD: "the target has as many tablets of the table as table_spread allows",
     Left.NO_ROOM: "no node may take the tablet",
+    Left.OVER_CAPACITY: "the node does more than its capacity allows, and no placement was found that would not",
+    Left.ACROSS_A_RULE: "a rule ends in the middle of the tablet",
+    Left.RULE_BETWEEN: "a rule ends between the tablets, which must stay apart",
+    Left.BROKEN_RULE: "a rule names keys that are not of the table's types",
     Left.BALANCED: "every node is within start_threshold of its share",
     Left.NO_GAIN: "the move would not make the balance better by min_gain",
     Left.OTHERS_BETTER: "other moves relieve the node for fewer bytes",

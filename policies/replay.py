@@ -6,6 +6,7 @@ begin where the first poll saw them, and from then on only the replay's own move
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +18,8 @@ from balancer.policies.simulator import Simulation, peak_load
 from balancer.policies.simulator_report import HIGH, minutes_above, moved_back
 from balancer.policies.simulator_scenario import MOST_TICKS, Scenario
 from balancer.policies.simulator_world import SimTablet
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # hours of the day are those of UTC: a record does not say where it was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,7 @@ class _Replay(Simulation):
         rate = views[-1].measured_bytes_per_second or options.budgets.expected_bytes_per_second
         tick = seconds / (len(views) - 1)
         super().__init__(Scenario("replay", seconds, tick, rate=rate, options=options), is_open)
+        self.world.began = EPOCH + timedelta(seconds=self.start)
         self.world.next_id = 1 + max(int(view.tablets.ids.max()) for view in views)
         self.options, self.next, self.held = options, 0, dict[str, RecordedContent]()
 

@@ -6,8 +6,9 @@ of one that no placement of its tablets could make better.
 
 import numpy as np
 
+from balancer.policies.day_loads import dimension_text
 from balancer.policies.figures import share_text
-from balancer.policies.move_reasons import NAMES, level_text, tightest
+from balancer.policies.move_reasons import level_text, tightest
 from balancer.policies.options import BundleOptions
 from balancer.policies.placement_candidates import STANDINGS
 from balancer.policies.placement_loads import LoadState, Problem
@@ -21,7 +22,7 @@ def stuck_text(moves: Moves, state: LoadState, node: int, options: BundleOptions
     dimension, over = tightest(problem, state, node)
     rows = np.flatnonzero(state.owner == node)
     free = rows[moves.standing[rows] == 0]
-    name = f"{problem.nodes[node].id} stays {level_text(over)} of {NAMES[dimension]}"
+    name = f"{problem.nodes[node].id} stays {level_text(over)} of {dimension_text(dimension)}"
     if not len(free):
         kept = np.bincount(moves.standing[rows], minlength=len(STANDINGS))
         code = STANDINGS[int(kept.argmax())] if len(rows) else None

@@ -145,7 +145,7 @@ class Simulation:
         self.story.lines.append((now, f"{'close' if closed else 'reopen'} {change.node}: {change.reason}"))
 
     def _sample(self, now: float, view: BundleView, plan: PlanResult) -> None:
-        problem = build_problem(replace(view, in_flight=()), self.scenario.options)
+        problem = build_problem(replace(view, in_flight=(), profile=None), self.scenario.options)
         held = initial_state(problem).held
         # The tightest dimension where the node has too much of one, else all of them together.
         worst, mean = tension(problem, held), -underuse(problem, held)

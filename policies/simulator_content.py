@@ -16,6 +16,7 @@ STEP = 1000  # distance between a range table's keys
 HASH_STEP = (1 << 63) // POINTS
 _END = np.iinfo(np.int64).max
 _DAY = 86400.0
+_BLOCK = 8  # points that have their peak at the same time: a 256th of the keys
 
 
 @dataclass(slots=True)
@@ -48,6 +49,10 @@ class Content:
                 raw = _hot(place, float(numbers[0]), float(numbers[1]), float(numbers[2]))
             case "daily":
                 raw = _hot(place, float(numbers[0]), float(numbers[1]), (now % _DAY) / _DAY)
+            case "peaks":
+                raw = _peaks(
+                    self.ranks[np.arange(count) // _BLOCK], int(numbers[0]), float(numbers[1]), (now % _DAY) / _DAY
+                )
             case "tail":
                 raw = np.append(np.full(count - 1, 0.05 / (count - 1)), 0.95)
             case _:
@@ -105,6 +110,13 @@ def shuffle(count: int, seed: int) -> Ints:
         other = (state >> 8) % (at + 1)
         order[at], order[other] = order[other], order[at]
     return np.array(order, dtype=np.int64)
+
+
+def _peaks(ranks: Ints, count: int, times: float, at: float) -> Floats:
+    """Every point has its peak at one of so many moments of the day; three hours before and after it is half over."""
+    away = np.abs((at - ranks % count / count + 0.5) % 1.0 - 0.5)
+    shape: Floats = 1.0 + (times - 1.0) * np.exp2(-((away * 8.0) ** 2))
+    return shape
 
 
 def _hot(place: Floats, share: float, width: float, at: float) -> Floats:

@@ -96,6 +96,11 @@ def minutes_above(story: Story) -> float:
     return sum(sample.peak > HIGH for sample in story.samples) * story.scenario.tick / 60
 
 
+def time_above(story: Story, times: float, start: float = 0.0) -> float:
+    """Seconds, from `start` on, in which some node did more than so many times its share of reads and writes."""
+    return sum(sample.peak > times for sample in story.samples if sample.at >= start) * story.scenario.tick
+
+
 def moved_back(story: Story) -> int:
     """Tablets that were sent back within an hour to a node they had left."""
     left: dict[tuple[int, str], float] = {}
@@ -129,6 +134,9 @@ def _verdict(story: Story, expectation: Statement) -> StoryVerdict:
                 raise ScenarioError(f"line {line}: the story ends before {time}")
             worst = min(scores)
             held, found = worst >= parse_number(number, line), f"{worst:.1f} at worst from then on"
+        case ("above", times, "for", "<=", time, "from", start):
+            spent = time_above(story, parse_number(times, line), parse_time(start, line))
+            held, found = spent <= parse_time(time, line), f"{spent / 60:.0f} minutes from then on"
         case ("empty", node):
             count = sum(tablet.node == node for mine in story.world.tablets.values() for tablet in mine)
             held, found = count == 0, f"{count} tablets on {node}"

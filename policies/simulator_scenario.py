@@ -17,9 +17,12 @@ One statement per line, `#` begins a comment. Sizes are like 10GB, times like 90
     expect actions <= 20                      expect score >= 80 from 4h    (to the end)
     expect moves <= 1 per tablet              expect says a hash as its prefix
     expect load <= 1.2 within 10m             (of every node's share, from so long after heat was confirmed)
+    expect above 1.2 for <= 30m from 2d       (time in which some node does more than 1.2 times its share)
 
-Load lies `even`, by `zipf:EXPONENT`, `hot:SHARE:WIDTH:AT` (fractions of the key space), at the `tail`, or `daily:SHARE:
-WIDTH`, a hot part that wanders through the key space once a day. `data=load` gives bytes where the load is.
+A story begins on a Monday at midnight. Load lies `even`, by `zipf:EXPONENT`, `hot:SHARE:WIDTH:AT` (fractions of the key
+space), at the `tail`, `daily:SHARE:WIDTH`, a hot part that wanders through the key space once a day, or `peaks:COUNT:
+TIMES`: every 256th of the keys has its peak at one of so many hours of the day, with so many times its load of other
+hours. `data=load` gives bytes where the load is.
 """
 
 import re
@@ -37,7 +40,7 @@ MOST_NODES = 1_000
 MOST_TABLETS = 100_000
 _LONGEST = 3660 * 86400.0
 _LARGEST = 1e18  # bytes, or any other number: more than any cluster has
-_LOADS = {"even": 0, "tail": 0, "zipf": 1, "hot": 3, "daily": 2}
+_LOADS = {"even": 0, "tail": 0, "zipf": 1, "hot": 3, "daily": 2, "peaks": 2}
 NODE_VERBS = ("drain", "undrain", "down", "up", "close", "open", "fail")
 
 
@@ -135,9 +138,13 @@ def parse_load(text: str, line: int) -> str:
     kind, *numbers = text.split(":")
     if kind not in _LOADS or len(numbers) != _LOADS[kind]:
         raise ScenarioError(
-            f"line {line}: {text!r:.200} is not a load; there are even, tail, zipf:EXPONENT, hot:SHARE:WIDTH:AT and"
-            " daily:SHARE:WIDTH"
+            f"line {line}: {text!r:.200} is not a load; there are even, tail, zipf:EXPONENT, hot:SHARE:WIDTH:AT,"
+            " daily:SHARE:WIDTH and peaks:COUNT:TIMES"
         )
+    if kind == "peaks":
+        if not parse_count(numbers[0], line, most=24) or parse_number(numbers[1], line, most=1000) < 1:
+            raise ScenarioError(f"line {line}: {text!r:.200}: 1 to 24 peaks of 1 to 1000 times the rest")
+        return text
     for number in numbers:
         parse_number(number, line, most=1.0 if kind != "zipf" else 10.0)
     return text

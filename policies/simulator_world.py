@@ -6,6 +6,7 @@ shows it to the policies as the daemon would show the real one.
 
 from bisect import insort
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from balancer.policies.bundle_view import (
     TabletHistory,
     TableView,
 )
+from balancer.policies.day_book import DayBook
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.heat import hot_tablets
 from balancer.policies.keys import KeyType, decode_key, encode_key
@@ -35,6 +37,7 @@ LOWEST_KEY, HIGHEST_KEY = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 _KEYS = (KeyType.BIGINT,)
 _SAMPLES = 300
 _REMEMBERED = 300.0  # seconds of rates
+MONDAY = datetime(2001, 1, 1, tzinfo=UTC)  # a story begins on a Monday at midnight, no matter which
 
 
 @dataclass(slots=True, order=True)
@@ -91,6 +94,10 @@ class World:
     pinned: frozenset[int] = frozenset()
     tail: Tail = field(default_factory=Tail)
     reshaped_last: bool = False
+    began: datetime = MONDAY
+    book: DayBook = field(default_factory=DayBook)
+    parents: dict[int, tuple[tuple[int, ...], int]] = field(default_factory=dict)
+    """Tablets that splits and merges have made: of which, and how many."""
     next_id: int = 1
     next_flight: int = 1
 
@@ -113,6 +120,7 @@ class World:
     def view(self, now: float, heat: HeatOptions, **window: float | None) -> BundleView:
         """What the daemon would show to the policies after a poll."""
         view = self._bare_view(now)
+        view = replace(view, profile=self.book.note(view, self.began + timedelta(seconds=now), self.parents))
         self._remember(view, heat)
         hot = [tablet for tablet, history in self.history.items() if history.hot_polls]
         view = replace(view, history=dict(self.history), samples=self._samples(view, hot))
@@ -192,6 +200,7 @@ class World:
         made = [SimTablet(at, self._new_id(), action.source, leaf) for at, leaf, _ in parts]
         for tablet, (_, _, node) in zip(made, parts, strict=True):
             insort(self.tablets[action.table], tablet)
+            self.parents[tablet.id] = tuple(one.id for one in old), len(made)
             if node and node != action.source:
                 self.promises.append(Promise(((tablet.id, node),), f"a split made it for {node}", "follow-up"))
         return [tablet.id for tablet in made]

@@ -4,25 +4,27 @@
 started now is for the budgets.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.bundle_view import Floats, Ints, NodeCondition
+from balancer.policies.day_loads import plans_by_profile
 from balancer.policies.movers import move_by_count, move_by_metric, move_in_memory
 from balancer.policies.options import BundleOptions
 from balancer.policies.placement import balance
 from balancer.policies.placement_candidates import Decider, Standings, deciders, is_resting, standings, switches
 from balancer.policies.placement_fill import make_spread
+from balancer.policies.placement_fit import fit_capacities
 from balancer.policies.placement_functions import follow_functions
-from balancer.policies.placement_loads import Bools, LoadState, Problem, initial_state
+from balancer.policies.placement_loads import Bools, LoadState, Problem, build_problem, initial_state
 from balancer.policies.placement_refine import Able
-from balancer.policies.placement_urgent import drain, movable_in_need, relieve_disks, spread_out
+from balancer.policies.placement_urgent import drain, movable_in_need, obey_rules, relieve_disks, spread_out
 from balancer.policies.reasons import Taken
 
 CODES: tuple[Taken, ...] = tuple(Taken)
-URGENT = (Taken.DRAIN, Taken.DISK_FULL)
+URGENT = (Taken.DRAIN, Taken.DISK_FULL, Taken.RULE, Taken.CAPACITY)
 
 
 @dataclass(slots=True)
@@ -35,12 +37,13 @@ class Moves:
     standing: Standings
     codes: npt.NDArray[np.int8] = field(init=False)  # T: index into CODES, -1 for tablets that stay
     stranded: Ints = field(init=False)  # rows that should leave at once and that no node can take
+    overfull: Ints = field(init=False)  # nodes over a capacity for reads or writes that no placement found relieves
     started: bool = False
     """Whether some node was far enough from its share for the objective to start."""
 
     def __post_init__(self) -> None:
         self.codes = np.full(len(self.problem.ids), -1, dtype=np.int8)
-        self.stranded = np.zeros(0, dtype=np.int64)
+        self.stranded = self.overfull = np.zeros(0, dtype=np.int64)
 
     def rows(self) -> Ints:
         """The tablets that should move."""
@@ -61,6 +64,11 @@ class Moves:
         """Why this tablet should move."""
         return CODES[int(self.codes[row])]
 
+    def take_over(self, owner: Ints) -> None:
+        """Moves what another state, of the same tablets and nodes, has elsewhere."""
+        for row in np.flatnonzero(owner != self.after.owner).tolist():
+            self.after.move(self.problem, row, int(owner[row]))
+
     def mark(self, previous: Ints, code: Taken) -> None:
         """Notes the reason for all that has changed since `previous`; an urgent reason stays."""
         changed = self.after.owner != previous
@@ -74,8 +82,10 @@ def plan_moves(problem: Problem, options: BundleOptions, reserved: Bools | None 
     moves = Moves(problem, before, before.copy(), standings(problem, options))
     unreserved = np.ones(len(problem.ids), dtype=np.bool_) if reserved is None else ~reserved
     _urgent(moves, options, unreserved)
+    _obey(moves, options, unreserved)
     # What leaves a draining node may still be sent elsewhere, to where it fits best; what relieves a disk stays put.
-    free = (moves.standing == 0) & unreserved & (moves.codes != CODES.index(Taken.DISK_FULL))
+    kept = np.isin(moves.codes, [CODES.index(Taken.DISK_FULL), CODES.index(Taken.CAPACITY)])
+    free = (moves.standing == 0) & unreserved & ~kept
     moves.after.disk_room -= headroom(problem, options)
     _movers(moves, options, free)
     _objective(moves, options, free)
@@ -90,18 +100,49 @@ def headroom(problem: Problem, options: BundleOptions) -> Floats:
 
 
 def _urgent(moves: Moves, options: BundleOptions, unreserved: Bools) -> None:
-    problem, state = moves.problem, moves.after
+    """By the load of now: what must leave at once must not find its new node busy."""
+    if not plans_by_profile(moves.problem.view, options) or not _has_need(moves.problem):
+        _leave(moves, moves.problem, moves.after, options, unreserved)
+        return
+    problem = build_problem(replace(moves.problem.view, profile=None), options)
+    state = initial_state(problem)
+    _leave(moves, problem, state, options, unreserved)
+
+
+def _has_need(problem: Problem) -> bool:
+    """Whether any node is drained, full, or was closed."""
+    condition = problem.conditions(NodeCondition.DRAINING, NodeCondition.CLOSED)
+    return bool(condition.any() or (problem.disk_room < 0).any())
+
+
+def _leave(moves: Moves, problem: Problem, state: LoadState, options: BundleOptions, unreserved: Bools) -> None:
     able = movable_in_need(moves.standing)
     spread = make_spread(problem, state.owner, options.placement.table_spread)
     fixed = deciders(problem, options, Decider.FUNCTION)
-    previous = state.owner.copy()
+    previous = moves.after.owner.copy()
     follow_functions(problem, state, able & fixed & problem.conditions(NodeCondition.DRAINING)[state.owner], options)
     stranded = [drain(problem, state, able, options, spread)]
+    moves.take_over(state.owner)
     moves.mark(previous, Taken.DRAIN)
-    previous = state.owner.copy()
+    previous = moves.after.owner.copy()
     stranded.append(relieve_disks(problem, state, able & ~fixed & unreserved, options, spread))
+    moves.take_over(state.owner)
     moves.mark(previous, Taken.DISK_FULL)
     moves.stranded = np.unique(np.concatenate(stranded))
+
+
+def _obey(moves: Moves, options: BundleOptions, unreserved: Bools) -> None:
+    """Off nodes that rules forbid, then off nodes that do more than they can."""
+    problem, state = moves.problem, moves.after
+    able = movable_in_need(moves.standing) & unreserved & ~deciders(problem, options, Decider.FUNCTION)
+    previous = state.owner.copy()
+    spread = make_spread(problem, state.owner, options.placement.table_spread)
+    moves.stranded = np.union1d(moves.stranded, obey_rules(problem, state, able, options, spread))
+    moves.mark(previous, Taken.RULE)
+    if problem.limits:
+        previous = state.owner.copy()
+        moves.overfull = fit_capacities(problem, state, able)
+        moves.mark(previous, Taken.CAPACITY)
 
 
 def _movers(moves: Moves, options: BundleOptions, free: Bools) -> None:

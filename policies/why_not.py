@@ -10,16 +10,19 @@ import numpy as np
 
 from balancer.policies.budgets import Admission
 from balancer.policies.bundle_view import BundleView, NodeCondition
-from balancer.policies.figures import bytes_text, share_text
-from balancer.policies.move_reasons import NAMES, level_text, tightest
+from balancer.policies.day_loads import dimension_text
+from balancer.policies.figures import bytes_text, rate_text, share_text
+from balancer.policies.move_reasons import level_text, tightest
 from balancer.policies.objective import move_gains
 from balancer.policies.options import BundleOptions
 from balancer.policies.order import Picker
 from balancer.policies.placement import payback_seconds, pays_back
 from balancer.policies.placement_candidates import STANDINGS, Decider, back_off_seconds, decider
 from balancer.policies.placement_fill import make_spread
+from balancer.policies.placement_limits import within
 from balancer.policies.placement_loads import LoadState, Problem, build_problem, tension, underuse
 from balancer.policies.reasons import BUDGETS, MEANINGS, Left
+from balancer.policies.rule_splits import rule_against
 from balancer.policies.wanted_moves import Moves, headroom, plan_moves
 
 
@@ -123,7 +126,10 @@ class _Question:
         if zones and node.zone not in zones:
             text = f"{node.id} is in zone {node.zone or '(none)'}, table {self.table.name} lives in {', '.join(zones)}"
             return self._say(Left.WRONG_ZONE, text, f"add {node.zone or 'its zone'} to the zones of {self.table.name}")
-        return None
+        rule = rule_against(self.problem.view, self.options, self.tablet, node.id)
+        return (
+            self._say(Left.AGAINST_RULE, rule, f"change {rule.partition(':')[0].split(' keeps')[0]}") if rule else None
+        )
 
     def _room(self) -> WhyNot | None:
         problem, size = self.problem, float(self.problem.sizes[self.row])
@@ -137,6 +143,8 @@ class _Question:
         if memory > max(left, 0.0):
             text = f"{name} has {bytes_text(max(left, 0.0))} of memory left, it needs {bytes_text(memory)}"
             return self._say(Left.TARGET_MEMORY, text, f"give {name} {bytes_text(memory - left)} more memory")
+        if not within(problem.limited[self.row], problem.limit_room[self.target]):
+            return self._capacity(name)
         spread = make_spread(problem, problem.home, self.options.placement.table_spread)
         if spread is not None and spread.full(problem.tables[[self.row]], np.array([self.target]))[0]:
             limit = int(spread.limits[problem.tables[self.row]])
@@ -144,6 +152,13 @@ class _Question:
                 Left.TABLE_SPREAD, f"{name} has {limit} tablets of {self.table.name}", "raise table_spread"
             )
         return None
+
+    def _capacity(self, name: str) -> WhyNot:
+        problem, more, room = self.problem, self.problem.limited[self.row], self.problem.limit_room[self.target]
+        worst = int((room - more).argmin())
+        limit, left = problem.limits[worst], max(float(room[worst]), 0.0)
+        text = f"{name} may be given {rate_text(left)} of {limit.text} more, this does {rate_text(float(more[worst]))}"
+        return self._say(Left.TARGET_CAPACITY, text, f"raise the capacity of {name} for {limit.rate}")
 
     def _soft(self) -> WhyNot | None:
         code = STANDINGS[int(self.moves.standing[self.row])]
@@ -183,7 +198,7 @@ class _Question:
         dimension, over = tightest(self.problem, self.moves.before, node)
         text = (
             f"the bundle is balanced: the tightest node is {self._name(node)}, {level_text(over)} of "
-            f"{NAMES[dimension]}, and moves start at {share_text(start)}"
+            f"{dimension_text(dimension)}, and moves start at {share_text(start)}"
         )
         return self._say(Left.BALANCED, text, f"set start_threshold below {max(worst, low, 0.0):.3f}")
 
@@ -237,7 +252,7 @@ class _Question:
         return float(move_gains(self.problem, state, np.array([self.row]), np.array([self.target]))[0])
 
     def _wanted(self) -> float:
-        weighted = (self.problem.loads[self.row] * self.problem.weights**2).sum()
+        weighted = (self.problem.loads[self.row] * self.problem.floors).sum()
         return float(self.options.placement.min_gain * 2.0 * weighted)
 
     def _name(self, node: int) -> str:

@@ -62,7 +62,13 @@ class NodeShape(Document):
     rewound: str = Field(description="why it is known to have gone back in time, and what to do; empty: it is not")
     tablets: int
     loads: dict[str, float]
-    capacity: dict[str, float] = Field(description="bytes of disk and of memory, where known")
+    capacity: dict[str, float] = Field(
+        description="bytes of disk and of memory, rows written and read per second, where known"
+    )
+    day: list[float | None] = Field(
+        description="for each hour of a working day, of the weekend on such a day: its reads and writes over its share;"
+        " null: not known; empty: no hour is known"
+    )
     database_bytes: float
     connections: int
     retained_wal_bytes: float

@@ -100,7 +100,10 @@ class _Recorder:
             bundle.name,
             poll,
             options=bundle.options,
-            capacities={node.id: Capacity(node.disk, node.memory) for node in bundle.nodes.values()},
+            capacities={
+                node.id: Capacity(node.disk, node.memory, node.write_rate, node.read_rate)
+                for node in bundle.nodes.values()
+            },
             remembered=Remembered(),
         )
         return RecordedPoll(view, _scheduled(self._settings, bundle), bundle.timezone)

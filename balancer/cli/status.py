@@ -28,6 +28,8 @@ OLD = 60.0  # seconds after which a note is not believed any more: several ticks
 NODE_COLUMNS = ("node", "state", "tablets", "size", "writes_per_s", "reads_per_s", "remark")
 HOT_COLUMNS = ("tablet", "table", "part", "node", "writes_per_s", "reads_per_s", "size")
 
+_NO_DAY = "no hour of the day has been seen yet: the first is known when it ends"
+
 BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; else all")]
 
 
@@ -74,14 +76,17 @@ def hot(
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
+    profile: Annotated[bool, typer.Option("--profile", help="by their busiest hour of the day, not by now")] = False,
 ) -> None:
     """The tablets with the most rows read and written per second, as the leader last saw them."""
     seen = _read_once(directory, config)
     rows = []
     for name in _bundles(seen.snapshot, bundle):
-        rows += (seen.notes.get(name) or {}).get("hot", [])
+        rows += (seen.notes.get(name) or {}).get("hot_by_day" if profile else "hot", [])
     rows.sort(key=lambda row: -(row["write_rate"] + row["read_rate"]))
-    show_rows([_hot_row(seen.snapshot, row, output) for row in rows], HOT_COLUMNS, output, empty=_cold(seen))
+    columns = (*HOT_COLUMNS[:4], "busiest", *HOT_COLUMNS[4:]) if profile else HOT_COLUMNS
+    empty = _NO_DAY if profile and seen.notes else _cold(seen)
+    show_rows([_hot_row(seen.snapshot, row, output) for row in rows], columns, output, empty=empty)
 
 
 def read(directory: Directory) -> Seen:
@@ -96,6 +101,7 @@ def status_documents(seen: Seen, bundle: str | None = None) -> Iterator[dict[str
     for name in _bundles(seen.snapshot, bundle):
         note = dict(seen.notes.get(name) or {})
         note.pop("hot", None)
+        note.pop("hot_by_day", None)
         age = _age(note.get("at"), seen.now)
         yield {
             "bundle": name,
@@ -225,6 +231,7 @@ def _hot_row(snapshot: Snapshot, row: dict[str, Any], output: Output) -> dict[st
         "table": row["table"],
         "part": None if tablet is None else bounds_text(snapshot.tables[tablet.table], tablet),
         "node": row["node"],
+        **({"busiest": row["busiest"]} if "busiest" in row else {}),
         "writes_per_s": row["write_rate"],
         "reads_per_s": row["read_rate"],
         "size": row["bytes"] if output is Output.JSON else format_size(row["bytes"]),

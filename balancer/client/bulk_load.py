@@ -5,7 +5,7 @@ A batch of a node is there whole or not at all; one that a switch has refused is
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 from operator import itemgetter
 from typing import Any
@@ -25,6 +25,12 @@ from balancer.relation_names import Name, parse_name
 
 Row = Sequence[Any]
 Perform = Callable[[Request], Any]
+Share = tuple[str, set[Location], list[Row]]
+"""A node, its tablets that are proven, and the rows that it gets."""
+Refusal = tuple[psycopg.Error, list[Row]] | None
+
+MOST_PROVEN = 64
+"""Tablets of a node that are all proven for a batch; where there are more, only those that get a row."""
 
 
 class BulkLoad:
@@ -49,31 +55,46 @@ class BulkLoad:
         source = iter(rows)
         nodes = len(self._routes.snapshot.nodes) or 1
         with ThreadPoolExecutor(min(nodes, 16), thread_name_prefix="copy") as threads:
-            while part := list(islice(source, batch)):
+            part = list(islice(source, batch))
+            while part:
+                sent = [threads.submit(self._send, share) for share in self._shares(part)]
+                following = list(islice(source, batch))  # read while the servers are busy
                 try:
-                    self._load_batch(part, threads)
+                    self._finish(sent, threads)
                 except (Unavailable, OutcomeUnknown) as error:
                     raise type(error)(f"{error}; the {done} rows before this batch are there") from error
                 done += len(part)
+                part = following
         return done
 
-    def _load_batch(self, rows: list[Row], threads: ThreadPoolExecutor) -> None:
+    def _finish(self, sent: list[Future[Refusal]], threads: ThreadPoolExecutor) -> None:
+        """Until every share of a batch is there."""
         clock = self._routes.clock
-        deadline = clock.monotonic() + self._patience
-        attempts = Attempts(deadline, clock.monotonic)
-        while rows:
+        attempts = Attempts(clock.monotonic() + self._patience, clock.monotonic)
+        while True:
             version = self._routes.snapshot.version
-            shares = list(self._shares(rows))
-            failed: list[tuple[psycopg.Error, list[Row]]] = []
-            for error, left in threads.map(self._send, shares):
-                if error is not None:
-                    failed.append((error, left))
-            rows = [row for _, left in failed for row in left]
-            if failed:
-                self._routes.wait(version, attempts.pause_after(failed[0][0]))
+            wait(sent)  # all of them: a batch that goes on after its failure was raised would be a surprise
+            refused = [answer for answer in (one.result() for one in sent) if answer is not None]
+            if not refused:
+                return
+            self._routes.wait(version, attempts.pause_after(refused[0][0]))
+            rows = [row for _, left in refused for row in left]
+            sent = [threads.submit(self._send, share) for share in self._shares(rows)]
 
-    def _shares(self, rows: list[Row]) -> Iterator[tuple[str, set[Location], list[Row]]]:
+    def _shares(self, rows: list[Row]) -> Iterator[Share]:
         """By node: the tablets that get a row, and the rows."""
+        try:
+            snapshot, places = self._routes.grouped(self._name, list(map(self._key, rows)))
+        except ImportError:  # without numpy: key by key
+            return self._located(rows)
+        mine: dict[str, set[Location]] = {}
+        for tablet in snapshot.tablets(self._table.id):
+            mine.setdefault(tablet.node, set()).add(Location(tablet.node, tablet.id, tablet.epoch))
+        if any(len(mine[node]) > MOST_PROVEN for node in places):
+            return self._located(rows)
+        return ((node, mine[node], [rows[at] for at in found.tolist()]) for node, found in places.items())
+
+    def _located(self, rows: list[Row]) -> Iterator[Share]:
         locate, key, name = self._routes.locate, self._key, self._name
         shares: dict[str, tuple[set[Location], list[Row]]] = {}
         for row in rows:
@@ -85,8 +106,8 @@ class BulkLoad:
             share[1].append(row)
         return ((node, *share) for node, share in shares.items())
 
-    def _send(self, share: tuple[str, set[Location], list[Row]]) -> tuple[psycopg.Error | None, list[Row]]:
-        """One transaction on one node. Returns an error that another try may cure, and then nothing was done."""
+    def _send(self, share: Share) -> Refusal:
+        """One transaction on one node. Returns an error that another try may cure: then nothing was done."""
         node, tablets, rows = share
         loan: Loan | None = None
         began = False
@@ -105,7 +126,7 @@ class BulkLoad:
                 raise
             return error, rows
         else:
-            return None, []
+            return None
         finally:
             if loan is not None:
                 _roll_back(loan)

@@ -18,7 +18,7 @@ from psycopg import sql
 from balancer.client.key_cover import KeyStretch, Vanished, parts, stretches, tablet_finder
 from balancer.client.locate import Location
 from balancer.client.routing import Routes
-from balancer.client.transaction_steps import Held, Isolation, Request, Wish, ask, enter, leave
+from balancer.client.transaction_steps import Held, Isolation, Request, Wish, ask, ask_together, enter, leave
 from balancer.directory.model import Table
 from balancer.errors import Unavailable, UserError
 from balancer.relation_names import Name, parse_name
@@ -27,7 +27,11 @@ Outcome = TypeVar("Outcome")
 Row = tuple[Any, ...]
 Values = Sequence[Any] | Mapping[str, Any] | None
 Drive = Callable[[Generator[Request, Any, Any]], Any]
+Found = tuple[KeyStretch, tuple[Outcome, ...]]
+"""A tablet that was asked and its one answer; none: it is not there any more."""
 
+MOST_TOGETHER = 32
+"""Tablets that one message asks: their answers are kept until the last of them is there."""
 PAGE = 1_000
 """Rows that `scan` fetches at once."""
 
@@ -66,38 +70,89 @@ class EveryShard:
         self._patience = patience
 
     def run(self, work: Callable[[KeyStretch], Outcome]) -> Iterator[Outcome]:
-        """Answers as they come. The first failure ends it, with the number of tablets that had answered by then."""
-        waiting = stretches(self._routes.snapshot, self._table)
-        running: dict[Future[Outcome], KeyStretch] = {}
+        """Calls it for every tablet; answers as they come."""
+
+        def one(group: list[KeyStretch]) -> list[Found[Outcome]]:
+            try:
+                return [(group[0], (work(group[0]),))]
+            except Vanished:
+                return [(group[0], ())]
+
+        return self._run([[stretch] for stretch in stretches(self._routes.snapshot, self._table)], one)
+
+    def ask_all(self, statement: str, values: Values) -> Iterator[tuple[int, str, list[Row]]]:
+        """Tablet, node and rows of each answer. Tablets of one node share messages: most of the cost is in those."""
+        self.shard(stretches(self._routes.snapshot, self._table)[0], "").format(statement)  # refused at once, if at all
+
+        def group(together: list[KeyStretch]) -> list[Found[tuple[int, str, list[Row]]]]:
+            found = self._ask_together(statement, values, together)
+            return found if found is not None else [self._ask_one(statement, values, one) for one in together]
+
+        return self._run(self._groups(), group)
+
+    def _groups(self) -> list[list[KeyStretch]]:
+        """Tablets of one node each, so many that every thread gets some."""
+        snapshot = self._routes.snapshot
+        by_node: dict[str, list[KeyStretch]] = {}
+        for stretch in stretches(snapshot, self._table):
+            by_node.setdefault(snapshot.tablet(stretch.tablet).node, []).append(stretch)
+        total = sum(map(len, by_node.values()))
+        size = max(1, min(MOST_TOGETHER, -(-total // self._at_once)))
+        return [mine[at : at + size] for mine in by_node.values() for at in range(0, len(mine), size)]
+
+    def _run(
+        self, waiting: list[list[KeyStretch]], work: Callable[[list[KeyStretch]], list[Found[Outcome]]]
+    ) -> Iterator[Outcome]:
+        """The first failure ends it, with the number of tablets that had answered by then."""
+        running: set[Future[list[Found[Outcome]]]] = set()
         done = 0
         with ThreadPoolExecutor(self._at_once, thread_name_prefix="shards") as threads:
             try:
                 while waiting or running:
                     while waiting and len(running) < self._at_once:
-                        stretch = waiting.pop(0)
-                        running[threads.submit(work, stretch)] = stretch
-                    ready, _ = wait(running, return_when=FIRST_COMPLETED)
-                    for future in ready:
-                        stretch = running.pop(future)
-                        try:
-                            answer = future.result()
-                        except Vanished:
-                            waiting[:0] = parts(self._routes.snapshot, self._table, stretch)
-                            continue
-                        done += 1
-                        yield answer
+                        running.add(threads.submit(work, waiting.pop(0)))
+                    ready, running = wait(running, return_when=FIRST_COMPLETED)
+                    for stretch, answers in (found for future in ready for found in future.result()):
+                        if not answers:
+                            waiting[:0] = [[part] for part in parts(self._routes.snapshot, self._table, stretch)]
+                        done += len(answers)
+                        yield from answers
             except Unavailable as error:
                 raise Unavailable(f"{error}; {done} tablets had answered") from error
             finally:
                 for future in running:
                     future.cancel()
 
-    def ask(self, statement: str, values: Values, stretch: KeyStretch) -> tuple[Location, list[Row]]:
-        """One message: proof, statement, end. Returns where the tablet was, and the rows."""
+    def _ask_one(self, statement: str, values: Values, stretch: KeyStretch) -> Found[tuple[int, str, list[Row]]]:
+        """One message: proof, statement, end. No answer: the tablet has vanished."""
         text = self.shard(stretch, "").format(statement)
         work = ask(self._finder(stretch), self._wish(), self._routes.clock.monotonic, text, values)
-        found: tuple[Location, list[Row]] = self._drive(work)
-        return found
+        try:
+            location, rows = self._drive(work)
+        except Vanished:
+            return stretch, ()
+        return stretch, ((stretch.tablet, location.node, rows),)
+
+    def _ask_together(
+        self, statement: str, values: Values, group: list[KeyStretch]
+    ) -> list[Found[tuple[int, str, list[Row]]]] | None:
+        """All in one message; None: something is in the way of one of them. They only read: they may be asked again."""
+        try:
+            places = [self._finder(stretch)()[1] for stretch in group]
+        except Vanished:
+            return None
+        if len(group) == 1 or len({place.node for place in places}) > 1:
+            return None
+        wish = self._wish()
+        texts = [self.shard(stretch, "").format(statement) for stretch in group]
+        together = [(wish.opening(place), text) for place, text in zip(places, texts, strict=True)]
+        rows = self._drive(ask_together(places[0].node, together, values))
+        if rows is None:
+            return None
+        return [
+            (stretch, ((stretch.tablet, place.node, mine),))
+            for stretch, place, mine in zip(group, places, rows, strict=True)
+        ]
 
     @contextmanager
     def transaction(self, stretch: KeyStretch, *, read_only: bool) -> Iterator[tuple[Shard, Any]]:

@@ -281,13 +281,8 @@ class Router:
         `{orders}` stands for the tablet's partition of that root. One message per tablet; each answers for its own
         moment. `client.merging` adds answers up.
         """
-        every = self._every(table, at_once, patience)
-
-        def work(stretch: KeyStretch) -> TabletAnswer:
-            location, rows = every.ask(statement, values, stretch)
-            return TabletAnswer(stretch.tablet, location.node, rows)
-
-        return every.run(work)
+        answers = self._every(table, at_once, patience).ask_all(statement, values)
+        return (TabletAnswer(*answer) for answer in answers)
 
     def scan(
         self,
@@ -376,11 +371,13 @@ class Router:
                     connection.wait(command(connection, statements))
             case ExecuteEach(orders):
                 return _execute_each(orders)
-            case Query(loan, opening, statement, values):
+            case Query(loan, transactions, values):
                 with psycopg.ClientCursor(loan.connection) as cursor:
-                    # Without parameters of its own the message is sent as it is: several statements, one round trip.
-                    text = cursor.mogrify(statement, values)
-                    return _rows_of(cursor.execute(opening.decode() + "; " + text + "; COMMIT"))
+                    # Without parameters of its own the message is sent as it is: many statements, one round trip.
+                    texts = [
+                        f"{opening.decode()}; {cursor.mogrify(one, values)}; COMMIT" for opening, one in transactions
+                    ]
+                    return _rows_of(cursor.execute("; ".join(texts)))
             case Undo(loan):
                 loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):
@@ -390,14 +387,16 @@ class Router:
         return None
 
 
-def _rows_of(cursor: psycopg.Cursor[Any]) -> list[Any]:
-    """The rows of every statement of a message that has any."""
-    found = []
+def _rows_of(cursor: psycopg.Cursor[Any]) -> list[list[Any]]:
+    """The rows of each transaction of a message."""
+    found: list[list[Any]] = [[]]
     while True:
         if cursor.description is not None:
-            found += cursor.fetchall()
+            found[-1] += cursor.fetchall()
+        elif cursor.statusmessage == "COMMIT":
+            found.append([])
         if not cursor.nextset():
-            return found
+            return found[:-1]
 
 
 def _execute_each(orders: tuple[tuple[Loan, bytes], ...]) -> list[psycopg.Error | None]:

@@ -70,6 +70,10 @@ class Routes:
 
     def group(self, table: str, keys: Any) -> "dict[str, Rows]":
         """See `Router.group`."""
+        return self.grouped(table, keys)[1]
+
+    def grouped(self, table: str, keys: Any) -> "tuple[Snapshot, dict[str, Rows]]":
+        """The same, with the snapshot by which it is true."""
         from balancer.client.bulk import BulkMap  # noqa: PLC0415 - numpy is needed by this method alone
 
         maps = self._newest()
@@ -79,7 +83,7 @@ class Routes:
             self._bulk = (maps, known)
         if table not in known:
             known[table] = BulkMap(maps.snapshot, maps.table(table))
-        return known[table].group(keys)
+        return maps.snapshot, known[table].group(keys)
 
     def node(self, node: str) -> Node:
         """A node's record by the newest snapshot known: its address may change at any time."""

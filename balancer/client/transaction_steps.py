@@ -5,7 +5,7 @@ throws the driver's errors back in. So there is one copy of the logic: what is w
 when it is given up. `balancer.hold` on the node is what makes it safe (see `balancer.nodes.client_functions`).
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -58,11 +58,10 @@ class ExecuteEach(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A whole transaction in one message: its opening, a statement with its values, COMMIT; answered with the rows."""
+    """Whole transactions in one message, each an opening and a statement; answered with the rows of each."""
 
     loan: Loan
-    opening: bytes
-    statement: Composed
+    transactions: Sequence[tuple[bytes, Composed]]
     values: Any
 
 
@@ -144,11 +143,33 @@ def ask(
     whole = partial(_query, statement, values)
     held, rows = yield from _begun(find, wish, monotonic, whole)
     yield GiveBack(held.loan)
-    return held.location, rows
+    return held.location, rows[0]
+
+
+def ask_together(
+    node: str, transactions: Sequence[tuple[bytes, Composed]], values: Any
+) -> Generator[Request, Any, list[list[Any]] | None]:
+    """Several of them in one message to a node; None: one was refused, and all may be asked again one by one."""
+    loan: Loan | None = None
+    try:
+        loan = yield Borrow(node, LONGEST_BORROW)
+        rows: list[list[Any]] = yield Query(loan, transactions, values)
+    except psycopg.Error as error:
+        if loan is not None:
+            yield from _put_away(loan)
+        if classify_entry(error) is Failure.OTHER:
+            raise
+        return None
+    except BaseException:
+        if loan is not None:
+            yield GiveBack(loan)
+        raise
+    yield GiveBack(loan)
+    return rows
 
 
 def _query(statement: Composed, values: Any, loan: Loan, opening: bytes) -> Query:
-    return Query(loan, opening, statement, values)
+    return Query(loan, [(opening, statement)], values)
 
 
 def _begun(

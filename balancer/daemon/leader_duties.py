@@ -196,8 +196,10 @@ class Leading:
             present = snapshot.commands.get(command)
             if present is None or present.state is not CommandState.WAITING:
                 return
-            modes = {bundle.name: bundle.mode for bundle in self._settings().bundles.values()}
-            decided, outcome = decide(present, snapshot, self._clock.now(), modes)
+            bundles = self._settings().bundles.values()
+            modes = {bundle.name: bundle.mode for bundle in bundles}
+            options = {bundle.name: bundle.options for bundle in bundles}
+            decided, outcome = decide(present, snapshot, self._clock.now(), modes, options)
             if outcome.round:  # the bundle's tick acts, and then answers
                 self._replan(outcome.round)
                 return

@@ -18,13 +18,14 @@ from balancer.planner.balancing import BalancingBook
 from balancer.planner.keys_in_use import Samples
 from balancer.planner.metrics import Reporter
 from balancer.planner.node_samples import NodeSampler
+from balancer.planner.profile_keeper import ProfileKeeper
 from balancer.planner.recorder import Recorder
 from balancer.planner.state import BundleState
 from balancer.planner.summary import STATUS_TOPIC, summary
 from balancer.planner.tick import BundleTick, failed_tick
 from balancer.polling.addresses import addresses_of, cluster_name
 from balancer.polling.footings import FootingBook
-from balancer.polling.poller import Poller
+from balancer.polling.poller import Poller, heirs
 from balancer.settings import BundleSettings, Mode, Settings
 
 log = structlog.get_logger()
@@ -54,6 +55,7 @@ class _Bundle:
     poller: Poller
     book: FootingBook
     balancing: BalancingBook
+    profile: ProfileKeeper
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -130,14 +132,16 @@ class Ticks:
                     newest_epoch=lambda: self._around.directory().snapshot().epoch,
                     book=book,
                 )
-                tick = BundleTick(poller, Samples(self._around.directory()), self._sampler, self._clock)
-                self._bundles[bundle.name] = _Bundle(tick, poller, book, BalancingBook(bundle.name))
+                profile = ProfileKeeper(bundle.name)
+                tick = BundleTick(poller, Samples(self._around.directory()), self._sampler, self._clock, profile)
+                self._bundles[bundle.name] = _Bundle(tick, poller, book, BalancingBook(bundle.name), profile)
             return self._bundles[bundle.name]
 
     def _state(self, kept: _Bundle, settings: Settings, bundle: BundleSettings, snapshot: Snapshot) -> BundleState:
         try:
             leading = self._around.leading
             tail = kept.balancing.read(self._around.directory(), leading)
+            kept.profile.read(self._around.directory(), leading, heirs(snapshot))
             return kept.tick.run(replace(self._occasion(settings, bundle, snapshot, leading), tail=tail))
         except BalancerError as error:
             log.warning("tick failed", error=str(error))
@@ -193,6 +197,7 @@ class Ticks:
                 self._around.directory().publish(STATUS_TOPIC, state.bundle, summary(state))
                 if kept is not None:
                     kept.book.publish(self._around.directory(), state.bundle)
+                    kept.profile.write(self._around.directory())
                     if not state.error:
                         kept.balancing.write(self._around.directory(), state.tail)
             except BalancerError as error:

@@ -6,8 +6,10 @@ from itertools import pairwise
 from balancer.directory.model import EXPIRY, Layout, Pause, Put, RangeBounds, RecordKind, Remove, Table, Tablet
 from balancer.errors import Refused
 from balancer.planner.command_context import CommandContext, Outcome
+from balancer.planner.rules_kept import refuse_against_rules, refuse_over_bounds
 from balancer.policies.bundle_view import Action, ActionKind, Part
 from balancer.policies.hash_leaves import Leaf
+from balancer.policies.options import BundleOptions
 from balancer.settings import WantedMode
 
 MOST_PARTS = 1000  # of one split: all of them are made at once on the tablet's node
@@ -22,6 +24,8 @@ def move(context: CommandContext) -> Outcome:
     table = context.snapshot.tables[tablet.table]
     if node.bundle != table.bundle:
         raise Refused(f"node {node.id} belongs to bundle {node.bundle}, the table {table.name} to {table.bundle}")
+    options = context.options.get(table.bundle, BundleOptions())
+    refuse_against_rules(context.snapshot, table.bundle, options, tablet.id, node.id)
     return _act(
         context, Action(ActionKind.MOVE, table.name, (tablet.id,), _why(context), "operator", tablet.node, node.id)
     )
@@ -73,6 +77,8 @@ def merge(context: CommandContext) -> Outcome:
     nodes = {tablet.node for tablet in tablets}
     if len(nodes) > 1:
         raise Refused(f"the tablets are on different nodes ({', '.join(sorted(nodes))}): move them together first")
+    options = context.options.get(table.bundle, BundleOptions())
+    refuse_over_bounds(context.snapshot, table.bundle, options, [tablet.id for tablet in tablets])
     action = Action(
         ActionKind.MERGE,
         table.name,

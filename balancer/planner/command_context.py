@@ -9,6 +9,7 @@ from balancer.directory.model import Change, Node, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
 from balancer.policies.bundle_view import Action
+from balancer.policies.options import BundleOptions
 from balancer.settings import Mode, WantedMode
 
 
@@ -60,6 +61,8 @@ class CommandContext:
     now: datetime
     modes: Mapping[str, Mode] = field(default_factory=dict)
     """Bundle → its mode, as the leader's configuration has it; one that is not here is not known."""
+    options: Mapping[str, BundleOptions] = field(default_factory=dict)
+    """Bundle → its options, as the leader's configuration has them; one that is not here is not known."""
 
     def word(self, name: str) -> str:
         """A required argument."""

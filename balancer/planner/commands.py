@@ -34,6 +34,7 @@ from balancer.planner.command_context import CommandContext, Ending, Outcome
 from balancer.planner.command_nodes import close, drain, lost, rejoin, tablet_lost, undrain
 from balancer.planner.memory import FORGIVEN, failures_of
 from balancer.planner.rounds import run_now
+from balancer.policies.options import BundleOptions
 from balancer.settings import Mode
 
 
@@ -60,10 +61,14 @@ def submit(
 
 
 def decide(
-    command: Command, snapshot: Snapshot, now: datetime, modes: Mapping[str, Mode] | None = None
+    command: Command,
+    snapshot: Snapshot,
+    now: datetime,
+    modes: Mapping[str, Mode] | None = None,
+    options: Mapping[str, BundleOptions] | None = None,
 ) -> tuple[Command, Outcome]:
     """The command as it is kept in the history, and what is to be done. Our errors become its refusal."""
-    context = CommandContext(snapshot, command.arguments, command.author, now, modes or {})
+    context = CommandContext(snapshot, command.arguments, command.author, now, modes or {}, options or {})
     try:
         outcome = VERBS[command.verb](context)
     except BalancerError as error:

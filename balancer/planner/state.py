@@ -9,6 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from balancer.policies.bundle_view import BundleView, PlanResult
+from balancer.policies.day_report import DayReport
 from balancer.policies.tail import NOTHING_BEGUN, Tail
 from balancer.settings import Mode
 
@@ -76,4 +77,5 @@ class BundleState:
     started: tuple[str, ...] = ()  # migrations that this tick has begun, in words
     not_started: tuple[str, ...] = ()  # why actions that were due could not be begun
     tail: Tail = NOTHING_BEGUN  # how far balancing that has begun has come
+    day: DayReport | None = None  # what its hours are like; None: nothing is known of them yet
     error: str = ""  # of the tick itself: one broken bundle never stops another

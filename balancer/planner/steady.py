@@ -27,7 +27,12 @@ def much_the_same(before: BundleView, after: BundleView) -> bool:
     """Whether nothing has changed that a plan could see, but the time."""
     if not 0.0 <= after.now - before.now <= KEPT_SECONDS:
         return False
-    if after.samples or _facts(before) != _facts(after) or _longer(before, after):
+    if (
+        before.profile is not after.profile
+        or after.samples
+        or _facts(before) != _facts(after)
+        or _longer(before, after)
+    ):
         return False
     nodes = zip(before.nodes, after.nodes, strict=True)
     return all(_same_node(*pair) for pair in nodes) and _same_tablets(before, after)

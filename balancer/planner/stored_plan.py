@@ -24,10 +24,13 @@ from balancer.policies.bundle_view import (
     NodeView,
     Part,
     PlanResult,
+    ProfileColumns,
     TabletColumns,
     TabletHistory,
     TableView,
 )
+from balancer.policies.day_parts import DaySpan
+from balancer.policies.day_profile import LOADS
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.keys import KeyType
 from balancer.policies.options import BundleOptions
@@ -92,6 +95,7 @@ def pack_input(view: BundleView, options: BundleOptions) -> str:
         "balancing": view.balancing,
         "overloaded_since": dict(view.overloaded_since),
         "reshaped_last": view.reshaped_last,
+        "profile": _pack_profile(view.profile),
     }
     return base64.b64encode(zlib.compress(json.dumps(document, sort_keys=True).encode(), 6)).decode()
 
@@ -123,6 +127,7 @@ def _read_input(document: Any) -> tuple[BundleView, BundleOptions]:
         balancing=document.get("balancing", 0.0),
         overloaded_since={str(node): float(at) for node, at in document.get("overloaded_since", {}).items()},
         reshaped_last=document.get("reshaped_last", False),
+        profile=_unpack_profile(document.get("profile"), len(arrays["ids"])),
     )
     options: BundleOptions = build(BundleOptions, model_of(BundleOptions).model_validate(document["options"]))
     return view, options
@@ -153,6 +158,17 @@ def _unpack_array(packed: list[str] | None) -> Any:
     if packed is None:
         return None
     return np.frombuffer(base64.b64decode(packed[1]), dtype=packed[0]).copy()
+
+
+def _pack_profile(profile: ProfileColumns | None) -> Any:
+    return None if profile is None else [[list(span) for span in profile.spans], _pack_array(profile.rates)]
+
+
+def _unpack_profile(packed: Any, tablets: int) -> ProfileColumns | None:
+    if packed is None:
+        return None
+    spans = tuple(DaySpan(int(first), int(last)) for first, last in packed[0])
+    return ProfileColumns(spans, _unpack_array(packed[1]).reshape(len(LOADS), tablets, len(spans)))
 
 
 def _pack_samples(samples: KeySamples) -> dict[str, Any]:

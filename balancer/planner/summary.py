@@ -7,6 +7,8 @@ import numpy as np
 
 from balancer.planner.state import BundleState, NodeReport
 from balancer.policies.bundle_view import BundleView
+from balancer.policies.day_parts import DaySpan, span_text
+from balancer.policies.day_report import PeakHour
 
 STATUS_TOPIC = "status"
 """The topic of the notes; their names are those of the bundles."""
@@ -40,6 +42,7 @@ def summary(state: BundleState) -> dict[str, Any]:
         },
         "nodes": [_node(node, state.view) for node in state.nodes],
         "hot": [] if state.view is None else _hottest(state.view),
+        "hot_by_day": [] if state.day is None else [_peak(peak) for peak in state.day.peaks],
         "tick_seconds": round(state.tick_seconds, 3),
         "error": state.error,
     }
@@ -91,6 +94,18 @@ def _hottest(view: BundleView) -> list[dict[str, Any]]:
         for row in rows.tolist()
         if rates[row] > 0
     ]
+
+
+def _peak(peak: PeakHour) -> dict[str, Any]:
+    return {
+        "tablet": peak.tablet,
+        "table": peak.table,
+        "node": peak.node,
+        "busiest": span_text(DaySpan(peak.slot, peak.slot)),
+        "write_rate": round(peak.write_rate, 3),
+        "read_rate": round(peak.read_rate, 3),
+        "bytes": peak.size,
+    }
 
 
 def _time(moment: datetime | None) -> str | None:

@@ -18,6 +18,7 @@ from balancer.planner.follow_up import follow_ups, promised
 from balancer.planner.keys_in_use import AskNode, Samples
 from balancer.planner.memory import Memory
 from balancer.planner.openings import Openings, look
+from balancer.planner.profile_keeper import ProfileKeeper
 from balancer.planner.reports import in_words, node_reports, running
 from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
 from balancer.planner.steady import much_the_same, starts_nothing
@@ -27,7 +28,7 @@ from balancer.policies.heat import hot_tablets
 from balancer.policies.options import BundleOptions
 from balancer.policies.plan import make_plan
 from balancer.policies.promises import affordable, credited, waiting_flights
-from balancer.polling.poller import ClusterPoll, Poller
+from balancer.polling.poller import ClusterPoll, Poller, heirs
 from balancer.polling.view import Capacity, Remembered, build_view
 from balancer.settings import BundleSettings, Mode
 
@@ -37,8 +38,11 @@ RATE_SAMPLE = 20  # finished moves from which the rate of the next ones is estim
 class BundleTick:
     """Keeps what one bundle's ticks remember."""
 
-    def __init__(self, poller: Poller, samples: Samples, ask_node: AskNode, clock: Clock) -> None:
+    def __init__(
+        self, poller: Poller, samples: Samples, ask_node: AskNode, clock: Clock, profile: ProfileKeeper | None = None
+    ) -> None:
         self._poller = poller
+        self._profile = profile
         self._samples = samples
         self._ask_node = ask_node
         self._clock = clock
@@ -86,6 +90,7 @@ class BundleTick:
             started=acts.words,
             not_started=acts.refused,
             tail=occasion.tail.after(plan, acts.begun),
+            day=None if self._profile is None else self._profile.report(view),
         )
 
     def _plan(self, view: BundleView, options: BundleOptions, *, again: bool) -> PlanResult:
@@ -116,7 +121,10 @@ class BundleTick:
             bundle.name,
             poll,
             options=bundle.options,
-            capacities={node.id: Capacity(node.disk, node.memory) for node in bundle.nodes.values()},
+            capacities={
+                node.id: Capacity(node.disk, node.memory, node.write_rate, node.read_rate)
+                for node in bundle.nodes.values()
+            },
             remembered=remembered,
         )
         heat = bundle.options.heat
@@ -130,7 +138,11 @@ class BundleTick:
             samples = self._samples.of(view, snapshot, hot, self._ask_node, heat.min_samples)
         overloaded = self._memory.note_nodes(view, bundle.options)
         view = replace(view, samples=samples, overloaded_since=overloaded)
-        return replace(view, reshaped_last=_reshaped_last(migrations))
+        view = replace(view, reshaped_last=_reshaped_last(migrations))
+        if self._profile is None:
+            return view
+        profile = self._profile.note(view, now, bundle.timezone, poll.rates, heirs(snapshot))
+        return replace(view, profile=profile)
 
     def _moved(self, migrations: Sequence[Migration]) -> float:
         """Bytes of the moves begun since the present window opened."""

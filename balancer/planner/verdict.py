@@ -172,6 +172,8 @@ def _hindrance(plan: PlanResult) -> str:
     if not hindered:
         return ""
     code = max(hindered, key=lambda code: hindered[code])
+    if code in _NAMED:
+        return next((found.reason for found in plan.rejections if found.code == code), _HINDRANCES[code])
     return f"{_count(hindered[code], 'candidate')} kept back: {_HINDRANCES[code]}"
 
 
@@ -184,10 +186,16 @@ _HINDRANCES = {
     "target-disk": "no node has the disk space for them",
     "target-memory": "no node has the memory for them",
     "no-room": "no node has room for them",
+    "over-capacity": "nodes do more than their capacities allow, and no placement was found that would not",
+    "across-a-rule": "a rule ends in the middle of tablets that cannot be cut now",
+    "broken-rule": "a rule names keys that are not of the table's types",
     "window-too-short": "the window is too short for them; see finish_by",
     "bytes-per-window": "the bytes of this window are used up",
 }
 
+
+_NAMED = ("over-capacity", "broken-rule")
+"""Hindrances of the whole bundle, whose own sentences say which node or rule it is."""
 
 _OFF = {
     "mover-off": "moves are switched off; see enable_cell_balancer and enable_in_memory_cell_balancer",

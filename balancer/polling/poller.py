@@ -122,7 +122,7 @@ class Poller:
         answers = self._fan_out.ask(questions, self._patience)
         reports = {node: self._report(node, answer, snapshot, index) for node, answer in answers.items()}
         sample = _sample(reports, index, at, own_work(snapshot, self._polls))
-        self._rates = advance(self._rates, sample, index.ids, _heirs(snapshot))
+        self._rates = advance(self._rates, sample, index.ids, heirs(snapshot))
         return ClusterPoll(self._clock.now().timestamp(), snapshot.version, reports, self._rates)
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class Poller:
         return max(snapshot.epoch, self._newest_epoch()) if newer else snapshot.epoch
 
 
-def _heirs(snapshot: Snapshot) -> dict[int, Heir]:
+def heirs(snapshot: Snapshot) -> dict[int, Heir]:
     """Tablets that splits and merges have made."""
     return {
         target.id: Heir(record.sources, len(record.targets))

@@ -39,10 +39,12 @@ LONG_WINDOW = 2  # an hour, for metrics that ask for it
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the bundle's file says of a node that PostgreSQL cannot know. Bytes; None: not said."""
+    """What the bundle's file says of a node that PostgreSQL cannot know. Bytes, rows per second; None: not said."""
 
     disk: int | None = None
     memory: int | None = None
+    write_rate: float | None = None
+    read_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ def _node(node: Node, report: NodeAnswer | None, capacity: Capacity) -> NodeView
         disk_capacity=capacity.disk,
         disk_used=used,
         memory=capacity.memory,
+        write_capacity=capacity.write_rate,
+        read_capacity=capacity.read_rate,
         closed_by_daemon=node.reason.startswith(CLOSED_BY_DAEMON),
     )
 

@@ -24,6 +24,7 @@ from balancer.policies.options import (
     BudgetOptions,
     HeatOptions,
     PlacementOptions,
+    PlacementRule,
     TableOptions,
 )
 from balancer.settings.autonomy import Mode
@@ -202,6 +203,19 @@ def waits_for_restart(started: DaemonFile, read: DaemonFile) -> list[str]:
     return [name for name in READ_AT_START if getattr(started, name) != getattr(read, name)]
 
 
+class CapacitySection(Section):
+    """`capacity = { … }` of a node: what it can bear; plans keep below it, and give each node its share by it."""
+
+    write_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Rows per second written to its tablets; None: not limited. Larger: more is put there; smaller: less."""
+    read_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Rows per second read from its tablets; None: not limited. Larger: more is put there; smaller: less."""
+    memory: Size | None = None
+    """The node's `memory`, by another name. Larger: it gets more of the in-memory tables; smaller: less."""
+    disk: Size | None = None
+    """The node's `disk`, by another name. Larger: more tablets are put there; smaller: it is closed sooner."""
+
+
 class NodeSection(Section):
     """`[nodes.ID]`: one PostgreSQL database."""
 
@@ -222,6 +236,14 @@ class NodeSection(Section):
     memory: Size | None = None
     """Bytes of memory for in-memory tables; None: as much as any other node. Larger: it gets more of their tablets;
     smaller: fewer."""
+    capacity: CapacitySection = CapacitySection()
+
+    @model_validator(mode="after")
+    def _capacities_are_said_once(self) -> Self:
+        for name in ("disk", "memory"):
+            if getattr(self, name) is not None and getattr(self.capacity, name) is not None:
+                raise ValueError(f"{name} is given beside capacity.{name}: say it once")
+        return self
 
 
 class _TableShape(Section):
@@ -254,6 +276,7 @@ MigrationSection: Any = create_model(
 BalancerSection: Any = model_of(BalancerOptions)
 HeatSection: Any = model_of(HeatOptions)
 PlacementSection: Any = model_of(PlacementOptions)
+RuleSection: Any = model_of(PlacementRule)
 
 
 class BundleFile(_EnvironmentFirst):
@@ -273,3 +296,5 @@ class BundleFile(_EnvironmentFirst):
     migration: MigrationSection = MigrationSection()
     nodes: dict[str, NodeSection] = {}
     tables: dict[str, TableSection] = {}
+    rules: list[RuleSection] = []
+    """Where tablets must and must not live; checked at every plan."""

@@ -17,12 +17,14 @@ from pydantic_settings.exceptions import SettingsError
 
 from balancer.errors import UserError
 from balancer.outside import one_line, read_secret_file, read_text_file, visible
+from balancer.policies.bundle_view import NodeView
 from balancer.policies.options import (
     BalancerOptions,
     BudgetOptions,
     BundleOptions,
     HeatOptions,
     PlacementOptions,
+    PlacementRule,
     TableOptions,
 )
 from balancer.settings import rules
@@ -31,6 +33,7 @@ from balancer.settings.derive import build
 from balancer.settings.files import BundleFile, DaemonFile, NodeSection
 from balancer.settings.migration import MigrationSettings
 from balancer.settings.mistakes import ConfigurationError, Mistake, translate
+from balancer.settings.placement_rules import check_rules
 
 DEFAULT_PLACES = (Path("balancer.toml"), Path("/etc/tablet-balancer/balancer.toml"))
 
@@ -46,6 +49,8 @@ class NodeSettings:
     weight: float
     disk: int | None
     memory: int | None
+    write_rate: float | None = None
+    read_rate: float | None = None
     forward_user: str = ""
     forward_password: SecretStr | None = None
 
@@ -183,9 +188,13 @@ def _load_bundle(file: Path, daemon: BaseModel | None, mistakes: list[Mistake]) 
         heat=build(HeatOptions, read.heat),
         placement=build(PlacementOptions, read.placement),
         budgets=build(BudgetOptions, read.migration),
+        rules=tuple(build(PlacementRule, rule) for rule in read.rules),
     )
     migration = build(MigrationSettings, read.migration)
     mistakes.extend(Mistake(str(file), key, message) for key, message in _broken_rules(options, migration))
+    layouts = {name: _table(name, section).layout for name, section in read.tables.items()}
+    places = [NodeView(name, zone=section.zone) for name, section in read.nodes.items()]
+    mistakes.extend(Mistake(str(file), key, message) for key, message in check_rules(options, places, layouts))
     for name, section in read.tables.items():
         found = rules.check_periods(options.tables[name], _table(name, section).layout)
         mistakes.extend(Mistake(str(file), f"tables.{name}.{key}", message) for key, message in found)
@@ -249,8 +258,10 @@ def _node(name: str, section: NodeSection, file: Path, mistakes: list[Mistake]) 
         password=password,
         zone=section.zone,
         weight=section.weight,
-        disk=section.disk,
-        memory=section.memory,
+        disk=section.disk or section.capacity.disk,
+        memory=section.memory or section.capacity.memory,
+        write_rate=section.capacity.write_rate,
+        read_rate=section.capacity.read_rate,
         forward_user=section.forward_user,
         forward_password=forward,
     )

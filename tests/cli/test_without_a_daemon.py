@@ -50,6 +50,7 @@ NOTE = {
     },
     "nodes": [{"node": "pg-a", "reachable": False, "error": "no route", "unreachable_since": "noon"}],
     "hot": [{"tablet": 3, "table": "orders", "node": "pg-c", "write_rate": 7.5, "read_rate": 2.0, "bytes": 2048.0}],
+    "hot_by_day": [],
 }
 
 
@@ -68,9 +69,9 @@ def call(directory: SqliteDirectory, tmp_path: Path) -> Any:
     return run
 
 
-def leave_note(directory: SqliteDirectory, seconds: float) -> None:
+def leave_note(directory: SqliteDirectory, seconds: float, **more: Any) -> None:
     at = SystemClock().now() - timedelta(seconds=seconds)
-    directory.publish(STATUS_TOPIC, "shop", {**NOTE, "at": at.isoformat()})
+    directory.publish(STATUS_TOPIC, "shop", {**NOTE, **more, "at": at.isoformat()})
 
 
 def test_help_names_every_command() -> None:
@@ -129,6 +130,17 @@ def test_hot_tablets_are_shown_with_their_keys(directory: SqliteDirectory, call:
     assert call("hot").out == "no instance has reported yet: start `balancer run`\n"
     leave_note(directory, 2)
     assert call("hot").out.splitlines()[1] == "3\torders\thash % 8 = 2\tpg-c\t7.5\t2\t2.0 KB"
+
+
+def test_hot_tablets_are_shown_by_their_busiest_hour(directory: SqliteDirectory, call: Any) -> None:
+    leave_note(directory, 2)
+    assert "no hour of the day has been seen yet" in call("hot", "--profile").out
+    peak = {"tablet": 3, "table": "orders", "node": "pg-c", "busiest": "from 18 to 19 h", "bytes": 2048.0}
+    leave_note(directory, 2, hot_by_day=[{**peak, "write_rate": 90.0, "read_rate": 2.0}])
+    shown = call("hot", "--profile").out.splitlines()
+    assert shown[1] == "3\torders\thash % 8 = 2\tpg-c\tfrom 18 to 19 h\t90\t2\t2.0 KB"
+    (row,) = json.loads(call("hot", "--profile", "-o", "json").out)
+    assert row["busiest"] == "from 18 to 19 h"
 
 
 def test_without_a_plan_the_commands_say_so(call: Any) -> None:

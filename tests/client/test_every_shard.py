@@ -6,7 +6,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from balancer.client import Router, summed, top
+from balancer.client import Router, every_shard, summed, top
 from balancer.errors import Unavailable, UserError
 from tests.support.fleet import until
 from tests.support.shards import Shards, user_of
@@ -48,6 +48,13 @@ def test_a_moved_tablet_is_asked_where_it_went_and_its_former_owner_not_at_all(f
     assert next(answer.node for answer in answers if answer.tablet == 1) == other
 
 
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message for each tablet: else those of a node are asked before a test can do anything between them."""
+    monkeypatch.setattr(every_shard, "MOST_TOGETHER", 1)
+
+
+@pytest.mark.usefixtures("one_by_one")
 def test_one_that_is_split_before_it_is_asked_answers_in_parts(filled: Router, shards: Shards) -> None:
     before = whole(filled)
     answers = filled.map("orders", COUNT, at_once=1)
@@ -60,6 +67,7 @@ def test_one_that_is_split_before_it_is_asked_answers_in_parts(filled: Router, s
     assert summed(found) == before
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_one_that_is_merged_with_one_that_has_answered_ends_the_question(filled: Router, shards: Shards) -> None:
     with shards.leading() as migrate:
         migrate.split(1)

@@ -1,8 +1,10 @@
 """The page in a real browser, on a real server."""
 
+import re
 from dataclasses import replace
 from datetime import timedelta
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
@@ -11,6 +13,7 @@ from balancer.api.server import ApiServer
 from balancer.directory.model import Bundle, Node, Put, Remove, Tablet
 from balancer.planner.recorder import Recorder
 from balancer.planner.state import StateWord
+from balancer.policies.day_report import DayReport
 from balancer.policies.keys import KeyType, encode_key
 from tests.support.browser import visit
 from tests.support.bundle_states import Rate, report_small, view_of_snapshot
@@ -200,6 +203,19 @@ def test_markup_in_names_is_shown_as_text(browser: Browser, server: ApiServer, i
         wait_for(seen.page, "#truth", MARKUP)
         assert seen.page.locator("img").count() == 0
         assert "tablet-balancer" in seen.page.title()
+        assert seen.complaints == []
+
+
+def test_the_day_of_a_node_is_drawn_and_told(browser: Browser, server: ApiServer, instance: Instance) -> None:
+    relative = np.full((48, 3), np.nan)
+    relative[:, 0], relative[18::24, 0] = 0.9, 1.41
+    report_small(instance, day=DayReport(relative, ()))
+    with visit(browser, server.url) as seen:
+        strip = seen.page.locator("[data-node=pg-a] .day")
+        expect(strip).to_have_attribute("aria-label", re.compile(r"at most 1\.41 × its share, from 18 to 19 h"))
+        assert strip.locator("rect").count() == 24
+        assert strip.locator("rect.above").count() == 1
+        assert seen.page.locator("[data-node=pg-b] .day").count() == 0
         assert seen.complaints == []
 
 

@@ -16,6 +16,7 @@ from balancer.planner.command_context import Outcome
 from balancer.planner.commands import decide, request
 from balancer.policies.bundle_view import ActionKind
 from balancer.policies.hash_leaves import Leaf
+from balancer.policies.options import BundleOptions, PlacementRule, TableOptions
 from balancer.settings import Mode
 from tests.support.directories import HASHED, RANGED, fill, frame, key, leaves, migration, ranges, transaction
 
@@ -48,6 +49,35 @@ def test_drain_says_how_many_tablets_will_leave(directory: SqliteDirectory) -> N
     assert isinstance(change, Put)
     assert (change.record.state, change.record.reason) == (NodeState.DRAINING, "drained by ann@host: new disk")  # type: ignore[union-attr]
     assert outcome.replan == "shop"
+
+
+def test_a_move_and_a_merge_against_a_rule_are_refused(directory: SqliteDirectory) -> None:
+    """Range tablets 1001 … 1004 are cut at 10, 20 and 30; the rule is about keys from 20 on."""
+    snapshot = directory.snapshot()
+    rule = PlacementRule("late", ("events",), keys_from=(20,), not_nodes=("pg-b",))
+    options = {"shop": BundleOptions(rules=(rule,))}
+
+    def told(verb: str, **arguments: Any) -> tuple[CommandState, str]:
+        command, outcome = decide(request(verb, arguments, "ann@host", NOW), snapshot, NOW, {}, options)
+        return command.state, outcome.result
+
+    refused, reason = told("move", tablet="1003", node="pg-b")
+    assert refused is CommandState.REFUSED
+    assert reason == "tablet 1003 may not go to pg-b: rule late: they stay off pg-b"
+    assert told("move", tablet="1002", node="pg-b")[0] is CommandState.DONE
+    refused, reason = told("merge", tablets=["1002", "1003"])
+    assert (refused, reason) == (
+        CommandState.REFUSED,
+        "rule late ends between these tablets: they must stay apart",
+    )
+    assert told("merge", tablets=["1003", "1004"])[0] is CommandState.DONE
+
+
+def test_a_move_out_of_the_zones_of_a_table_is_refused(directory: SqliteDirectory) -> None:
+    options = {"shop": BundleOptions(tables={"events": TableOptions(zones=("eu",))})}
+    command = request("move", {"tablet": "1003", "node": "pg-b"}, "ann@host", NOW)
+    _, outcome = decide(command, directory.snapshot(), NOW, {}, options)
+    assert outcome.result == "tablet 1003 may not go to pg-b: it is in zone (none), and table events lives in eu"
 
 
 def test_a_pin_ends_by_itself(directory: SqliteDirectory) -> None:

@@ -57,7 +57,7 @@ def floor_of(moves: Moves, state: LoadState, rows: tuple[int, ...]) -> float:
     sources = tension(problem, state.held)[moves.before.owner[list(rows)]]
     pressing = bool((sources > placement.start_threshold).any())
     carried = problem.loads[list(rows)].sum(axis=0)
-    return float(joint_floor(carried, problem.weights, placement.min_gain, pressing=pressing))
+    return float(joint_floor(carried, problem.floors, placement.min_gain, pressing=pressing))
 
 
 def test_no_set_has_a_move_that_it_can_do_without() -> None:

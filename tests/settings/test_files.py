@@ -52,6 +52,15 @@ group = "hot"
 """
 
 
+RULED = """
+nodes = { n1 = { dsn = "postgresql://n1/shop", zone = "eu" }, n2 = { dsn = "postgresql://n2/shop" } }
+[tables]
+orders = { roots = ["orders"], layout = "range", key = ["region", "id"] }
+ledger = { roots = ["ledger"], layout = "hash", key = ["id"] }
+archive = { roots = ["archive"], layout = "hash", key = ["id"] }
+"""
+
+
 def write(folder: Path, daemon: str = DAEMON, bundles: Mapping[str, str] | None = None) -> Path:
     (folder / "bundles").mkdir(exist_ok=True)
     for name, text in (bundles or {}).items():
@@ -178,11 +187,12 @@ def test_a_number_of_tablets_that_was_asked_for_is_also_the_least(tmp_path: Path
 def test_the_readmes_examples_are_right_configurations(tmp_path: Path) -> None:
     """What a newcomer copies: checked by the program's own `config check`."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    daemon, bundle, by_time = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
+    daemon, bundle, by_time, rules = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
     (tmp_path / "bundles").mkdir()
     (tmp_path / "balancer.toml").write_text(daemon)
     (tmp_path / "bundles" / "shop.toml").write_text(bundle)
     (tmp_path / "bundles" / "log.toml").write_text(by_time)
+    (tmp_path / "bundles" / "ruled.toml").write_text(RULED + rules)
     checked = balancer_here("config", "check", "--config", tmp_path / "balancer.toml")
     assert (checked.code, checked.err) == (0, "")
     settings = load_settings(tmp_path / "balancer.toml")

@@ -69,8 +69,24 @@ function nodeCard(node, most, means) {
     "article", { class: node.reachable && !node.disagreements ? "card" : "card trouble", "data-node": node.id },
     element("header", {}, element("b", {}, node.id), element("span", { class: `chip ${stateClass(state)}` }, state)),
     ...bars,
+    dayStrip(node),
     ...notes.map((note) => element("p", { class: "quiet" }, note)),
   );
+}
+
+// One column per hour, as high as the node's load over its share; the line is the share itself, the top twice of it.
+function dayStrip(node) {
+  const known = node.day.map((level, hour) => [level, hour]).filter(([level]) => level !== null);
+  if (!known.length) return null;
+  const [worst, at] = known.reduce((most, one) => (one[0] > most[0] ? one : most));
+  const text = `The day in reads and writes: at most ${number(worst)} × its share, from ${at} to ${at + 1} h; ${known.length} of 24 hours are known`;
+  const drawn = svg("svg", { class: "day", viewBox: "0 0 24 2", preserveAspectRatio: "none", role: "img", "aria-label": text });
+  for (const [level, hour] of known) {
+    const height = Math.min(2, level);
+    drawn.append(svg("rect", { class: level > 1.2 ? "above" : "even", x: hour + 0.05, y: 2 - height, width: 0.9, height }));
+  }
+  drawn.append(svg("path", { d: "M0 1H24" }));
+  return element("div", { class: "hours-of-day", title: text }, drawn, element("p", { class: "hours quiet", "aria-hidden": "true" }, ...["0", "6", "12", "18", "24 h"].map((hour) => element("span", {}, hour))));
 }
 
 function stateClass(state) {

@@ -1,6 +1,8 @@
 """Bundles and nodes as documents, from the states of the last tick."""
 
 from collections.abc import Iterable, Mapping
+from math import isnan
+from zoneinfo import ZoneInfo
 
 from balancer import __version__
 from balancer.api.shapes import BundleShape, Leader, NodeShape, ScoreShape, Status
@@ -11,6 +13,7 @@ from balancer.logs import mask
 from balancer.planner.loads import imbalance, node_loads
 from balancer.planner.state import BundleState, NodeReport
 from balancer.policies.bundle_view import PlanResult
+from balancer.policies.day_parts import HOURS, hour_slot
 
 
 def chosen(source: Source, bundle: str | None) -> list[BundleState]:
@@ -80,18 +83,35 @@ def _nodes_of(state: BundleState, known: Mapping[str, Node]) -> Iterable[NodeSha
         carried = {} if at is None else {name: round(float(column[at]), 3) for name, column in loads.items()}
         capacity: dict[str, float] = {}
         if at is not None and view is not None:
-            limits = {"bytes": view.nodes[at].disk_capacity, "memory": view.nodes[at].memory}
+            node = view.nodes[at]
+            limits = {"bytes": node.disk_capacity, "memory": node.memory}
+            limits |= {"write_rate": node.write_capacity, "read_rate": node.read_capacity}
             capacity = {name: limit for name, limit in limits.items() if limit is not None}
-        yield _node(state.bundle, report, known.get(report.id), carried, capacity)
+        yield _node(state, report, known.get(report.id), carried, capacity, day=_day(state, at))
+
+
+def _day(state: BundleState, at: int | None) -> list[float | None]:
+    """A node's hours over its share, of a day of today's kind."""
+    if state.day is None or at is None:
+        return []
+    today = state.at.astimezone(ZoneInfo(state.schedule.timezone)).replace(hour=0)
+    hours = state.day.relative[hour_slot(today) : hour_slot(today) + HOURS, at].tolist()
+    return [None if isnan(hour) else round(hour, 2) for hour in hours]
 
 
 def _node(
-    bundle: str, report: NodeReport, record: Node | None, loads: dict[str, float], capacity: dict[str, float]
+    state: BundleState,
+    report: NodeReport,
+    record: Node | None,
+    loads: dict[str, float],
+    capacity: dict[str, float],
+    *,
+    day: list[float | None],
 ) -> NodeShape:
     since = report.unreachable_since
     return NodeShape(
         id=report.id,
-        bundle=bundle,
+        bundle=state.bundle,
         state=report.state,
         reason=mask(report.reason),
         zone=record.zone if record else "",
@@ -105,6 +125,7 @@ def _node(
         tablets=int(loads.get("tablets", 0)),
         loads=loads,
         capacity=capacity,
+        day=day,
         database_bytes=report.database_bytes,
         connections=report.connections,
         retained_wal_bytes=report.retained_wal_bytes,

@@ -1,0 +1,99 @@
+"""Keeps a bundle's profile up to date from tick to tick. In memory only: who calls it keeps it elsewhere, too.
+
+The tick and the simulator show it each view; in return they get what a plan sees of the profile. What is measured is
+gathered and folded in when the hour ends.
+"""
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.policies.bundle_view import BundleView, Ints, NodeCondition, ProfileColumns
+from balancer.policies.day_parts import hour_slot
+from balancer.policies.day_profile import DayProfile, Gathered, Parents, align, completed, fold, newest, no_profile
+from balancer.policies.day_spans import profile_columns
+
+LONGEST_STEP: Final = 1800.0
+"""Seconds for which one view may stand: a process that slept for longer has not seen what happened meanwhile."""
+_REWRITTEN: Final = 4  # hours whose notes know other tablets by now, written with each hour that ends
+
+
+@dataclass(slots=True, eq=False)
+class DayBook:
+    """One bundle's."""
+
+    profile: DayProfile = field(default_factory=no_profile)
+    changed: set[int] = field(default_factory=set)
+    """Hours that must be written down: who has done so takes them out."""
+    stale: list[int] = field(default_factory=list)
+    """Hours that were written down for tablets that have been split or merged since: a few with each hour's end."""
+    _gathered: Gathered | None = None
+    _last: float | None = None
+    _seen: tuple[DayProfile, Ints, int, ProfileColumns | None] | None = None
+
+    def note(
+        self, view: BundleView, local: datetime, parents: Parents, measured: npt.NDArray[np.bool_] | None = None
+    ) -> ProfileColumns | None:
+        """One more view, at this local time. `measured`: which of its tablets have rates; None: all."""
+        order = np.argsort(view.tablets.ids, kind="stable")
+        self._align(view.tablets.ids[order], parents)
+        known = np.ones(len(order), dtype=np.bool_) if measured is None else measured[order]
+        up = np.array([node.condition is not NodeCondition.DOWN for node in view.nodes], dtype=np.bool_)
+        known = known & up[view.tablets.node[order]]
+        gathered = self._present(local)
+        if self._last is not None and view.now > self._last:
+            rates = view.tablets.write_rate[order], view.tablets.read_rate[order]
+            gathered.add(rates, known, min(view.now - self._last, LONGEST_STEP))
+        self._last = view.now
+        return self._columns(view)
+
+    def take(self, other: DayProfile, parents: Parents) -> None:
+        """What another instance has kept, where that is newer than what this one knows."""
+        other = completed(other, parents)
+        if not len(self.profile):
+            self.profile = other
+        elif len(other):
+            self.profile = newest(self.profile, align(other, self.profile.ids, parents))
+
+    def _align(self, ids: Ints, parents: Parents) -> None:
+        before = self.profile
+        self.profile = align(before, ids, parents)
+        if self.profile is not before and len(before):
+            self.stale = [slot for slot, levels in enumerate(self.profile.hours) if levels is not None]
+        if self._gathered is not None:
+            self._gathered = self._gathered.follow(ids)
+
+    def _present(self, local: datetime) -> Gathered:
+        """What is being gathered; what belongs to another hour is folded in first."""
+        slot, day = hour_slot(local), local.toordinal()
+        gathered = self._gathered
+        if gathered is not None and (gathered.slot, gathered.day) != (slot, day):
+            self._fold(gathered)
+            gathered = None
+        if gathered is None:
+            gathered = self._gathered = Gathered(slot, day, self.profile.ids)
+        return gathered
+
+    def _fold(self, gathered: Gathered) -> None:
+        if gathered.span > 0:
+            self.profile = fold(self.profile, gathered)
+            self.changed |= {gathered.slot, *self.stale[:_REWRITTEN]}
+            self.stale = self.stale[_REWRITTEN:]
+
+    def _columns(self, view: BundleView) -> ProfileColumns | None:
+        """What a plan sees, in the view's order; made again only when an hour or the tablets have changed."""
+        last, nodes = self._seen, len(view.nodes)
+        if last is not None and last[0] is self.profile and last[2] == nodes and np.array_equal(last[1], _ids(view)):
+            return last[3]
+        found = profile_columns(self.profile, nodes)
+        if found is not None:
+            found = replace(found, rates=found.rates[:, np.searchsorted(self.profile.ids, _ids(view))])
+        self._seen = self.profile, _ids(view), nodes, found
+        return found
+
+
+def _ids(view: BundleView) -> Ints:
+    return view.tablets.ids
