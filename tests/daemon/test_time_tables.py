@@ -103,7 +103,7 @@ def test_tablets_are_made_ahead_on_both_nodes_and_expired_ones_go(running: Runni
         until(lambda: next(iter(running.snapshot().tablets(1))).state is TabletState.EXPIRED, "the oldest are gone", 60)
         until(lambda: lowers(running), "nothing runs any more", 60)
         where = lowers(running)
-    assert {b"", bound(-13)} <= where.keys()
+    assert {b"", bound(-9)} <= where.keys()  # how far before it has expired depends on the hour
     with running.databases[where[bound(2)]].connect() as connection:
         connection.execute("INSERT INTO events VALUES (%s, 1)", (day(2),))
     assert running.rows("events") == [1]

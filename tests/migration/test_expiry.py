@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -16,9 +17,12 @@ from balancer.directory.model import EXPIRY, Migration, Pause, Put, TabletState,
 from balancer.errors import Refused
 from balancer.migration.begin import begin_move
 from balancer.migration.begin_expiry import begin_expiry
+from balancer.migration.doctor import examine
+from balancer.migration.machine import State
 from tests.support.cluster import Cluster
 from tests.support.expiring import KEPT, ROOTS, begin, days_ago, made, tablets
 from tests.support.manual_clock import ManualClock
+from tests.support.spy import Spy
 
 
 @pytest.fixture
@@ -227,3 +231,21 @@ def test_foreign_keys_between_colocated_roots_are_no_obstacle(
     assert [rows(cluster, age, "clicks") for age in (14, 13, 12)] == [0, 0, 5]
     with cluster.connect("a") as connection, pytest.raises(psycopg.errors.ForeignKeyViolation):
         connection.execute("INSERT INTO clicks VALUES (%s, 77)", (days_ago(12),))
+
+
+def test_an_operator_can_cancel_it_until_the_swap(
+    cluster: Cluster, directory: Directory, leadership: Leadership
+) -> None:
+    before = [rows(cluster, age) for age in (14, 13)]
+    expire(cluster, directory, leadership, 1)
+    for number, state in enumerate((State.PLANNED, State.FENCING, State.VERIFYING, State.COPYING)):
+        begun = begin(directory, leadership, (1000, 2))
+        runner = cluster.runner(directory, leadership, spy := Spy())
+        spy.work[f"entered:{state}"] = partial(runner.cancel, begun.id, "not today")
+        done = runner.run(begun.id)
+        assert (done.state, done.error) == ("cancelled", "not today")
+        assert spy.states[spy.states.index(state) + 1] is State.CANCELLING
+        insert(cluster, "a", 14, 100 + number)
+        assert "have expired" in refusal(cluster, "a", 40)  # the empty one stays closed
+    assert [rows(cluster, age) for age in (14, 13)] == [before[0] + 4, before[1]]
+    assert [finding.text for finding in examine(directory, cluster.address)] == []
