@@ -7,7 +7,7 @@ source had seen was committed at the home before, and is there when the marker i
 
 from collections.abc import Sequence
 
-from balancer.errors import Refused, Unavailable
+from balancer.errors import Unavailable
 from balancer.migration.context import Context
 from balancer.migration.machine import Track
 from balancer.nodes import replication
@@ -23,7 +23,7 @@ Mark = tuple[str, int]
 
 
 def find(ctx: Context) -> None:
-    """Before anybody waits: which homes will be asked. Raises `Refused` where the target has no copy yet."""
+    """Before anybody waits: which homes will be asked. Raises `Unavailable` where the target has no copy yet."""
     source, target = ctx.record.source_node, ctx.record.target_node
     with translated(source):
         wanted = referred_to(ctx.links.control(source), ctx.roots) if source != target else []
@@ -38,7 +38,8 @@ def find(ctx: Context) -> None:
         if one.tablet in here:
             continue  # the target is its home
         if one.tablet not in streams:
-            raise Refused(f"node {target} has no copy of the reference table {one.table} yet: the daemon makes it")
+            # It passes: the leader makes one, and makes all of them again when a home has moved.
+            raise Unavailable(f"node {target} has no copy of the reference table {one.table} that follows its home yet")
         followed.append((one.home or source, streams[one.tablet]))
     ctx.followed = tuple(followed)
 

@@ -49,12 +49,12 @@ def new_database(server: PostgresServer, template: str = "template0") -> Iterato
         yield Database(server, name)
     finally:
         if server.running():
-            _unsubscribe(server.dsn(name))
+            unsubscribe(server.dsn(name))
             with psycopg.connect(server.dsn(), autocommit=True) as connection:
                 _drop(connection, name)
 
 
-def _unsubscribe(dsn: str) -> None:
+def unsubscribe(dsn: str) -> None:
     """Subscriptions of migrations that a test has left in the middle; their slots go with the database they are on."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         mine = "SELECT subname FROM pg_subscription s JOIN pg_database d ON d.oid = subdbid WHERE datname = %s"
