@@ -164,6 +164,18 @@ class Instruments:
             node,
             per_node,
         )
+        self.missing_copies = self._gauge(
+            "reference_copies_missing",
+            "Reference tables of which the node has no copy that follows the home.",
+            node,
+            per_node,
+        )
+        self.copy_lag = self._gauge(
+            "reference_lag_bytes",
+            "Bytes of the home's log that the node's copy of a reference table has not confirmed, the largest of them.",
+            node,
+            per_node,
+        )
 
     def _declare_plans(self) -> None:
         bundle, per_bundle = ("bundle",), "one per bundle"

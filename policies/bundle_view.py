@@ -61,6 +61,11 @@ class TableView:
     first: int
     last: int
 
+    @property
+    def whole(self) -> bool:
+        """Whether it is one tablet without a key, which is neither split nor merged."""
+        return not self.key_types
+
 
 @dataclass(frozen=True, slots=True)
 class TabletColumns:
@@ -133,6 +138,10 @@ class BundleView:
     in_flight: tuple[InFlight, ...] = ()
     pinned: frozenset[int] = frozenset()
     quarantined: frozenset[int] = frozenset()
+    expired: frozenset[int] = frozenset()
+    """Empty tablets that stand for keys which have expired."""
+    expiry_held: bool = False
+    """Whether an operator keeps expired tablets from being retired."""
     history: Mapping[int, TabletHistory] = field(default_factory=dict)
     samples: Mapping[int, "KeySamples"] = field(default_factory=dict)
     window_seconds_left: float | None = None
@@ -183,6 +192,7 @@ class ActionKind(StrEnum):
     SPLIT = "split"
     MERGE = "merge"
     RESHARD = "reshard"  # a contiguous range of tablets becomes n others (many-to-many)
+    EXPIRE = "expire"  # the lowest tablets of a time-range table are retired with their rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,8 @@ def explain_action(plan: PlanResult, action: Action) -> Explanation:
     tablets = ", ".join(str(tablet) for tablet in action.tablets)
     verb = f"{action.kind} of tablet{'s' if len(action.tablets) > 1 else ''} {tablets}"
     where = f" from {action.source} to {action.target}" if action.kind is ActionKind.MOVE else f" on {action.source}"
-    cost = f"{bytes_text(action.size)} are {'copied' if action.kind is ActionKind.MOVE else 'rewritten'}"
+    verbs = {ActionKind.MOVE: "copied", ActionKind.EXPIRE: "rewritten: the rows go"}
+    cost = f"{bytes_text(action.size)} are {verbs.get(action.kind, 'rewritten')}"
     return Explanation(
         f"action {place}",
         (

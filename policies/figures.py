@@ -16,6 +16,14 @@ def rate_text(rate: float) -> str:
     return f"{rate:,.0f} rows/s" if rate >= 10 or not rate else f"{rate:.1f} rows/s"
 
 
+def duration_text(seconds: float) -> str:
+    """A duration as people write it in a file: `90d`, `36h`, `10m`."""
+    for unit, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "m")):
+        if seconds >= unit and seconds % unit == 0:
+            return f"{seconds / unit:.0f}{name}"
+    return f"{seconds:g}s"
+
+
 def share_text(share: float) -> str:
     """A share as a percentage."""
     return f"{100 * share:.0f} %" if share >= 0.1 or not share else f"{100 * share:.1f} %"

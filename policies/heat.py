@@ -144,6 +144,8 @@ def _explain_scan(scope: Scope, row: int) -> None:
 
 def _kept_back(scope: Scope, row: int) -> tuple[str, str] | None:
     """Code and reason why a hot tablet is not even judged."""
+    if scope.table.whole:
+        return "whole-table", f"{scope.table.name} is a whole table, which is never split"
     if not scope.table_options.enable_auto_reshard:
         return TABLE_OFF
     obstacle = scope.obstacle(row)
@@ -214,6 +216,8 @@ def _plan_cold(scope: Scope, row: int, split: list[int]) -> None:
     other = sibling_row(scope, row) if scope.table.hash else row + 1
     if other != row + 1 or other not in _within(split, scope.table) or scope.used & {row, other}:
         return
+    if scope.table_options.every is not None:
+        return  # a tablet that ends with its period expires with it; a joined one would wait for the later
     rows, size = range(row, row + 2), scope.total(range(row, row + 2))
     why = f"tablets {scope.id(row)} and {scope.id(other)} were split for heat: when cool, 2 become 1"
     found = _cold_obstacle(scope, rows, size)

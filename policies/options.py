@@ -197,6 +197,18 @@ class TableOptions:
     placement: Placement = Placement.BALANCED
     zones: tuple[str, ...] = ()
     """Zones its tablets may live in; empty: any."""
+    every: Seconds | None = None
+    """Of a range table whose key begins with a time: how much time a new tablet is for, counted from midnight UTC;
+    weeks begin on Mondays. None: its tablets are cut by size and heat alone. Longer: fewer, larger tablets; shorter:
+    finer expiry, more partitions."""
+    premake: Seconds | None = None
+    """How far ahead of now there are tablets, each on a node that the planner has chosen; needs `every`. None: none
+    are made ahead. Longer: longer outages of the daemon do not matter; shorter: fewer empty partitions."""
+    expire_after: Seconds | None = None
+    """Tablets whose every key is older than this are retired, with their rows, within the schedule. None: nothing is.
+    Longer: more is kept; shorter: more is deleted."""
+    key_unit: str = ""
+    """What a bigint key counts since 1970: `s`, `ms` or `us`. Empty: the key is a date or a timestamptz."""
 
 
 @dataclass(frozen=True, slots=True)

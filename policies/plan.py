@@ -22,6 +22,8 @@ from balancer.policies.bundle_view import (
     TabletHistory,
 )
 from balancer.policies.closing import node_changes
+from balancer.policies.expiring import CODE as EXPIRE
+from balancer.policies.expiring import plan_expiry
 from balancer.policies.heat import plan_heat
 from balancer.policies.metric import MetricError, parse_metric
 from balancer.policies.move_reasons import joint_code, joint_text, reason_for
@@ -30,6 +32,8 @@ from balancer.policies.order import MoveStep, Picker
 from balancer.policies.placement_candidates import LAST_HARD, history_standing
 from balancer.policies.placement_loads import Bools, Problem, build_problem, tension
 from balancer.policies.plan_record import Record
+from balancer.policies.premake import CODE as PREMAKE
+from balancer.policies.premake import plan_premake
 from balancer.policies.reasons import MEANINGS, Left, Taken
 from balancer.policies.rule_splits import kept_to_rules, rule_cuts
 from balancer.policies.score import bound, limit, score
@@ -38,6 +42,7 @@ from balancer.policies.turns import Shares, by_need, first_nodes
 from balancer.policies.wanted_moves import Moves, plan_moves
 
 HEAT = "heat-"  # how the codes of actions for heat begin
+FIRST = (HEAT, PREMAKE, EXPIRE)  # codes of splits and others that do not wait for their turn beside moves
 GATHERING = "gathering"  # the code with which `sizes` says that tablets are brought together to be merged
 
 
@@ -82,14 +87,16 @@ def relieved_nodes(moves: Moves, threshold: float) -> frozenset[str]:
 
 
 def reshape(view: BundleView, options: BundleOptions) -> tuple[list[Action], list[Rejection]]:
-    """Splits and merges, and moves that bring tablets together for them: at the bounds of rules, by size, by heat."""
+    """Splits and merges, and moves that bring tablets together for them: at the bounds of rules, by time, by size, by
+    heat, one action per tablet."""
     sizes, heat = plan_sizes(view, options, table_metrics(view, options)), plan_heat(view, options)
+    ahead, expired = plan_premake(view, options), plan_expiry(view, options)
     cuts, uncut = rule_cuts(view, options)
-    proposed, forbidden = kept_to_rules(view, options, (*sizes.actions, *heat.actions))
-    rejections = [*sizes.rejections, *heat.rejections, *uncut, *forbidden]
+    proposed, forbidden = kept_to_rules(view, options, (*ahead.actions, *sizes.actions, *heat.actions))
+    rejections = [*ahead.rejections, *expired.rejections, *sizes.rejections, *heat.rejections, *uncut, *forbidden]
     taken: dict[int, Action] = {}
     actions = []
-    for action in (*cuts, *proposed):
+    for action in (*cuts, *expired.actions, *proposed):
         first = next((taken[tablet] for tablet in action.tablets if tablet in taken), None)
         if first is None:
             actions.append(action)
@@ -144,7 +151,7 @@ def _admit(
     turns.urgent()
     reshaping = turns.startable(by_need(reshaping))
     first = [action for action in reshaping if action.code == Taken.RULE]
-    first += [action for action in reshaping if action.code.startswith(HEAT)]
+    first += [action for action in reshaping if action.code.startswith(FIRST)]
     turns.reshape(first, None)
     reshaping = [action for action in reshaping if action not in first]
     shares = Shares.of(moves.problem.view, options)

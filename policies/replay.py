@@ -172,6 +172,8 @@ class _Replay(Simulation):
                 world.tablets[table.name] = _tablets(view, table, places)
                 if self.options.table(table.name).in_memory_mode is not InMemoryMode.NONE:
                     world.in_memory.add(table.name)
+                if table.whole:
+                    world.whole.add(table.name)
             places.measure(self.held[table.name], view, table)
         for name in world.contents.keys() - {table.name for table in view.tables}:
             gone = {tablet.id for tablet in world.tablets.pop(name)}

@@ -14,6 +14,7 @@ from balancer.policies.closing import overloaded_since
 from balancer.policies.figures import bytes_text
 from balancer.policies.placement_loads import Bools, build_problem, initial_state, tension, underuse
 from balancer.policies.plan import make_plan, restricted
+from balancer.policies.premake import timeless
 from balancer.policies.simulator_events import apply_event
 from balancer.policies.simulator_scenario import Scenario, ScenarioError
 from balancer.policies.simulator_world import World, tablets_text
@@ -96,7 +97,7 @@ class Simulation:
                 self.story.finished.append(flight.action)
 
     def _plan(self, now: float) -> None:
-        options = self.scenario.options
+        options = timeless(self.scenario.options)
         left = self._window_left(now)
         if left == 0.0:
             options = restricted(options, balance=False, heat=False, closed_groups=frozenset())

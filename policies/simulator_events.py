@@ -75,13 +75,9 @@ def _add_nodes(world: World, event: Statement) -> None:
 
 
 def _add_table(world: World, event: Statement, seed: int) -> None:
-    if len(event.words) != 3 or event.words[1] not in ("hash", "range"):
-        raise ScenarioError(f"line {event.line}: write `table NAME hash|range TABLETS …`")
-    name, count = event.words[0], parse_count(event.words[2], event.line, MOST_TABLETS)
-    if not count or (event.words[1] == "hash" and count & (count - 1)):
-        raise ScenarioError(f"line {event.line}: a range table has 1 tablet or more, a hash table 1, 2, 4, 8 …")
+    name, layout, count = _shape(event)
     content = make_content(
-        hashed=event.words[1] == "hash",
+        hashed=layout != "range",
         total=_size(event, "size") or 0.0,
         load=parse_load(event.named.get("load", "even"), event.line),
         data=event.named.get("data", "even"),
@@ -96,7 +92,21 @@ def _add_table(world: World, event: Statement, seed: int) -> None:
         raise ScenarioError(f"line {event.line}: there are no nodes yet: write a line like `nodes n1..n3` before it")
     for node in nodes:
         _known(event, node, world.nodes)
+    if layout == "whole":
+        world.whole.add(name)
     world.add_tablets(name, _lowers(content, count), nodes)
+
+
+def _shape(event: Statement) -> tuple[str, str, int]:
+    """Name, layout and tablets of a table."""
+    if len(event.words) == 2 and event.words[1] == "whole":
+        return event.words[0], "whole", 1
+    if len(event.words) != 3 or event.words[1] not in ("hash", "range"):
+        raise ScenarioError(f"line {event.line}: write `table NAME hash|range TABLETS …` or `table NAME whole …`")
+    name, layout, count = event.words[0], event.words[1], parse_count(event.words[2], event.line, MOST_TABLETS)
+    if not count or (layout == "hash" and count & (count - 1)):
+        raise ScenarioError(f"line {event.line}: a range table has 1 tablet or more, a hash table 1, 2, 4, 8 …")
+    return name, layout, count
 
 
 def _lowers(content: Content, count: int) -> list[tuple[int, Leaf | None]]:

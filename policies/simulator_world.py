@@ -85,6 +85,8 @@ class World:
     contents: dict[str, Content] = field(default_factory=dict)
     tablets: dict[str, list[SimTablet]] = field(default_factory=dict)
     in_memory: set[str] = field(default_factory=set)
+    whole: set[str] = field(default_factory=set)
+    """Tables without a key."""
     flights: list[Flight] = field(default_factory=list)
     history: dict[int, TabletHistory] = field(default_factory=dict)
     rates: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
@@ -224,7 +226,8 @@ class World:
         everything: list[SimTablet] = []
         figures = []
         for name, tablets in self.tablets.items():
-            tables.append(TableView(name, self.contents[name].hash, _KEYS, first, first + len(tablets)))
+            keys = () if name in self.whole else _KEYS
+            tables.append(TableView(name, self.contents[name].hash, keys, first, first + len(tablets)))
             first += len(tablets)
             everything += tablets
             figures.append((name, self.figures(name, now)))

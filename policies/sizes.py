@@ -30,7 +30,7 @@ def plan_sizes(view: BundleView, options: BundleOptions, metrics: Mapping[str, F
     with `desired_tablet_metric` that is not in it is measured by the rows it reads and writes per second.
     """
     blocked, cooling = blocked_tablets(view), Cooling(view, options.heat)
-    scopes = [Scope(view, options, table, blocked, cooling) for table in view.tables]
+    scopes = [Scope(view, options, table, blocked, cooling) for table in view.tables if not table.whole]
     outside = [(scope, found) for scope in scopes if (found := _outside(scope, metrics or {})) is not None]
     most = max(FEWEST_OUTLIERS, MOST_OUTLIERS // max(1, len(outside)))
     for scope, (bounds, values, outliers) in outside:
@@ -132,7 +132,10 @@ def _switched_on(scope: Scope, outliers: list[int]) -> bool:
 
 def _whole_table(scope: Scope, kind: ActionKind) -> bool:
     """Whether all vbuckets of this table can be doubled or halved."""
-    if not scope.table.hash:
+    if scope.table.whole:
+        reason = f"{scope.table.name} is a whole table: it is neither split nor merged"
+        scope.rejections.append(Rejection(kind, (), "whole-table", reason))
+    elif not scope.table.hash:
         reason = f"{scope.table.name} is a range table: only the vbuckets of a hash table are doubled and halved"
         scope.rejections.append(Rejection(kind, (), "range-table", reason))
     elif kind is ActionKind.SPLIT and 2 * scope.count >= MAX_TABLETS:

@@ -66,8 +66,8 @@ def _stuck(scope: Scope, bounds: SizeBounds, row: int, rows: range) -> tuple[str
 def may_reshard(scope: Scope, bounds: SizeBounds, row: int) -> bool:
     """Whether anything may be done about this outlier; says so where it may not."""
     small = scope.size(row) < bounds.min
-    if small and scope.count == 1:
-        return False
+    if small and (scope.count == 1 or scope.table_options.every is not None):
+        return False  # a period has its own tablet, however small
     found = scope.obstacle(row)
     if found is None and small and scope.count <= bounds.min_count:
         found = "min-tablet-count", f"min_tablet_count is {bounds.min_count}"
@@ -114,7 +114,7 @@ def _grow(scope: Scope, bounds: SizeBounds, row: int, shares: dict[int, int] | N
 
 def _absorb(scope: Scope, grown: _Growing, neighbour: int, shares: dict[int, int] | None, below: int) -> bool:
     """Draws one neighbour in, if it is there, smaller than that, and one of the two can pay."""
-    if not scope.inside(neighbour) or scope.size(neighbour) >= below:
+    if not scope.inside(neighbour) or scope.size(neighbour) >= below or scope.table_options.every is not None:
         return False
     if not scope.free(neighbour):
         if below is not UNLIMITED and scope.in_flight(neighbour):

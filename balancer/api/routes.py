@@ -142,7 +142,9 @@ def add_waiting(router: APIRouter, source: Source, watch: VersionWatch) -> None:
     async def get_route(
         request: Request,
         table: str,
-        key: Annotated[list[str], Query(description="the key's columns, in order", max_length=32)],
+        key: Annotated[
+            list[str] | None, Query(description="the key's columns, in order; none of a whole table", max_length=32)
+        ] = None,
         if_none_match: IfNoneMatch = None,
         wait: Wait = 0.0,
     ) -> Response:
@@ -155,7 +157,7 @@ def add_waiting(router: APIRouter, source: Source, watch: VersionWatch) -> None:
         if known == snapshot.version:
             return Response(status_code=304, headers={"ETag": tag})
         return answer(
-            route.route(snapshot, table, key, request.scope["knows_token"]), ETag=tag, Cache_Control="no-cache"
+            route.route(snapshot, table, key or (), request.scope["knows_token"]), ETag=tag, Cache_Control="no-cache"
         )
 
     @router.post("/commands", response_model=shapes.CommandShape, status_code=202)

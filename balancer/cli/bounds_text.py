@@ -1,4 +1,4 @@
-"""A tablet's part of its table's keys, as people write it. A vbucket is `hash % 16 = 3`, a range is `[10, 20)`."""
+"""A tablet's part of its table's keys, as people write it: `hash % 16 = 3`, `[10, 20)`, `whole` or `everywhere`."""
 
 from balancer.api.keytext import bound_values
 from balancer.directory.model import Table, Tablet
@@ -8,6 +8,8 @@ from balancer.policies.hash_leaves import Leaf
 def bounds_text(table: Table, tablet: Tablet) -> str:
     """In a few characters; the keys of several columns are in parentheses."""
     bounds = tablet.bounds
+    if table.whole:
+        return str(table.layout)
     if isinstance(bounds, Leaf):
         return f"hash % {bounds.modulus} = {bounds.remainder}"
     lower, upper = (_side(table, bound) for bound in (bounds.lower, bounds.upper))

@@ -9,6 +9,7 @@ from balancer.cli.output import Output, OutputOption, say, show_json, tell
 from balancer.cli.places import ConfigOption, open_configured, operator
 from balancer.clock import SystemClock
 from balancer.errors import UserError
+from balancer.nodes.catalog import EVERYWHERE
 from balancer.nodes.connection import Connection, Statement
 from balancer.nodes.conversion import lock_statements, swap_statements
 from balancer.polling.addresses import cluster_name, connected, records_of
@@ -23,7 +24,12 @@ BundleArgument = Annotated[str, typer.Argument(help="the bundle")]
 TableArgument = Annotated[str, typer.Argument(help="the table, as the bundle's file names it")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only show what would be done, and what is in the way")]
 WidenOption = Annotated[
-    bool, typer.Option("--widen-keys", help="let primary keys and unique ones that lack the table's key end with it")
+    bool,
+    typer.Option(
+        "--widen-keys",
+        help="let primary keys and unique ones that lack the table's key end with it; of a whole table they stay as"
+        " they are, on its partition alone",
+    ),
 ]
 
 
@@ -38,7 +44,7 @@ def convert_table(
     """Makes a plain table the one tablet of a table of the cluster, online. Its rows stay where they are."""
     settings = load_settings(config)
     found_bundle = settings.bundle(bundle)
-    request = wanted(found_bundle, table)
+    request = _sharded(found_bundle, table)
     with connected(found_bundle, "convert") as nodes:
         if dry_run:
             _show_intent(table, plan_conversion(request, nodes, widen=widen_keys), output)
@@ -64,7 +70,7 @@ def unconvert_table(
     """Makes a table with one tablet a plain one again, online; or takes back a conversion that was begun."""
     settings = load_settings(config)
     found_bundle = settings.bundle(bundle)
-    request = wanted(found_bundle, table)
+    request = _sharded(found_bundle, table)
     with connected(found_bundle, "convert") as nodes, open_configured(settings.daemon, create=True) as directory:
         if dry_run:
             _show_statements(table, plan_unconversion(request, directory, nodes), output)
@@ -82,6 +88,16 @@ def wanted(bundle: BundleSettings, table: str) -> TableRequest:
     if not bundle.nodes:
         raise UserError(f"{bundle.file} has no nodes")
     return request_of(bundle, table, operator())
+
+
+def _sharded(bundle: BundleSettings, table: str) -> TableRequest:
+    """The same, of a table that has partitions."""
+    request = wanted(bundle, table)
+    if request.layout == EVERYWHERE:
+        raise UserError(
+            f"table {table} is everywhere and stays a plain table: take it over with `balancer table adopt`"
+        )
+    return request
 
 
 def _workplace(bundle: BundleSettings) -> Any:

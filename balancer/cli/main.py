@@ -43,6 +43,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "move": "balancer.cli.migrate:move",
     "split": "balancer.cli.migrate:split",
     "merge": "balancer.cli.migrate:merge",
+    "expire": "balancer.cli.expire:expire",
     "tablet": "balancer.cli.lost:app",
     "transactions": "balancer.cli.transactions:app",
     "doctor": "balancer.cli.doctor:doctor",

@@ -143,6 +143,8 @@ def _in_words(action: Action) -> str:
     if action.kind is ActionKind.MOVE:
         return f"move of tablet {tablets} of {action.table} from {action.source} to {action.target}"
     noun = "tablet" if len(action.tablets) == 1 else "tablets"
+    if action.kind is ActionKind.EXPIRE:
+        return f"expiry of {noun} {tablets} of {action.table} on {action.source}"
     return f"{action.kind} of {noun} {tablets} of {action.table} into {action.count} on {action.source}"
 
 

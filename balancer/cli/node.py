@@ -10,6 +10,7 @@ from balancer.cli.places import ConfigOption, open_configured
 from balancer.clock import SystemClock
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused, Unavailable
+from balancer.nodes.catalog import EVERYWHERE
 from balancer.nodes.connection import Target, connect, translated
 from balancer.nodes.grants import grant_script
 from balancer.nodes.names import Name, parse_name
@@ -68,7 +69,8 @@ def check(
     """What each node lacks, and the statement that mends it; exits 1 if a node cannot be used."""
     rows: list[dict[str, Any]] = []
     for found in _bundles(load_settings(config), bundle):
-        tables = tuple(TableNeeds(tuple(map(parse_name, one.roots)), one.key) for one in found.tables.values())
+        sharded = [one for one in found.tables.values() if one.layout != EVERYWHERE]
+        tables = tuple(TableNeeds(tuple(map(parse_name, one.roots)), one.key) for one in sharded)
         needs = Needs(tables, 2 * found.options.budgets.moves_per_node, found.migration.trust_table_owners)
         facts: dict[str, dict[Name, Facts]] = {}
         for settings in found.nodes.values():

@@ -22,7 +22,9 @@ app = typer.Typer(help="Feed PgBouncer from the directory.", no_args_is_help=Tru
 
 def route(
     table: str,
-    key: Annotated[list[str], typer.Argument(help="one value for each column of the table's key")],
+    key: Annotated[
+        list[str] | None, typer.Argument(help="one value for each column of the table's key; none for a whole table")
+    ] = None,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
@@ -30,7 +32,7 @@ def route(
     """Shows which node and tablet a key is on. A negative number follows two dashes: -- -5."""
     with directory_of(directory, config) as opened:
         snapshot = opened.snapshot()
-    found = locate_key(snapshot, table, parse_key(snapshot.table(table), key))
+    found = locate_key(snapshot, table, parse_key(snapshot.table(table), key or ()))
     if output is Output.JSON:
         show_json({**found._asdict(), "dsn": _shown_dsn(snapshot, found.node), "version": snapshot.version})
     else:

@@ -1,4 +1,4 @@
-"""`balancer table create|adopt|convert|unconvert|double|halve`."""
+"""`balancer table create|adopt|convert|unconvert|import|double|halve`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,25 +7,32 @@ from typing import Annotated, Any
 import typer
 
 from balancer.cli.convert_table import BundleArgument, TableArgument, convert_table, unconvert_table, wanted
+from balancer.cli.import_table import import_table
 from balancer.cli.output import Output, OutputOption, say, show_json, show_rows
 from balancer.cli.places import ConfigOption, open_configured
 from balancer.cli.vbuckets import double, halve
 from balancer.errors import UserError
 from balancer.nodes.bounds import show_part
+from balancer.nodes.catalog import EVERYWHERE
 from balancer.polling.addresses import cluster_name, connected, records_of
 from balancer.settings import load_settings
 from balancer.tables.adopt import adopt, inspect
 from balancer.tables.coverage import in_key_order
 from balancer.tables.create import create
+from balancer.tables.reference import FoundReference, adopt_reference, create_reference, inspect_reference
 from balancer.tables.survey import Found
 
 app = typer.Typer(
-    help="Make tables, take over or convert existing ones; double or halve their vbuckets.", no_args_is_help=True
+    help="Make tables, take over, convert or import existing ones; double or halve their vbuckets.",
+    no_args_is_help=True,
 )
 app.command("convert")(convert_table)
 app.command("unconvert")(unconvert_table)
+app.command("import")(import_table)
 app.command("double")(double)
 app.command("halve")(halve)
+
+COPIES = "the daemon makes the copies; `balancer doctor` names those that are missing"
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only show what was found")]
 DefinitionOption = Annotated[
@@ -46,11 +53,18 @@ def adopt_table(
     found_bundle = settings.bundle(bundle)
     request = wanted(found_bundle, table)
     with connected(found_bundle, "table") as nodes:
+        if dry_run and request.layout == EVERYWHERE:
+            _show_reference(inspect_reference(request, nodes), output)
+            return
         if dry_run:
             _show_found(inspect(request, nodes), output)
             return
         with open_configured(settings.daemon, create=True) as directory:
             cluster = cluster_name(settings.daemon.directory)
+            if request.layout == EVERYWHERE:
+                adopt_reference(request, directory, nodes, records_of(found_bundle), cluster)
+                _done("adopted", table, 1, output, (COPIES,))
+                return
             adopted = adopt(request, directory, nodes, records_of(found_bundle), cluster)
     _done("adopted", table, len(adopted.tablets), output, adopted.found.notes)
 
@@ -69,6 +83,12 @@ def create_table(
     request = wanted(found_bundle, table)
     shape = found_bundle.tables[table]
     with connected(found_bundle, "table") as nodes, open_configured(settings.daemon, create=True) as directory:
+        if request.layout == EVERYWHERE:
+            cluster, epoch = cluster_name(settings.daemon.directory), directory.snapshot().epoch
+            create_reference(request, nodes, epoch, cluster, _read(definition))
+            adopt_reference(request, directory, nodes, records_of(found_bundle), cluster)
+            _done("created", table, 1, output, (COPIES,))
+            return
         created = create(
             request,
             directory,
@@ -93,6 +113,13 @@ def _read(definition: Path | None) -> str:
         raise UserError(f"{definition} is not UTF-8 text") from None
 
 
+def _show_reference(found: FoundReference, output: Output) -> None:
+    rows: list[dict[str, Any]] = [{"node": found.home, "part": "home"}]
+    rows += [{"node": node, "part": "copy"} for node in found.others]
+    rows += [{"node": node, "part": "copy, whose tables will be made"} for node in found.without]
+    show_rows(rows, ("node", "part"), output)
+
+
 def _show_found(found: Found, output: Output) -> None:
     columns = found.roots[0].columns
     rows: list[dict[str, Any]] = [
@@ -106,7 +133,8 @@ def _show_found(found: Found, output: Output) -> None:
     show_rows(rows, ("part", "node", "partitions"), output)
     if output is Output.TEXT:
         key = ", ".join(f"{column.name} {column.type}" for column in columns)
-        say(f"{len(rows)} tablets of {found.table}, {found.roots[0].layout} by ({key})")
+        layout = "whole" if found.whole else f"{found.roots[0].layout} by ({key})"
+        say(f"{len(rows)} tablets of {found.table}, {layout}")
         for note in found.notes:
             say(note)
         for node in found.without:

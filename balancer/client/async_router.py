@@ -17,7 +17,7 @@ from psycopg_pool import AsyncConnectionPool
 
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
 from balancer.client.id_blocks import Ids, LocatedIds
-from balancer.client.locate import AnyKey
+from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async
 from balancer.client.retry import Attempts
 from balancer.client.router import PATIENCE
@@ -55,7 +55,7 @@ class AsyncAtomic:
         self._steps = steps
         self._drive = drive
 
-    async def on(self, table: str, key: AnyKey) -> Connection:
+    async def on(self, table: str, key: AnyKey = NO_KEY) -> Connection:
         """The connection for rows of this key."""
         loan = await self._drive(self._steps.join(table, key))
         connection: Connection = loan.connection
@@ -104,7 +104,7 @@ class AsyncRouter:
     async def transaction(
         self,
         table: str,
-        key: AnyKey,
+        key: AnyKey = NO_KEY,
         *,
         read_only: bool = False,
         isolation: Isolation = Isolation.READ_COMMITTED,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from balancer.client.locate import AnyKey, key_position, key_values
 from balancer.client.lookup import TableMap
-from balancer.directory.model import Layout, Table
+from balancer.directory.model import Table
 from balancer.directory.snapshot import Columns, Snapshot
 from balancer.errors import UserError
 from balancer.policies.hashing_columns import INTEGERS, Column, partition_hashes, positions
@@ -30,6 +30,8 @@ class BulkMap:
 
     def __init__(self, snapshot: Snapshot, known: TableMap) -> None:
         self._table = known.table
+        if self._table.whole:
+            raise UserError(f"table {self._table.name} is whole: it has no keys to group")
         columns = snapshot.columns(known.table.id)
         self._nodes = columns.nodes
         self._numbers: Callable[[Sequence[Column]], Numbers] = self._chosen(columns)
@@ -47,7 +49,7 @@ class BulkMap:
 
     def _chosen(self, columns: Columns) -> Callable[[Sequence[Column]], Numbers]:
         node = np.asarray(columns.node).astype(np.uint16)
-        if self._table.layout is Layout.HASH:
+        if self._table.hashed:
             return self._by_hash(columns, node)
         if len(self._table.columns) == 1 and self._table.key_types[0] in INTEGERS:
             return self._by_integer(columns, node)

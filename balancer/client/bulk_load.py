@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from balancer.client.failures import Failure, classify, classify_entry
-from balancer.client.locate import AnyKey, Location
+from balancer.client.locate import NO_KEY, AnyKey, Location
 from balancer.client.pools import Loan
 from balancer.client.retry import Attempts
 from balancer.client.routing import Routes
@@ -164,6 +164,8 @@ def _root(table: Table, wanted: str | None) -> Name:
 
 
 def _key_of(table: Table, columns: Sequence[str]) -> Callable[[Row], AnyKey]:
+    if table.whole:
+        return lambda _: NO_KEY
     missing = [column.name for column in table.columns if column.name not in columns]
     if missing:
         raise UserError(f"the rows lack {', '.join(missing)}, which the key of table {table.name} needs")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from balancer.directory.model import Layout, Table
+from balancer.directory.model import Table
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
 from balancer.outside import quoted
@@ -40,6 +40,9 @@ LONGEST_KEY_TEXT = 8192
 AnyKey = KeyValue | None | Sequence[KeyValue | None] | RowId
 """A key as applications give it: the value itself where the key has one column, else a tuple or list of values."""
 
+NO_KEY: AnyKey = ()
+"""Of a whole table."""
+
 
 class Location(NamedTuple):
     """Where a key lives."""
@@ -60,19 +63,21 @@ def locate_key(snapshot: Snapshot, table_name: str, key: AnyKey) -> Location:
 def key_position(table: Table, key: AnyKey) -> int | bytes:
     """Where a key stands among the table's tablets."""
     if isinstance(key, RowId):
-        if table.layout is not Layout.HASH or key.id < 0:
+        if not table.hashed or table.whole or key.id < 0:
             raise UserError(f"{key} is not an id that tells where it is in table {table.name}")
         return key.position
     values = key_values(key)
+    if table.whole and values:
+        raise UserError(f"table {table.name} is whole: it has no key, and {quoted(key)} was given")
     try:
-        if table.layout is Layout.HASH:
+        if table.hashed:
             return position(partition_hash(table.key_types, values))
         present = [value for value in values if value is not None]
         if len(present) < len(values):
             raise KeyMismatch("a key of a range table cannot contain NULL")  # noqa: TRY301 - one sentence for all
         return encode_key(table.key_types, present)
     except KeyMismatch as error:
-        columns = ", ".join(f"{column.name} {column.type}" for column in table.columns)
+        columns = ", ".join(f"{column.name} {column.type}" for column in table.key_columns)
         raise UserError(f"key {quoted(key)} does not fit table {table.name} ({columns}): {error}") from None
 
 
@@ -83,12 +88,15 @@ def key_values(key: KeyValue | Sequence[KeyValue | None] | None) -> Sequence[Key
 
 def parse_key(table: Table, texts: Sequence[str]) -> tuple[KeyValue, ...]:
     """A key given as text, one for each column, as on a command line or in a URL."""
-    if len(texts) != len(table.columns):
-        names = ", ".join(column.name for column in table.columns)
-        raise UserError(f"table {table.name} has the key ({names}): {len(table.columns)} values, not {len(texts)}")
+    columns = table.key_columns
+    if table.whole and texts:
+        raise UserError(f"table {table.name} is whole: it has no key, and {len(texts)} values were given")
+    if len(texts) != len(columns):
+        names = ", ".join(column.name for column in columns)
+        raise UserError(f"table {table.name} has the key ({names}): {len(columns)} values, not {len(texts)}")
     if any(len(text) > LONGEST_KEY_TEXT for text in texts):
         raise UserError(f"a value of a key has at most {LONGEST_KEY_TEXT} characters, as an index page has")
-    return tuple(_parsed(column.name, column.type, text) for column, text in zip(table.columns, texts, strict=True))
+    return tuple(_parsed(column.name, column.type, text) for column, text in zip(columns, texts, strict=True))
 
 
 def _parsed(name: str, kind: KeyType, text: str) -> KeyValue:

@@ -14,7 +14,7 @@ from struct import Struct
 from balancer.client import texthash
 from balancer.client.inthash import LOW_BITS, low_hash, slot_finder
 from balancer.client.locate import POSITION_BITS, AnyKey, Location, RowId, key_position
-from balancer.directory.model import Layout, Table
+from balancer.directory.model import Table
 from balancer.directory.pages import Page
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
@@ -98,7 +98,9 @@ class TableMap:
     def _chosen(self) -> Locator:
         types = self.table.key_types
         quick = len(types) == 1 and types[0] in _FAST_INTEGERS
-        if self.table.layout is Layout.HASH:
+        if self.table.whole:
+            return self._by_position
+        if self.table.hashed:
             if types == (KeyType.TEXT,):
                 return self._by_text_hash(self._by_hash())
             return self._by_integer_hash(types[0]) if quick else self._by_hash()

@@ -77,6 +77,8 @@ class Rekeying(NamedTuple):
 
 def rekeying(table: Table, old: AnyKey, new: AnyKey) -> Rekeying:
     """Of two keys; refused where there is nothing to change."""
+    if table.whole:
+        raise UserError(f"table {table.name} is whole: it has no key that could be changed")
     values = [key if isinstance(key, tuple) else (key,) for key in (old, new)]
     if any(len(one) != len(table.columns) for one in values):
         raise UserError(f"the key of table {table.name} has {len(table.columns)} columns; give a value for each")

@@ -16,7 +16,7 @@ from balancer.client.bulk_load import BulkLoad
 from balancer.client.every_shard import EveryShard, Shard, Values, scan
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.key_cover import KeyStretch
-from balancer.client.locate import AnyKey
+from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare
 from balancer.client.rekeying import rekeying
 from balancer.client.retry import Attempts
@@ -72,7 +72,7 @@ class Atomic:
         self._steps = steps
         self._drive = drive
 
-    def on(self, table: str, key: AnyKey) -> Connection:
+    def on(self, table: str, key: AnyKey = NO_KEY) -> Connection:
         """The connection for rows of this key. Keys of one node share one; keep no cursor open over the end."""
         loan = self._drive(self._steps.join(table, key))
         connection: Connection = loan.connection
@@ -128,7 +128,7 @@ class Router:
     def transaction(
         self,
         table: str,
-        key: AnyKey,
+        key: AnyKey = NO_KEY,
         *,
         read_only: bool = False,
         isolation: Isolation = Isolation.READ_COMMITTED,
@@ -136,6 +136,8 @@ class Router:
         weight: float = 1.0,
     ) -> Iterator[Connection]:
         """A connection in a transaction on the node that owns the key; committed at the end of the block.
+
+        A whole table has no key: leave it out.
 
         Waits while the tablet is being switched and follows it where it goes, for up to `patience` seconds, then
         raises `Unavailable`; nothing was done. Once the block has begun, the tablet stays until it ends: keep it short,

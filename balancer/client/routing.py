@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from balancer.client.locate import AnyKey, Location
+from balancer.client.locate import NO_KEY, AnyKey, Location
 from balancer.client.lookup import Maps
 from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory
@@ -52,7 +52,7 @@ class Routes:
         """The newest snapshot known."""
         return self._follower.snapshot
 
-    def locate(self, table: str, key: AnyKey) -> Location:
+    def locate(self, table: str, key: AnyKey = NO_KEY) -> Location:
         """The owner of a key; the newest snapshot is heeded some moments after it became known."""
         try:
             return self._memories[table][key]

@@ -102,6 +102,8 @@ class Sampler:
     def _entry(self, name: str, reservoir: Reservoir) -> tuple[str, Json] | None:
         try:
             table = self._routes.snapshot.table(name)
+            if table.whole:
+                return None  # it is never split
             samples = [entry(key_position(table, key), weight, writing) for key, weight, writing in reservoir.samples()]
         except UserError:
             return None  # the transaction itself has told the application

@@ -23,6 +23,7 @@ from balancer.daemon.leftovers import LOOK_SECONDS, LeftoverWatch
 from balancer.daemon.migration_metrics import MigrationMetrics
 from balancer.daemon.notify import Notifier
 from balancer.daemon.pool import MigrationPool
+from balancer.daemon.reference_keeper import ReferenceKeeper
 from balancer.daemon.reload import ConfigurationWatch
 from balancer.daemon.starter import Beginner
 from balancer.daemon.ticker import Ticker
@@ -47,6 +48,7 @@ log = structlog.get_logger()
 POOL_PATIENCE = 10.0
 HOUSEKEEPING = "housekeeping of the leader"  # a space keeps these names apart from those of bundles
 LEFTOVERS = "leftovers of {}"
+REFERENCES = "reference tables of {}"
 HOUSEKEEPING_SECONDS = 60.0
 COMMAND_SECONDS = 0.5
 
@@ -66,6 +68,7 @@ class Daemon:
         self._elector: LeaderLoop | None = None
         self._leading: Leading | None = None
         self._housekeeping: Housekeeping | None = None
+        self._references: ReferenceKeeper | None = None
         self._enrol_again = False
         self._exposures = ExposureWatch(self.directory, self._instruments)
         self._reporter = Reporter(self._instruments)
@@ -221,6 +224,7 @@ class Daemon:
         jobs: dict[str, tuple[float, Callable[[], None]]] = {HOUSEKEEPING: (HOUSEKEEPING_SECONDS, self._keep_house)}
         for name in settings.bundles:
             jobs[name] = settings.daemon.tick, partial(self._ticks.run, name)
+            jobs[REFERENCES.format(name)] = settings.daemon.tick, partial(self._keep_references, name)
             jobs[LEFTOVERS.format(name)] = LOOK_SECONDS, partial(self._look_for_leftovers, name)
         self._ticker.set(jobs)
 
@@ -229,6 +233,15 @@ class Daemon:
         keeper = self._housekeeping
         if keeper is not None and self.leading is not None:
             keeper.run()
+
+    def _keep_references(self, bundle: str) -> None:
+        keeper = self._references
+        if keeper is None or self.leading is None:
+            return
+        try:
+            keeper.keep(bundle)
+        except BalancerError as error:
+            log.warning("copies of reference tables wait", bundle=bundle, error=str(error))
 
     def _look_for_leftovers(self, bundle: str) -> None:
         if self.leading is not None:
@@ -272,6 +285,7 @@ class Daemon:
             clock=self._clock,
         )
         self._housekeeping = Housekeeping(directory, leadership, self.settings, self._clock)
+        self._references = ReferenceKeeper(leadership, directory.snapshot, self.address, self._reporter)
         if self._bouncing is not None:
             self._bouncing.recover()
         for bundle in self.settings().bundles:
@@ -283,10 +297,11 @@ class Daemon:
         for bundle in self.settings().bundles:
             self.run_soon(bundle)
             self.run_soon(LEFTOVERS.format(bundle))
+            self.run_soon(REFERENCES.format(bundle))
         self.run_soon(HOUSEKEEPING)
 
     def _deposed(self) -> None:
-        leading, self._leading, self._housekeeping = self._leading, None, None
+        leading, self._leading, self._housekeeping, self._references = self._leading, None, None, None
         if leading is not None:
             leading.leadership.resign()
             leading.pool.close(POOL_PATIENCE)

@@ -42,7 +42,7 @@ def forwards_of(snapshot: Snapshot, bundle: str) -> list[Forward]:
     return [
         Forward(tablet.id, place, tablet.node)
         for table in snapshot.tables.values()
-        if table.bundle == bundle
+        if table.bundle == bundle and not table.everywhere
         for tablet in snapshot.tablets(table.id)
         for place in places(table, tablet)
     ]

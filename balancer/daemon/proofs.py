@@ -72,5 +72,5 @@ def _wanted(snapshot: Snapshot, bundle: BundleSettings) -> Iterator[tuple[Name, 
     """Roots of tables that are in the directory: others are not made yet."""
     for table in snapshot.tables.values():
         shape = bundle.tables.get(table.name)
-        if table.bundle == bundle.name and shape is not None:
+        if table.bundle == bundle.name and shape is not None and not table.everywhere:
             yield from ((parse_name(root), shape.require_proof) for root in table.roots)

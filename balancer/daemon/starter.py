@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 
 from balancer.clock import Clock
 from balancer.directory.contract import Directory, Leadership
-from balancer.directory.model import Bounds, Migration, RangeBounds, Tablet
+from balancer.directory.model import Bounds, Migration, MigrationMode, RangeBounds, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
 from balancer.migration.begin import Also, begin_move, nothing_else
+from balancer.migration.begin_expiry import begin_expiry
 from balancer.migration.begin_reshard import begin_reshard
 from balancer.policies.bundle_view import Action, ActionKind, Part
 from balancer.policies.hash_leaves import Leaf
@@ -36,21 +37,37 @@ class Beginner:
 
         Raises one of our errors where that is not possible.
         """
-        begin = self._move if action.kind is ActionKind.MOVE else self._reshard
+        begin = {ActionKind.MOVE: self._move, ActionKind.EXPIRE: self._expire}.get(action.kind, self._reshard)
         return begin(action, bundle, also)
 
     def _move(self, action: Action, bundle: BundleSettings, also: Also) -> Migration:
+        # The copies of a reference table are streamed already.
+        streamed = self._directory.snapshot().table(action.table).everywhere
         return begin_move(
             self._directory,
             self._leadership,
             action.tablets[0],
             action.target,
-            mode=bundle.migration.mode.first,
-            fallback=bundle.migration.mode is WantedMode.AUTO,
+            mode=MigrationMode.REPLICATE if streamed else bundle.migration.mode.first,
+            fallback=bundle.migration.mode is WantedMode.AUTO and not streamed,
             reason=action.reason,
             code=action.code,
             then=action.then,
             warm=bundle.options.table(action.table).in_memory_mode is not InMemoryMode.NONE,
+            also=also,
+            clock=self._clock,
+        )
+
+    def _expire(self, action: Action, bundle: BundleSettings, also: Also) -> Migration:
+        wished = bundle.options.table(action.table)
+        return begin_expiry(
+            self._directory,
+            self._leadership,
+            action.tablets,
+            expire_after=wished.expire_after,
+            unit=wished.key_unit,
+            reason=action.reason,
+            code=action.code,
             also=also,
             clock=self._clock,
         )

@@ -314,6 +314,7 @@ _READERS: dict[tuple[RecordKind | None, str], Any] = {
     (None, "dsn"): _text,
     (None, "zone"): _text,
     (None, "reason"): _text,
+    (None, "only"): _text,
     (None, "rewound"): _text,
     (None, "generation"): _whole,
     (None, "author"): _text,

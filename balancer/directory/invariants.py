@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from balancer.directory.delta import key_of, tablets_of
-from balancer.directory.model import Change, Layout, Put, Record, RecordKind, Remove, Table
+from balancer.directory.model import Change, Put, Record, RecordKind, Remove, Table
 from balancer.directory.pages import end_of, start_of, whole
 from balancer.directory.record_rules import record_faults
 from balancer.directory.snapshot import Snapshot, typed_key
@@ -135,7 +135,7 @@ def _table_faults(after: Overlay, table_id: int, old: list[Interval], new: list[
     table: Table | None = after.find(RecordKind.TABLE, table_id)
     before = after.find_before(RecordKind.TABLE, str(table_id))
     if table is not None and before is None:
-        old = [whole(table.layout is Layout.HASH)]
+        old = [whole(table.hashed)]
     elif table is None and before is not None and sum(map(len, after.before.pages_of(table_id))) != len(old):
         yield f"table {table_id} is removed, but some of its tablets are not"
         return
@@ -237,7 +237,7 @@ def _whole_table_faults(
     if table is None:
         yield f"there are tablets of table {table_id}, but no such table"
         return
-    at, last = whole(table.layout is Layout.HASH)
+    at, last = whole(table.hashed)
     for tablet in snapshot.tablets(table_id):
         start, end = start_of(tablet.bounds), end_of(tablet.bounds)
         if start != at:

@@ -47,6 +47,8 @@ class NodeState(StrEnum):
     LOST = "lost"  # gone for good, by an operator's word: nobody waits for it, its tablets wait for an operator
 
 
+EXPIRY = "expiry"
+"""Of a pause that keeps expired tablets from being retired: its `only`."""
 CLOSED_BY_DAEMON = "closed by the daemon: "
 """How the reason of a closed node begins that may be opened again without an operator."""
 
@@ -56,6 +58,8 @@ class Layout(StrEnum):
 
     HASH = "hash"
     RANGE = "range"
+    WHOLE = "whole"  # not at all: one tablet, the leaf (1, 0), and no key
+    EVERYWHERE = "everywhere"  # likewise; its owner is the home, and every other node has a copy of the rows
 
 
 class TabletState(StrEnum):
@@ -63,6 +67,7 @@ class TabletState(StrEnum):
 
     OWNED = "owned"
     QUARANTINED = "quarantined"  # left alone until an operator has looked at it
+    EXPIRED = "expired"  # empty, in the place of tablets whose keys have expired; takes no rows
 
 
 class MigrationKind(StrEnum):
@@ -71,6 +76,7 @@ class MigrationKind(StrEnum):
     MOVE = "move"
     SPLIT = "split"
     MERGE = "merge"
+    EXPIRE = "expire"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,13 @@ class KeyColumn:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Colocated partitioned roots with one key. Roots are schema-qualified; the first one names the table's heat."""
+    """Colocated partitioned roots with one key. Roots are schema-qualified; the first one names the table's heat.
+
+    A whole table has no key. PostgreSQL wants a column to partition by all the same, which may be another one in each
+    root: `columns` has them in the order of the roots.
+
+    The roots of a table that is everywhere are plain tables, and its one tablet has them themselves as its partitions.
+    """
 
     kind: ClassVar[RecordKind] = RecordKind.TABLE
     id: int
@@ -144,8 +156,32 @@ class Table:
         return str(self.id)
 
     @property
+    def whole(self) -> bool:
+        """Whether it has no key and always one tablet."""
+        return self.layout in (Layout.WHOLE, Layout.EVERYWHERE)
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether it is a reference table: every node of its bundle has all rows."""
+        return self.layout is Layout.EVERYWHERE
+
+    @property
+    def hashed(self) -> bool:
+        """Whether its tablets are leaves."""
+        return self.layout is not Layout.RANGE
+
+    @property
+    def key_columns(self) -> tuple[KeyColumn, ...]:
+        """By which rows are found: none of a whole table."""
+        return () if self.whole else self.columns
+
+    @property
     def key_types(self) -> tuple[KeyType, ...]:
-        return tuple(column.type for column in self.columns)
+        return tuple(column.type for column in self.key_columns)
+
+    def columns_of(self, root: int) -> tuple[KeyColumn, ...]:
+        """By which PostgreSQL partitions the root with this number."""
+        return self.columns[root : root + 1] if self.whole else self.columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,17 +293,18 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A bundle in which nothing new is started."""
+    """A bundle in which nothing new is started; or, with `only`, nothing of that kind."""
 
     kind: ClassVar[RecordKind] = RecordKind.PAUSE
     bundle: str
     until: float | None
     author: str = ""
     reason: str = ""
+    only: str = ""
 
     @property
     def key(self) -> str:
-        return self.bundle
+        return f"{self.bundle} {self.only}" if self.only else self.bundle
 
 
 @dataclass(frozen=True, slots=True)

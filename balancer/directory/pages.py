@@ -18,7 +18,7 @@ from balancer.policies.keys import HIGHEST, LOWEST
 
 Position = int | bytes
 
-STATES = (TabletState.OWNED, TabletState.QUARANTINED)
+STATES = (TabletState.OWNED, TabletState.QUARANTINED, TabletState.EXPIRED)
 """The states by the number that is stored: append only."""
 
 _STATE_NUMBERS = {state: number for number, state in enumerate(STATES)}

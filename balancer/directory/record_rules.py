@@ -11,7 +11,6 @@ from typing import Any
 
 from balancer.directory.model import (
     Counter,
-    Layout,
     Migration,
     Node,
     Pause,
@@ -74,13 +73,15 @@ def _tablet_faults(before: Record | None, tablet: Tablet, find: Find, _: bool) -
 
 
 def _bounds_faults(what: str, tablet: Tablet, table: Table) -> Iterator[str]:
-    if isinstance(tablet.bounds, Leaf) != (table.layout is Layout.HASH):
+    if isinstance(tablet.bounds, Leaf) != table.hashed:
         yield f"{what} does not have the bounds of a {table.layout} table"
     elif isinstance(tablet.bounds, Leaf):
         try:
             check_leaf(*tablet.bounds)
         except ValueError as error:
             yield f"{what}: {error}"
+        if table.whole and tablet.bounds != Leaf(1, 0):
+            yield f"{what} is a part of table {table.name!r}, which is whole"
     elif tablet.bounds.lower >= tablet.bounds.upper:
         yield f"{what} is empty: its lower bound is not below its upper one"
 
@@ -99,8 +100,10 @@ def _table_faults(before: Record | None, table: Table, find: Find, _: bool) -> I
     yield from _bundle_faults(what, table.bundle, find)
     if table.id < 1:
         yield f"{what} has id {table.id}; ids begin at 1"
-    if not table.columns or not table.roots:
+    if not (table.columns or table.everywhere) or not table.roots:
         yield f"{what} needs at least one key column and one root"
+    if table.whole and len(table.columns) != (0 if table.everywhere else len(table.roots)):
+        yield f"{what} is whole and names {len(table.columns)} columns for {len(table.roots)} roots"
     if len(set(table.roots)) != len(table.roots):
         yield f"{what} names a root twice"
     if isinstance(before, Table) and (before.layout, before.columns, before.bundle) != (

@@ -17,7 +17,6 @@ from balancer.directory.model import (
     Bundle,
     Command,
     Counter,
-    Layout,
     Migration,
     Node,
     Pause,
@@ -226,7 +225,7 @@ class Snapshot:
     def columns(self, table_id: int) -> Columns:
         """All tablets of a table as columns, joined from its pages: for planning over many of them."""
         pages = self.pages_of(table_id)
-        hashed = self.tables[table_id].layout is Layout.HASH
+        hashed = self.tables[table_id].hashed
         nodes = tuple(sorted({name for page in pages for name in page.names}))
         numbers = {name: number for number, name in enumerate(nodes)}
         columns = Columns(

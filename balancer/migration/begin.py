@@ -67,7 +67,7 @@ def begin_move(
         raise Refused(f"tablet {tablet_id} is on node {target_node} already")
     check_free(snapshot, (tablet,), force)
     _check_receives(node, force)
-    moved = replace(tablet, node=target_node, epoch=tablet.epoch + 1, state=TabletState.OWNED)
+    moved = replace(tablet, node=target_node, epoch=tablet.epoch + 1, state=_state_after(tablet))
     now = (clock or SystemClock()).now().timestamp()
     table = snapshot.tables[tablet.table]
     migration = Migration(
@@ -113,6 +113,10 @@ def check_free(snapshot: Snapshot, tablets: tuple[Tablet, ...], force: bool) -> 
                 f"tablet {tablet.id} is quarantined: look at its last migrations with `balancer moves --all`,"
                 f" then `balancer release {tablet.id}`"
             )
+
+
+def _state_after(tablet: Tablet) -> TabletState:
+    return TabletState.EXPIRED if tablet.state is TabletState.EXPIRED else TabletState.OWNED
 
 
 def new_id() -> str:

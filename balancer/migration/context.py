@@ -84,6 +84,8 @@ class Context:
         self.different = False  # the copy was not what the source is
         self.prepared: Any = None  # what one step hands to the next: `draining` to `verifying`, that to `swapping`
         self.sequences: tuple[str, ...] = ()  # those behind the roots' columns, once found
+        self.followed: tuple[tuple[str, str], ...] = ()  # homes of reference tables, with the target's stream of each
+        self.stream = record.id  # by whose name changes are streamed; of a reference table it is its copy's own
 
     @property
     def id(self) -> str:
@@ -223,13 +225,13 @@ class Context:
 
 def places(table: Table, tablet: Tablet) -> tuple[Place, ...]:
     """The partitions of a tablet, one in each root."""
-    columns = tuple(KeyColumn(column.name, column.type) for column in table.columns)
     part = tablet.bounds
     known = KeyRange(part.lower, part.upper) if isinstance(part, RangeBounds) else part
     found = []
     for number, text in enumerate(table.roots):
         root = parse_name(text)
         name = Name(root.schema, tablet.partitions[number]) if tablet.partitions else partition_name(root, tablet.id)
+        columns = tuple(KeyColumn(column.name, column.type) for column in table.columns_of(number))
         found.append(Place(root, name, columns, known))
     return tuple(found)
 

@@ -14,6 +14,7 @@ from balancer.directory.model import Table
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused, Unavailable
 from balancer.migration.context import partitions_of
+from balancer.migration.copy_findings import copy_findings
 from balancer.migration.links import Addresses, Links
 from balancer.nodes import partition
 from balancer.nodes.connection import Connection, Cursor, translated
@@ -70,6 +71,7 @@ def examine(directory: Directory, addresses: Addresses, nodes: Sequence[str] | N
                     facts[node] = facts_on(links.control(node), roots)
             except (Unavailable, Refused) as error:
                 found.append(Finding(node, f"cannot be examined: {error}"))
+        found += [Finding(node, text) for node, text in copy_findings(snapshot, links, facts)]
     finally:
         links.close()
     return [*found, *(Finding(node, text) for node, text in compare_roots(facts))]
@@ -161,7 +163,8 @@ def _examine_node(snapshot: Snapshot, node: str, connection: Connection) -> Iter
         for tablet in snapshot.tablets(table.id):
             if tablet.node == node and snapshot.migration_of(tablet.id) is None:
                 names = partitions_of(table, tablet)
-                yield from _ownership_findings(
+                check = _home_findings if table.everywhere else _ownership_findings
+                yield from check(
                     node, connection, rows.get(tablet.id), tablet=tablet.id, epoch=tablet.epoch, names=names
                 )
 
@@ -172,7 +175,9 @@ def _root_findings(snapshot: Snapshot, node: str, connection: Connection) -> Ite
     """What a move from or to this node would refuse."""
     with connection.cursor() as cursor:
         for table, roots in _roots_of(snapshot, node):
-            key = [column.name for column in table.columns]
+            if table.everywhere:
+                continue
+            key = [column.name for column in table.key_columns]
             for text in (*root_findings(cursor, roots, key), *leaf_findings(cursor, roots)):
                 yield Finding(node, text)
 
@@ -200,6 +205,8 @@ def _row_findings(snapshot: Snapshot, node: str, connection: Connection, row: Ow
         return
     if row.state is OwnState.INCOMING:
         yield Finding(node, f"tablet {row.id} is incoming, but no migration brings it", stale=row)
+    elif row.state is OwnState.MOVED and tablet is not None and snapshot.tables[tablet.table].everywhere:
+        return  # a former home that has gone back in time: it becomes a copy again
     elif row.state is OwnState.MOVED:
         with connection.cursor() as cursor:
             if any(partition.exists(cursor, name) for name in row.partitions):
@@ -208,6 +215,20 @@ def _row_findings(snapshot: Snapshot, node: str, connection: Connection, row: Ow
         owner = f"node {tablet.node}" if tablet else "nobody"
         text = f"says it owns tablet {row.id}, but the directory says that {owner} does"
         yield Finding(node, text, command="balancer run: the leader closes it at its next poll")
+
+
+def _home_findings(
+    node: str, connection: Connection, row: OwnedTablet | None, *, tablet: int, epoch: int, names: tuple[Name, ...]
+) -> Iterator[Finding]:
+    """The same of the home of a reference table, which has plain tables."""
+    right = OwnedTablet(tablet, epoch, OwnState.OWNED, names)
+    with connection.cursor() as cursor:
+        missing = [str(name) for name in names if not partition.exists(cursor, name)]
+    if missing:
+        yield Finding(node, f"is the home of tablet {tablet}, but {', '.join(missing)} is not there")
+    elif row is None or (row.migration != CLOSED and (row.state, row.epoch) != (OwnState.OWNED, epoch)):
+        said = f"{row.state} with epoch {row.epoch}" if row else "nothing"
+        yield Finding(node, f"is the home of tablet {tablet} with epoch {epoch}, but says {said}", row=right)
 
 
 def _ownership_findings(

@@ -95,12 +95,12 @@ def check_roots_agree(ctx: Context) -> None:
 
 def check_roots(ctx: Context) -> None:
     """Raises `Refused` if a root, on either node, has come to be what no tablet can leave or enter."""
-    key = [column.name for column in ctx.table.columns]
+    key = [column.name for column in ctx.table.key_columns]
     for node in dict.fromkeys((ctx.record.source_node, ctx.record.target_node)):
         try:
             with translated(node), ctx.links.control(node).cursor() as cursor:
                 for root in ctx.roots:
-                    catalog.read_root(cursor, root)
+                    catalog.read_root(cursor, root, whole=ctx.table.whole)
                 outside_keys.check_outside_keys(cursor, ctx.roots, key)
         except Refused as error:
             raise Refused(f"on node {node}: {error}") from error

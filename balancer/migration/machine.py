@@ -8,13 +8,15 @@ Theory of operation
 ===================
 
 Four tracks share the states: a move or a reshard (split, merge, or n tablets into m on one node), each either
-*replicate* (writers go on while rows are copied) or *read-only* (writers are held back from the start).
+*replicate* (writers go on while rows are copied) or *read-only* (writers are held back from the start). A fifth,
+*expire*, retires tablets whose keys are too old.
 
     move, replicate      planned preparing copying catching_up fencing draining verifying sealing committing
                          | opening retiring done
     move, read-only      planned preparing fencing copying verifying sealing committing | opening retiring done
     reshard, replicate   planned preparing copying catching_up verifying swapping committing | retiring done
     reshard, read-only   planned preparing fencing copying verifying swapping committing | retiring done
+    expire               planned fencing verifying copying swapping committing | retiring done
 
 Beside them stand the ways back: `catching_up` once more (a switch that could not be made just now), `restarting` (a
 copy that was lost: all is undone, then `planned` once more) and `cancelling`.
@@ -81,6 +83,20 @@ both maps until the directory follows in `committing`. A successor asks the node
 acknowledged is in the new partitions because the last replay comes after the locks on roots *and* old partitions (who
 writes by a partition's name does not lock its root), and the definitions are compared under them. What a reader by one
 snapshot sees is not cut short, because the last replay is committed, and older snapshots are gone, before the swap.
+
+*Expiry* retires the lowest tablets of a table, with their rows: first off their node's root, then out of the directory,
+then the rows. Every key has a defined answer at every moment, and nothing is destroyed before the directory says so:
+
+1. `fencing` closes the tablets by a trigger that refuses every write in one sentence; reads go on. `verifying` counts
+   the rows and judges bounds, rows and the node's own clock; `copying` hands the rows to the archive command. Up to
+   here everything is undone by taking the triggers away.
+2. `swapping` is one transaction on the tablets' node, under the locks of a reshard's: bounds, clock and triggers are
+   looked at once more, the tablets are detached, and one empty tablet over all that has expired so far is attached. It
+   refuses writes in the same sentence. The rows are still there, detached. A successor asks the node, as in a reshard.
+3. `committing`: the old tablets leave the directory, the empty one comes in, in state `expired`, and with it the count.
+   The key space stays covered. Before this commit who asks the old map is led to the same node and root.
+4. `retiring` drops the rows, in a transaction that sees them detached, `moved`, and their fence as we left it. The
+   empty tablet that an earlier expiry left, if it is on another node, goes the way of a former owner's.
 """
 
 from collections.abc import Mapping
@@ -134,12 +150,13 @@ class Recovery(StrEnum):
 
 
 class Track(StrEnum):
-    """The four ways through the states."""
+    """The ways through the states."""
 
     MOVE_REPLICATE = "move, replicate"
     MOVE_READ_ONLY = "move, read-only"
     RESHARD_REPLICATE = "reshard, replicate"
     RESHARD_READ_ONLY = "reshard, read-only"
+    EXPIRE = "expire"
 
 
 class IllegalEvent(Exception):
@@ -240,6 +257,20 @@ _TABLES = {
         cancelled   |             |             |            |          | yes     | go on   |       | goes on
         failed      |             |             |            |          | yes     | go on   |       | goes on
     """,
+    Track.EXPIRE: """
+        state       | next        | retreat     | restart    | cancel   | journal | writers | again | a successor
+        planned     | fencing     |             |            | operator | yes     | go on   |       | goes on
+        fencing     | verifying   |             |            | operator | yes     | go on   |       | goes on
+        verifying   | copying     |             |            | operator | yes     | go on   |       | goes on
+        copying     | swapping    |             |            | operator | yes     | go on   |       | goes on
+        swapping    | committing  | fencing     |            | error    | yes     | go on   |       | asks the node
+        committing  | retiring    |             |            |          |         | go on   | yes   | never finds it
+        retiring    | done        |             |            |          | yes     | go on   | yes   | goes on
+        done        |             |             |            |          | yes     | go on   |       | goes on
+        cancelling  |             |             |            |          | yes     | go on   | yes   | goes on
+        cancelled   |             |             |            |          | yes     | go on   |       | goes on
+        failed      |             |             |            |          | yes     | go on   |       | goes on
+    """,
 }
 
 
@@ -270,6 +301,8 @@ def table_text(track: Track) -> str:
 
 def track_of(kind: MigrationKind, mode: MigrationMode) -> Track:
     """The way a migration goes."""
+    if kind is MigrationKind.EXPIRE:
+        return Track.EXPIRE
     what = "move" if kind is MigrationKind.MOVE else "reshard"
     return Track(f"{what}, {mode}")
 

@@ -58,6 +58,8 @@ class Detail:
     """When the owner changed, in seconds since 1970."""
     before: tuple[Mapping[str, Json], ...] = ()
     """The tablets that a reshard replaces: once it has committed, the directory does not have them any more."""
+    expiry: Mapping[str, Json] = field(default_factory=dict)
+    """What `steps_expiry` knows of the tablets that it retires."""
     kept: str = ""
     """Where the former owner's rows were set aside, because somebody may have written to them after the switch."""
     failed: bool = False

@@ -22,6 +22,8 @@ from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.partition import attach, attachments, count_rows, exists
 from balancer.nodes.readable import check_extendable, check_readable
+from balancer.nodes.reference_copies import guard_home, read_streams
+from balancer.nodes.replication import drop_subscription
 from balancer.nodes.schema import OwnedTablet, OwnState, read_tablets
 
 LOCK_TIMEOUT = 2.0
@@ -54,7 +56,7 @@ def reshard_of(snapshot: Snapshot, tablet: Tablet) -> tuple[tuple[Tablet, ...], 
         if record.finished
         and record.state == State.DONE
         and tablet.id in {made.id for made in record.targets}
-        and record.operation is not MigrationKind.MOVE
+        and record.operation in (MigrationKind.SPLIT, MigrationKind.MERGE)
     ]
     if not found:
         raise Refused(f"no split or merge is remembered that made tablet {tablet.id}")
@@ -107,6 +109,10 @@ def make_ready(links: Links, leader_epoch: int, table: Table, revived: Tablet, *
         if row is not None and row.epoch >= revived.epoch:
             raise Refused(f"node {node} says that tablet {revived.id} is {row.state} with epoch {row.epoch}")
         trusted = links.address(node).trusts_owners
+        if table.everywhere:
+            _take_copy(cursor, node, table, revived, empty=empty)
+            close_tablet(cursor, closed, node, leader_epoch, LOCK_TIMEOUT)
+            return
         check_extendable(cursor, [parse_name(root) for root in table.roots], trusted=trusted)
         if empty:
             _create(cursor, node, table, revived)
@@ -115,13 +121,25 @@ def make_ready(links: Links, leader_epoch: int, table: Table, revived: Tablet, *
         close_tablet(cursor, closed, node, leader_epoch, LOCK_TIMEOUT)
 
 
+def _take_copy(cursor: Cursor, node: str, table: Table, revived: Tablet, *, empty: bool) -> None:
+    """A copy of a reference table becomes its home, with what had arrived there."""
+    names = partitions_of(table, revived)
+    missing = _missing(cursor, names)
+    if empty or missing:
+        why = f"{missing[0]} is not there" if missing else "it has copies: take one with --take-from"
+        raise Refused(f"reference table {table.name} cannot get its home on node {node}: {why}")
+    for stream in sorted(read_streams(cursor).of(revived.id)):
+        drop_subscription(cursor, stream)
+    guard_home(cursor, names, revived.id)
+
+
 def _create(cursor: Cursor, node: str, table: Table, revived: Tablet) -> None:
     for place in places(table, revived):
         if exists(cursor, place.partition):
             raise Refused(
                 f"node {node} still has {place.partition}: take it with --take-from {node}, or drop it by hand first"
             )
-        create_partition(cursor, read_root(cursor, place.root), place.partition, place.part)
+        create_partition(cursor, read_root(cursor, place.root, whole=table.whole), place.partition, place.part)
 
 
 def _attach(cursor: Cursor, node: str, table: Table, revived: Tablet, *, trusted: bool) -> None:

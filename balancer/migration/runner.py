@@ -12,12 +12,12 @@ from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Change, Migration, MigrationKind, Put, Remove, TabletState
 from balancer.errors import BalancerError, Conflict, Fenced, Refused, Unavailable
-from balancer.migration import guards, steps
+from balancer.migration import guards, steps, steps_expiry
 from balancer.migration.context import Context
 from balancer.migration.control import CancelRequested, Control, Difference, Overrun
 from balancer.migration.journal import Journal
 from balancer.migration.links import Addresses, Links
-from balancer.migration.machine import Event, State, Track, after, is_final, row_of, track_of
+from balancer.migration.machine import Event, State, after, is_final, row_of, track_of
 from balancer.migration.observer import Observer
 from balancer.migration.progress import ProgressMeter
 from balancer.migration.recovery import take_over
@@ -145,7 +145,7 @@ class Runner:
                 # A fence that a switch has left must be lifted first: that is how catching up begins.
                 if not row_of(ctx.track, state).again and (state is not State.CATCHING_UP or ctx.fenced_at is None):
                     ctx.checkpoint()
-                return steps.step_of(ctx.track, state)(ctx)
+                return steps.step_of(ctx.track, state, everywhere=ctx.table.everywhere)(ctx)
             except Fenced:
                 raise
             except CancelRequested as wish:
@@ -198,7 +198,7 @@ class Runner:
             ctx.note(leader_epoch=self._leadership.epoch)
             record = replace(ctx.record, state=str(state), finished=is_final(state), detail=ctx.detail.document())
             changes = (*changes, *self._quarantine(ctx, state))
-            ctx.record = journal.save(record, f"migration {ctx.id}: {state}", changes)
+            ctx.record = journal.save(record, _told(ctx, state), changes)
         ctx.state = state
         if ctx.fenced_at is None:
             ctx.progress.enter(ctx.record, state)
@@ -228,7 +228,7 @@ class Runner:
         try:
             self._enter(ctx, journal, Event.STEP, changes)
         except (Conflict, Refused) as error:
-            if ctx.track in (Track.RESHARD_REPLICATE, Track.RESHARD_READ_ONLY):
+            if ctx.record.operation is not MigrationKind.MOVE:
                 raise  # the node has swapped already: recovery tries again with a fresh view of the directory
             # Somebody changed the tablet's record; nothing was applied, and the fence must not stay.
             journal.load(ctx.id)
@@ -240,6 +240,12 @@ class Runner:
         again = row_of(ctx.track, ctx.state).retreat is not None
         ctx.note(retreat=str(error), retries=ctx.detail.retries + 1, restarts=ctx.detail.restarts + (not again))
         self._enter(ctx, journal, Event.RETREAT if again else Event.RESTART)
+
+
+def _told(ctx: Context, state: State) -> str:
+    """What the history says of an entry of the journal."""
+    last = f"; {count}" if state is State.RETIRING and (count := steps_expiry.last_count(ctx)) else ""
+    return f"migration {ctx.id}: {state}{last}"
 
 
 def _behind_a_fence(ctx: Context, error: BalancerError) -> BalancerError:

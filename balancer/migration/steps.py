@@ -4,7 +4,16 @@ from collections.abc import Callable, Mapping
 
 from balancer.directory.model import Migration, Tablet
 from balancer.directory.snapshot import Snapshot
-from balancer.migration import steps_cancel, steps_copy, steps_finish, steps_reshard, steps_swap, steps_switch
+from balancer.migration import (
+    steps_cancel,
+    steps_copy,
+    steps_expiry,
+    steps_finish,
+    steps_home,
+    steps_reshard,
+    steps_swap,
+    steps_switch,
+)
 from balancer.migration.context import Context
 from balancer.migration.machine import Event, State, Track
 from balancer.migration.record import read_detail, unpack_tablet
@@ -40,8 +49,39 @@ _RESHARD: Mapping[State, Step] = {
 }
 
 
-def step_of(track: Track, state: State) -> Step:
-    """The work of a state."""
+_EXPIRE: Mapping[State, Step] = {
+    State.PLANNED: steps_expiry.planned,
+    State.FENCING: steps_expiry.fencing,
+    State.VERIFYING: steps_expiry.verifying,
+    State.COPYING: steps_expiry.copying,
+    State.SWAPPING: steps_expiry.swapping,
+    State.RETIRING: steps_expiry.retiring,
+    State.CANCELLING: steps_expiry.cancelling,
+}
+
+
+_HOME: Mapping[State, Step] = {
+    State.PLANNED: steps_home.planned,
+    State.PREPARING: steps_home.preparing,
+    State.COPYING: steps_home.copying,
+    State.CATCHING_UP: steps_home.catching_up,
+    State.FENCING: steps_switch.fencing,
+    State.DRAINING: steps_home.draining,
+    State.VERIFYING: steps_home.verifying,
+    State.SEALING: steps_home.sealing,
+    State.OPENING: steps_home.opening,
+    State.RETIRING: steps_home.retiring,
+    State.RESTARTING: steps_home.restarting,
+    State.CANCELLING: steps_home.cancelling,
+}
+
+
+def step_of(track: Track, state: State, *, everywhere: bool = False) -> Step:
+    """The work of a state. `everywhere`: the home of a reference table moves."""
+    if everywhere:
+        return _HOME[state]
+    if track is Track.EXPIRE:
+        return _EXPIRE[state]
     steps = _MOVE if track in (Track.MOVE_REPLICATE, Track.MOVE_READ_ONLY) else _RESHARD
     return steps[state]
 

@@ -33,7 +33,7 @@ def _take_away(ctx: Context) -> None:
         with ctx.target() as cursor:
             replication.drop_subscription(cursor, ctx.id)
         with ctx.target() as cursor:
-            detach_incoming(ctx, cursor)
+            detach_incoming(ctx, cursor, undone=True)
     _drop_incoming(ctx)
     if ctx.record.operation is MigrationKind.MOVE:
         with ctx.source() as cursor:

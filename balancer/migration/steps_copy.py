@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from balancer.clock import Clock
 from balancer.directory.model import MigrationKind, MigrationMode
 from balancer.errors import Refused, Unavailable
-from balancer.migration import comparison, guards, retries
+from balancer.migration import comparison, guards, reference_marks, retries
 from balancer.migration.background import Background, stop_at
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.fence_renewal import FenceKeeper
@@ -128,6 +128,7 @@ def _preflight(ctx: Context, shapes: tuple[Shape, ...]) -> None:
     guards.check_owners_code(ctx)
     guards.check_roots(ctx)
     guards.check_roots_agree(ctx)
+    reference_marks.find(ctx)
     node = ctx.record.source_node
     with translated(node), ctx.links.control(node).cursor() as cursor:
         size = guards.total_size(cursor, [shape.name for shape in shapes])

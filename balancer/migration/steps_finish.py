@@ -10,7 +10,18 @@ from balancer.errors import BalancerError, Refused
 from balancer.migration.background import Background
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.machine import Event
-from balancer.nodes import capture, fence, partition, replication, schema, sequences, set_aside, snapshots, standbys
+from balancer.nodes import (
+    capture,
+    fence,
+    partition,
+    replication,
+    schema,
+    sequences,
+    set_aside,
+    snapshots,
+    standbys,
+    ties,
+)
 from balancer.nodes.connection import Statement, run_together, translated
 from balancer.nodes.names import Name
 from balancer.nodes.objects import bound_constraint
@@ -25,7 +36,7 @@ def opening(ctx: Context) -> Event:
     # attempt, and a successor, look first.
     straight, ctx.fence = ctx.closed is not None, None
     # The thread has the source's connection to itself: this one speaks to the target only.
-    with Background(lambda _: _mark_moved(ctx, straight=straight), "mark-moved") as marking:
+    with Background(lambda _: mark_moved(ctx, straight=straight), "mark-moved") as marking:
         with _opened_target(ctx, straight=straight):
             # A former owner that is out of our reach is not waited for longer: it is told in `retiring`.
             marking.wait(ctx.settings.write_pause_budget)
@@ -69,12 +80,13 @@ def retiring(ctx: Context) -> Event:
 
     Until then they stay attached behind their fence: an UPDATE of a former client is refused, and does not find 0 rows.
     """
-    _mark_moved(ctx, straight=False)
+    mark_moved(ctx, straight=False)
     _remove_stream(ctx)
     _remove_guard(ctx)
     _wait_for_grace(ctx)
     _wait_for_standbys(ctx)
     _wait_for_snapshots(ctx)
+    _untie(ctx)
     for place in reversed(ctx.source_places):  # a referenced root's rows go last
         with ctx.source_command() as connection:
             connection.execute("SELECT set_config('lock_timeout', '10s', false)")
@@ -123,7 +135,7 @@ def _wait_for_snapshots(ctx: Context) -> None:
         ctx.sleep(0.2)
 
 
-def _mark_moved(ctx: Context, *, straight: bool) -> None:
+def mark_moved(ctx: Context, *, straight: bool) -> None:
     names = partitions_of(ctx.table, ctx.sources[0])
     if straight:
         assert ctx.closed is not None, "the switch ends with it"
@@ -184,7 +196,24 @@ def _keep_closed(ctx: Context) -> None:
         there = [name for name, pending in partition.attachments(cursor, names).items() if not pending]
         opened = set_aside.switched_off(cursor, [ctx.moved.id], there)
     if opened:
-        _mark_moved(ctx, straight=False)
+        mark_moved(ctx, straight=False)
+
+
+def _untie(ctx: Context) -> None:
+    """Rows that point to each other could not be detached: they go before, from behind their fence."""
+    names = partitions_of(ctx.table, ctx.sources[0])
+    with ctx.source() as cursor:
+        there = [name for name, pending in partition.attachments(cursor, names).items() if pending is False]
+        if not there or not ties.tied(cursor, ctx.roots):
+            return
+        fence.lock_partitions(cursor, there, ctx.settings.lock_timeout)
+        if set_aside.was_switched_off(cursor, [ctx.moved.id], there):
+            raise Refused(
+                f"somebody has switched the fence of {there[0]} on node {ctx.record.source_node} off, and its rows,"
+                " which point to each other, can neither be dropped nor set aside: look at them and delete them"
+            )
+        ties.empty_partitions(cursor, there)
+        run_together(cursor, _moved_statements(ctx, there))
 
 
 def _drop_rows(ctx: Context) -> None:

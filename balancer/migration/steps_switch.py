@@ -4,20 +4,21 @@ From `fencing` on writers are held back, and every millisecond counts: connectio
 each step looks at the budget (`Context.checkpoint`). The commit itself is the runner's.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from psycopg import sql
 
 from balancer.directory.model import MigrationMode, Tablet
 from balancer.errors import Refused, Unavailable
-from balancer.migration import comparison, guards, retries
+from balancer.migration import comparison, guards, reference_marks, retries
 from balancer.migration.background import Background
 from balancer.migration.context import Context, OpenTransaction, partitions_of
 from balancer.migration.control import Overrun
 from balancer.migration.lag import LagGauge
 from balancer.migration.machine import Event, Track
 from balancer.migration.steps_copy import guard, read_shapes
-from balancer.nodes import blockers, capture, fence, partition, references, replication, schema, sequences
+from balancer.nodes import blockers, capture, fence, partition, references, replication, schema, sequences, ties
 from balancer.nodes.checksum import Rows
 from balancer.nodes.connection import (
     Cursor,
@@ -92,6 +93,7 @@ def fencing(ctx: Context) -> Event:
     # Ready before anybody waits for it.
     ctx.links.control(ctx.record.target_node)
     _find_sequences(ctx)
+    reference_marks.find(ctx)
     seconds = ctx.settings.fence_deadline if replicated else ctx.settings.read_only_fence_deadline
     wanted = fence.Fence(ctx.id, ctx.leadership.epoch, "", 0, ctx.sources[0].id)
     ctx.fenced_at = ctx.clock.monotonic()
@@ -115,7 +117,7 @@ def _raise_fence(ctx: Context, names: list[Name], wanted: fence.Fence, seconds: 
         statements = fence.trigger_statements(names, standing)
         statements += schema.tablet_statements([_fenced(ctx, tablet, standing) for tablet in ctx.sources])
         if ctx.track is Track.MOVE_REPLICATE:
-            statements.append(replication.marker_statement(ctx.id))
+            statements += replication.marker_statements(ctx.stream)
         run_together(cursor, statements)
         if ctx.track is Track.MOVE_REPLICATE:
             ctx.note(marker=last_rows(cursor)[0][0])
@@ -131,8 +133,10 @@ def _fenced(ctx: Context, tablet: Tablet, standing: fence.Fence) -> schema.Owned
 def draining(ctx: Context) -> Event:
     """Waits until the target has applied everything up to the fence. What the source is asked for comes meanwhile."""
     ctx.prepared = _read_rest(ctx)
-    _read_sequences(ctx)
-    _await_marker(ctx, ctx.detail.marker, ctx.settings.write_pause_budget * 2)
+    read_sequences(ctx)
+    marks = reference_marks.send(ctx)
+    await_marker(ctx, ctx.detail.marker, ctx.settings.write_pause_budget * 2)
+    reference_marks.await_all(ctx, marks)
     node = ctx.record.target_node
     with translated(node):
         # What was compared is not compared again: a target that has lost some of it has lost its marker too.
@@ -158,7 +162,8 @@ def _read_rest(ctx: Context) -> Rest:
 def verifying(ctx: Context) -> Event:
     """The rows that changed and have not been compared yet; both sides stand still."""
     if ctx.record.mode is MigrationMode.READ_ONLY:
-        _read_sequences(ctx)
+        read_sequences(ctx)
+        reference_marks.await_all(ctx, reference_marks.send(ctx))
         return Event.STEP  # the copy was made, and compared, behind the fence
     ctx.checkpoint()
     node = ctx.record.target_node
@@ -174,13 +179,18 @@ def sealing(ctx: Context) -> Event:
     Beside it the target's partitions are attached, behind their guard, and made durable. Neither needs the other; the
     commit needs both.
     """
+    shapes = read_shapes(ctx)
+    return seal(ctx, lambda: _attach(ctx, shapes))
+
+
+def seal(ctx: Context, prepare: Callable[[], None]) -> Event:
+    """The same with whatever makes the target ready."""
     if ctx.fence is None:
         raise Overrun("the fence was raised by a predecessor")
     ctx.checkpoint()
     names = [place.partition for place in ctx.source_places]
-    shapes = read_shapes(ctx)
     # The thread has the target's connection to itself: this one speaks to the source only.
-    with Background(lambda _: _attach(ctx, shapes), "attach") as attaching:
+    with Background(lambda _: prepare(), "attach") as attaching:
         closed = ctx.closed or close_source(ctx)
         node = ctx.record.source_node
         with translated(node):
@@ -262,7 +272,7 @@ def take_back(ctx: Context) -> None:
     if ctx.record.target_node == ctx.record.source_node:
         return
     with ctx.target() as cursor:
-        if detach_incoming(ctx, cursor):
+        if detach_incoming(ctx, cursor, undone=False):
             for place, shape in zip(ctx.target_places, read_shapes(ctx), strict=True):
                 partition.drop_triggers(cursor, shape, place.partition)
                 fence.guard_incoming(cursor, place.partition, guard(ctx))
@@ -273,8 +283,11 @@ def take_back(ctx: Context) -> None:
         replication.enable_subscription(cursor, ctx.id)
 
 
-def detach_incoming(ctx: Context, cursor: Cursor) -> bool:
-    """Detaches what is `incoming` under this very migration, if it is attached; answers whether it was."""
+def detach_incoming(ctx: Context, cursor: Cursor, *, undone: bool) -> bool:
+    """Detaches what is `incoming` under this very migration, if it is attached; answers whether it was.
+
+    `undone`: the rows are not needed any more.
+    """
     row = cursor.execute(
         "SELECT state, migration FROM balancer.tablet WHERE id = %s FOR UPDATE", (ctx.moved.id,)
     ).fetchone()
@@ -287,6 +300,10 @@ def detach_incoming(ctx: Context, cursor: Cursor) -> bool:
         partition.set_lock_timeout(cursor, ctx.settings.lock_timeout)
         for root in ctx.roots:
             cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE").format(root.identifier))
+    if attached and ties.tied(cursor, ctx.roots):
+        if not undone:
+            raise Refused(f"the switch failed, and rows of {ctx.roots[0]} point to each other: they are copied again")
+        ties.empty_partitions(cursor, attached)
     for place in reversed(ctx.target_places):
         if place.partition in attached:
             partition.detach_locked(cursor, place.root, place.partition)
@@ -300,7 +317,7 @@ def _find_sequences(ctx: Context) -> None:
         ctx.sequences = sequences.find_sequences(cursor, ctx.roots)
 
 
-def _read_sequences(ctx: Context) -> None:
+def read_sequences(ctx: Context) -> None:
     node = ctx.record.source_node
     with translated(node), ctx.links.control(node).cursor() as cursor:
         ctx.note(sequences=sequences.read_sequences(cursor, ctx.sequences))
@@ -340,9 +357,9 @@ def _round(ctx: Context, shapes: tuple[Shape, ...], watch: LagGauge) -> Forecast
         for index, shape in enumerate(shapes):
             rows = comparison.rows_of(shape)
             changed.append((rows, comparison.read_changed(cursor, rows, ctx.id, index)))
-        number = _next_marker(ctx, cursor)
+        number = next_marker(ctx, cursor)
     sent = ctx.clock.monotonic()
-    _await_marker(ctx, number, PING_PATIENCE, watch)
+    await_marker(ctx, number, PING_PATIENCE, watch)
     trip = ctx.clock.monotonic() - sent
     for index, (rows, found) in enumerate(changed):
         with translated(ctx.record.target_node), ctx.links.control(ctx.record.target_node).cursor() as cursor:
@@ -353,19 +370,19 @@ def _round(ctx: Context, shapes: tuple[Shape, ...], watch: LagGauge) -> Forecast
     return Forecast(trip, left, ctx.detail.attach)
 
 
-def _next_marker(ctx: Context, cursor: Cursor) -> int:
-    run_together(cursor, [replication.marker_statement(ctx.id)])
+def next_marker(ctx: Context, cursor: Cursor) -> int:
+    run_together(cursor, replication.marker_statements(ctx.stream))
     return int(last_rows(cursor)[0][0])
 
 
-def _await_marker(ctx: Context, number: int, patience: float, watch: LagGauge | None = None) -> None:
+def await_marker(ctx: Context, number: int, patience: float, watch: LagGauge | None = None) -> None:
     """With a watch the lag is looked at meanwhile: where there is much of it, that decides and not the patience."""
     target = ctx.links.control(ctx.record.target_node)
     began = looked = ctx.clock.monotonic()
     while True:
         ctx.checkpoint()
         with translated(ctx.record.target_node):
-            if replication.newest_marker(target, ctx.id) >= number:
+            if replication.newest_marker(target, ctx.stream) >= number:
                 return
         now = ctx.clock.monotonic()
         if watch is not None and now - looked > LOOK_INTERVAL:

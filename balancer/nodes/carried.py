@@ -73,12 +73,13 @@ def read_carried(
     near_to: Name,
     other: int | None = None,
     going: Sequence[Name] = (),
+    kept: Sequence[str] = (),
 ) -> Carried:
     """Of the table with this oid and name, which will be called `old`.
 
     `together`: all names that go to other tables in this swap. `near_to`: which table gets the foreign keys between
     those, by its name after the swap. `other`: the table that gets the name, if it is there and has grants of its own.
-    `going`: materialised views that are dropped in the swap.
+    `going`: materialised views that are dropped in the swap. `kept`: unique indexes that stay on the old table alone.
     """
     row = cursor.execute(_TABLE, (oid,)).fetchone()
     assert row is not None, name
@@ -98,7 +99,7 @@ def read_carried(
         *table_parts.row_security(name, secured=secured, forced=forced),
         *_replica_identity(name, replica_identity, identity_index),
         *_rules(cursor, oid, name),
-        *table_parts.read_comments(cursor, oid, name, but=[row[0] for row in near]),
+        *table_parts.read_comments(cursor, oid, name, but=[*(row[0] for row in near), *kept]),
     ]
     drop = sql.SQL("ALTER TABLE {} DROP CONSTRAINT {}")
     views = [view for view in dependents.materialised if view not in going]

@@ -15,6 +15,10 @@ from balancer.policies.keys import KeyType
 
 HASH = "hash"
 RANGE = "range"
+EVERYWHERE = "everywhere"
+WHOLE = "whole"
+"""Of a table without a key. In PostgreSQL its roots are partitioned by HASH, with one leaf of modulus 1, by a column
+that decides nothing: its type is of no matter, and is called text."""
 _STRATEGIES: Mapping[str, str] = {"h": HASH, "r": RANGE}
 
 
@@ -84,8 +88,8 @@ ORDER BY c.oid
 """
 
 
-def find_root(cursor: Cursor, name: Name) -> Root | None:
-    """The root, or None where there is no such table. Raises `Refused` for what cannot be one."""
+def find_root(cursor: Cursor, name: Name, *, whole: bool = False) -> Root | None:
+    """The root, or None where there is no such table. Raises `Refused` for what cannot be one (of a whole table)."""
     row = cursor.execute(_ROOT, name).fetchone()
     if row is None:
         return None
@@ -99,12 +103,14 @@ def find_root(cursor: Cursor, name: Name) -> Root | None:
     if default is not None:
         raise Refused(f"{name} has the DEFAULT partition {default}, which would take any key")
     layout = _STRATEGIES[strategy]
-    return Root(name, oid, layout, _read_key(cursor, name, oid, layout), owner)
+    if whole and layout != HASH:
+        raise Refused(f"{name} is partitioned by RANGE; a root of a whole table is partitioned by HASH")
+    return Root(name, oid, layout, _read_key(cursor, name, oid, WHOLE if whole else layout), owner)
 
 
-def read_root(cursor: Cursor, name: Name) -> Root:
+def read_root(cursor: Cursor, name: Name, *, whole: bool = False) -> Root:
     """The root; `Refused` where there is none."""
-    root = find_root(cursor, name)
+    root = find_root(cursor, name, whole=whole)
     if root is None:
         raise Refused(f"there is no table {name}")
     return root
@@ -116,6 +122,9 @@ def _read_key(cursor: Cursor, name: Name, oid: int, layout: str) -> tuple[KeyCol
     for column, type_name, default_class, class_name, collation, deterministic, by_bytes in cursor.fetchall():
         if column is None:
             raise Refused(f"the key of {name} contains an expression; only plain columns can be balanced")
+        if layout == WHOLE:
+            columns.append(KeyColumn(column, KeyType.TEXT))
+            continue
         where = f'key column "{column}" of {name}'
         if type_name not in set(KeyType):
             raise Refused(f"{where} is of type {type_name}; known are {', '.join(KeyType)}")

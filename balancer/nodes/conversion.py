@@ -20,14 +20,15 @@ from psycopg import sql
 from balancer.nodes import table_parts
 from balancer.nodes.bounds import KeyRange, Part, check_expression, for_values
 from balancer.nodes.carried import read_carried
-from balancer.nodes.catalog import HASH
+from balancer.nodes.catalog import HASH, RANGE, WHOLE
 from balancer.nodes.connection import Cursor, Statement
 from balancer.nodes.names import MAX_BYTES, Name, partition_name
+from balancer.nodes.owned_sequences import NewSequences, new_sequences
 from balancer.nodes.owners_code import code_named
 from balancer.nodes.partition import index_name
 from balancer.nodes.plain_table import BOUND, LEAF, PlainTable, read_plain
 from balancer.nodes.table_parts import ColumnPart
-from balancer.nodes.wider_keys import NewKey, leaf_keys, narrow_keys, new_keys_of
+from balancer.nodes.wider_keys import NewKey, kept_keys, kept_refusals, leaf_keys, narrow_keys, new_keys_of
 from balancer.policies.hash_leaves import Leaf
 
 _NAMED_NOT_NULL = 180000  # the version in which NOT NULL has a name
@@ -45,7 +46,7 @@ class Conversion:
     columns: tuple[ColumnPart, ...]
     """Of the root."""
     drawing: tuple[ColumnPart, ...]
-    """Columns of the table that draw from a sequence."""
+    """Columns of the table that draw from a sequence, where several nodes would."""
     rules: tuple[str, ...]
     layout: str
     new_keys: tuple[NewKey, ...]
@@ -68,7 +69,9 @@ class Conversion:
     def bound(self, stub: int) -> sql.Composable:
         """The CHECK that spares it; `stub` is the root's oid."""
         given: list[sql.Composable] = [
-            sql.SQL("({} IS NOT NULL)").format(sql.Identifier(column.name)) for column in self.plain.key
+            sql.SQL("({} IS NOT NULL)").format(sql.Identifier(column.name))
+            for column in self.plain.key
+            if self.layout != WHOLE
         ]
         if isinstance(self.part, Leaf):
             given.append(check_expression(self.plain.key, self.part, stub))
@@ -130,21 +133,24 @@ def _read(
 ) -> Conversion:
     leaf, stub = partition_name(name, LEAF), stub_name(name)
     plain = read_plain(cursor, name, layout, key, leaf.name)
-    part: Part = Leaf(1, 0) if layout == HASH else KeyRange()
+    part: Part = KeyRange() if layout == RANGE else Leaf(1, 0)
     if plain.refusals:
         return Conversion(plain, leaf, stub, part, (), (), (), layout, (), (), (), (), (), plain.refusals, ())
-    new_keys = new_keys_of(plain, leaf)
-    refusals = list(narrow_keys(plain, new_keys, widen=widen))
-    carried = read_carried(cursor, plain.oid, name, leaf, together, near_to=leaf)
-    built = {new.name for new in new_keys}
+    new_keys = [] if layout == WHOLE else new_keys_of(plain, leaf)
+    kept = kept_keys(plain) if layout == WHOLE else []
+    refusals = list(kept_refusals(cursor, plain, kept, widen=widen) if layout == WHOLE else ())
+    refusals += narrow_keys(plain, new_keys, widen=widen) if layout != WHOLE else ()
+    carried = read_carried(cursor, plain.oid, name, leaf, together, near_to=leaf, kept=kept)
+    built = {new.name for new in new_keys} | {*kept}
     indexes = [index for (index,) in cursor.execute(_NAMES, (plain.oid,)) if index not in built]
     wanted = {leaf.name, *(index_name(index, name, leaf) for index in indexes)} - built
     taken = cursor.execute(_TAKEN, (name.schema, list(wanted)))
     refusals += [f"the name {other}, which the conversion of {name} needs, is taken: rename it" for (other,) in taken]
     going = {new.old.name for new in new_keys}
     staying = [index for index in indexes if index not in going]
-    columns = tuple(_root_columns(cursor, plain))
-    parts = (*carried.owner, *_root_parts(cursor, plain, new_keys), *carried.far_keys)
+    columns = tuple(_root_columns(cursor, plain, layout))
+    parts = (*carried.owner, *_root_parts(cursor, plain, new_keys, kept), *carried.far_keys)
+    sequences = new_sequences(cursor, plain.oid, name) if layout == WHOLE else NewSequences()
     schema = sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(name.schema))
     return Conversion(
         plain,
@@ -152,7 +158,7 @@ def _read(
         stub,
         part,
         columns,
-        tuple(c for c in table_parts.read_columns(cursor, plain.oid) if c.identity or c.draws),
+        tuple(c for c in table_parts.read_columns(cursor, plain.oid) if _draws(c) and c.name not in sequences.columns),
         tuple(_rules(cursor, plain)),
         layout,
         tuple(new_keys),
@@ -167,7 +173,7 @@ def _read(
             carried.near_keys,
             carried.last,
         ),
-        (schema, _create(name, columns, layout, plain), *parts, *carried.after),
+        (schema, *sequences.before, _create(name, columns, layout, plain), *sequences.after, *parts, *carried.after),
         code_named(cursor, plain.oid),
         (*refusals, *carried.refusals),
         carried.names,
@@ -178,19 +184,23 @@ def _create(name: Name, columns: Sequence[ColumnPart], layout: str, plain: Plain
     return sql.SQL("CREATE TABLE {} ({}) PARTITION BY {} ({})").format(
         name.identifier,
         sql.SQL(", ").join(column.clause() for column in columns),
-        sql.SQL(layout.upper()),
+        sql.SQL((HASH if layout == WHOLE else layout).upper()),
         sql.SQL(", ").join(sql.Identifier(column.name) for column in plain.key),
     )
 
 
-def _root_columns(cursor: Cursor, plain: PlainTable) -> Iterator[ColumnPart]:
+def _draws(column: ColumnPart) -> bool:
+    return bool(column.identity) or column.draws
+
+
+def _root_columns(cursor: Cursor, plain: PlainTable, layout: str) -> Iterator[ColumnPart]:
     """The table's, with the key NOT NULL; an identity comes in the swap, with the sequence."""
     for column in table_parts.read_columns(cursor, plain.oid):
         named = column.not_null_name
         if column.name in plain.nullable and cursor.connection.info.server_version >= _NAMED_NOT_NULL:
             wanted = f"{plain.name.name}_{column.name}_not_null"
             named = wanted if len(wanted.encode()) <= MAX_BYTES else None
-        key = any(column.name == part.name for part in plain.key)
+        key = layout != WHOLE and any(column.name == part.name for part in plain.key)
         yield replace(column, identity="", not_null=column.not_null or key, not_null_name=named)
 
 
@@ -226,9 +236,11 @@ def _renames(cursor: Cursor, plain: PlainTable, leaf: Name, stub: Name, indexes:
     yield sql.SQL("COMMENT ON TABLE {} IS NULL").format(name.identifier)
 
 
-def _root_parts(cursor: Cursor, plain: PlainTable, new_keys: Sequence[NewKey]) -> Iterator[Statement]:
+def _root_parts(
+    cursor: Cursor, plain: PlainTable, new_keys: Sequence[NewKey], kept: Sequence[str]
+) -> Iterator[Statement]:
     name, oid = plain.name, plain.oid
-    widened = {new.old.name for new in new_keys}
+    widened = {new.old.name for new in new_keys} | {*kept}
     built = {new.name for new in new_keys}
     yield from table_parts.read_storage(cursor, oid, name)
     for constraint, kind, statement in table_parts.read_constraints(cursor, oid, name):

@@ -6,7 +6,7 @@ already; sequences do not travel, because two nodes would hand out the same numb
 sent one by one, because a catalog's text is nobody's promise.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -16,6 +16,7 @@ from balancer.nodes import table_parts
 from balancer.nodes.catalog import Root, find_root
 from balancer.nodes.connection import Cursor, Statement, printed, run_single
 from balancer.nodes.names import Name
+from balancer.nodes.owned_sequences import NewSequences, new_sequences
 from balancer.nodes.owners_code import check_named, code_named
 from balancer.nodes.root_facts import full_names
 from balancer.nodes.table_parts import ColumnPart, Grant
@@ -45,12 +46,30 @@ class Definition:
     """Every role that is named in it."""
     code: tuple[tuple[str, str], ...]
     """Functions, operators and domains that it uses: PostgreSQL calls them while it makes indexes and columns."""
+    whole: bool = False
+    plain: bool = False
+    """Not partitioned."""
 
 
-def read_definition(cursor: Cursor, root: Root) -> Definition:
-    """What makes the same root elsewhere. Refuses what cannot be made there, and columns that draw from a sequence."""
+def read_plain_definition(cursor: Cursor, name: Name) -> Definition:
+    """What makes the same plain table elsewhere, with its columns' sequences: one node at a time is written to."""
+    row = cursor.execute(_PLAIN, (str(name),)).fetchone()
+    if row is None:
+        raise Refused(f"there is no table {name}")
     with full_names(cursor):
-        return _read_definition(cursor, root)
+        return _read_definition(cursor, Root(name, int(row[0]), "", (), str(row[1])), whole=True)
+
+
+_PLAIN = "SELECT oid::bigint, pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass(%s)"
+
+
+def read_definition(cursor: Cursor, root: Root, *, whole: bool = False) -> Definition:
+    """What makes the same root elsewhere. Refuses what cannot be made there, and columns that draw from a sequence.
+
+    Of a whole table the columns' own sequences are made there too: one node at a time draws from them.
+    """
+    with full_names(cursor):
+        return _read_definition(cursor, root, whole=whole)
 
 
 def make_roots(cursor: Cursor, definitions: Sequence[Definition], *, trusted: bool = False) -> None:
@@ -58,7 +77,7 @@ def make_roots(cursor: Cursor, definitions: Sequence[Definition], *, trusted: bo
 
     Raises `Refused` where that would run code of their owners with our rights, unless those are `trusted`.
     """
-    missing = [definition for definition in definitions if find_root(cursor, definition.root) is None]
+    missing = [one for one in definitions if not _is_there(cursor, one)]
     _check_roles(cursor, missing)
     with full_names(cursor):
         for definition in () if trusted else missing:
@@ -74,6 +93,12 @@ def make_roots(cursor: Cursor, definitions: Sequence[Definition], *, trusted: bo
                 run_single(cursor, statement)
 
 
+def _is_there(cursor: Cursor, definition: Definition) -> bool:
+    if definition.plain:
+        return cursor.execute(_PLAIN, (str(definition.root),)).fetchone() is not None
+    return find_root(cursor, definition.root, whole=definition.whole) is not None
+
+
 def _check_roles(cursor: Cursor, definitions: Sequence[Definition]) -> None:
     wanted = frozenset[str]().union(*(definition.roles for definition in definitions))
     rows = cursor.execute("SELECT rolname FROM pg_roles WHERE rolname = ANY(%s)", (list(wanted),)).fetchall()
@@ -83,16 +108,22 @@ def _check_roles(cursor: Cursor, definitions: Sequence[Definition]) -> None:
         raise Refused(f"the owner, the grants or the policies of {names} name roles that are not here: {absent}")
 
 
-def _read_definition(cursor: Cursor, root: Root) -> Definition:
+def _read_definition(cursor: Cursor, root: Root, *, whole: bool) -> Definition:
     table = root.name.identifier
     row = cursor.execute(_UNUSUAL, (root.oid,)).fetchone()
     assert row is not None
     secured, forced, unusual = row
     if unusual:
         raise Refused(f"{root.name} has {unusual[0]}, which is not made on other nodes: make the table there yourself")
+    sequences = new_sequences(cursor, root.oid, root.name) if whole else NewSequences()
+    columns = table_parts.read_columns(cursor, root.oid)
+    check_no_sequences(root.name, columns, sequences.columns)
+    written = sql.SQL(", ").join(column.clause() for column in columns)
     statements: list[Statement] = [
         sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(root.name.schema)),
-        sql.SQL("CREATE TABLE {} ({}) PARTITION BY {}").format(table, _columns(cursor, root), _key(cursor, root)),
+        *sequences.before,
+        sql.SQL("CREATE TABLE {} ({}){}").format(table, written, _partitioning(cursor, root)),
+        *sequences.after,
         sql.SQL("ALTER TABLE {} OWNER TO {}").format(table, sql.Identifier(root.owner)),
         *table_parts.read_storage(cursor, root.oid, root.name),
     ]
@@ -114,29 +145,27 @@ def _read_definition(cursor: Cursor, root: Root) -> Definition:
         tuple(table_parts.read_comments(cursor, root.oid, root.name)),
         frozenset({root.owner, *policy_roles, *(grant.role for grant in grants if grant.role is not None)}),
         code_named(cursor, root.oid),
+        whole,
+        not root.layout,
     )
 
 
-def _columns(cursor: Cursor, root: Root) -> sql.Composable:
-    columns = table_parts.read_columns(cursor, root.oid)
-    check_no_sequences(root.name, columns)
-    return sql.SQL(", ").join(column.clause() for column in columns)
-
-
-def check_no_sequences(table: Name, columns: Sequence[ColumnPart]) -> None:
-    """Raises `Refused` for a column whose numbers two nodes would hand out."""
+def check_no_sequences(table: Name, columns: Sequence[ColumnPart], but: Set[str] = frozenset()) -> None:
+    """Raises `Refused` for a column whose numbers two nodes would hand out; those of `but` draw on one at a time."""
     for column in columns:
-        if column.identity or column.draws:
+        if (column.identity or column.draws) and column.name not in but:
             raise Refused(
                 f'column "{column.name}" of {table} draws from a sequence, and two nodes would hand out the same'
                 " numbers: make the table on the other nodes yourself, with sequences that do not meet"
             )
 
 
-def _key(cursor: Cursor, root: Root) -> sql.Composable:
+def _partitioning(cursor: Cursor, root: Root) -> sql.Composable:
+    if not root.layout:
+        return sql.SQL("")
     row = cursor.execute("SELECT pg_get_partkeydef(%s)", (root.oid,)).fetchone()
     assert row is not None
-    return printed(row[0])
+    return sql.SQL(" PARTITION BY {}").format(printed(row[0]))
 
 
 def _set_grants(cursor: Cursor, definition: Definition) -> None:

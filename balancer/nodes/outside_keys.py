@@ -28,7 +28,7 @@ _KEYS = """
     ours AS ({ours}),
     others AS (
         SELECT to_regclass(name)::oid AS oid FROM unnest({others}::text[]) AS name
-        UNION SELECT coalesce(pg_partition_root(oid), oid)::oid FROM ours
+        UNION SELECT pg_partition_root(oid)::oid FROM ours  -- a reference table is no partition
     )
     SELECT k.conname, fn.nspname, f.relname, tn.nspname, t.relname,
            k.conrelid IN (SELECT oid FROM members), k.confrelid IN (SELECT oid FROM members),

@@ -6,6 +6,7 @@ between, because the old one is renamed first, which keeps everybody out to the 
 the statements run in one transaction.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -68,24 +69,76 @@ def carry_sequences(cursor: Cursor, oid: int, name: Name, old: Name) -> OwnedSeq
         comment, roles, privileges = row[10:]
         if comment is not None:
             give.append(sql.SQL("COMMENT ON SEQUENCE {} IS {}").format(made.identifier, sql.Literal(comment)))
-        for role, privilege in zip(roles, privileges, strict=True):
-            option = " WITH GRANT OPTION" if privilege.endswith("*") else ""
-            grant = sql.SQL("GRANT " + privilege.rstrip("*") + " ON SEQUENCE {} TO {}" + option)
-            give.append(grant.format(made.identifier, grantee(role or None)))
+        give += _grant_sequence(made, roles, privileges)
         drop = sql.SQL("ALTER TABLE {} ALTER COLUMN {} DROP IDENTITY")
         end.append(drop.format(old.identifier, sql.Identifier(column)))
     return OwnedSequences(tuple(aside), tuple(give), tuple(end))
 
 
-def _add_identity(table: Name, column: str, always: bool, sequence: Name, shape: tuple[object, ...]) -> Statement:
+@dataclass(frozen=True, slots=True)
+class NewSequences:
+    """What makes the sequences of a table's columns beside the same table on another node, not used yet."""
+
+    before: tuple[Statement, ...] = ()
+    """Before the table is there."""
+    after: tuple[Statement, ...] = ()
+    columns: frozenset[str] = frozenset()
+    """The columns that draw from them."""
+
+
+_SHAPE = """
+SELECT format_type(seqtypid, NULL), seqstart, seqincrement, seqmin, seqmax, seqcache, seqcycle
+FROM pg_sequence WHERE seqrelid = %s::regclass
+"""
+_GRANTS = """
+SELECT CASE g.grantee WHEN 0 THEN '' ELSE pg_get_userbyid(g.grantee) END,
+       g.privilege_type || CASE WHEN g.is_grantable THEN '*' ELSE '' END
+FROM pg_class c, aclexplode(c.relacl) g WHERE c.oid = %s::regclass AND g.grantee <> c.relowner ORDER BY 1, 2
+"""
+
+
+def new_sequences(cursor: Cursor, oid: int, name: Name) -> NewSequences:
+    """For a table of which one node at a time has rows: a move raises the sequence of the new owner to the old one's.
+
+    Where several nodes have rows at once, two sequences would hand out the same numbers.
+    """
+    before: list[Statement] = []
+    after: list[Statement] = []
+    columns = set()
+    for schema, sequence, column in cursor.execute(_SERIAL, (oid,)).fetchall():
+        made = Name(schema, sequence)
+        kind, *shape = cursor.execute(_SHAPE, (str(made),)).fetchall()[0]
+        create = sql.SQL("CREATE SEQUENCE {} AS {} {}")
+        before.append(create.format(made.identifier, sql.SQL(kind), _sequence_options(shape)))
+        owned = sql.SQL("ALTER SEQUENCE {} OWNED BY {}")
+        after.append(owned.format(made.identifier, sql.Identifier(*name, column)))
+        rights = cursor.execute(_GRANTS, (str(made),)).fetchall()
+        after += _grant_sequence(made, [role for role, _ in rights], [privilege for _, privilege in rights])
+        columns.add(column)
+    for row in cursor.execute(_IDENTITY, (oid,)).fetchall():
+        schema, sequence, column, always = row[:4]
+        after.append(_add_identity(name, column, always == "a", Name(schema, sequence), row[4:10]))
+        after += _grant_sequence(Name(schema, sequence), *row[11:])
+        columns.add(column)
+    return NewSequences(tuple(before), tuple(after), frozenset(columns))
+
+
+def _grant_sequence(sequence: Name, roles: Sequence[str], privileges: Sequence[str]) -> Iterator[Statement]:
+    for role, privilege in zip(roles, privileges, strict=True):
+        option = " WITH GRANT OPTION" if privilege.endswith("*") else ""
+        grant = sql.SQL("GRANT " + privilege.rstrip("*") + " ON SEQUENCE {} TO {}" + option)
+        yield grant.format(sequence.identifier, grantee(role or None))
+
+
+def _sequence_options(shape: Sequence[object]) -> sql.Composed:
     start, increment, least, most, cache, cycle = shape
-    options = sql.SQL(
-        "SEQUENCE NAME {} START WITH {} INCREMENT BY {} MINVALUE {} MAXVALUE {} CACHE {} {} CYCLE"
-    ).format(
-        sequence.identifier,
-        *(sql.Literal(value) for value in (start, increment, least, most, cache)),
-        sql.SQL("" if cycle else "NO"),
+    return sql.SQL("START WITH {} INCREMENT BY {} MINVALUE {} MAXVALUE {} CACHE {} {} CYCLE").format(
+        *(sql.Literal(value) for value in (start, increment, least, most, cache)), sql.SQL("" if cycle else "NO")
     )
+
+
+def _add_identity(table: Name, column: str, always: bool, sequence: Name, shape: Sequence[object]) -> Statement:
+    options = sql.SQL("SEQUENCE NAME {} {}").format(sequence.identifier, _sequence_options(shape))
     kind = sql.SQL("ALWAYS" if always else "BY DEFAULT")
     add = sql.SQL("ALTER TABLE {} ALTER COLUMN {} ADD GENERATED {} AS IDENTITY ({})")
     return add.format(table.identifier, sql.Identifier(column), kind, options)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from balancer.nodes.bounds import KeyColumn
-from balancer.nodes.catalog import HASH
+from balancer.nodes.catalog import RANGE, WHOLE
 from balancer.nodes.connection import Cursor
 from balancer.nodes.names import Name
 from balancer.policies.keys import KeyType
@@ -145,6 +145,33 @@ _KINDS = {
 }
 
 
+_ANY_COLUMN = """
+SELECT a.attname FROM pg_attribute a
+WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+  AND EXISTS (SELECT FROM pg_opclass o JOIN pg_am m ON m.oid = o.opcmethod AND m.amname = 'hash' AND o.opcdefault
+              JOIN pg_type t ON t.oid = a.atttypid
+              WHERE o.opcintype = t.oid OR o.opcintype = t.typbasetype
+                 OR o.opcintype = 'text'::regtype AND t.oid = 'varchar'::regtype
+                 OR o.opcintype = 'anyarray'::regtype AND t.typcategory = 'A'
+                 OR o.opcintype = 'anyenum'::regtype AND t.typtype = 'e')
+ORDER BY EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisprimary
+                 AND a.attnum = ANY((i.indkey::int2[])[:i.indnkeyatts - 1])) DESC,
+         (SELECT count(*) FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique
+          AND a.attnum = ANY((i.indkey::int2[])[:i.indnkeyatts - 1])) DESC,
+         a.attnotnull DESC, a.attnum
+LIMIT 1
+"""
+
+
+def _column_of_whole(cursor: Cursor, oid: int) -> str:
+    """By which PostgreSQL partitions the root of a whole table: one of the primary key, and of most unique keys.
+
+    It may be NULL: there is one leaf for everything.
+    """
+    row = cursor.execute(_ANY_COLUMN, {"oid": oid}).fetchone()
+    return str(row[0]) if row else ""
+
+
 def read_plain(cursor: Cursor, name: Name, layout: str, key: Sequence[str], leaf: str) -> PlainTable:
     """The table of this name, which is there. `leaf`: what indexes begin with that a conversion has begun to build."""
     row = cursor.execute(_TABLE, name).fetchone()
@@ -154,6 +181,10 @@ def read_plain(cursor: Cursor, name: Name, layout: str, key: Sequence[str], leaf
     columns: list[KeyColumn] = []
     nullable: list[str] = []
     if not refusals:
+        if layout == WHOLE:
+            column = _column_of_whole(cursor, oid)
+            columns = [KeyColumn(column, KeyType.TEXT)] if column else []
+            refusals += [] if column else [f"{name} has no column that PostgreSQL can hash: add one"]
         for found in cursor.execute(_KEY, (list(key), oid)).fetchall():
             wrong = _unfit_column(name, layout, found)
             refusals += [wrong] if wrong else []
@@ -236,6 +267,6 @@ def _unfit_column(table: Name, layout: str, found: tuple[object, ...]) -> str:
         return f"{where} is generated, and PostgreSQL does not partition by such a column"
     if collation is not None and not deterministic:
         return f'{where} has the nondeterministic collation "{collation}"; use a deterministic one'
-    if layout != HASH and collation is not None and not by_bytes:
+    if layout == RANGE and collation is not None and not by_bytes:
         return f'{where} has the collation "{collation}"; ranges of texts are known under collation C only'
     return ""

@@ -12,7 +12,7 @@ from enum import StrEnum
 from psycopg import sql
 
 from balancer.errors import Refused
-from balancer.nodes.catalog import find_root
+from balancer.nodes.catalog import HASH, WHOLE, find_root
 from balancer.nodes.connection import Connection, Cursor, Statement, run_single
 from balancer.nodes.conversion import Conversion, stub_name
 from balancer.nodes.names import Name
@@ -75,10 +75,10 @@ def stub_state(cursor: Cursor, conversion: Conversion) -> Built:
     stub = find_stub(cursor, conversion.plain.name)
     if stub is None:
         return Built.ABSENT
-    root = find_root(cursor, conversion.stub)
+    root = find_root(cursor, conversion.stub, whole=conversion.layout == WHOLE)
     assert root is not None, conversion.stub
     fits = _alike(read_columns(cursor, stub), conversion.columns) and root.columns == conversion.plain.key
-    fits = fits and root.layout == conversion.layout
+    fits = fits and root.layout == (HASH if conversion.layout == WHOLE else conversion.layout)
     bound = bound_state(cursor, conversion.plain.name)
     return Built.DONE if fits and (bound is not Built.ABSENT or not conversion.needs_bound) else Built.BEGUN
 

@@ -146,8 +146,19 @@ def drop_subscription(connection: Cursor, migration: str) -> None:
     connection.execute(sql.SQL("DROP SUBSCRIPTION {}").format(name))
 
 
-def marker_statement(migration: str) -> Statement:
-    """Sends a row that arrives on the target behind everything that was committed before it; answers its number."""
+def marker_statements(migration: str) -> list[Statement]:
+    """Send a row that arrives on the target behind all that was committed before it; the last answers its number.
+
+    One at a time: several moves may send through the stream of a reference table at once, and each needs its number.
+    """
+    name = sql.Literal(migration)
+    return [
+        sql.SQL("SELECT pg_advisory_xact_lock(hashtextextended({}, 7461))").format(name),
+        _marker_statement(migration),
+    ]
+
+
+def _marker_statement(migration: str) -> Statement:
     return sql.SQL(
         "INSERT INTO balancer.marker (migration, number)"
         " SELECT {0}, coalesce(max(number), 0) + 1 FROM balancer.marker WHERE migration = {0} RETURNING number"
@@ -173,6 +184,11 @@ def missing_markers(connection: Connection | Cursor, migration: str) -> int:
 def delete_markers(cursor: Cursor, migration: str) -> None:
     """Idempotent."""
     cursor.execute("DELETE FROM balancer.marker WHERE migration = %s", (migration,))
+
+
+def delete_markers_before(cursor: Cursor, migration: str, number: int) -> None:
+    """Of a stream that lives long: its numbers go on from the last."""
+    cursor.execute("DELETE FROM balancer.marker WHERE migration = %s AND number < %s", (migration, number))
 
 
 def stream_state(connection: Connection, migration: str) -> StreamState:

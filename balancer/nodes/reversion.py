@@ -58,13 +58,13 @@ WHERE i.indrelid = %s ORDER BY 1
 _STATISTICS = "SELECT stxnamespace::regnamespace::text, stxname FROM pg_statistic_ext WHERE stxrelid = %s ORDER BY 2"
 
 
-def read_reversions(cursor: Cursor, roots: Sequence[Name]) -> list[Reversion]:
+def read_reversions(cursor: Cursor, roots: Sequence[Name], *, whole: bool = False) -> list[Reversion]:
     """What makes these roots plain tables together; the caller has set full names."""
-    return [_read(cursor, name, roots) for name in roots]
+    return [_read(cursor, name, roots, whole) for name in roots]
 
 
-def _read(cursor: Cursor, name: Name, together: Sequence[Name]) -> Reversion:
-    root = read_root(cursor, name)
+def _read(cursor: Cursor, name: Name, together: Sequence[Name], whole: bool) -> Reversion:
+    root = read_root(cursor, name, whole=whole)
     partitions = read_partitions(cursor, root)
     if len(partitions) != 1:
         raise Refused(f"{name} has {len(partitions)} partitions: only a table with one can become a plain one again")

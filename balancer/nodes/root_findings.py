@@ -32,7 +32,7 @@ def root_findings(
     """What is wrong with a table's roots on one node, in words."""
     for root in roots:
         try:
-            if find_root(cursor, root) is None:
+            if find_root(cursor, root, whole=not key) is None:
                 yield f"there is no table {root}: no tablet can move here"
         except Refused as error:
             yield str(error)

@@ -17,11 +17,13 @@ from balancer.nodes import (
     client_functions,
     ddl_journal,
     decisions,
+    expired_functions,
     fence_functions,
     locks,
     own_schema,
     proof,
     proven_views,
+    reference_functions,
     rewind_functions,
 )
 from balancer.nodes.connection import Address, Connection, Cursor, Statement, run_together
@@ -102,6 +104,8 @@ STEPS: tuple[str, ...] = (
     "ALTER TABLE balancer.tablet ADD COLUMN IF NOT EXISTS closed_by text, ADD COLUMN IF NOT EXISTS breached_since text",
     ddl_journal.STEP,
     decisions.STEP,
+    "SELECT",  # functions have changed: what refuses writes to expired keys
+    "SELECT",  # functions have changed: those of reference tables
 )
 """What brings a node's tables from version n to n + 1."""
 
@@ -129,6 +133,7 @@ _ENTER = """
 
 FUNCTIONS = _ENTER + fence_functions.FUNCTIONS + locks.FUNCTIONS + client_functions.FUNCTIONS
 FUNCTIONS += proof.FUNCTIONS + proven_views.FUNCTIONS + rewind_functions.FUNCTIONS + decisions.FUNCTIONS
+FUNCTIONS += expired_functions.FUNCTIONS + reference_functions.FUNCTIONS
 """What the newest version has; a change of these appends a step, if only an empty one."""
 
 

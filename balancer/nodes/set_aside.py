@@ -44,6 +44,11 @@ def switched_off(cursor: Cursor, tablets: Sequence[int], partitions: Sequence[Na
     return found
 
 
+def was_switched_off(cursor: Cursor, tablets: Sequence[int], partitions: Sequence[Name]) -> bool:
+    """Whether that has ever been: their rows may be acknowledged ones."""
+    return switched_off(cursor, tablets, partitions) or _breached(cursor, tablets)
+
+
 def _breached(cursor: Cursor, tablets: Sequence[int]) -> bool:
     row = cursor.execute(
         "SELECT bool_or(breached_since IS NOT NULL) FROM balancer.tablet WHERE id = ANY (%s)", (list(tablets),)
@@ -71,7 +76,7 @@ def drop_or_set_aside(
     for partition in partitions:
         if exists(cursor, partition):  # from here on nobody switches anything
             cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE").format(partition.identifier))
-    if not switched_off(cursor, tablets, partitions) and not _breached(cursor, tablets):
+    if not was_switched_off(cursor, tablets, partitions):
         for partition in partitions:
             drop_partition(cursor, partition)
         return ""

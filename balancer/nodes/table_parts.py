@@ -244,9 +244,9 @@ def grantee(role: str | None) -> sql.Composable:
 def read_comments(
     cursor: Cursor, oid: int, name: Name, but: Sequence[str] = (), word: str = "TABLE"
 ) -> Iterator[Statement]:
-    """On the table (or whatever `word` says) and everything of it; constraints in `but` are left out."""
+    """On the table (or whatever `word` says) and everything of it; constraints and indexes in `but` are left out."""
     for kind, schema, part, text in cursor.execute(_COMMENTS, {"root": oid, "word": word}).fetchall():
-        if text is None or (kind == "CONSTRAINT" and part in but):
+        if text is None or (kind in ("CONSTRAINT", "INDEX") and part in but):
             continue
         if kind == word:
             what: sql.Composable = name.identifier

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from balancer.nodes.connection import Statement
+from balancer.nodes.connection import Cursor, Statement
 from balancer.nodes.names import Name
 from balancer.nodes.partition import index_name
 from balancer.nodes.plain_table import PlainTable, UniqueIndex
@@ -78,6 +78,37 @@ def narrow_keys(plain: PlainTable, new_keys: Sequence[NewKey], *, widen: bool) -
             yield f"{where} {without} and says NULLS NOT DISTINCT, so it is not widened: drop it"
         elif old.name not in widened and not set(key) <= set(old.columns):
             yield f"{where} {without} and has expressions or options of its own, so it is not widened: drop it"
+
+
+_POINTING = """
+SELECT k.conname, k.conrelid::regclass::text, c.relname FROM pg_constraint k JOIN pg_class c ON c.oid = k.conindid
+WHERE k.confrelid = %s AND k.contype = 'f' AND k.conparentid = 0 AND c.relname = ANY(%s) ORDER BY 1
+"""
+
+
+def kept_keys(plain: PlainTable) -> list[str]:
+    """Unique indexes of a whole table that lack its column: they stay on its leaf, which has all rows there are."""
+    key = {column.name for column in plain.key}
+    return [unique.name for unique in plain.unique if not key <= set(unique.columns)]
+
+
+def kept_refusals(cursor: Cursor, plain: PlainTable, kept: Sequence[str], *, widen: bool) -> Iterator[str]:
+    """Why those are in the way, in words; with `widen`, only those that cannot stay on the leaf."""
+    column = ", ".join(column.name for column in plain.key)
+    for unique in plain.unique:
+        if unique.name in kept and not widen:
+            what = {"p": "primary key", "u": "unique constraint"}.get(unique.constraint or "", "unique index")
+            listed = ", ".join(unique.columns) or "…"
+            yield (
+                f"{what} {unique.name} of {plain.name} does not contain {column}, by which PostgreSQL partitions it:"
+                f" --widen-keys keeps it on the partition, where it holds for all rows, but INSERT … ON CONFLICT"
+                f" ({listed}) does not find it any more; or drop it"
+            )
+    for name, table, unique_name in cursor.execute(_POINTING, (plain.oid, list(kept))).fetchall():
+        yield (
+            f"foreign key {name} of {table} points to {plain.name} by {unique_name}, which cannot be a key of the"
+            " partitioned table: drop it"
+        )
 
 
 def leaf_keys(plain: PlainTable, new_keys: Sequence[NewKey]) -> Iterator[Statement]:

@@ -1,9 +1,9 @@
-"""The verbs that start migrations: move, split, merge. See `commands`."""
+"""The verbs that start migrations: move, split, merge, expire; and what holds expiry. See `commands`."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from balancer.directory.model import Layout, RangeBounds, Table, Tablet
+from balancer.directory.model import EXPIRY, Pause, Put, RangeBounds, RecordKind, Remove, Table, Tablet
 from balancer.errors import Refused
 from balancer.planner.command_context import CommandContext, Outcome
 from balancer.planner.rules_kept import refuse_against_rules, refuse_over_bounds
@@ -36,6 +36,8 @@ def split(context: CommandContext) -> Outcome:
     tablet = context.tablet()
     _must_be_free(context, tablet)
     table = context.snapshot.tables[tablet.table]
+    if table.whole:
+        raise Refused(f"table {table.name} is whole: it is never split")
     keys = sorted(bytes.fromhex(text) for text in context.arguments.get("keys", ()))
     count = len(keys) + 1 if keys else int(context.arguments.get("parts") or 2)
     if not 2 <= count <= MOST_PARTS:
@@ -93,11 +95,39 @@ def merge(context: CommandContext) -> Outcome:
     return _act(context, action)
 
 
+def expire(context: CommandContext) -> Outcome:
+    """The lowest tablets of a table, which have expired; whether they have is judged where they are retired."""
+    tablets = [context.snapshot.tablet(context.number(str(text))) for text in context.arguments.get("tablets", ())]
+    if not tablets:
+        raise Refused("no tablet is named that could expire")
+    for tablet in tablets:
+        _must_be_free(context, tablet)
+    table, node = context.snapshot.tables[tablets[0].table], tablets[-1].node
+    ids = tuple(tablet.id for tablet in tablets)
+    return _act(context, Action(ActionKind.EXPIRE, table.name, ids, _why(context), "operator", node, node))
+
+
+def hold_expiry(context: CommandContext) -> Outcome:
+    """Nothing expires in a bundle until it is released."""
+    bundle = context.bundle()
+    pause = Pause(bundle, None, context.author, str(context.arguments.get("reason", "")), EXPIRY)
+    return Outcome(f"nothing expires in bundle {bundle} until it is released", (Put(pause),))
+
+
+def release_expiry(context: CommandContext) -> Outcome:
+    """Expired tablets are retired again, within the schedule."""
+    bundle = context.bundle()
+    key = f"{bundle} {EXPIRY}"
+    if key not in context.snapshot.pauses:
+        return Outcome(f"expiry in bundle {bundle} is not held")
+    return Outcome(f"expired tablets of bundle {bundle} go again", (Remove(RecordKind.PAUSE, key),), replan=bundle)
+
+
 def _joined(table: Table, tablets: list[Tablet]) -> tuple[list[Tablet], Part]:
     """The tablets in key order and what they become, or a refusal: they must be neighbours or siblings."""
     if any(tablet.table != table.id for tablet in tablets):
         raise Refused("the tablets belong to different tables")
-    if table.layout is Layout.HASH:
+    if table.hashed:
         return _joined_leaves({tablet.bounds: tablet for tablet in tablets if isinstance(tablet.bounds, Leaf)})
     return _joined_ranges({tablet.bounds: tablet for tablet in tablets if isinstance(tablet.bounds, RangeBounds)})
 

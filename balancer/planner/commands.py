@@ -29,7 +29,7 @@ from balancer.directory.model import (
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Refused, UserError
 from balancer.planner import orders
-from balancer.planner.command_acts import merge, move, split
+from balancer.planner.command_acts import expire, hold_expiry, merge, move, release_expiry, split
 from balancer.planner.command_context import CommandContext, Ending, Outcome
 from balancer.planner.command_nodes import close, drain, lost, rejoin, tablet_lost, undrain
 from balancer.planner.memory import FORGIVEN, failures_of
@@ -209,7 +209,9 @@ VERBS: Mapping[str, Callable[[CommandContext], Outcome]] = {
     "decide": _decide,
     "double": partial(_order, what=orders.DOUBLE),
     "drain": drain,
+    "expire": expire,
     "halve": partial(_order, what=orders.HALVE),
+    "hold-expiry": hold_expiry,
     "lost": lost,
     "merge": merge,
     "move": move,
@@ -218,6 +220,7 @@ VERBS: Mapping[str, Callable[[CommandContext], Outcome]] = {
     "plan": _plan,
     "rejoin": rejoin,
     "release": _release,
+    "release-expiry": release_expiry,
     "resume": _resume,
     "run-now": run_now,
     "split": split,

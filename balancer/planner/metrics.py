@@ -62,6 +62,11 @@ class Reporter:
         """Objects of dead migrations on each node that could be looked at."""
         self._set(self.instruments.leftovers, bundle, {(bundle, node): count for node, count in counts.items()})
 
+    def references(self, bundle: str, missing: Mapping[str, int], lags: Mapping[str, float]) -> None:
+        """Copies of reference tables, by node: how many are missing, and how far the others are behind at most."""
+        self._set(self.instruments.missing_copies, bundle, {(bundle, node): n for node, n in missing.items()})
+        self._set(self.instruments.copy_lag, bundle, {(bundle, node): lag for node, lag in lags.items()})
+
     def started(self, bundle: str, kind: str, code: str) -> None:
         """An action became a migration."""
         self.instruments.actions.labels(bundle, kind, code).inc()

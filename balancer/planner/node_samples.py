@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from balancer.clock import Clock
-from balancer.directory.model import Layout, Table, Tablet
+from balancer.directory.model import Table, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Refused
 from balancer.nodes.bounds import KeyColumn
@@ -114,10 +114,10 @@ class NodeSampler:
                 partition,
                 columns,
                 newer_than=baseline,
-                hashed=table.layout is Layout.HASH,
+                hashed=table.hashed,
                 trusted=address.trusts_owners,
             )
-            if found.keys or table.layout is Layout.HASH:
+            if found.keys or table.hashed:
                 return found
             return statistics_samples(connection, partition, columns[0])
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
-from balancer.directory.model import Layout, Migration, Plan, Put, Table
+from balancer.directory.model import Migration, Plan, Put, Table
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
 from balancer.policies.budgets import Admission
@@ -68,7 +68,9 @@ def place(snapshot: Snapshot, table: Table, what: str, now: float, *, at_once: b
 
 def concerned(snapshot: Snapshot, table: Table, what: str) -> list[int]:
     """The tablets that an order would replace. Raises `Refused` where there can be none."""
-    if table.layout is not Layout.HASH:
+    if table.whole:
+        raise Refused(f"table {table.name} is whole: it is neither split nor merged")
+    if not table.hashed:
         raise Refused(f"{table.name} is a range table: only the vbuckets of a hash table are doubled and halved")
     leaves = {tablet.bounds: tablet.id for tablet in snapshot.tablets(table.id) if isinstance(tablet.bounds, Leaf)}
     if what == HALVE:

@@ -38,9 +38,10 @@ def build_index(snapshot: Snapshot) -> TabletIndex:
     by_partition: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
     for table in snapshot.tables.values():
         own_roots = [parse_name(root) for root in table.roots]
-        roots[table.bundle] += own_roots
+        # What is everywhere is no partition: nothing of it is attached or measured.
+        roots[table.bundle] += own_roots if not table.everywhere else []
         for tablet in snapshot.tablets(table.id):
-            names = _names(own_roots, tablet)
+            names = _names(own_roots, tablet) if not table.everywhere else ()
             by_node[tablet.node][tablet.id] = Expected(tablet.node, tablet.epoch, names)
             mine = by_partition[tablet.node]
             for name in names:

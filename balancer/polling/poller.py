@@ -210,7 +210,7 @@ def heirs(snapshot: Snapshot) -> dict[int, Heir]:
     return {
         target.id: Heir(record.sources, len(record.targets))
         for record in snapshot.migrations.values()
-        if record.operation is not MigrationKind.MOVE
+        if record.operation in (MigrationKind.SPLIT, MigrationKind.MERGE)
         for target in record.targets
     }
 

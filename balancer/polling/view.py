@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from balancer.directory.model import CLOSED_BY_DAEMON, Layout, Migration, Node, NodeState, Table, TabletState
+from balancer.directory.model import CLOSED_BY_DAEMON, EXPIRY, Migration, Node, NodeState, Table, TabletState
 from balancer.directory.pages import STATES
 from balancer.directory.snapshot import Columns, Snapshot
 from balancer.policies.bundle_view import (
@@ -25,6 +25,7 @@ from balancer.policies.bundle_view import (
 )
 from balancer.policies.options import BundleOptions, InMemoryMode
 from balancer.polling.poller import ClusterPoll, Health, NodeAnswer
+from balancer.polling.reference_streams import without_copies
 
 _CONDITIONS = {
     NodeState.ACTIVE: NodeCondition.ACTIVE,
@@ -69,17 +70,23 @@ def build_view(
 ) -> BundleView:
     """The view from which a plan is made."""
     nodes = [node for node in snapshot.nodes.values() if node.bundle == bundle]
-    tables = [table for table in snapshot.tables.values() if table.bundle == bundle]
+    tables = [table for table in snapshot.tables.values() if table.bundle == bundle and not table.everywhere]
     parts = [_part(snapshot, table, nodes, poll, options) for table in tables]
+    waiting = without_copies(snapshot, bundle, poll)
     return BundleView(
         bundle=bundle,
         now=poll.at,
-        nodes=tuple(_node(node, poll.nodes.get(node.id), capacities.get(node.id, Capacity())) for node in nodes),
+        nodes=tuple(
+            _node(node, poll.nodes.get(node.id), capacities.get(node.id, Capacity()), waits=node.id in waiting)
+            for node in nodes
+        ),
         tables=tuple(_tables(tables, parts)),
         tablets=_join(parts),
         in_flight=_in_flight(snapshot, bundle),
         pinned=frozenset(pin.tablet for pin in snapshot.pins.values() if pin.until is None or pin.until > poll.at),
         quarantined=frozenset(number for part in parts for number in part.quarantined),
+        expired=frozenset(number for part in parts for number in part.expired),
+        expiry_held=f"{bundle} {EXPIRY}" in snapshot.pauses,
         history=remembered.history,
         samples=remembered.samples,
         window_seconds_left=remembered.window_seconds_left,
@@ -94,14 +101,17 @@ class _Part:
 
     columns: TabletColumns
     quarantined: tuple[int, ...]
+    expired: tuple[int, ...] = ()
 
 
-def _node(node: Node, report: NodeAnswer | None, capacity: Capacity) -> NodeView:
+def _node(node: Node, report: NodeAnswer | None, capacity: Capacity, *, waits: bool) -> NodeView:
+    """`waits`: for its copy of a reference table, before which it gets no tablets."""
     good = report is not None and report.health is Health.GOOD
+    condition = _CONDITIONS[node.state] if good else NodeCondition.DOWN
     used = report.poll.facts.database_bytes if report is not None and report.poll is not None else None
     return NodeView(
         id=node.id,
-        condition=_CONDITIONS[node.state] if good else NodeCondition.DOWN,
+        condition=NodeCondition.CLOSED if waits and condition is NodeCondition.ACTIVE else condition,
         zone=node.zone,
         weight=node.weight,
         disk_capacity=capacity.disk,
@@ -119,7 +129,7 @@ def _part(snapshot: Snapshot, table: Table, nodes: Sequence[Node], poll: Cluster
     numbers = {node.id: number for number, node in enumerate(nodes)}
     measured = _measured(ids, poll)
     in_memory = options.table(table.name).in_memory_mode is not InMemoryMode.NONE
-    hashed = table.layout is Layout.HASH
+    hashed = table.hashed
     moduli, remainders = _leaves(found) if hashed else (np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64))
     columns = TabletColumns(
         ids=ids,
@@ -136,9 +146,9 @@ def _part(snapshot: Snapshot, table: Table, nodes: Sequence[Node], poll: Cluster
         moduli=moduli,
         remainders=remainders,
     )
-    left_alone = STATES.index(TabletState.QUARANTINED)
     states = np.asarray(found.states, np.int64)
-    return _Part(columns, tuple(map(int, ids[states == left_alone])))
+    left_alone, gone = (STATES.index(state) for state in (TabletState.QUARANTINED, TabletState.EXPIRED))
+    return _Part(columns, tuple(map(int, ids[states == left_alone])), tuple(map(int, ids[states == gone])))
 
 
 def _leaves(found: Columns) -> tuple[Ints, Ints]:
@@ -176,7 +186,7 @@ def _tables(tables: Sequence[Table], parts: Sequence[_Part]) -> list[TableView]:
     first = 0
     for table, part in zip(tables, parts, strict=True):
         last = first + len(part.columns)
-        views.append(TableView(table.name, table.layout is Layout.HASH, table.key_types, first, last))
+        views.append(TableView(table.name, table.hashed, table.key_types, first, last))
         first = last
     return views
 

@@ -250,8 +250,11 @@ class _TableShape(Section):
     """What a table is; what decides about it comes from `policies.options.TableOptions`."""
 
     roots: Annotated[list[Annotated[str, AfterValidator(check_root)]], Field(min_length=1)]
-    layout: Annotated[str, Field(pattern="^(hash|range)$")]
-    key: Annotated[list[str], Field(min_length=1)]
+    layout: Annotated[str, Field(pattern="^(hash|range|whole|everywhere)$")]
+    """`whole`: one tablet on one node, with all rows of all roots; it moves, and is never split. `everywhere`: plain
+    tables that every node has; one is their home, where they are written, and the others follow."""
+    key: Annotated[list[str], Field(min_length=1)] = []
+    """The columns by which it is cut. A whole table has none."""
     tablets: Annotated[int, Field(ge=1, le=10000)] = 16
     """How many tablets `table create` makes; a power of two for a hash table. More: finer balance, more partitions for
     PostgreSQL to plan over; fewer: coarser, and large ones are split later."""
@@ -260,6 +263,17 @@ class _TableShape(Section):
     require_proof: bool = False
     """Whether the roots refuse writes of transactions that have not called `balancer.hold`. Off: an application that
     was there before the balancer does not call it."""
+
+    @model_validator(mode="after")
+    def _a_key_fits_the_layout(self) -> Self:
+        if self.layout in ("whole", "everywhere"):
+            unfit = {"key", "splits", "tablets"} | ({"require_proof"} if self.layout == "everywhere" else set())
+            for name in sorted(unfit & self.model_fields_set):
+                what = f'a table with layout = "{self.layout}" is one tablet and has no key'
+                raise ValueError(f"{name}: {what}; leave it out")
+        elif not self.key:
+            raise ValueError(f'key: a {self.layout} table needs the columns by which it is cut, as in ["user_id"]')
+        return self
 
     @model_validator(mode="after")
     def _vbuckets_are_a_power_of_two(self) -> Self:

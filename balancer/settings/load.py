@@ -195,6 +195,9 @@ def _load_bundle(file: Path, daemon: BaseModel | None, mistakes: list[Mistake]) 
     layouts = {name: _table(name, section).layout for name, section in read.tables.items()}
     places = [NodeView(name, zone=section.zone) for name, section in read.nodes.items()]
     mistakes.extend(Mistake(str(file), key, message) for key, message in check_rules(options, places, layouts))
+    for name, section in read.tables.items():
+        found = rules.check_periods(options.tables[name], _table(name, section).layout)
+        mistakes.extend(Mistake(str(file), f"tables.{name}.{key}", message) for key, message in found)
     groups = {name: group.flat() for name, group in options.balancer.groups.items()}
     options = replace(options, balancer=replace(options.balancer, groups=groups))
     nodes = {name: _node(name, section, file, mistakes) for name, section in read.nodes.items()}

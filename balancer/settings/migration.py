@@ -34,6 +34,11 @@ class WantedMode(StrEnum):
 class MigrationSettings:
     """How a migration behaves towards the applications and the servers."""
 
+    archive_command: tuple[str, ...] = ()
+    """A program and its arguments, run without a shell for each expired tablet before its rows go, with the tablet's
+    facts as further arguments (`--table=…`); the tablet stays unless its exit code is 0. It may be run again for the
+    same tablet. Empty: rows are not archived."""
+
     mode: WantedMode = WantedMode.AUTO
     """`replicate`: writers wait for milliseconds; `read-only`: for the whole copy; `auto`: replicate, and read-only for
     tables without a replica identity and servers without logical replication, since nothing else works there."""

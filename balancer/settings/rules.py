@@ -12,8 +12,12 @@ from balancer.policies.options import (
     PlacementOptions,
     TableOptions,
 )
+from balancer.policies.periods import UNITS
 from balancer.settings.migration import MigrationSettings
 
+SHORTEST_PERIOD = 60.0
+MOST_AHEAD = 100
+"""Empty partitions that a table may have ahead: PostgreSQL plans over each of them."""
 _DIMENSIONS = ("bytes", "memory", "write_rate", "read_rate", "tablets")
 
 
@@ -95,6 +99,29 @@ def check_migration(settings: MigrationSettings) -> Iterator[tuple[str, str]]:
         yield "lock_timeout", "must not exceed write_pause_budget: a waiting lock alone would use it up"
     if settings.fence_deadline <= settings.write_pause_budget:
         yield "fence_deadline", "must be longer than write_pause_budget, or fences end before it is used"
+
+
+def check_periods(options: TableOptions, layout: str) -> Iterator[tuple[str, str]]:
+    """Of `[tables.NAME]`: what keeps a time-range table."""
+    given = [name for name in ("every", "premake", "expire_after", "key_unit") if getattr(options, name)]
+    if not given:
+        return
+    if layout != "range":
+        yield given[0], f'has a meaning only with layout = "range", whose key begins with a time, not with "{layout}"'
+    every, premake, expire = options.every, options.premake, options.expire_after
+    if premake is not None and every is None:
+        yield "premake", 'needs every, the time that a tablet is for, as in every = "1d"'
+    if every is not None and (every < SHORTEST_PERIOD or every % 1):
+        yield "every", "must be whole seconds, a minute or more"
+    elif every is not None and premake is not None and premake / every > MOST_AHEAD:
+        yield "premake", f"would make {premake / every:.0f} tablets ahead; at most {MOST_AHEAD} are allowed"
+    if expire is not None and expire < max(every or 0.0, SHORTEST_PERIOD):
+        yield "expire_after", "must be a minute or more, and not less than every"
+    if options.key_unit and options.key_unit not in UNITS:
+        yield "key_unit", f"must be one of {', '.join(UNITS)}"
+    for name in ("desired_tablet_count", "desired_tablet_metric"):
+        if every is not None and getattr(options, name) is not None:
+            yield name, "has no meaning with every: tablets are for periods of time"
 
 
 def check_table(options: TableOptions, groups: Mapping[str, GroupOptions]) -> Iterator[tuple[str, str]]:

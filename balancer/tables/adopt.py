@@ -30,7 +30,7 @@ from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
 from balancer.nodes.bounds import Part
-from balancer.nodes.catalog import Root
+from balancer.nodes.catalog import EVERYWHERE, WHOLE, Root
 from balancer.nodes.connection import Connection, translated
 from balancer.nodes.definition import Definition, make_roots, read_definition
 from balancer.nodes.epoch_check import node_transaction
@@ -61,12 +61,18 @@ class TableRequest:
     trusts_owners: bool = False
     """Whether code of the tables' owners may run with our rights."""
 
+    @property
+    def whole(self) -> bool:
+        """Whether it is one tablet without a key."""
+        return self.layout == WHOLE
+
 
 def request_of(bundle: BundleSettings, name: str, author: str) -> TableRequest:
     """A table as its bundle's file describes it, where it is wanted so."""
     shape = bundle.tables[name]
     roots = tuple(parse_name(root) for root in shape.roots)
-    others = frozenset(parse_name(root) for table in bundle.tables.values() for root in table.roots) - {*roots}
+    sharded = (table for table in bundle.tables.values() if table.layout != EVERYWHERE)
+    others = frozenset(parse_name(root) for table in sharded for root in table.roots) - {*roots}
     trusts = bundle.migration.trust_table_owners
     return TableRequest(bundle.name, name, roots, shape.layout, shape.key, author, others, shape.require_proof, trusts)
 
@@ -82,8 +88,17 @@ class Adopted:
 
 def inspect(request: TableRequest, nodes: Mapping[str, Connection]) -> Found:
     """What an adoption would take over; refuses what it would refuse. Changes nothing."""
-    found = survey(request.name, request.roots, nodes, request.others, trusts_owners=request.trusts_owners)
+    found = survey(
+        request.name,
+        request.roots,
+        nodes,
+        request.others,
+        trusts_owners=request.trusts_owners,
+        whole=request.whole,
+    )
     check_request(request, found.roots[0])
+    if request.whole and len(found.tablets) > 1:
+        raise Refused(f"table {request.name} has {len(found.tablets)} partitions; a whole table has one on one node")
     check_coverage(request.name, found.roots[0].columns, found.tablets)
     _try_roots(request, found, nodes)
     return found
@@ -111,7 +126,9 @@ def _said_of(table: str, node: str) -> Iterator[None]:
 
 
 def check_request(request: TableRequest, root: Root) -> None:
-    """Refuses a table that is another one than the file describes."""
+    """Refuses a table that is another one than the file describes. What a whole one needs is read with its roots."""
+    if request.whole:
+        return
     names = tuple(column.name for column in root.columns)
     if (root.layout, names) != (request.layout, request.key):
         raise Refused(
@@ -146,7 +163,7 @@ def _definitions(found: Found, nodes: Mapping[str, Connection]) -> list[Definiti
     if not found.without:
         return []
     with nodes[found.home].cursor() as cursor:
-        return [read_definition(cursor, root) for root in found.roots]
+        return [read_definition(cursor, root, whole=found.whole) for root in found.roots]
 
 
 def tell_nodes(leader_epoch: int, table: Table, tablets: Sequence[Tablet], nodes: Mapping[str, Connection]) -> None:
@@ -211,12 +228,14 @@ def _new_records(request: TableRequest, found: Found, snapshot: Snapshot) -> tup
 def table_record(request: TableRequest, found: Found, table_id: int) -> Table:
     """The table as the directory records it."""
     root = found.roots[0]
+    # Of a whole table, one column of each root; else all of them have the same ones.
+    columns = [column for each in found.roots for column in each.columns] if request.whole else root.columns
     return Table(
         id=table_id,
         name=request.name,
         bundle=request.bundle,
-        layout=Layout(root.layout),
-        columns=tuple(KeyColumn(column.name, column.type) for column in root.columns),
+        layout=Layout(request.layout),
+        columns=tuple(KeyColumn(column.name, column.type) for column in columns),
         roots=tuple(str(root.name) for root in found.roots),
     )
 

@@ -69,7 +69,7 @@ def create(
     if definition:
         _define(request, nodes, definition, snapshot.epoch, lambda root: _parts(root, tablets, splits))
     found = _spread(request, nodes, snapshot.epoch)
-    parts = _parts(found.roots[0], tablets, splits)
+    parts = _parts(found.roots[0], 1 if request.whole else tablets, splits)
     owners = spread(parts, {record.id: record.weight for record in records})
     table_id, first = _reserve(request, directory, len(parts))
     table = table_record(request, found, table_id)
@@ -111,11 +111,11 @@ def _define(
 ) -> None:
     """Makes the roots where they are missing. A definition with a mistake leaves nothing: it is seen before the end."""
     for node, connection in nodes.items():
-        if _has_roots(connection, request.roots):
+        if _has_roots(connection, request):
             continue
         with node_transaction(connection, leader_epoch, node) as cursor:
             run_definition(cursor, definition)
-            roots = read_roots(cursor, request.roots)
+            roots = read_roots(cursor, request.roots, whole=request.whole)
             if not roots:
                 names = ", ".join(map(str, request.roots))
                 raise Refused(f"table {request.name}: the definition does not make {names}")
@@ -127,7 +127,14 @@ def _define(
 
 def _spread(request: TableRequest, nodes: Mapping[str, Connection], leader_epoch: int) -> Found:
     """Roots on every node, wherever they are now."""
-    found = survey(request.name, request.roots, nodes, request.others, trusts_owners=request.trusts_owners)
+    found = survey(
+        request.name,
+        request.roots,
+        nodes,
+        request.others,
+        trusts_owners=request.trusts_owners,
+        whole=request.whole,
+    )
     check_request(request, found.roots[0])
     for tablet in found.tablets:
         raise Refused(f"table {request.name} has the partition {tablet} already; take it over with `table adopt`")
@@ -135,9 +142,9 @@ def _spread(request: TableRequest, nodes: Mapping[str, Connection], leader_epoch
     return found
 
 
-def _has_roots(connection: Connection, roots: Sequence[Name]) -> bool:
+def _has_roots(connection: Connection, request: TableRequest) -> bool:
     with connection.cursor() as cursor:
-        return all(find_root(cursor, root) is not None for root in roots)
+        return all(find_root(cursor, root, whole=request.whole) is not None for root in request.roots)
 
 
 def _reserve(request: TableRequest, directory: Directory, count: int) -> tuple[int, int]:
@@ -177,7 +184,7 @@ def _made(
             with node_transaction(connection, leader_epoch, node) as cursor:
                 check_extendable(cursor, request.roots, trusted=request.trusts_owners)
                 for number, name in enumerate(request.roots):
-                    root = read_root(cursor, name)
+                    root = read_root(cursor, name, whole=request.whole)
                     for tablet, part in batch:
                         create_partition(cursor, root, Name(name.schema, tablet.partitions[number]), part)
                 add_tablets(cursor, [owned_row(tablet, request.roots) for tablet, _ in batch])

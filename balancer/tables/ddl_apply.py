@@ -301,9 +301,10 @@ class ChangeRunner:
         if not tables:
             raise UserError(f"bundle {self._bundle} has no table in the directory: adopt or create one first")
         return {
-            parse_name(root): RootKey(tuple(column.name for column in table.columns))
+            parse_name(root): RootKey(tuple(column.name for column in table.columns_of(number)))
             for table in tables
-            for root in table.roots
+            if not table.everywhere  # plain tables, of which every node has all rows
+            for number, root in enumerate(table.roots)
         }
 
     def _unfinished(self) -> SchemaChange | None:

@@ -30,6 +30,7 @@ class Found:
     without: tuple[str, ...] = ()
     """Nodes that do not have them yet."""
     notes: tuple[str, ...] = ()
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ def survey(
     others: Set[Name] = frozenset(),
     *,
     trusts_owners: bool = False,
+    whole: bool = False,
 ) -> Found:
     """Reads the table on every node. Raises `Refused` for what cannot be balanced. `others`: roots of other tables.
 
@@ -58,7 +60,7 @@ def survey(
     for node, connection in nodes.items():
         with connection.transaction(), connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            holding = _read_node(cursor, table, node, roots, others)
+            holding = _read_node(cursor, table, node, roots, others, whole=whole)
             if holding is not None and not trusts_owners:
                 code = tuple(f"node {node}: {text}" for _, text in owners_findings(cursor, roots))
                 holding = replace(holding, notes=(*holding.notes, *code))
@@ -81,17 +83,20 @@ def survey(
         first.node,
         tuple(without),
         tuple(note for holding in holdings for note in holding.notes),
+        whole,
     )
 
 
-def _read_node(cursor: Cursor, table: str, node: str, names: Sequence[Name], others: Set[Name]) -> _Holding | None:
+def _read_node(
+    cursor: Cursor, table: str, node: str, names: Sequence[Name], others: Set[Name], *, whole: bool
+) -> _Holding | None:
     try:
-        roots = read_roots(cursor, names)
+        roots = read_roots(cursor, names, whole=whole)
         if not roots:
             return None
         partitions = [read_partitions(cursor, root) for root in roots]
         tablets = tuple(_join(node, roots, partitions))
-        check_outside_keys(cursor, names, [column.name for column in roots[0].columns], others)
+        check_outside_keys(cursor, names, () if whole else [column.name for column in roots[0].columns], others)
     except Refused as error:
         raise Refused(f"table {table} on node {node}: {error}") from error
     unlogged = [str(partition.name) for group in partitions for partition in group if partition.unlogged]
@@ -100,14 +105,18 @@ def _read_node(cursor: Cursor, table: str, node: str, names: Sequence[Name], oth
     return _Holding(node, roots, tablets, tuple(notes), {root.name: read_facts(cursor, root.name) for root in roots})
 
 
-def read_roots(cursor: Cursor, names: Sequence[Name]) -> tuple[Root, ...]:
-    """All of the roots or none of them, with one key."""
-    found = {name: find_root(cursor, name) for name in names}
+def read_roots(cursor: Cursor, names: Sequence[Name], *, whole: bool = False) -> tuple[Root, ...]:
+    """All of the roots or none of them, with one key; each of a whole table is partitioned by one column of its own."""
+    found = {name: find_root(cursor, name, whole=whole) for name in names}
     roots = tuple(root for root in found.values() if root is not None)
     for name, root in found.items():
         if root is None and roots:
             raise Refused(f"{roots[0].name} is there, but {name} is not; colocated roots live together")
-    _check_same_key(roots)
+    for root in roots if whole else ():
+        if len(root.columns) != 1:
+            raise Refused(f"{root.name} is {_show(root)}; a root of a whole table is partitioned by one column")
+    if not whole:
+        _check_same_key(roots)
     return roots
 
 

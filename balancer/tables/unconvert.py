@@ -120,7 +120,7 @@ def _forget(request: TableRequest, directory: Directory) -> None:
 
 def _read(cursor: Cursor, request: TableRequest) -> list[Reversion]:
     with full_names(cursor):
-        found = read_reversions(cursor, request.roots)
+        found = read_reversions(cursor, request.roots, whole=request.whole)
     if refusals := [text for reversion in found for text in reversion.refusals]:
         raise Refused(f"table {request.name}: {'; '.join(dict.fromkeys(refusals))}")
     return found

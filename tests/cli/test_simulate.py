@@ -34,6 +34,15 @@ def test_the_story_is_drawn(tmp_path: Path) -> None:
     assert "ok   moved <= 2GB: 2.0 GB moved" in text
 
 
+def test_a_whole_table_moves_and_is_not_split(tmp_path: Path) -> None:
+    story = STORY.replace("table t hash 4 size=4GB on=a", "table t whole size=40GB on=a\ntable u whole size=40GB on=a")
+    _, text = run(tmp_path, story)
+    assert "move 1 a → b (40.0 GB)" in text
+    assert "split" not in text
+    with pytest.raises(UserError, match="or `table NAME whole …`"):
+        run(tmp_path, story.replace("t whole", "t whole 4"))
+
+
 def test_a_broken_promise_is_exit_code_1(tmp_path: Path) -> None:
     assert run(tmp_path, STORY + "expect moved <= 1GB\n")[0] == 1
 

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from balancer.directory.model import MigrationMode
 from balancer.embedded.postgres import PostgresServer
 from balancer.migration.begin import begin_move
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows
+from tests.support.expiring import begin, made, tablets
 from tests.support.resharding import begin_merge, begin_split
 from tests.support.servers import new_database, postgres
 from tests.support.spy import Spy
@@ -135,3 +137,18 @@ def test_nothing_is_changed_without_proof(
         seen = [part for _, message in statements(server) for part in parts(message)]
         assert sum("balancer.enter(" in part for part in seen) > 10, "the log was not read"
         assert unchecked(server) == []
+
+
+def test_an_expiry_changes_nothing_without_proof(tmp_path: Path, loud: dict[str, PostgresServer]) -> None:
+    with ExitStack() as stack:
+        dsns = {node: stack.enter_context(new_database(server)).dsn for node, server in loud.items()}
+        cluster = made(tmp_path, dsns, tablets([14, 13, 12, 5], ["a", "b", "b", "a", "b"]))
+        directory = cluster.directory()
+        leadership = cluster.become_leader(directory)
+        ends = []
+        for ids, command in (([1], ()), ([1000, 2], ()), ([1001, 3], ("/bin/false",))):
+            cluster.settings = replace(cluster.settings, archive_command=command)
+            ends.append(cluster.runner(directory, leadership).run(begin(directory, leadership, ids).id).state)
+        cluster.close()
+    assert ends == ["done", "done", "failed"]
+    assert [part for server in loud.values() for part in unchecked(server)] == []

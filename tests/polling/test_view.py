@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from balancer.directory.contract import Directory
-from balancer.directory.model import NodeState, Pin, Put, Tablet, TabletState
+from balancer.directory.model import Layout, NodeState, Pin, Put, Table, Tablet, TabletState
 from balancer.directory.open import open_directory
-from balancer.nodes.poll import NodeFacts, NodePoll, Partitions
+from balancer.nodes.poll import NodeFacts, NodePoll, Partitions, SlotUse
 from balancer.policies.bundle_view import BundleView, NodeCondition
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.options import BundleOptions, InMemoryMode, TableOptions
 from balancer.polling.fanout import Unreachable
 from balancer.polling.poller import ClusterPoll, Health, NodeAnswer
 from balancer.polling.rates import COUNTERS, CounterSample, advance, first_rates
+from balancer.polling.reference_streams import reference_tables
 from balancer.polling.view import Capacity, Remembered, build_view
 from tests.support.directories import NODES, fill, leaves, migration, ranges, transaction
 
@@ -106,6 +107,28 @@ def test_nodes_that_cannot_be_trusted_are_down(directory: Directory) -> None:
     first = seen.nodes[0]
     assert (first.disk_capacity, first.disk_used, first.memory) == (10**12, 12345, 10**9)
     assert seen.nodes[2].disk_used is None
+
+
+def test_a_node_without_its_copy_of_a_reference_table_gets_no_tablets(directory: Directory) -> None:
+    before = view(directory, measured([1]))
+    home = Tablet(99, 9, Leaf(1, 0), "pg-a", partitions=("countries",))
+    table = Table(9, "countries", "shop", Layout.EVERYWHERE, (), ("public.countries",))
+    directory.commit(transaction((Put(table), Put(home)), directory.snapshot().version))
+    poll = measured([1])
+    streams = reference_tables(directory.snapshot(), "shop")[0].streams
+    assert set(streams) == {"pg-b", "pg-c"}
+    slots = (
+        SlotUse(f"tb_{streams['pg-b']}", True, True, 0, "reserved"),
+        SlotUse(f"tb_{streams['pg-c']}", True, False, 0, "reserved"),
+    )
+    at_home = replace(GOOD, facts=replace(FACTS, slots=slots))
+    seen = view(directory, replace(poll, nodes={**poll.nodes, "pg-a": NodeAnswer("pg-a", Health.GOOD, at_home)}))
+    assert [node.condition for node in seen.nodes] == [
+        NodeCondition.ACTIVE,
+        NodeCondition.ACTIVE,
+        NodeCondition.CLOSED,
+    ]
+    assert seen.tables == before.tables  # what is everywhere is nobody's to move
 
 
 def test_states_pins_quarantine_and_migrations_are_told(directory: Directory) -> None:

@@ -134,6 +134,9 @@ MISTAKES = [
     ('"a[b]" = 1', "a[b]: unknown key; allowed here: "),
     ("[nodes.a]\ndsn = 'mysql://x/y'", "nodes.a.dsn: the scheme of a DSN is postgresql://, not mysql://"),
     ('[tables.t]\nroots = ["t"]\nlayout = "hash"\nkey = ["id"]\ntablets = 12', "a hash table has a power of two"),
+    ('[tables.t]\nroots = ["t"]\nlayout = "whole"\nkey = ["id"]', 'key: a table with layout = "whole" is one tablet'),
+    ('[tables.t]\nroots = ["t"]\nlayout = "whole"\ntablets = 4', 'tablets: a table with layout = "whole" is one'),
+    ('[tables.t]\nroots = ["t"]\nlayout = "hash"', "key: a hash table needs the columns by which it is cut"),
     ('[tables.t]\nroots = []\nlayout = "list"\nkey = ["id"]', "tables.t.roots: must not be empty"),
     ('[tables.t]\nroots = ["t"]\nlayout = "range"\nkey = ["id"]\ngroup = "x"', "there is no group 'x'"),
     ("[placement.dimensions]\nheat = 1.0", "unknown dimension"),
@@ -187,11 +190,12 @@ def test_a_number_of_tablets_that_was_asked_for_is_also_the_least(tmp_path: Path
 def test_the_readmes_examples_are_right_configurations(tmp_path: Path) -> None:
     """What a newcomer copies: checked by the program's own `config check`."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    daemon, bundle, rules = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
+    daemon, bundle, events, rules = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
     (tmp_path / "bundles").mkdir()
     (tmp_path / "balancer.toml").write_text(daemon)
     (tmp_path / "bundles" / "shop.toml").write_text(bundle)
     (tmp_path / "bundles" / "ruled.toml").write_text(RULED + rules)
+    (tmp_path / "bundles" / "timed.toml").write_text("[nodes.t1]\ndsn = 'postgresql://t1/shop'\n" + events)
     checked = balancer_here("config", "check", "--config", tmp_path / "balancer.toml")
     assert (checked.code, checked.err) == (0, "")
     settings = load_settings(tmp_path / "balancer.toml")

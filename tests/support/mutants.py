@@ -182,7 +182,7 @@ def _marker_first(original: Any) -> Any:
             original(ctx, *rest)
             return
         with ctx.source() as cursor:
-            number = steps_switch._next_marker(ctx, cursor)
+            number = steps_switch.next_marker(ctx, cursor)
         original(ctx, *rest)
         ctx.note(marker=number)
 
@@ -300,7 +300,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "no-drain",
         "machine 3: the marker is visible on the target before anything follows",
-        replaced("balancer.migration.steps_switch._await_marker", _no_drain),
+        replaced("balancer.migration.steps_switch.await_marker", _no_drain),
         (f"{_DIRECTED}test_the_switch_waits_for_what_is_still_in_the_stream",),
     ),
     Mutant(

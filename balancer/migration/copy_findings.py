@@ -1,0 +1,96 @@
+"""What is wrong with copies of reference tables: missing, not following, different, or streams of nobody.
+
+`balancer doctor` asks it; the leader's keeper mends all of it but rows that differ. Reading only.
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+
+from balancer.clock import SystemClock
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import BalancerError
+from balancer.migration.links import Links
+from balancer.nodes.connection import Connection, translated
+from balancer.nodes.objects import stream_name
+from balancer.nodes.reference_copies import (
+    Streams,
+    confirmed,
+    content,
+    copied_columns,
+    read_streams,
+    tablet_of,
+    wal_position,
+)
+from balancer.polling.reference_streams import ReferenceTable, reference_tables
+
+LOOKS = 20
+PAUSE = 0.1
+
+
+def copy_findings(snapshot: Snapshot, links: Links, reached: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Node and finding, of the nodes that can be reached."""
+    streams: dict[str, Streams] = {}
+    for node in reached:
+        with suppress(BalancerError), translated(node):  # one that has just gone away is told with the next look
+            streams[node] = read_streams(links.control(node))
+    references = [one for bundle in snapshot.bundles for one in reference_tables(snapshot, bundle)]
+    for reference in references:
+        if reference.home in streams and snapshot.migration_of(reference.tablet.id) is None:
+            yield from _of_copies(links, reference, streams)
+    yield from _of_nobody(snapshot, references, streams)
+
+
+def _of_copies(links: Links, reference: ReferenceTable, streams: dict[str, Streams]) -> Iterator[tuple[str, str]]:
+    name, home = reference.table.name, reference.home
+    for node, stream in reference.streams.items():
+        if node not in streams:
+            continue
+        if stream not in streams[node].subscriptions:
+            yield node, f"has no copy of the reference table {name}, or an old one: the leader makes it"
+        elif not streams[home].slots.get(stream):
+            yield (
+                node,
+                f"its copy of the reference table {name} does not follow {home}: the leader makes it again",
+            )
+        else:
+            yield from _of_rows(links, reference, node)
+
+
+def _of_rows(links: Links, reference: ReferenceTable, node: str) -> Iterator[tuple[str, str]]:
+    """A copy that is only behind is none: it is looked at until it has what its home had, or for some seconds."""
+    home, stream = reference.home, reference.streams[node]
+    clock = SystemClock()
+    try:
+        with links.data(home) as here, links.data(node) as there:
+            for _ in range(LOOKS):
+                rows, position = _contents(here, reference), wal_position(here)
+                if _contents(there, reference) == rows:
+                    return
+                for _ in range(LOOKS):
+                    if confirmed(here, stream, position):
+                        break
+                    clock.sleep(PAUSE)
+                if _contents(there, reference) != rows and _contents(here, reference) == rows:
+                    yield node, f"its copy of the reference table {reference.table.name} has other rows than {home}"
+                    return
+    except BalancerError as error:
+        yield node, f"its copy of the reference table {reference.table.name} cannot be compared: {error}"
+
+
+def _contents(connection: Connection, reference: ReferenceTable) -> list[tuple[int, int]]:
+    return [content(connection, copied_columns(connection, name)) for name in reference.names]
+
+
+def _of_nobody(
+    snapshot: Snapshot, references: list[ReferenceTable], streams: dict[str, Streams]
+) -> Iterator[tuple[str, str]]:
+    for node, there in streams.items():
+        wanted = {
+            stream
+            for reference in references
+            for copy, stream in reference.streams.items()
+            if node in (copy, reference.home)
+        }
+        for stream in sorted(there.all() - wanted):
+            if snapshot.migration_of(tablet_of(stream)) is None:
+                yield node, f"leftover: stream {stream_name(stream)} of a reference table; the leader takes it away"

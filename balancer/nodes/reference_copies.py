@@ -1,0 +1,349 @@
+"""Reference tables on a node: what keeps a copy from being written to, its stream, and how it is filled. Statements.
+
+Every node of the bundle has the tables, as plain ones. One is their home; the others follow it by logical replication:
+each copy has a publication and a slot at the home and a subscription of its own, all of one name (`stream_of`). The
+name has in it everything that makes a copy another one: the home's epoch and both nodes' generations. So whatever does
+not have the right name is an old one's, and a copy that has its subscription was filled: both are one transaction.
+
+On a copy a trigger refuses writes; it is an ordinary one, which replication does not fire. On the home another refuses
+what would not reach the copies or would leave foreign keys of other nodes without their row: TRUNCATE, and, where
+foreign keys point to the table, DELETE and changes of the columns that they point to.
+"""
+
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import LiteralString
+
+from psycopg import sql
+
+from balancer.errors import Refused
+from balancer.nodes import fence, references, replication
+from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.names import Name
+from balancer.nodes.objects import PREFIX, stream_name
+from balancer.nodes.schema import forget_tablets
+
+COPY_TRIGGER, COPY_TRUNCATE_TRIGGER = "!balancer_copy", "!balancer_copy_truncate"
+HOME_TRIGGER, HOME_TRUNCATE_TRIGGER = "!balancer_home", "!balancer_home_truncate"
+GUARDS = (COPY_TRIGGER, COPY_TRUNCATE_TRIGGER, HOME_TRIGGER, HOME_TRUNCATE_TRIGGER)
+_STREAM = re.compile(rf"{PREFIX}(r(\d+)e\d+h\d+g\d+x[0-9a-f]{{8}})")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A node as far as it makes a copy another one."""
+
+    node: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """The names (`stream_of`) that a node has of each kind, of all reference tables."""
+
+    subscriptions: Mapping[str, bool]
+    """With whether each is enabled."""
+    slots: Mapping[str, bool]
+    """With whether each is of use: not what was lost because the copy was away for too long."""
+    publications: frozenset[str]
+
+    def of(self, tablet: int) -> frozenset[str]:
+        """Those of one table."""
+        return frozenset(name for name in self.all() if tablet_of(name) == tablet)
+
+    def all(self) -> frozenset[str]:
+        return frozenset(self.subscriptions) | frozenset(self.slots) | self.publications
+
+
+def stream_of(tablet: int, epoch: int, home: Side, copy: Side) -> str:
+    """What stands for a migration's id in the names of a copy's publication, slot, subscription and markers."""
+    return f"r{tablet}e{epoch}h{home.generation}g{copy.generation}x{zlib.crc32(copy.node.encode()):08x}"
+
+
+def tablet_of(stream: str) -> int:
+    """Whose it is."""
+    found = _STREAM.fullmatch(stream_name(stream))
+    assert found is not None, stream
+    return int(found[2])
+
+
+def read_streams(connection: Connection | Cursor) -> Streams:
+    """What is there, whoever made it."""
+    subscriptions = connection.execute(
+        "SELECT subname, subenabled FROM pg_subscription"
+        " WHERE subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    ).fetchall()
+    slots = connection.execute(
+        "SELECT slot_name, coalesce(wal_status <> 'lost', true) FROM pg_replication_slots"
+        " WHERE database = current_database()"
+    ).fetchall()
+    publications = connection.execute("SELECT pubname, true FROM pg_publication").fetchall()
+    return Streams(dict(_ours(subscriptions)), dict(_ours(slots)), frozenset(name for name, _ in _ours(publications)))
+
+
+def _ours(rows: Sequence[tuple[object, ...]]) -> Iterator[tuple[str, bool]]:
+    for name, good in rows:
+        if found := _STREAM.fullmatch(str(name)):
+            yield found[1], bool(good)
+
+
+def read_lags(connection: Connection | Cursor) -> dict[str, float]:
+    """Of each copy, by its home: how many bytes of the log it has not confirmed."""
+    rows = connection.execute(
+        "SELECT slot_name, greatest(0, pg_wal_lsn_diff(pg_current_wal_insert_lsn(), confirmed_flush_lsn))::float8"
+        " FROM pg_replication_slots WHERE database = current_database() AND confirmed_flush_lsn IS NOT NULL"
+    ).fetchall()
+    return {found[1]: float(lag) for name, lag in rows if (found := _STREAM.fullmatch(str(name)))}
+
+
+def wal_position(connection: Connection | Cursor) -> str:
+    """Where the home's log ends now."""
+    row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def confirmed(connection: Connection | Cursor, stream: str, position: str) -> bool:
+    """Whether a copy has confirmed everything up to there, by its home."""
+    row = connection.execute(
+        "SELECT confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots WHERE slot_name = %s",
+        (position, stream_name(stream)),
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def guard_copy(cursor: Cursor, tables: Sequence[Name], tablet: int, home: str, epoch: int) -> None:
+    """Refuses writes to a copy, and says where its home is."""
+    for table in tables:
+        _disable(cursor, table, HOME_TRIGGER, HOME_TRUNCATE_TRIGGER)
+        parts: tuple[tuple[str, LiteralString], ...] = (
+            (COPY_TRIGGER, "BEFORE INSERT OR UPDATE OR DELETE ON {} FOR EACH ROW"),
+            (COPY_TRUNCATE_TRIGGER, "BEFORE TRUNCATE ON {} FOR EACH STATEMENT"),
+        )
+        for name, when in parts:
+            _create(cursor, table, name, when, function="refuse_copy_write", arguments=(str(tablet), home, str(epoch)))
+
+
+def guard_home(cursor: Cursor, tables: Sequence[Name], tablet: int) -> None:
+    """Refuses what would not reach the copies, or would break foreign keys of other nodes; lets all else through."""
+    for table in tables:
+        _disable(cursor, table, COPY_TRIGGER, COPY_TRUNCATE_TRIGGER)
+        when: LiteralString = "BEFORE TRUNCATE ON {} FOR EACH STATEMENT"
+        _create(cursor, table, HOME_TRUNCATE_TRIGGER, when, function="refuse_home_write", arguments=(str(tablet),))
+        columns = _referenced_columns(cursor, table)
+        if columns:
+            each: LiteralString = "BEFORE DELETE OR UPDATE ON {} FOR EACH ROW"
+            _create(cursor, table, HOME_TRIGGER, each, function="refuse_home_write", arguments=columns)
+        else:
+            _disable(cursor, table, HOME_TRIGGER)
+
+
+_GUARDS = """
+SELECT tgname, tgargs FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND tgname = ANY(%s) AND tgenabled = 'O'
+"""
+_POINTED_TO = """
+SELECT DISTINCT a.attname::text FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid
+CROSS JOIN unnest(k.confkey) AS u (attnum) JOIN pg_attribute a ON a.attrelid = k.confrelid AND a.attnum = u.attnum
+WHERE k.confrelid = to_regclass(%s) AND k.contype = 'f' AND k.conparentid = 0 AND c.relkind = 'p' ORDER BY 1
+"""
+
+
+def _referenced_columns(cursor: Connection | Cursor, table: Name) -> tuple[str, ...]:
+    """To which foreign keys of partitioned tables point: their rows may be on other nodes."""
+    return tuple(str(name) for (name,) in cursor.execute(_POINTED_TO, (str(table),)).fetchall())
+
+
+def copy_guarded(connection: Connection | Cursor, tables: Sequence[Name], tablet: int, home: str, epoch: int) -> bool:
+    """Whether `guard_copy` would change nothing."""
+    wanted = "\0".join((str(tablet), home, str(epoch), "")).encode()
+    both = {(COPY_TRIGGER, wanted), (COPY_TRUNCATE_TRIGGER, wanted)}
+    return all(_guards(connection, table) == both for table in tables)
+
+
+def home_guarded(connection: Connection | Cursor, tables: Sequence[Name], tablet: int) -> bool:
+    """Whether `guard_home` would change nothing."""
+    for table in tables:
+        columns = _referenced_columns(connection, table)
+        wanted = {(HOME_TRUNCATE_TRIGGER, f"{tablet}\0".encode())}
+        wanted |= {(HOME_TRIGGER, "".join(f"{column}\0" for column in columns).encode())} if columns else set()
+        if _guards(connection, table) != wanted:
+            return False
+    return True
+
+
+def _guards(connection: Connection | Cursor, table: Name) -> set[tuple[str, bytes]]:
+    """Those that are on."""
+    return {(str(name), bytes(words)) for name, words in connection.execute(_GUARDS, (str(table), list(GUARDS)))}
+
+
+_REFERRED_TO = """
+SELECT DISTINCT t.tgname, t.tgargs, k.confrelid::regclass::text
+FROM pg_constraint k JOIN pg_trigger t ON t.tgrelid = k.confrelid AND t.tgname = ANY(%s) AND t.tgenabled = 'O'
+WHERE k.contype = 'f' AND k.conparentid = 0 AND k.conrelid = ANY(%s::regclass[]) ORDER BY 3
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ReferredTo:
+    """A reference table that foreign keys point to."""
+
+    table: str
+    tablet: int
+    home: str
+    """Empty: this node."""
+
+
+def referred_to(connection: Connection | Cursor, roots: Sequence[Name]) -> list[ReferredTo]:
+    """Reference tables to which these roots have foreign keys, by the guards on them."""
+    wanted = [COPY_TRUNCATE_TRIGGER, HOME_TRUNCATE_TRIGGER]
+    found = []
+    for name, words, table in connection.execute(_REFERRED_TO, (wanted, [str(root) for root in roots])).fetchall():
+        tablet, *rest = bytes(words).decode().split("\0")
+        found.append(ReferredTo(str(table), int(tablet), rest[0] if name == COPY_TRUNCATE_TRIGGER else ""))
+    return found
+
+
+def _create(
+    cursor: Cursor, table: Name, name: str, when: LiteralString, *, function: str, arguments: Sequence[str]
+) -> None:
+    create = sql.SQL("CREATE OR REPLACE TRIGGER {} ").format(sql.Identifier(name))
+    call = sql.SQL(" EXECUTE FUNCTION balancer.{}({})").format(
+        sql.Identifier(function), sql.SQL(", ").join(map(sql.Literal, arguments))
+    )
+    cursor.execute(create + sql.SQL(when).format(table.identifier) + call)
+    cursor.execute(sql.SQL("ALTER TABLE {} ENABLE TRIGGER {}").format(table.identifier, sql.Identifier(name)))
+
+
+def _disable(cursor: Cursor, table: Name, *triggers: str) -> None:
+    """Not dropped: that would wait for readers."""
+    there = {name for name, _ in _guards(cursor, table)}
+    for trigger in sorted(there.intersection(triggers)):
+        cursor.execute(sql.SQL("ALTER TABLE {} DISABLE TRIGGER {}").format(table.identifier, sql.Identifier(trigger)))
+
+
+def drop_stream(cursor: Cursor, stream: str) -> None:
+    """What this node has of it; a copy that is not followed any more stays as it is. Idempotent."""
+    replication.drop_subscription(cursor, stream)
+    replication.drop_slot(cursor, stream)
+    replication.drop_publication(cursor, stream)
+    replication.delete_markers(cursor, stream)
+
+
+_COLUMNS = """
+SELECT a.attname::text, coalesce(a.attnum = ANY(i.indkey::int2[]), false), a.attidentity = 'a'
+FROM pg_attribute a LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary
+WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedColumns:
+    """Of a table: what is copied, and by what rows are known."""
+
+    table: Name
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    fixed: tuple[str, ...] = ()
+    """GENERATED ALWAYS AS IDENTITY: such a column cannot be updated."""
+
+    def read(self) -> sql.Composed:
+        """At the home."""
+        return sql.SQL("COPY {} ({}) TO STDOUT").format(self.table.identifier, _listed(self.columns))
+
+    def write(self) -> sql.Composed:
+        """On the copy, into the table beside it."""
+        return sql.SQL("COPY pg_temp.{} ({}) FROM STDIN").format(self._beside(), _listed(self.columns))
+
+    def begin(self, cursor: Cursor) -> None:
+        """Makes that table."""
+        make = sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA")
+        cursor.execute(make.format(self._beside(), _listed(self.columns), self.table.identifier))
+
+    def merge(self, cursor: Cursor) -> None:
+        """Rows that are the same are left alone: foreign keys look at them meanwhile."""
+        lasting = (*self.key, *self.fixed)
+        same = sql.SQL(" AND ").join(sql.SQL("n.{0} = t.{0}").format(sql.Identifier(name)) for name in lasting)
+        names = {"table": self.table.identifier, "new": self._beside(), "columns": _listed(self.columns)}
+        cursor.execute(
+            sql.SQL("DELETE FROM {table} AS t WHERE NOT EXISTS (SELECT FROM pg_temp.{new} AS n WHERE {same})").format(
+                **names, same=same
+            )
+        )
+        rest = [name for name in self.columns if name not in lasting]
+        action: sql.Composable = sql.SQL("NOTHING")
+        if rest:
+            action = sql.SQL("UPDATE SET {} WHERE ({}) IS DISTINCT FROM ({})").format(
+                sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in rest),
+                sql.SQL(", ").join(sql.Identifier("t", name) for name in rest),
+                sql.SQL(", ").join(sql.Identifier("excluded", name) for name in rest),
+            )
+        cursor.execute(
+            sql.SQL(
+                "INSERT INTO {table} AS t ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM pg_temp.{new}"
+                " ON CONFLICT ({key}) DO {action}"
+            ).format(**names, key=_listed(self.key), action=action)
+        )
+
+    def _beside(self) -> sql.Identifier:
+        return sql.Identifier(f"tb_new_{zlib.crc32(str(self.table).encode()):08x}")
+
+
+def copied_columns(connection: Connection | Cursor, table: Name) -> CopiedColumns:
+    """As the home has them."""
+    rows = connection.execute(_COLUMNS, (str(table),)).fetchall()
+    return CopiedColumns(
+        table,
+        tuple(str(name) for name, _, _ in rows),
+        tuple(str(name) for name, key, _ in rows if key),
+        tuple(str(name) for name, key, fixed in rows if fixed and not key),
+    )
+
+
+def _listed(names: Sequence[str]) -> sql.Composable:
+    return sql.SQL(", ").join(map(sql.Identifier, names))
+
+
+def check_copy(cursor: Cursor, tables: Sequence[Name], tablet: int) -> None:
+    """Locks a copy against writers and DDL; raises `Refused` if it has become the home since somebody looked."""
+    state, _ = _claim(cursor, tables, tablet)
+    if state == "moved":  # a former home that had gone back in time
+        fence.lift_fence(cursor, tables, 1.0)
+        forget_tablets(cursor, [tablet])
+    elif state:
+        raise Refused(f"this node is the home of {tables[0]} and no copy: it calls tablet {tablet} {state}")
+
+
+def check_home(cursor: Cursor, tables: Sequence[Name], tablet: int, epoch: int) -> None:
+    """The same of the home: raises `Refused` if it is not any more, because its guard lets writers through."""
+    state, known = _claim(cursor, tables, tablet)
+    if state not in ("owned", "fenced") or known != epoch:
+        raise Refused(f"this node is not the home of {tables[0]} any more")
+
+
+def _claim(cursor: Cursor, tables: Sequence[Name], tablet: int) -> tuple[str, int]:
+    """What the node says, under the tables' locks: who changes it holds them. A lock in its row would slow clients."""
+    for table in tables:
+        cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN SHARE ROW EXCLUSIVE MODE").format(table.identifier))
+    row = cursor.execute("SELECT state, epoch FROM balancer.tablet WHERE id = %s", (tablet,)).fetchone()
+    return (str(row[0]), int(row[1])) if row else ("", 0)
+
+
+def open_copy(cursor: Cursor, tables: Sequence[Name]) -> None:
+    """Of a copy that is locked: until the transaction ends only we write to it."""
+    references.without_triggers(cursor)
+    if not references.may_prepare(cursor):
+        for table in tables:
+            _disable(cursor, table, COPY_TRIGGER, COPY_TRUNCATE_TRIGGER)
+
+
+def content(connection: Connection | Cursor, columns: CopiedColumns) -> tuple[int, int]:
+    """How many rows there are, and a number that differs where they do."""
+    row = connection.execute(
+        sql.SQL(
+            "SELECT count(*), coalesce(sum(hashtextextended(r::text, 0)::numeric), 0) FROM (SELECT {} FROM {}) r"
+        ).format(_listed(columns.columns), columns.table.identifier)
+    ).fetchone()
+    assert row is not None, "an aggregate has one row"
+    return int(row[0]), int(row[1])

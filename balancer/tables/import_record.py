@@ -1,0 +1,173 @@
+"""The record of an import in the directory: how far it is, and the commits of the process that wrote it last.
+
+It is a pause of its own (`only` is the word import and the table), with what an import must know as its reason. Every
+process that goes on with an import, or cancels it, writes the record first; whoever wrote it before cannot commit then.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from uuid import uuid4
+
+from balancer.directory.contract import Directory
+from balancer.directory.model import (
+    Change,
+    KeyColumn,
+    Layout,
+    Node,
+    Pause,
+    Put,
+    RecordKind,
+    Remove,
+    Table,
+    Tablet,
+    Transaction,
+)
+from balancer.directory.newest import commit_on_newest
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import Conflict, Refused
+from balancer.nodes.bounds import Part
+from balancer.nodes.catalog import Root
+from balancer.nodes.names import partition_name
+from balancer.tables.adopt import TableRequest, missing_parents, next_ids, reserved, to_bounds
+from balancer.tables.import_plan import ImportPlan
+
+PREPARING, COPYING, FOLLOWING, SEALING = "preparing", "copying", "following", "sealing"
+RENAMING, CANCELLING = "renaming", "cancelling"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRecord:
+    """How far an import is."""
+
+    id: str
+    state: str
+    table_id: int
+    first: int
+    """The id of the first tablet."""
+    owners: tuple[str, ...]
+    sources: tuple[str, ...]
+    attempt: int = 1
+
+    def tablets(self, plan: ImportPlan) -> Iterator[tuple[Tablet, Part]]:
+        """The tablets that it makes, and the part of each."""
+        for number, (part, owner) in enumerate(zip(plan.parts, plan.owners, strict=True), self.first):
+            names = (partition_name(plan.table, number).name,)
+            yield Tablet(number, self.table_id, to_bounds(part), owner, partitions=names), part
+
+
+def record_in(snapshot: Snapshot, bundle: str, table: str) -> ImportRecord | None:
+    """The import of a table that has not ended."""
+    pause = snapshot.pauses.get(_key(bundle, table))
+    if pause is None:
+        return None
+    try:
+        document = json.loads(pause.reason)
+        return ImportRecord(**{**document, "owners": tuple(document["owners"]), "sources": tuple(document["sources"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise Refused(f"the directory's record of the import of table {table} is damaged: {error}") from error
+
+
+def _key(bundle: str, table: str) -> str:
+    return f"{bundle} import {table}"
+
+
+class ImportJournal:
+    """Of one import, in one process."""
+
+    def __init__(self, directory: Directory, request: TableRequest) -> None:
+        self._directory = directory
+        self._request = request
+        self._mine: ImportRecord | None = None
+
+    @property
+    def record(self) -> ImportRecord:
+        """As this process wrote it last."""
+        assert self._mine is not None, "begun or taken over before"
+        return self._mine
+
+    def known(self) -> bool:
+        """Whether the directory has the table."""
+        return any(table.name == self._request.name for table in self._directory.snapshot().tables.values())
+
+    def found(self) -> ImportRecord | None:
+        """The record that is there, whoever wrote it."""
+        return record_in(self._directory.snapshot(), self._request.bundle, self._request.name)
+
+    def begin(self, plan: ImportPlan, records: Sequence[Node]) -> ImportRecord:
+        """Records an import and reserves its ids."""
+
+        def propose(snapshot: Snapshot) -> tuple[Transaction, ImportRecord]:
+            if record_in(snapshot, self._request.bundle, self._request.name) is not None:
+                raise Refused(f"an import of table {self._request.name} has begun meanwhile")
+            table, first = next_ids(snapshot)
+            made = ImportRecord(f"m{uuid4().hex[:12]}", PREPARING, table, first, plan.owners, plan.sources)
+            changes = (
+                *missing_parents(self._request.bundle, snapshot, records),
+                *reserved(table, first + len(plan.parts) - 1),
+                Put(self._pause(made)),
+            )
+            return self._transaction(changes, snapshot, f"{self._held} begins"), made
+
+        self._mine = commit_on_newest(self._directory, propose, f"the {self._held} could not be recorded")
+        return self._mine
+
+    def save(self, record: ImportRecord) -> ImportRecord:
+        """Writes the record, if nobody else has written it since this process has."""
+
+        def propose(snapshot: Snapshot) -> tuple[Transaction, None]:
+            known = record_in(snapshot, self._request.bundle, self._request.name)
+            if known is None or (self._mine is not None and known != self._mine):
+                raise Conflict(f"another process works on the {self._held}")
+            return self._transaction((Put(self._pause(record)),), snapshot, f"{self._held}: {record.state}"), None
+
+        commit_on_newest(self._directory, propose, f"the {self._held} could not be recorded")
+        self._mine = record
+        return record
+
+    def commit(self, record: ImportRecord, plan: ImportPlan, root: Root) -> None:
+        """The one moment of change: the table becomes known. `record` is what the import is from then on."""
+        snapshot = self._directory.snapshot()
+        if record_in(snapshot, self._request.bundle, self._request.name) != self._mine:
+            raise Conflict(f"another process works on the {self._held}")
+        columns = tuple(KeyColumn(column.name, column.type) for column in root.columns)
+        table = Table(
+            record.table_id, self._request.name, self._request.bundle, Layout(root.layout), columns, (str(plan.table),)
+        )
+        changes = (
+            Put(self._pause(record)),
+            *self._hold(snapshot),
+            Put(table),
+            *(Put(tablet) for tablet, _ in record.tablets(plan)),
+        )
+        reason = f"table {self._request.name} is imported, with {len(plan.parts)} tablets"
+        self._directory.commit(self._transaction(changes, snapshot, reason))
+        self._mine = record
+
+    def end(self) -> None:
+        """Takes the record away, and lets the bundle go on."""
+
+        def propose(snapshot: Snapshot) -> tuple[Transaction | None, None]:
+            bundle = self._request.bundle
+            over = [key for key in (_key(bundle, self._request.name), bundle) if key in snapshot.pauses]
+            over = [key for key in over if key != bundle or snapshot.pauses[key].reason == self._held]
+            changes = tuple(Remove(RecordKind.PAUSE, key) for key in over)
+            return self._transaction(changes, snapshot, f"{self._held} has ended") if over else None, None
+
+        commit_on_newest(self._directory, propose, f"the {self._held} could not be ended")
+
+    def _hold(self, snapshot: Snapshot) -> Iterator[Change]:
+        """Nothing of the bundle moves until the names have changed on all nodes."""
+        if self._request.bundle not in snapshot.pauses:
+            yield Put(Pause(self._request.bundle, None, self._request.author, self._held))
+
+    @property
+    def _held(self) -> str:
+        return f"import of table {self._request.name}"
+
+    def _pause(self, record: ImportRecord) -> Pause:
+        only = f"import {self._request.name}"
+        return Pause(self._request.bundle, None, self._request.author, json.dumps(asdict(record)), only)
+
+    def _transaction(self, changes: tuple[Change, ...], snapshot: Snapshot, reason: str) -> Transaction:
+        return Transaction(changes, snapshot.version, reason, self._request.author)

@@ -1,0 +1,313 @@
+"""Plain tables of one name on several nodes, whose rows an application has placed by a rule of its own, become a table.
+
+Order: a new root with its tablets beside the old tables; what captures changes; all rows at one snapshot per node,
+compared by checksum; what has changed since, again and again; then the switch. That is all at once: every old table is
+fenced, the last changes follow and are compared, the fences are sealed, and *one directory transaction* makes the table
+known and the import irrevocable. After it, and only then, the names change on each node.
+
+Why nothing is lost or doubled. A fence is exact (see `migration.machine`, 2): what an old table has acknowledged is in
+its log or was in its snapshot. An unsealed fence ends by itself, and is then not sealed: its triggers, deadline and
+breaches are looked at under its lock. The commit is conditional on the import's own record (`import_record`), which
+every process that goes on, or cancels, writes first: a process that slept cannot commit any more; nor can it write to a
+node beside another one (`import_sessions`). A row is written to the new table by its key: taken out, and put in as the
+old tables have it, in one transaction per node; the log's entries go after that. So a round may be repeated at any
+point, and so may everything else: a step looks at what is there.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
+
+from balancer.clock import Clock
+from balancer.directory.contract import Directory
+from balancer.directory.model import Node
+from balancer.errors import Refused
+from balancer.nodes import capture, fence
+from balancer.nodes.catalog import read_root
+from balancer.nodes.connection import Address, translated
+from balancer.nodes.copy import copy_rows
+from balancer.nodes.creation import create_partition
+from balancer.nodes.definition import Definition, make_roots, read_definition
+from balancer.nodes.import_statements import (
+    add_digest,
+    belongs,
+    beside,
+    clear_log,
+    compared_columns,
+    copy_pair,
+    digest_of,
+    drop_table,
+    empty_root,
+    kind_of_table,
+    make_root,
+)
+from balancer.nodes.names import Name
+from balancer.nodes.partition import count_rows
+from balancer.nodes.schema import install_schema
+from balancer.settings import MigrationSettings
+from balancer.tables.adopt import TableRequest, require_proofs
+from balancer.tables.import_follow import Truncated
+from balancer.tables.import_plan import ImportPlan, check_duplicates, plan_import, resumed_plan
+from balancer.tables.import_record import (
+    CANCELLING,
+    COPYING,
+    FOLLOWING,
+    PREPARING,
+    RENAMING,
+    SEALING,
+    ImportJournal,
+    ImportRecord,
+)
+from balancer.tables.import_sessions import ImportSessions
+from balancer.tables.import_switch import ImportSwitch
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What came of it."""
+
+    table: str
+    tablets: int
+    rows: int
+    """Of the old tables, which are kept."""
+    pause: float | None
+    """Seconds for which writers were refused, until the last node had its new names; None: an earlier run switched."""
+
+
+class TableImport:
+    """Carries one import on, from a process of its own. `observe` is told of each step; tests end the process there."""
+
+    def __init__(
+        self,
+        request: TableRequest,
+        directory: Directory,
+        addresses: Mapping[str, Address],
+        *,
+        records: Sequence[Node],
+        cluster: str,
+        settings: MigrationSettings,
+        clock: Clock,
+        observe: Callable[[str], None],
+    ) -> None:
+        self._request = request
+        self._directory = directory
+        self._records = records
+        self._cluster = cluster
+        self._settings = settings
+        self._clock = clock
+        self._observe = observe
+        self._journal = ImportJournal(directory, request)
+        self._sessions = ImportSessions(addresses, directory, settings, clock)
+
+    def __enter__(self) -> Self:
+        self._sessions.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._sessions.__exit__(*error)
+
+    def plan(self, tablets: int, splits: Sequence[Any]) -> ImportPlan:
+        """What would be done, or why it cannot be. Reads every key; changes nothing."""
+        if self._journal.known():
+            raise Refused(f"table {self._request.name} is in the directory already: there is nothing to import")
+        weights = {record.id: record.weight for record in self._records}
+        found = plan_import(self._request, self._sessions.nodes, weights, tablets=tablets, splits=splits)
+        check_duplicates(found, self._sessions.readers)
+        return found
+
+    def run(self, tablets: int, splits: Sequence[Any]) -> Imported:
+        """Begins an import, or goes on with one, to its end."""
+        self._sessions.lock_out_others()
+        record = self._journal.found()
+        if record is None:
+            plan = self.plan(tablets, splits)
+            record = self._begin(plan)
+        elif record.state == CANCELLING:
+            raise Refused(f"the import of {self._request.name} is being cancelled: say --cancel until it is done")
+        else:
+            record = self._journal.save(replace(record, attempt=record.attempt + 1))
+            plan = self._resumed(record, splits)
+        switch = ImportSwitch(
+            plan,
+            self._journal,
+            self._sessions,
+            self._directory,
+            settings=self._settings,
+            clock=self._clock,
+            observe=self._observe,
+        )
+        began = None if record.state == RENAMING else self._until_committed(record, plan, switch)
+        switch.rename()
+        pause = None if began is None else self._clock.monotonic() - began
+        self._observe("proofs")
+        require_proofs(self._request, self._sessions.nodes, self._directory.snapshot().epoch)
+        rows = self._kept_rows(plan)
+        self._observe("end")
+        self._journal.end()
+        return Imported(self._request.name, len(plan.parts), rows, pause)
+
+    def cancel(self) -> None:
+        """Takes back what has not been committed; the old tables are as they were. May be repeated."""
+        record = self._journal.found()
+        if record is None:
+            raise Refused(f"there is no import of table {self._request.name} to cancel")
+        if record.state == RENAMING:
+            raise Refused(f"the import of {self._request.name} is committed already: run it again to finish it")
+        self._sessions.lock_out_others()
+        self._journal.save(replace(record, state=CANCELLING, attempt=record.attempt + 1))
+        for node in record.sources:
+            self._observe(f"open {node}")
+            self._sessions.patiently(partial(self._open, node))
+        for node in self._sessions.nodes:
+            self._observe(f"clean {node}")
+            self._sessions.patiently(partial(self._clean, record, node))
+        self._observe("end")
+        self._journal.end()
+
+    def release(self, *, dry_run: bool) -> dict[str, int]:
+        """Drops the old tables that an import has kept; by node how many rows each has."""
+        if self._journal.found() is not None:
+            raise Refused(f"the import of {self._request.name} has not ended: run it again, or say --cancel")
+        if not self._journal.known():
+            raise Refused(f"table {self._request.name} is not in the directory: nothing of it was imported")
+        before = beside(self._request.roots[0], "before_import")
+        found = {}
+        for node in self._sessions.nodes:
+            with self._sessions.transaction(node) as cursor:
+                if kind_of_table(cursor, before) == "r":
+                    found[node] = count_rows(cursor, before)
+                    if not dry_run:
+                        drop_table(cursor, before)
+        if not found:
+            raise Refused(f"no node has {before} any more: nothing is left to release")
+        return found
+
+    def _open(self, node: str) -> None:
+        with self._sessions.transaction(node) as cursor:
+            fence.lift_fence(cursor, self._request.roots, self._settings.lock_timeout)
+
+    def _clean(self, record: ImportRecord, node: str) -> None:
+        table = self._request.roots[0]
+        with self._sessions.transaction(node) as cursor:
+            if node in record.sources:
+                fence.drop_fence(cursor, [table], self._settings.lock_timeout)
+                capture.drop_capture(cursor, record.id, 0, table)
+            drop_table(cursor, beside(table, "import"))
+
+    def _begin(self, plan: ImportPlan) -> ImportRecord:
+        self._observe("begin")
+        for node, connection in self._sessions.nodes.items():
+            with translated(node):
+                install_schema(connection, self._cluster, node)
+        return self._journal.begin(plan, self._records)
+
+    def _resumed(self, record: ImportRecord, splits: Sequence[Any]) -> ImportPlan:
+        """The plan that it began with: read again from what the first node has of it."""
+        home, *_ = record.sources
+        with translated(home), self._sessions.nodes[home].cursor() as cursor:
+            found = resumed_plan(cursor, self._request, record.sources, record.owners, splits)
+        return replace(found, without=tuple(node for node in self._sessions.nodes if node not in record.sources))
+
+    def _until_committed(self, record: ImportRecord, plan: ImportPlan, switch: ImportSwitch) -> float:
+        if record.state == SEALING:  # the directory says that it was not committed, so writers may go on
+            switch.let_writers_on()
+        if record.state == PREPARING:
+            self._prepare(record, plan)
+            record = self._journal.save(replace(record, state=COPYING))
+        if record.state == COPYING:
+            self._copy(record, plan)
+            record = self._journal.save(replace(record, state=FOLLOWING))
+        try:
+            return switch.run()
+        except Truncated:
+            self._journal.save(replace(self._journal.record, state=COPYING))
+            raise
+
+    def _prepare(self, record: ImportRecord, plan: ImportPlan) -> None:
+        for node in (*plan.sources, *plan.without):
+            self._observe(f"root on {node}")
+            self._make_root(record, plan, node)
+        for node in plan.sources:
+            self._observe(f"capture on {node}")
+            self._sessions.patiently(partial(self._capture, record, plan, node))
+
+    def _make_root(self, record: ImportRecord, plan: ImportPlan, node: str) -> None:
+        elsewhere = self._definition(plan) if node in plan.without else None
+        with self._sessions.transaction(node) as cursor:
+            if kind_of_table(cursor, plan.root) is not None:
+                return  # by a run before this one
+            if elsewhere is None:
+                make_root(cursor, plan.table, plan.root, self._request.layout, self._request.key)
+            else:
+                make_roots(cursor, [elsewhere], trusted=self._request.trusts_owners)
+            root = read_root(cursor, plan.root)
+            for tablet, part in record.tablets(plan):
+                if tablet.node == node:
+                    create_partition(cursor, root, Name(plan.table.schema, tablet.partitions[0]), part)
+
+    def _definition(self, plan: ImportPlan) -> Definition:
+        home, *_ = plan.sources
+        with translated(home), self._sessions.nodes[home].cursor() as cursor:
+            return read_definition(cursor, read_root(cursor, plan.root))
+
+    def _capture(self, record: ImportRecord, plan: ImportPlan, node: str) -> None:
+        timeout = self._settings.lock_timeout
+        with self._sessions.transaction(node) as cursor:
+            if not capture.started(cursor, record.id, 0):
+                capture.start_capture(cursor, record.id, 0, plan.table, key=plan.row_key, lock_timeout=timeout)
+
+    def _copy(self, record: ImportRecord, plan: ImportPlan) -> None:
+        """All rows at one snapshot per node, after their changes are captured; from the start, each time."""
+        if record.attempt > 1:  # else they were looked for just now
+            check_duplicates(plan, self._sessions.readers)
+        for node in self._sessions.nodes:
+            self._observe(f"empty {node}")
+            with self._sessions.transaction(node) as cursor:
+                empty_root(cursor, plan.root)
+                if node in plan.sources:
+                    clear_log(cursor, record.id)
+        wanted: dict[int, tuple[int, int]] = {}
+        for source in plan.sources:
+            self._observe(f"copy from {source}")
+            add_digest(wanted, self._copy_from(source, plan))
+        self._observe("compare")
+        there: dict[int, tuple[int, int]] = {}
+        for tablet, _ in record.tablets(plan):
+            with translated(tablet.node), self._sessions.readers[tablet.node].cursor() as cursor:
+                columns, _ = compared_columns(cursor, plan.root)
+                add_digest(there, digest_of(cursor, columns, Name(plan.table.schema, tablet.partitions[0])))
+        if wanted != there:
+            counts = [sum(count for count, _ in side.values()) for side in (wanted, there)]
+            raise Refused(
+                f"the copy of {plan.table} is not what the old tables were: {counts[0]} rows there, {counts[1]} in the"
+                " copy, or other values; nothing was switched"
+            )
+
+    def _copy_from(self, source: str, plan: ImportPlan) -> Mapping[int, tuple[int, int]]:
+        reader = self._sessions.readers[source]
+        with translated(source), reader.cursor() as cursor:
+            columns, copied = compared_columns(cursor, plan.table)
+            root = read_root(cursor, plan.root)
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            try:
+                for node, connection in self._sessions.nodes.items():
+                    if mine := plan.mine(node):
+                        read, write = copy_pair(plan.table, plan.root, copied, belongs(root, mine))
+                        with self._sessions.transaction(node):
+                            copy_rows(reader, connection, read, write, _ignore, source_node=source)
+                return digest_of(cursor, columns, plan.table)
+            finally:
+                if not reader.closed:
+                    reader.rollback()
+
+    def _kept_rows(self, plan: ImportPlan) -> int:
+        rows = 0
+        for node in plan.sources:
+            with translated(node), self._sessions.readers[node].cursor() as cursor:
+                rows += count_rows(cursor, plan.before)
+        return rows
+
+
+def _ignore(_: int) -> None:
+    """Nobody is told of single blocks."""
