@@ -49,4 +49,10 @@ def test_all_stories_are_here() -> None:
         "zipf-tenants",
         "daily-shift",
         "full-disks",
+        "flash-crowd",
+        "moving-front",
+        "night-window",
+        "growth",
+        "rolling-replacement",
+        "noise",
     }
