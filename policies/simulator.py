@@ -160,10 +160,12 @@ class Simulation:
 
 
 def peak_load(view: BundleView) -> float:
-    """The rows per second of the busiest node over its share; 0 where nothing is done."""
+    """The rows per second of the busiest node over its share; 0 where nothing is done. Nodes that are dead, or on their
+    way out, have no share: the others have theirs."""
     rates = view.tablets.write_rate + view.tablets.read_rate
     held = np.bincount(view.tablets.node, weights=rates, minlength=len(view.nodes))
-    weights = np.array([node.weight * (node.condition is not NodeCondition.DOWN) for node in view.nodes])
+    gone = (NodeCondition.DOWN, NodeCondition.DRAINING)
+    weights = np.array([node.weight * (node.condition not in gone) for node in view.nodes])
     due = held.sum() * weights / max(weights.sum(), 1e-300)
     return float(np.divide(held, due, out=np.zeros_like(due), where=due > 0).max(initial=0.0))
 
