@@ -118,3 +118,25 @@ def test_an_average_stays_within_what_was_measured(steps: list[tuple[float, int]
     rates = run(*samples).rates[0, 0]
     assert min(measured) * 0.999 - 1e-6 <= rates.min()
     assert rates.max() <= max(measured) * 1.001 + 1e-6
+
+
+def test_a_poll_of_all_tablets_comes_to_the_same_as_one_that_lacks_some() -> None:
+    """All at once is a shorter way through: neither the answer nor what was known before may differ."""
+    ids = np.arange(1, 51)
+
+    def polled(at: float, *, also: bool) -> CounterSample:
+        seen = np.append(ids, 99) if also else ids
+        counters = np.random.default_rng(5).lognormal(0, 1, (51, len(COUNTERS)))[: len(seen)] * at
+        flat = np.ones(len(seen))
+        return CounterSample(seen, seen, flat * at, counters, flat, flat)
+
+    whole, partly = first_rates(), first_rates()
+    for number, at in enumerate((10.0, 25.0, 31.0, 60.0)):
+        before = whole.rates.copy()
+        former = whole
+        whole = advance(whole, polled(at, also=False), ids)
+        partly = advance(partly, polled(at, also=number % 2 == 0), np.append(ids, 99))
+        assert np.array_equal(former.rates, before), "a value is not written to"
+    kept = np.isin(partly.ids, ids)
+    assert np.array_equal(partly.rates[kept], whole.rates)
+    assert np.array_equal(partly.seen[kept], whole.seen)
