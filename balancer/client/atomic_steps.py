@@ -85,7 +85,7 @@ class AtomicSteps:
         self._wish = Wish(self.deadline, isolation, also=waiting)
         self._held: dict[str, Held] = {}
         self._proven: set[tuple[int, int]] = set()
-        self._secret = uuid4().hex  # whoever knows it may decide; see `balancer.nodes.decisions`
+        self._secret = uuid4().hex  # who knows it may decide; see `balancer.nodes.decisions`
         self.transaction = transaction_id(self._secret)
         self.unfinished: tuple[str, ...] = ()
         """Nodes whose part has not said yet that it is committed: it will be, by the leader."""

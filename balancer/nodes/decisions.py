@@ -20,7 +20,7 @@ The argument
     for it as for a writer, and names it.
  6. *Only a transaction's own client decides for it.* Ids of prepared transactions are seen by every role; but the id in
     them is a digest, and rows are written by those who know of what (`balancer.decide` takes the secret). Anybody who
-    prepares something under an id of ours has it ended, and no more.
+    prepares something under such an id has it ended, and no more.
 
 `COMMIT PREPARED` is allowed to the role that prepared and to superusers. A leader that is neither does it as that role,
 which it must be a member of.

@@ -70,7 +70,7 @@ def tablet_of(stream: str) -> int:
 
 
 def read_streams(connection: Connection | Cursor) -> Streams:
-    """What is there, whoever made it."""
+    """What is there, no matter who made it."""
     subscriptions = connection.execute(
         "SELECT subname, subenabled FROM pg_subscription"
         " WHERE subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())"

@@ -91,7 +91,7 @@ class ImportJournal:
         return any(table.name == self._request.name for table in self._directory.snapshot().tables.values())
 
     def found(self) -> ImportRecord | None:
-        """The record that is there, whoever wrote it."""
+        """The record that is there, no matter who wrote it."""
         return record_in(self._directory.snapshot(), self._request.bundle, self._request.name)
 
     def begin(self, plan: ImportPlan, records: Sequence[Node]) -> ImportRecord:
