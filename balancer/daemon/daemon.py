@@ -284,7 +284,7 @@ class Daemon:
             reporter=self._reporter,
             clock=self._clock,
         )
-        self._housekeeping = Housekeeping(directory, leadership, self.settings, self._clock)
+        self._housekeeping = Housekeeping(directory, leadership, self.settings, self._clock, leading.forget_decisions)
         self._references = ReferenceKeeper(leadership, directory.snapshot, self.address, self._reporter)
         if self._bouncing is not None:
             self._bouncing.recover()

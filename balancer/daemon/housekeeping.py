@@ -38,6 +38,7 @@ KEPT_MIGRATIONS = 500  # finished ones, of all bundles
 KEPT_SECONDS = 3600.0  # and all that ended within it, as tablets rest after a migration and must be known to …
 MOST_MIGRATIONS = 5000  # … but no more than these
 KEPT_COMMANDS = 200  # answered ones
+DECISIONS_EVERY = 3600.0
 AT_ONCE = 100  # removals per commit: far below what a directory takes
 
 
@@ -50,7 +51,10 @@ class Housekeeping:
         leadership: Leadership,
         settings: Callable[[], Settings],
         clock: Clock,
+        forget_decisions: Callable[[Snapshot], int] = lambda _: 0,
     ) -> None:
+        self._forget_decisions = forget_decisions
+        self._decisions_due = 0.0  # monotonic
         self._directory = directory
         self._leadership = leadership
         self._settings = settings
@@ -59,7 +63,7 @@ class Housekeeping:
 
     def run(self) -> None:
         """Everything once."""
-        for part in (self.enrol, self.forget, self.forget_notes, self.keep_proofs):
+        for part in (self.enrol, self.forget, self.forget_notes, self.keep_proofs, self.forget_decisions):
             try:
                 part()
             except BalancerError as error:
@@ -86,6 +90,12 @@ class Housekeeping:
             record = migrations.get(name)
             if record is None or record.finished:
                 self._directory.unpublish(PROGRESS, name)
+
+    def forget_decisions(self) -> None:
+        """Takes away how transactions over several nodes ended, a day later: every node is asked, so once an hour."""
+        if self._clock.monotonic() >= self._decisions_due:
+            self._decisions_due = self._clock.monotonic() + DECISIONS_EVERY  # also if a node does not answer
+            self._forget_decisions(self._directory.snapshot())
 
     def keep_proofs(self) -> None:
         """Roots refuse unproven writes where the configuration wants it, on nodes that joined later, too."""

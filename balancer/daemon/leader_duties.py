@@ -117,6 +117,10 @@ class Leading:
         self._polled(poll, snapshot)
         return found
 
+    def forget_decisions(self, snapshot: Snapshot) -> int:
+        """See `AtomicRecovery.forget`."""
+        return self._recovery.forget(snapshot)
+
     def quarantine(self, tablets: Sequence[int], failures: int) -> None:
         """Leaves tablets alone whose migrations failed so often in a row, until an operator releases them.
 

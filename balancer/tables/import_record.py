@@ -1,7 +1,7 @@
 """The record of an import in the directory: how far it is, and the commits of the process that wrote it last.
 
 It is a pause of its own (`only` is the word import and the table), with what an import must know as its reason. Every
-process that goes on with an import, or cancels it, writes the record first; whoever wrote it before cannot commit then.
+process that goes on with an import, or cancels it, writes the record first; who wrote it before cannot commit then.
 """
 
 import json
