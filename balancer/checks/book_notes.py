@@ -1,0 +1,99 @@
+"""The checker's book as notes in the directory: what a new leader goes on from, and what others show.
+
+One note per bundle. Anybody who may write notes may leave one, so the reader takes nothing for granted: what is none is
+an empty book, and the round begins from nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from balancer.directory.contract import Directory
+from balancer.directory.model import Json
+from balancer.policies.check_options import CheckKind
+from balancer.policies.checking import MOST_STANDING, Anomaly, CheckBook, CheckRound, PastRound, Standing
+
+TOPIC: Final = "checks"
+"""The topic of the notes; their names are those of the bundles."""
+MOST_TEXT: Final = 600
+
+
+def write_book(directory: Directory, bundle: str, book: CheckBook) -> None:
+    """Leaves the note."""
+    directory.publish(TOPIC, bundle, book_note(book))
+
+
+def read_book(directory: Directory, bundle: str) -> CheckBook:
+    """What the last leader knew."""
+    return book_of(directory.published(TOPIC).get(bundle))
+
+
+def read_books(directory: Directory) -> dict[str, CheckBook]:
+    """By bundle."""
+    return {name: book_of(note) for name, note in directory.published(TOPIC).items()}
+
+
+def book_note(book: CheckBook) -> dict[str, Json]:
+    """As plain data. Texts are cut: a note must stay small."""
+    round_ = book.round
+    return {
+        "round": None if round_ is None else {**asdict(round_), "kind": round_.kind and str(round_.kind)},
+        "standing": [_standing_note(one) for one in book.standing.values()],
+        "more": book.more,
+        "past": [asdict(one) for one in book.past],
+        "ended": dict(book.ended),
+        "sums": dict(book.sums),
+    }
+
+
+def book_of(note: Json) -> CheckBook:
+    """The other way."""
+    try:
+        standing = [_standing(one) for one in note["standing"]][:MOST_STANDING]
+        return CheckBook(
+            _round(note["round"]),
+            {one.anomaly.key: one for one in standing},
+            int(note["more"]),
+            tuple(_past(one) for one in note["past"]),
+            {str(kind): float(at) for kind, at in note["ended"].items()},
+            {str(name): str(value) for name, value in note["sums"].items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return CheckBook()
+
+
+def _standing_note(one: Standing) -> dict[str, Json]:
+    anomaly = {**asdict(one.anomaly), "kind": str(one.anomaly.kind)}
+    anomaly["text"] = anomaly["text"][:MOST_TEXT]
+    return {"anomaly": anomaly, "first": one.first, "last": one.last, "round": one.round, "subject": one.subject}
+
+
+def _standing(note: Mapping[str, Any]) -> Standing:
+    found = note["anomaly"]
+    tablet = found["tablet"]
+    texts = {name: str(found[name]) for name in ("text", "table", "node", "root", "advice", "about")}
+    anomaly = Anomaly(
+        CheckKind(found["kind"]), tablet=None if tablet is None else int(tablet), count=int(found["count"]), **texts
+    )
+    return Standing(anomaly, float(note["first"]), float(note["last"]), int(note["round"]), int(note["subject"]))
+
+
+def _round(note: Mapping[str, Any] | None) -> CheckRound | None:
+    if note is None:
+        return None
+    whole = {name: int(note[name]) for name in ("number", "subject", "item", "page", "epoch", "units", "rows")}
+    return CheckRound(
+        began=float(note["began"]),
+        kind=None if note["kind"] is None else CheckKind(note["kind"]),
+        more=bool(note["more"]),
+        seconds=float(note["seconds"]),
+        unchecked={str(kind): tuple(map(int, subjects)) for kind, subjects in note["unchecked"].items()},
+        why=tuple(map(str, note["why"])),
+        **whole,
+    )
+
+
+def _past(note: Mapping[str, Any]) -> PastRound:
+    whole = {name: int(note[name]) for name in ("number", "units", "rows", "anomalies", "unchecked")}
+    times = {name: float(note[name]) for name in ("began", "ended", "seconds")}
+    return PastRound(**whole, **times)  # type: ignore[arg-type]
