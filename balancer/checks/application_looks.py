@@ -12,7 +12,7 @@ from decimal import Decimal
 
 from psycopg import sql
 
-from balancer.checks.consistent_cut import Cut, consistent_cut
+from balancer.checks.consistent_cut import TableCut, consistent_cut
 from balancer.checks.ground import ATTEMPTS, PAUSE, Ground
 from balancer.checks.row_looks import tablet_ids
 from balancer.client.every_shard import Shard
@@ -169,5 +169,5 @@ def _exact_sum(ground: Ground, table: Table, invariant: Invariant) -> Decimal:
     return total
 
 
-def _of_node(cut: Cut, node: str) -> list[Tablet]:
+def _of_node(cut: TableCut, node: str) -> list[Tablet]:
     return [tablet for tablet in cut.tablets if tablet.node == node]

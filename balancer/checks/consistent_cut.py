@@ -43,7 +43,7 @@ _READING = sql.SQL("BEGIN ISOLATION LEVEL REPEATABLE READ")
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TableCut:
     """The tablets, and a transaction on each of their nodes whose snapshot is of the one moment."""
 
     tablets: tuple[Tablet, ...]
@@ -51,13 +51,13 @@ class Cut:
 
 
 @contextmanager
-def consistent_cut(ground: Ground, table: Table) -> Iterator[Cut]:
+def consistent_cut(ground: Ground, table: Table) -> Iterator[TableCut]:
     """Raises `Unavailable` where the table's writers do not pause for as long as it takes."""
     with ExitStack() as stack:
         yield _taken(ground, table, stack)
 
 
-def _taken(ground: Ground, table: Table, stack: ExitStack) -> Cut:
+def _taken(ground: Ground, table: Table, stack: ExitStack) -> TableCut:
     pause = ground.bundle.migration.retry_back_off
     for _ in range(ATTEMPTS):
         mine = ExitStack()
@@ -74,7 +74,7 @@ def _taken(ground: Ground, table: Table, stack: ExitStack) -> Cut:
     raise Unavailable(f"no moment without writers was found in {ATTEMPTS} attempts: {last}") from last
 
 
-def _try(ground: Ground, table: Table, stack: ExitStack) -> Cut:
+def _try(ground: Ground, table: Table, stack: ExitStack) -> TableCut:
     tablets = tuple(ground.snapshot().tablets(table.id))
     by_node: dict[str, list[Tablet]] = {}
     for tablet in tablets:
@@ -91,7 +91,7 @@ def _try(ground: Ground, table: Table, stack: ExitStack) -> Cut:
             node: stack.enter_context(_held(node, connection, by_node[node], _READING))
             for node, connection in readers.items()
         }
-        return Cut(tablets, cursors)
+        return TableCut(tablets, cursors)
 
 
 def _locks(ground: Ground, table: Table, tablets: Sequence[Tablet]) -> list[Statement]:

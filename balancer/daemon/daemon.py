@@ -14,6 +14,8 @@ from balancer.api.source import LeaderView
 from balancer.clock import Clock
 from balancer.daemon.bouncing import bouncing_of
 from balancer.daemon.campaign import LeaderLoop
+from balancer.daemon.check_keeper import LOOK_SECONDS as CHECK_SECONDS
+from balancer.daemon.check_keeper import CheckKeeper
 from balancer.daemon.enrol import enrol
 from balancer.daemon.exposure_watch import ExposureWatch
 from balancer.daemon.forwarding import ForwardingUpdater
@@ -49,6 +51,7 @@ POOL_PATIENCE = 10.0
 HOUSEKEEPING = "housekeeping of the leader"  # a space keeps these names apart from those of bundles
 LEFTOVERS = "leftovers of {}"
 REFERENCES = "reference tables of {}"
+CHECKS = "checks of {}"
 HOUSEKEEPING_SECONDS = 60.0
 COMMAND_SECONDS = 0.5
 
@@ -69,6 +72,7 @@ class Daemon:
         self._leading: Leading | None = None
         self._housekeeping: Housekeeping | None = None
         self._references: ReferenceKeeper | None = None
+        self._checks: CheckKeeper | None = None
         self._enrol_again = False
         self._exposures = ExposureWatch(self.directory, self._instruments)
         self._reporter = Reporter(self._instruments)
@@ -226,6 +230,8 @@ class Daemon:
             jobs[name] = settings.daemon.tick, partial(self._ticks.run, name)
             jobs[REFERENCES.format(name)] = settings.daemon.tick, partial(self._keep_references, name)
             jobs[LEFTOVERS.format(name)] = LOOK_SECONDS, partial(self._look_for_leftovers, name)
+            if settings.bundles[name].checks.enable:
+                jobs[CHECKS.format(name)] = CHECK_SECONDS, partial(self._check, name)
         self._ticker.set(jobs)
 
     def _keep_house(self) -> None:
@@ -242,6 +248,15 @@ class Daemon:
             keeper.keep(bundle)
         except BalancerError as error:
             log.warning("copies of reference tables wait", bundle=bundle, error=str(error))
+
+    def _check(self, bundle: str) -> None:
+        keeper = self._checks
+        if keeper is None or self.leading is None:
+            return
+        try:
+            keeper.keep(bundle)
+        except BalancerError as error:
+            log.warning("checks wait", bundle=bundle, error=str(error))
 
     def _look_for_leftovers(self, bundle: str) -> None:
         if self.leading is not None:
@@ -286,6 +301,14 @@ class Daemon:
         )
         self._housekeeping = Housekeeping(directory, leadership, self.settings, self._clock, leading.forget_decisions)
         self._references = ReferenceKeeper(leadership, directory.snapshot, self.address, self._reporter)
+        self._checks = CheckKeeper(
+            directory,
+            leadership,
+            addresses=self.address,
+            settings=self.settings,
+            reporter=self._reporter,
+            clock=self._clock,
+        )
         if self._bouncing is not None:
             self._bouncing.recover()
         for bundle in self.settings().bundles:
@@ -302,6 +325,9 @@ class Daemon:
 
     def _deposed(self) -> None:
         leading, self._leading, self._housekeeping, self._references = self._leading, None, None, None
+        checks, self._checks = self._checks, None
+        if checks is not None:
+            checks.close()
         if leading is not None:
             leading.leadership.resign()
             leading.pool.close(POOL_PATIENCE)

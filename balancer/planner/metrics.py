@@ -17,6 +17,8 @@ from balancer.instruments import Instruments
 from balancer.planner.loads import imbalance, node_loads
 from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
 from balancer.policies.bundle_view import BundleView, PlanResult
+from balancer.policies.check_options import CheckOptions
+from balancer.policies.checking import CheckBook, counts, overdue
 from balancer.settings import Mode
 
 Values = Mapping[tuple[str, ...], float]
@@ -66,6 +68,19 @@ class Reporter:
         """Copies of reference tables, by node: how many are missing, and how far the others are behind at most."""
         self._set(self.instruments.missing_copies, bundle, {(bundle, node): n for node, n in missing.items()})
         self._set(self.instruments.copy_lag, bundle, {(bundle, node): lag for node, lag in lags.items()})
+
+    def checks(self, bundle: str, book: CheckBook, options: CheckOptions, now: float) -> None:
+        """The consistency checker: what stands, what could not be looked at, and how late it is."""
+        i, round_ = self.instruments, book.round
+        unchecked = {} if round_ is None else round_.unchecked
+        kinds = [str(kind) for kind in options.kinds]
+        found = counts(book)
+        self._set(i.check_findings, bundle, {(bundle, kind): found[kind] for kind in kinds})
+        self._set(i.check_unchecked, bundle, {(bundle, kind): len(unchecked.get(kind, ())) for kind in kinds})
+        ended: Values = {(bundle, kind): book.ended[kind] for kind in kinds if kind in book.ended}
+        self._set(i.check_ended, bundle, ended)
+        self._set(i.check_overdue, bundle, {(bundle,): overdue(book, options, now)})
+        self._set(i.check_rows, bundle, {(bundle,): round_.rows if round_ else 0})
 
     def started(self, bundle: str, kind: str, code: str) -> None:
         """An action became a migration."""

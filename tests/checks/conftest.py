@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from balancer.checks import checker
+from balancer.checks import check_loop
 from balancer.client import PoolSettings, Router
 from balancer.embedded.postgres import PostgresServer
 from tests.support.servers import new_database
@@ -40,4 +40,4 @@ def fill(shards: Shards) -> None:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second look at what looks wrong comes without a pause."""
-    monkeypatch.setattr(checker, "CONFIRM_PAUSE", 0.0)
+    monkeypatch.setattr(check_loop, "CONFIRM_PAUSE", 0.0)

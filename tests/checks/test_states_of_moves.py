@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 
 from balancer.checks import map_checks
-from balancer.checks.checker import Checker
+from balancer.checks.check_loop import Checker
 from balancer.checks.ground import Bracket
-from balancer.directory.model import Migration, MigrationKind, MigrationMode, Put, Tablet, Transaction
+from balancer.directory.model import Migration, MigrationKind, MigrationMode, Put, Record, Tablet, Transaction
 from balancer.directory.open import open_directory
 from balancer.directory.snapshot import Snapshot
 from balancer.migration.machine import State
 from balancer.migration.observer import Observer
 from balancer.nodes.connection import Address
 from balancer.nodes.schema import OwnedTablet, OwnState
+from balancer.nodes.stray_leaves import attached_leaves
 from balancer.policies.check_options import CheckKind, CheckOptions
+from balancer.policies.checking import CheckUnit
 from balancer.polling.poller import ClusterPoll, Poller
 from tests.support.checking import anomalies, checked, checker_of, run_round
 from tests.support.shards import Leader, Shards, leaves, record
@@ -89,7 +91,7 @@ def test_a_move_between_the_reading_of_the_map_and_the_nodes_answers(
 ) -> None:
     with shards.leading() as leader:
         act = once(lambda: _two_moves(leader, shards))
-        monkeypatch.setattr("balancer.checks.checker.Poller", MovingPoller)
+        monkeypatch.setattr("balancer.checks.check_loop.Poller", MovingPoller)
         monkeypatch.setattr(MovingPoller, "act", staticmethod(act))
         with checker_of(shards, replace(NODES, kinds=(CheckKind.MAP,))) as checker:
             assert _first_look(checker) == []
@@ -98,7 +100,7 @@ def test_a_move_between_the_reading_of_the_map_and_the_nodes_answers(
 def test_a_move_between_the_reading_of_the_map_and_the_list_of_partitions(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = map_checks.attached_leaves
+    real = attached_leaves
     with shards.leading() as leader:
         act = once(lambda: _two_moves(leader, shards))
 
@@ -114,7 +116,7 @@ def test_a_move_between_the_reading_of_the_map_and_the_list_of_partitions(
 def _first_look(checker: Any) -> list[str]:
     """What would be said without a second look."""
     checker.begin()
-    unit = map_checks.CheckUnit(checker.kinds[0], 0)
+    unit = CheckUnit(checker.kinds[0], 0)
     return [one.text for one in checker._look(unit).anomalies]
 
 
@@ -154,7 +156,12 @@ def snapshots(shards: Shards, tmp_path: Any) -> Iterator[Callable[..., Snapshot]
     """Maps with tablet 5 and a migration of it in some state."""
     with open_directory(f"sqlite://{tmp_path}/other.sqlite") as directory:
         before = shards.directory.snapshot()
-        records = [*before.bundles.values(), *before.nodes.values(), *before.tables.values(), *shards.tablets()]
+        records: list[Record] = [
+            *before.bundles.values(),
+            *before.nodes.values(),
+            *before.tables.values(),
+            *shards.tablets(),
+        ]
         directory.commit(Transaction(tuple(map(Put, records)), directory.snapshot().version, "fill", "test"))
 
         def make(*changes: Migration | Tablet) -> Snapshot:

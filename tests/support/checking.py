@@ -3,18 +3,29 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
-from balancer.checks.checker import Checker, ground_of
+from balancer.checks.check_loop import Checker, ground_of
 from balancer.clock import SystemClock
+from balancer.directory.contract import Directory
 from balancer.nodes.connection import Address
 from balancer.policies.check_options import CheckOptions
 from balancer.policies.checking import Anomaly, CheckBook
 from balancer.policies.options import BundleOptions
 from balancer.settings import BundleSettings, MigrationSettings, Mode, NodeSettings
-from tests.support.shards import Shards
 
 
-def bundle_of(shards: Shards, options: CheckOptions, *, trusted: bool = True) -> BundleSettings:
+class Nodes(Protocol):
+    """A test's cluster, as far as it is checked."""
+
+    @property
+    def dsns(self) -> dict[str, str]: ...
+
+    @property
+    def directory(self) -> Directory: ...
+
+
+def bundle_of(shards: Nodes, options: CheckOptions, *, trusted: bool = True) -> BundleSettings:
     """The cluster as a bundle's file would describe it."""
     nodes = {
         name: NodeSettings(name, dsn, password=None, zone="", weight=1.0, disk=None, memory=None)
@@ -35,7 +46,12 @@ def bundle_of(shards: Shards, options: CheckOptions, *, trusted: bool = True) ->
 
 @contextmanager
 def checker_of(
-    shards: Shards, options: CheckOptions, book: CheckBook | None = None, *, trusted: bool = False
+    shards: Nodes,
+    options: CheckOptions,
+    book: CheckBook | None = None,
+    *,
+    trusted: bool = False,
+    cluster: str = "shop",
 ) -> Iterator[Checker]:
     """It goes on from the book."""
 
@@ -43,7 +59,7 @@ def checker_of(
         return Address(node, shards.dsns[node], trusts_owners=trusted)
 
     bundle = bundle_of(shards, options, trusted=trusted)
-    with ground_of(bundle, shards.directory, address, "shop", SystemClock()) as ground:
+    with ground_of(bundle, shards.directory, address, cluster, SystemClock()) as ground:
         yield Checker(ground, book or CheckBook())
 
 
@@ -60,9 +76,9 @@ def anomalies(book: CheckBook) -> list[Anomaly]:
     return [standing.anomaly for standing in book.standing.values()]
 
 
-def checked(shards: Shards, options: CheckOptions, *, trusted: bool = False) -> list[Anomaly]:
+def checked(shards: Nodes, options: CheckOptions, *, trusted: bool = False, cluster: str = "shop") -> list[Anomaly]:
     """What one round finds; nothing may have been left out."""
-    with checker_of(shards, options, trusted=trusted) as checker:
+    with checker_of(shards, options, trusted=trusted, cluster=cluster) as checker:
         book = run_round(checker)
     assert book.round is not None
     assert book.round.why == (), book.round.why

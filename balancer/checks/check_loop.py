@@ -36,7 +36,7 @@ CONFIRM_PAUSE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CheckStep:
     """What one step did."""
 
     unit: CheckUnit | None
@@ -70,7 +70,7 @@ class Checker:
         self.book, gone = of_kinds(begin_round(self.book, self.kinds, now), self.kinds)
         return gone
 
-    def step(self) -> Step:
+    def step(self) -> CheckStep:
         """The next look of the round; what looks wrong is looked at twice. Raises nothing of a node's."""
         round_ = self.book.running
         assert round_ is not None, "a round was begun"
@@ -79,14 +79,14 @@ class Checker:
         unit = next_unit(round_, self._subjects_of(round_.kind)) if round_.kind in self.kinds else None
         if unit is None:
             self.book, gone = end_kind(self.book, self.kinds, clock.now().timestamp())
-            return Step(None, gone=gone)
+            return CheckStep(None, gone=gone)
         look = self._look(unit)
         if look.anomalies:
             clock.sleep(CONFIRM_PAUSE)
             look = confirmed(look, self._look(unit))
         seconds = clock.monotonic() - began
         self.book, appeared = after_look(self.book, unit, look, clock.now().timestamp(), seconds)
-        return Step(unit, appeared, look=look, seconds=seconds)
+        return CheckStep(unit, appeared, look=look, seconds=seconds)
 
     def _look(self, unit: CheckUnit) -> Look:
         ground = replace(self._ground, sums=self.book.sums)
