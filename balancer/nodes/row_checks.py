@@ -1,7 +1,8 @@
 """Questions of the consistency checker about the rows of one partition, some pages at a time. Reading only.
 
 Each is one statement, so that its answer is of one moment. The planner must not answer from constraints what the rows
-are asked for: it would believe the very promise that is being checked.
+are asked for: it would believe the very promise that is being checked. (It does so for NOT (…) where
+constraint_exclusion is on; for IS NOT TRUE no version up to 18 does.)
 """
 
 from collections.abc import Sequence

@@ -8,7 +8,6 @@ from decimal import Decimal
 import psycopg
 import pytest
 
-from balancer.client import PoolSettings, Router
 from balancer.directory.id_space import BLOCK
 from balancer.nodes.connection import Connection
 from balancer.nodes.schema import OwnedTablet, OwnState
@@ -84,15 +83,6 @@ def test_rows_outside_of_their_leafs_bounds(shards: Shards, tablet: int, root: i
     assert f"({stranger})" in found.text
     assert "balancer route orders KEY" in found.advice
     assert checked(shards, options) == []
-
-
-def test_a_constraint_that_the_planner_believes_does_not_hide_the_row(shards: Shards) -> None:
-    """With constraint_exclusion = on PostgreSQL answers from the constraint, without a look at the rows."""
-    database = shards.node("pg-a").info.dbname
-    shards.node("pg-a").execute(f'ALTER DATABASE "{database}" SET constraint_exclusion = on'.encode())
-    with row_out_of_bounds(shards, 1, 0):
-        assert only(checked(shards, of(CheckKind.BOUNDS))).count == 2
-    shards.node("pg-a").execute(f'ALTER DATABASE "{database}" RESET constraint_exclusion'.encode())
 
 
 def test_a_node_that_claims_what_another_owns(shards: Shards) -> None:
@@ -197,9 +187,6 @@ def test_sequences_that_hand_out_the_same_numbers(shards: Shards) -> None:
 def test_ids_that_the_directory_will_hand_out_again(shards: Shards) -> None:
     """As after the import of an old export: blocks that were taken since are taken a second time."""
     options = replace(of(CheckKind.IDS), ids=(IdColumn("orders", "n"),))
-    with Router.connect(shards.url, PoolSettings(), samples=False) as router:
-        first = router.ids("orders").next()
-    assert first < BLOCK
     assert checked(shards, options) == []
     tablet, user = shards.tablet(2), user_of(shards, 2)
     node = shards.node(tablet.node)
