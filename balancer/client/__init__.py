@@ -4,6 +4,7 @@ It needs the directory and psycopg; neither the daemon nor numpy (except for `gr
 """
 
 from balancer.client.async_router import AsyncAtomic, AsyncRouter
+from balancer.client.checked_rows import WrongKey
 from balancer.client.every_shard import Shard
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.locate import Location, RowId, locate_key, parse_key
@@ -25,6 +26,7 @@ __all__ = [
     "RowId",
     "Shard",
     "TabletAnswer",
+    "WrongKey",
     "locate_key",
     "parse_key",
     "summed",

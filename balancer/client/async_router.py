@@ -9,13 +9,14 @@ The directory is followed by a thread; whatever waits for it here waits in anoth
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
+from balancer.client.checked_rows import KeyGuard, guarded_async
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async
@@ -110,6 +111,7 @@ class AsyncRouter:
         isolation: Isolation = Isolation.READ_COMMITTED,
         patience: float = PATIENCE,
         weight: float = 1.0,
+        checked: bool = False,
     ) -> AsyncIterator[Connection]:
         """A connection in a transaction on the node that owns the key; see `Router.transaction`."""
         if self._sampler is not None:
@@ -118,7 +120,8 @@ class AsyncRouter:
         wish = Wish(clock.monotonic() + patience, isolation, read_only)
         held = await self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
         try:
-            yield held.loan.connection
+            async with guarded_async(KeyGuard(self._routes, table, key, held)) if checked else nullcontext():
+                yield held.loan.connection
         except BaseException:
             await self._drive(leave(held, failed=True))
             raise

@@ -5,7 +5,7 @@ with Router.connect("zk://zk1:2181/shop") as router, router.transaction("orders"
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import psycopg
@@ -13,6 +13,7 @@ from psycopg_pool import ConnectionPool
 
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
 from balancer.client.bulk_load import BulkLoad
+from balancer.client.checked_rows import KeyGuard, guarded
 from balancer.client.every_shard import EveryShard, Shard, Values, scan
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.key_cover import KeyStretch
@@ -134,6 +135,7 @@ class Router:
         isolation: Isolation = Isolation.READ_COMMITTED,
         patience: float = PATIENCE,
         weight: float = 1.0,
+        checked: bool = False,
     ) -> Iterator[Connection]:
         """A connection in a transaction on the node that owns the key; committed at the end of the block.
 
@@ -143,7 +145,8 @@ class Router:
         raises `Unavailable`; nothing was done. Once the block has begun, the tablet stays until it ends: keep it short,
         a switch waits for it. With `read_only` it has one snapshot for all its statements and holds up nothing.
         Only rows of this key's tablet are proven to be here. `OutcomeUnknown` if the connection breaks during COMMIT.
-        `weight` is what the key counts for in the samples.
+        `weight` is what the key counts for in the samples. With `checked`, statements that name or return keys of
+        other tablets raise `WrongKey` as far as that can be seen (`client.checked_rows`): for an application's tests.
         """
         if self._sampler is not None:
             self._sampler.note(table, key, weight, not read_only)
@@ -151,7 +154,8 @@ class Router:
         wish = Wish(clock.monotonic() + patience, isolation, read_only)
         held = self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
         try:
-            yield held.loan.connection
+            with guarded(KeyGuard(self._routes, table, key, held)) if checked else nullcontext():
+                yield held.loan.connection
         except BaseException:
             self._drive(leave(held, failed=True))
             raise
