@@ -15,7 +15,7 @@ from psycopg import sql
 from balancer.checks.consistent_cut import TableCut, consistent_cut
 from balancer.checks.ground import ATTEMPTS, PAUSE, Ground
 from balancer.checks.row_looks import tablet_ids
-from balancer.client.every_shard import Shard
+from balancer.client.shard_steps import Shard
 from balancer.directory.model import Table, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Unavailable

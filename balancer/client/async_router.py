@@ -8,36 +8,51 @@ The directory is followed by a thread; whatever waits for it here waits in anoth
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
+from balancer.client.async_shards import AsyncEveryShard, load_async, scan_async
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
+from balancer.client.bulk_load import BulkLoad
 from balancer.client.checked_rows import KeyGuard, guarded_async
 from balancer.client.id_blocks import Ids, LocatedIds
+from balancer.client.key_cover import KeyStretch
 from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async
 from balancer.client.retry import Attempts
-from balancer.client.router import PATIENCE
+from balancer.client.router import AT_ONCE, BATCH, PATIENCE, TabletAnswer
 from balancer.client.routing import Routes
 from balancer.client.sampler import Sampler
+from balancer.client.shard_steps import Shard, ShardSteps, Values
 from balancer.client.transaction_steps import (
     AwaitChange,
     Borrow,
+    CopyRows,
     Execute,
     ExecuteEach,
     GiveBack,
     Isolation,
+    Query,
     Request,
     Undo,
     Wish,
     enter,
     leave,
 )
-from balancer.client.wire import command
+from balancer.client.wire import async_rows_of, command, together
 from balancer.directory.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -193,6 +208,67 @@ class AsyncRouter:
                 pause = attempts.pause_after(error)
             await asyncio.sleep(pause)
 
+    def each(
+        self,
+        table: str,
+        function: Callable[[Shard, Connection], Awaitable[Result]],
+        *,
+        read_only: bool = True,
+        at_once: int = AT_ONCE,
+        patience: float = PATIENCE,
+    ) -> AsyncGenerator[Result, None]:
+        """Awaits `function(shard, connection)` for every tablet once, in tasks; see `Router.each`."""
+        every = self._every(table, at_once, patience)
+
+        async def work(stretch: KeyStretch) -> Result:
+            async with every.transaction(stretch, read_only=read_only) as (shard, connection):
+                return await function(shard, connection)
+
+        return every.run(work)
+
+    async def map(
+        self,
+        table: str,
+        statement: str,
+        values: Values = None,
+        *,
+        at_once: int = AT_ONCE,
+        patience: float = PATIENCE,
+    ) -> AsyncGenerator[TabletAnswer, None]:
+        """Asks every tablet once; see `Router.map`."""
+        async with aclosing(self._every(table, at_once, patience).ask_all(statement, values)) as answers:
+            async for answer in answers:
+                yield TabletAnswer(*answer)
+
+    def scan(
+        self,
+        table: str,
+        statement: str,
+        values: Values = None,
+        *,
+        at_once: int = AT_ONCE,
+        patience: float = PATIENCE,
+    ) -> AsyncGenerator[tuple[Any, ...], None]:
+        """The rows of every tablet, streamed, in no order; see `Router.scan`."""
+        return scan_async(self._every(table, at_once, patience), statement, values)
+
+    async def copy_into(
+        self,
+        table: str,
+        rows: Iterable[Sequence[Any]] | AsyncIterable[Sequence[Any]],
+        columns: Sequence[str],
+        *,
+        root: str | None = None,
+        batch: int = BATCH,
+        patience: float = PATIENCE,
+    ) -> int:
+        """COPY of many rows, each to the node that owns its key; see `Router.copy_into`."""
+        work = BulkLoad(self._routes, table, root=root, columns=columns, patience=patience)
+        return await load_async(work, self._drive, rows, batch)
+
+    def _every(self, table: str, at_once: int, patience: float) -> AsyncEveryShard:
+        return AsyncEveryShard(ShardSteps(self._routes, table, at_once=at_once, patience=patience), self._drive)
+
     def ids(self, table: str) -> "AsyncIds":
         """Globally unique, roughly increasing 64-bit ids for rows of a table."""
         return self._ids.get(table) or self._ids.setdefault(table, AsyncIds(Ids(self._routes, table)))
@@ -248,6 +324,13 @@ class AsyncRouter:
             case ExecuteEach(orders):
                 answers = await asyncio.gather(*(_execute(*order) for order in orders), return_exceptions=True)
                 return [_error(answer) for answer in answers]
+            case Query(loan, transactions, values):
+                async with psycopg.AsyncClientCursor(loan.connection) as cursor:
+                    return await async_rows_of(await cursor.execute(together(cursor, transactions, values)))
+            case CopyRows(loan, statement, rows):
+                async with loan.connection.cursor() as cursor, cursor.copy(statement) as copy:
+                    for row in rows:
+                        await copy.write_row(row)
             case Undo(loan):
                 await loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):

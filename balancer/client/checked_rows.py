@@ -2,9 +2,9 @@
 
 A statement on a node sees the rows of that node, without a word about the others. Two things can be seen of it. Keys
 that it names in its conditions are looked up before it is sent (`named_keys`). And of the rows that come back, those
-columns that PostgreSQL says are the key of one of the table's roots, or of their partitions, are looked up as well. What
-neither shows is not noticed: a condition on other columns, a write without RETURNING, a key of several columns in a
-condition.
+columns that PostgreSQL says are the key of one of the table's roots, or of their partitions, are looked up as well.
+What neither shows is not noticed: a condition on other columns, a write without RETURNING, a key of several columns in
+a condition.
 """
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence

@@ -12,9 +12,9 @@ import psycopg
 from psycopg_pool import ConnectionPool
 
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
-from balancer.client.bulk_load import BulkLoad
+from balancer.client.bulk_load import BulkLoad, ThreadedLoad
 from balancer.client.checked_rows import KeyGuard, guarded
-from balancer.client.every_shard import EveryShard, Shard, Values, scan
+from balancer.client.every_shard import EveryShard, scan
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.key_cover import KeyStretch
 from balancer.client.locate import NO_KEY, AnyKey
@@ -23,9 +23,11 @@ from balancer.client.rekeying import rekeying
 from balancer.client.retry import Attempts
 from balancer.client.routing import Routes
 from balancer.client.sampler import Sampler
+from balancer.client.shard_steps import Shard, ShardSteps, Values
 from balancer.client.transaction_steps import (
     AwaitChange,
     Borrow,
+    CopyRows,
     Execute,
     ExecuteEach,
     GiveBack,
@@ -37,7 +39,7 @@ from balancer.client.transaction_steps import (
     enter,
     leave,
 )
-from balancer.client.wire import answers, command, send
+from balancer.client.wire import answers, command, rows_of, send, together
 from balancer.directory.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -319,11 +321,11 @@ class Router:
 
         A batch is there whole on a node or not at all. `root`: another than the table's first.
         """
-        work = BulkLoad(self._routes, self._perform, table, root=root, columns=columns, patience=patience)
-        return work.load(rows, batch)
+        work = BulkLoad(self._routes, table, root=root, columns=columns, patience=patience)
+        return ThreadedLoad(work, self._drive, len(self.snapshot.nodes)).load(rows, batch)
 
     def _every(self, table: str, at_once: int, patience: float) -> EveryShard:
-        return EveryShard(self._routes, self._drive, table, at_once=at_once, patience=patience)
+        return EveryShard(ShardSteps(self._routes, table, at_once=at_once, patience=patience), self._drive)
 
     def ids(self, table: str) -> Ids:
         """Globally unique, roughly increasing 64-bit ids for rows of a table."""
@@ -379,11 +381,12 @@ class Router:
                 return _execute_each(orders)
             case Query(loan, transactions, values):
                 with psycopg.ClientCursor(loan.connection) as cursor:
-                    # Without parameters of its own the message is sent as it is: many statements, one round trip.
-                    texts = [
-                        f"{opening.decode()}; {cursor.mogrify(one, values)}; COMMIT" for opening, one in transactions
-                    ]
-                    return _rows_of(cursor.execute("; ".join(texts)))
+                    return rows_of(cursor.execute(together(cursor, transactions, values)))
+            case CopyRows(loan, statement, rows):
+                with loan.connection.cursor() as cursor, cursor.copy(statement) as copy:
+                    write = copy.write_row
+                    for row in rows:
+                        write(row)
             case Undo(loan):
                 loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):
@@ -391,18 +394,6 @@ class Router:
             case AwaitChange(version, timeout):
                 self._routes.wait(version, timeout)
         return None
-
-
-def _rows_of(cursor: psycopg.Cursor[Any]) -> list[list[Any]]:
-    """The rows of each transaction of a message."""
-    found: list[list[Any]] = [[]]
-    while True:
-        if cursor.description is not None:
-            found[-1] += cursor.fetchall()
-        elif cursor.statusmessage == "COMMIT":
-            found.append([])
-        if not cursor.nextset():
-            return found[:-1]
 
 
 def _execute_each(orders: tuple[tuple[Loan, bytes], ...]) -> list[psycopg.Error | None]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from balancer.client import Router, every_shard, summed, top
+from balancer.client import Router, shard_steps, summed, top
 from balancer.errors import Unavailable, UserError
 from tests.support.fleet import until
 from tests.support.shards import Shards, user_of
@@ -51,7 +51,7 @@ def test_a_moved_tablet_is_asked_where_it_went_and_its_former_owner_not_at_all(f
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message for each tablet: else those of a node are asked before a test can do anything between them."""
-    monkeypatch.setattr(every_shard, "MOST_TOGETHER", 1)
+    monkeypatch.setattr(shard_steps, "MOST_TOGETHER", 1)
 
 
 @pytest.mark.usefixtures("one_by_one")
