@@ -108,6 +108,7 @@ STEPS: tuple[str, ...] = (
     "SELECT",  # functions have changed: what refuses writes to expired keys
     "SELECT",  # functions have changed: those of reference tables
     "SELECT",  # functions have changed: what an UPDATE of the key through balancer_all is told
+    "SELECT",  # functions have changed: a further proof in a transaction sees partitions that came meanwhile
 )
 """What brings a node's tables from version n to n + 1."""
 

@@ -213,7 +213,9 @@ def faults(log: str, accounts: dict[int, tuple[int, str]]) -> list[str]:
     for transfer, (_, _, payer, payee, _) in begun.items():
         there = notes[int(payer)][transfer], notes[int(payee)][transfer]
         end = ends.get(transfer, "unknown")
-        allowed = {"done": [(1, 1)], "refused": [(0, 0)]}.get(end, [(0, 0), (1, 1)])
+        if end == "missing":
+            found.append(f"transfer {transfer} did not find an account of {payer} and {payee}, which are both there")
+        allowed = {"done": [(1, 1)], "refused": [(0, 0)], "missing": [(0, 0)]}.get(end, [(0, 0), (1, 1)])
         if there not in allowed:
             found.append(f"transfer {transfer} is {end} and stands {there} times in its accounts")
     return found
