@@ -48,6 +48,11 @@ def test_a_server_whose_number_nobody_has_written_down_ends_with_its_keeper(serv
         assert pid is not None
         (folder / "zookeeper" / "server.pid").unlink()
         assert process.servers_below(folder) == [pid]
+        server.start()  # it is not known any more: another one takes its place
+        assert process.command_line(pid) == ""
+        pid = server.pid()
+        assert pid is not None
+        (folder / "zookeeper" / "server.pid").unlink()
     assert process.servers_below(folder) == []
     assert process.command_line(pid) == ""
 
