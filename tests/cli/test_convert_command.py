@@ -165,12 +165,8 @@ def test_init_says_what_stands_in_the_way_and_changes_nothing(fresh: Database) -
         ["user_id"],
         ["public.items"],
     )
-    assert shown["left"] == [
-        {
-            "table": "public.users",
-            "reason": "small and referenced by public.orders: every node needs it, fill it there yourself",
-        }
-    ]
+    assert shown["left"] == []
+    assert [one["roots"] for one in shown["references"]] == [["public.users"]]
     assert any('public."Odd" needs quotes' in text for text in shown["in_the_way"])
     with fresh.connect() as connection:
         assert connection.execute("SELECT to_regnamespace('balancer')").fetchone() == (None,)
@@ -183,3 +179,35 @@ def test_hostile_names_stay_names(fresh: Database, tmp_path: Path) -> None:
     assert balancer("init", fresh.dsn, "--folder", folder).code == 0
     read = tomllib.loads((folder / "bundles" / "main.toml").read_text())
     assert (list(read["nodes"]), read["tables"]["t"]["key"]) == (["first"], ['k"]\n[nodes.x]'])
+
+
+def test_what_init_proposes_can_be_carried_out(fresh: Database, tmp_path: Path) -> None:
+    with fresh.connect() as connection:
+        connection.execute(
+            """CREATE TABLE countries (id bigint PRIMARY KEY);
+               CREATE TABLE cities (id bigint PRIMARY KEY, country_id bigint REFERENCES countries);
+               CREATE TABLE orders (user_id bigint PRIMARY KEY, city_id bigint REFERENCES cities, filler text);
+               INSERT INTO countries VALUES (1); INSERT INTO cities VALUES (1, 1);
+               INSERT INTO orders SELECT n, 1, repeat('x', 1000) FROM generate_series(1, 500) AS n"""
+        )
+    proposed = balancer("init", fresh.dsn, "--folder", tmp_path, "--bundle", "shop")
+    assert "table cities: public.cities, public.countries, everywhere" in proposed.out, proposed.err
+    options = ("--config", tmp_path / "balancer.toml")
+    password = {"BALANCER_PASSWORD_FIRST": fresh.server.password()}
+    for command in ("config check", "table adopt shop cities", "table convert shop orders"):
+        done = balancer(*command.split(), *options, env=password)
+        assert done.code == 0, (command, done.err)
+    with fresh.connect() as connection:
+        assert connection.execute("SELECT count(*) FROM orders JOIN cities c ON city_id = c.id").fetchone() == (500,)
+
+
+def test_init_says_what_a_reference_table_would_be_refused_for(fresh: Database) -> None:
+    with fresh.connect() as connection:
+        connection.execute(
+            """CREATE TABLE cities (id bigint PRIMARY KEY); ALTER TABLE cities ENABLE ROW LEVEL SECURITY;
+               CREATE TABLE orders (user_id bigint PRIMARY KEY, city_id bigint REFERENCES cities, filler text);
+               INSERT INTO orders SELECT n, NULL, repeat('x', 1000) FROM generate_series(1, 500) AS n"""
+        )
+    shown = json.loads(balancer("init", fresh.dsn, "--output", "json").out)
+    assert [one["table"] for one in shown["references"]] == ["cities"]
+    assert any("public.cities has row level security" in text for text in shown["in_the_way"])
