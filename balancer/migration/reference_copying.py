@@ -61,4 +61,5 @@ def make_copy(links: Links, leader_epoch: int, reference: ReferenceTable, node: 
                 one.merge(cursor)
             check_references_kept(cursor, incoming, home, trusted=trusted)
             guard_copy(cursor, names, reference.tablet.id, home, reference.tablet.epoch)
-            replication.create_subscription(cursor, stream, full_conninfo(links.address(home)))
+            source = full_conninfo(links.address(home), links.control(home))
+            replication.create_subscription(cursor, stream, source)
