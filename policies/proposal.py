@@ -41,6 +41,8 @@ class TableFacts:
     unique: tuple[tuple[str, ...], ...]
     """The columns of each unique index, the primary key's first."""
     foreign_keys: tuple[ForeignKey, ...] = ()
+    identified: bool = True
+    """Whether it has a primary key, or another replica identity: changes of its rows can be followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +259,19 @@ def _why_no_reference(table: TableFacts) -> str:
         foreign = table.foreign_keys[0]
         return f"its foreign key {foreign.name} points to {foreign.table}, which would not have a copy on every node"
     return "it is too large for a copy on every node, or only tables that stay refer to it"
+
+
+def remarks(proposal: Proposal, tables: Sequence[TableFacts]) -> Iterator[str]:
+    """What works, but not well."""
+    bare = {table.name for table in tables if not table.identified}
+    for group in proposal.groups:
+        for root in group.roots:
+            if root in bare:
+                yield (
+                    f"{root} has no primary key: table {group.name} is split and moved in read-only mode, where"
+                    " writers wait for the whole copy; with a primary key that has"
+                    f" {group.key} in it they wait for milliseconds"
+                )
 
 
 def obstacles(proposal: Proposal, tables: Sequence[TableFacts]) -> Iterator[str]:

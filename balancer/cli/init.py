@@ -18,7 +18,7 @@ from balancer.nodes.plain_tables import read_tables
 from balancer.nodes.preflight import Needs, Severity, TableNeeds, preflight
 from balancer.nodes.root_facts import full_names
 from balancer.policies.options import BalancerOptions
-from balancer.policies.proposal import Group, Proposal, SmallGroup, obstacles, propose
+from balancer.policies.proposal import Group, Proposal, SmallGroup, obstacles, propose, remarks
 from balancer.tables.adopt import TableRequest
 from balancer.tables.reference import inspect_reference
 
@@ -52,6 +52,7 @@ def init(
         proposal = propose(facts, BalancerOptions().desired_tablet_size)
         wrong = [*strange, *obstacles(proposal, facts), *_in_the_way(connection, proposal)]
         wrong += _unfit_references(connection, proposal)
+    notes = [*remarks(proposal, facts)]
     where = (folder or Path()).absolute()
     files = {
         where / "balancer.toml": f'directory = "sqlite://{where}/directory.db"\n',
@@ -60,11 +61,11 @@ def init(
     if folder is not None:
         _write(files)
     if output is Output.JSON:
-        show_json(_document(proposal, wrong, files if folder is not None else {}))
+        show_json(_document(proposal, wrong, notes, files if folder is not None else {}))
         return
     if folder is None:
         say(files[where / "bundles" / f"{bundle}.toml"])
-    for text in _summary(proposal, wrong):
+    for text in _summary(proposal, wrong, notes):
         say(text)
     if folder is not None:
         say(f"wrote {', '.join(map(str, files))}")
@@ -153,7 +154,7 @@ def _write(files: dict[Path, str]) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def _summary(proposal: Proposal, wrong: Sequence[str]) -> Iterator[str]:
+def _summary(proposal: Proposal, wrong: Sequence[str], notes: Sequence[str]) -> Iterator[str]:
     for group in proposal.groups:
         widen = " --widen-keys" if group.widened else ""
         yield f"table {group.name}: {', '.join(group.roots)}, {group.layout} by {group.key}{widen}; {group.reason}"
@@ -163,11 +164,13 @@ def _summary(proposal: Proposal, wrong: Sequence[str]) -> Iterator[str]:
         yield "no plain table can be sharded"
     for left in proposal.left:
         yield f"{left.table} stays where it is: {left.reason}"
+    for text in notes:
+        yield f"note: {text}"
     for text in wrong:
         yield f"in the way: {text}"
 
 
-def _document(proposal: Proposal, wrong: Sequence[str], files: dict[Path, str]) -> dict[str, Any]:
+def _document(proposal: Proposal, wrong: Sequence[str], notes: Sequence[str], files: dict[Path, str]) -> dict[str, Any]:
     return {
         "tables": [
             {
@@ -187,6 +190,7 @@ def _document(proposal: Proposal, wrong: Sequence[str], files: dict[Path, str]) 
             for one in proposal.references
         ],
         "left": [{"table": left.table, "reason": left.reason} for left in proposal.left],
+        "notes": list(notes),
         "in_the_way": list(wrong),
         "files": [str(path) for path in files],
     }

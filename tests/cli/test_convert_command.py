@@ -118,6 +118,7 @@ def test_init_proposes_files_that_are_accepted(fresh: Database, tmp_path: Path) 
     [table] = shown["tables"]
     assert (table["roots"], table["key"]) == (["public.pgbench_accounts", "public.pgbench_history"], ["aid"])
     assert {left["table"] for left in shown["left"]} == {"public.pgbench_branches", "public.pgbench_tellers"}
+    assert [text.split(":")[0] for text in shown["notes"]] == ["public.pgbench_history has no primary key"]
     folder = tmp_path / "proposed"
     written = balancer("init", fresh.dsn, "--folder", folder, "--bundle", "bank")
     assert written.code == 0, written.err
