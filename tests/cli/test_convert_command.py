@@ -212,3 +212,29 @@ def test_init_says_what_a_reference_table_would_be_refused_for(fresh: Database) 
     shown = json.loads(balancer("init", fresh.dsn, "--output", "json").out)
     assert [one["table"] for one in shown["references"]] == ["cities"]
     assert any("public.cities has row level security" in text for text in shown["in_the_way"])
+
+
+def test_a_table_with_a_serial_column_is_converted_and_made_on_a_second_node(
+    fresh: Database, postgres18: PostgresServer, database: Callable[[PostgresServer], Database], tmp_path: Path
+) -> None:
+    with fresh.connect() as connection:
+        connection.execute("CREATE TABLE orders (id bigserial, user_id bigint, PRIMARY KEY (user_id, id))")
+        connection.execute("INSERT INTO orders (user_id) SELECT n FROM generate_series(1, 50) AS n")
+    second = database(postgres18)
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "balancer.toml").write_text(f'directory = "sqlite://{tmp_path}/directory.db"\n')
+    bundle = tmp_path / "bundles" / "shop.toml"
+    nodes = "".join(f"[nodes.{name}]\ndsn = '{one.dsn}'\n" for name, one in {"a": fresh, "b": second}.items())
+    bundle.write_text(nodes + TABLE)
+    convert = ("table", "convert", "shop", "orders", "--config", tmp_path / "balancer.toml")
+    refused = balancer(*convert)
+    assert (refused.code, "say spread_sequences = true for the table" in refused.err) == (4, True), refused.err
+    bundle.write_text(nodes + TABLE + "spread_sequences = true\n")
+    done = balancer(*convert)
+    assert done.code == 0, done.err
+    numbers = []
+    for one in (fresh, second, fresh, second):
+        with one.connect() as connection:
+            numbers += connection.execute("SELECT nextval('orders_id_seq') FROM generate_series(1, 3)").fetchall()
+    assert len({*numbers}) == 12
+    assert min(numbers) > (50,)
