@@ -61,7 +61,7 @@ def _overlap(table: Table, root: Name, sequence: str, by_node: dict[str, NumberS
             root=str(root),
             count=len(pairs),
             advice=f"ALTER SEQUENCE {sequence} INCREMENT BY {count} RESTART WITH another remainder of {count} on each"
-            " node, or take ids from router.ids",
+            " node (spread_sequences does so for new tables), or take ids from router.ids",
             about=sequence,
         )
 

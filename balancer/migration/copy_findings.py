@@ -26,6 +26,7 @@ from balancer.polling.reference_streams import ReferenceTable, reference_tables
 
 LOOKS = 20
 PAUSE = 0.1
+MENDS = "the leader makes it again, or `balancer status` says why not"
 
 
 class CopyFinding(NamedTuple):
@@ -57,12 +58,9 @@ def _of_copies(links: Links, reference: ReferenceTable, streams: dict[str, Strea
         if node not in streams:
             continue
         if stream not in streams[node].subscriptions:
-            yield CopyFinding(
-                node, f"has no copy of the reference table {name}, or an old one: the leader makes it", name
-            )
+            yield CopyFinding(node, f"has no copy of the reference table {name}, or an old one: {MENDS}", name)
         elif not streams[home].slots.get(stream):
-            text = f"its copy of the reference table {name} does not follow {home}: the leader makes it again"
-            yield CopyFinding(node, text, name)
+            yield CopyFinding(node, f"its copy of the reference table {name} does not follow {home}: {MENDS}", name)
         else:
             yield from _of_rows(links, reference, node)
 
