@@ -20,7 +20,7 @@ from tests.support.checking import anomalies, checker_of, run_round
 from tests.support.shards import Leader, Shards
 
 SEED = random.SystemRandom().randrange(1_000_000)
-ROUNDS = 6
+ROUNDS = 4
 OPTIONS = CheckOptions(
     orphans=(OrphanRule("items", ("user_id", "n"), "orders"),),
     ids=(IdColumn("orders", "n"),),
