@@ -50,8 +50,9 @@ def book_note(book: CheckBook) -> dict[str, Json]:
 
 def book_of(note: Json) -> CheckBook:
     """The other way."""
-    # Piece by part: what another version knows and this one does not must not cost the first values of sums.
-    standing = _read(lambda: tuple(_standing(one) for one in note["standing"])[:MOST_STANDING], ())
+    # Part by part: what another version knows and this one does not must not cost the first values of sums.
+    nothing: tuple[Standing, ...] = ()
+    standing = _read(lambda: tuple(map(_standing, note["standing"]))[:MOST_STANDING], nothing)
     return CheckBook(
         _read(lambda: _round(note["round"]), None),
         {one.anomaly.key: one for one in standing},
