@@ -18,9 +18,10 @@ from psycopg_pool import AsyncConnectionPool
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.locate import NO_KEY, AnyKey
+from balancer.client.outgoing import AsyncRoutedConnection, Outgoing, Tickets
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async
 from balancer.client.retry import Attempts
-from balancer.client.router import PATIENCE
+from balancer.client.router import PATIENCE, message_of
 from balancer.client.routing import Routes
 from balancer.client.sampler import Sampler
 from balancer.client.transaction_steps import (
@@ -30,6 +31,7 @@ from balancer.client.transaction_steps import (
     ExecuteEach,
     GiveBack,
     Isolation,
+    Query,
     Request,
     Undo,
     Wish,
@@ -42,7 +44,7 @@ from balancer.directory.snapshot import Snapshot
 if TYPE_CHECKING:
     from balancer.client.bulk import Rows
 
-Connection = psycopg.AsyncConnection[Any]
+Connection = AsyncRoutedConnection
 NodePool = AsyncConnectionPool[Connection]
 Result = TypeVar("Result")
 Outcome = TypeVar("Outcome")
@@ -76,10 +78,14 @@ class AsyncRouter:
         self.locate = routes.locate
         """`locate(table, key)`: as `Router.locate`."""
         self._pools: PoolBook[NodePool] = PoolBook(
-            routes, lambda node, dsn: AsyncConnectionPool(dsn, configure=prepare_async, **settings.arguments(node))
+            routes,
+            lambda node, dsn: AsyncConnectionPool(
+                dsn, connection_class=AsyncRoutedConnection, configure=prepare_async, **settings.arguments(node)
+            ),
         )
         self._sampler = Sampler(routes) if samples else None
         self._ended = EndedDecisions()
+        self._tickets = Tickets()
         self._ids: dict[str, AsyncIds] = {}
         self._located_ids: dict[str, AsyncLocatedIds] = {}
 
@@ -117,12 +123,20 @@ class AsyncRouter:
         clock = self._routes.clock
         wish = Wish(clock.monotonic() + patience, isolation, read_only)
         held = await self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
+        connection: Connection = held.loan.connection
+        outgoing = connection.outgoing = None if read_only else Outgoing(self._routes, self._tickets, table, key)
         try:
-            yield held.loan.connection
+            yield connection
+            if outgoing is not None and outgoing.sent:
+                await self._drive(outgoing.prepare())
         except BaseException:
+            connection.outgoing = None
             await self._drive(leave(held, failed=True))
             raise
+        connection.outgoing = None
         await self._drive(leave(held, failed=False))
+        if outgoing is not None and outgoing.sent:
+            await self._drive(outgoing.deliver())
 
     async def run(
         self,
@@ -245,6 +259,9 @@ class AsyncRouter:
             case ExecuteEach(orders):
                 answers = await asyncio.gather(*(_execute(*order) for order in orders), return_exceptions=True)
                 return [_error(answer) for answer in answers]
+            case Query(loan, transactions, values):
+                async with psycopg.AsyncClientCursor(loan.connection) as cursor:
+                    return await _rows_of(await cursor.execute(message_of(cursor, transactions, values)))
             case Undo(loan):
                 await loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):
@@ -252,6 +269,18 @@ class AsyncRouter:
             case AwaitChange(version, timeout):
                 await asyncio.to_thread(self._routes.wait, version, timeout)
         return None
+
+
+async def _rows_of(cursor: psycopg.AsyncCursor[Any]) -> list[list[Any]]:
+    """The rows of each transaction of a message."""
+    found: list[list[Any]] = [[]]
+    while True:
+        if cursor.description is not None:
+            found[-1] += await cursor.fetchall()
+        elif cursor.statusmessage == "COMMIT":
+            found.append([])
+        if not cursor.nextset():
+            return found[:-1]
 
 
 async def _execute(loan: Loan, statements: bytes) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import psycopg
+from psycopg.sql import Composed
 from psycopg_pool import ConnectionPool
 
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
@@ -17,6 +18,7 @@ from balancer.client.every_shard import EveryShard, Shard, Values, scan
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.key_cover import KeyStretch
 from balancer.client.locate import NO_KEY, AnyKey
+from balancer.client.outgoing import Outgoing, RoutedConnection, Tickets
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare
 from balancer.client.rekeying import rekeying
 from balancer.client.retry import Attempts
@@ -42,7 +44,7 @@ from balancer.directory.snapshot import Snapshot
 if TYPE_CHECKING:
     from balancer.client.bulk import Rows
 
-Connection = psycopg.Connection[Any]
+Connection = RoutedConnection
 NodePool = ConnectionPool[Connection]
 Result = TypeVar("Result")
 Outcome = TypeVar("Outcome")
@@ -94,10 +96,14 @@ class Router:
         """`locate(table, key)`: the node, tablet and epoch of a key, from memory. `UserError` for an unknown table or
         an unfit key. Not a method of its own: it is called for every statement of an application."""
         self._pools: PoolBook[NodePool] = PoolBook(
-            routes, lambda node, dsn: ConnectionPool(dsn, configure=prepare, **settings.arguments(node))
+            routes,
+            lambda node, dsn: ConnectionPool(
+                dsn, connection_class=RoutedConnection, configure=prepare, **settings.arguments(node)
+            ),
         )
         self._sampler = Sampler(routes) if samples else None
         self._ended = EndedDecisions()
+        self._tickets = Tickets()
         self._ids: dict[str, Ids] = {}
         self._located_ids: dict[str, LocatedIds] = {}
 
@@ -143,19 +149,27 @@ class Router:
         raises `Unavailable`; nothing was done. Once the block has begun, the tablet stays until it ends: keep it short,
         a switch waits for it. With `read_only` it has one snapshot for all its statements and holds up nothing.
         Only rows of this key's tablet are proven to be here. `OutcomeUnknown` if the connection breaks during COMMIT.
-        `weight` is what the key counts for in the samples.
+        `weight` is what the key counts for in the samples. `connection.send` sends messages to other keys.
         """
         if self._sampler is not None:
             self._sampler.note(table, key, weight, not read_only)
         clock = self._routes.clock
         wish = Wish(clock.monotonic() + patience, isolation, read_only)
         held = self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
+        connection: Connection = held.loan.connection
+        outgoing = connection.outgoing = None if read_only else Outgoing(self._routes, self._tickets, table, key)
         try:
-            yield held.loan.connection
+            yield connection
+            if outgoing is not None and outgoing.sent:
+                self._drive(outgoing.prepare())
         except BaseException:
+            connection.outgoing = None
             self._drive(leave(held, failed=True))
             raise
+        connection.outgoing = None
         self._drive(leave(held, failed=False))
+        if outgoing is not None and outgoing.sent:
+            self._drive(outgoing.deliver())
 
     def run(
         self,
@@ -375,11 +389,7 @@ class Router:
                 return _execute_each(orders)
             case Query(loan, transactions, values):
                 with psycopg.ClientCursor(loan.connection) as cursor:
-                    # Without parameters of its own the message is sent as it is: many statements, one round trip.
-                    texts = [
-                        f"{opening.decode()}; {cursor.mogrify(one, values)}; COMMIT" for opening, one in transactions
-                    ]
-                    return _rows_of(cursor.execute("; ".join(texts)))
+                    return _rows_of(cursor.execute(message_of(cursor, transactions, values)))
             case Undo(loan):
                 loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):
@@ -387,6 +397,11 @@ class Router:
             case AwaitChange(version, timeout):
                 self._routes.wait(version, timeout)
         return None
+
+
+def message_of(cursor: Any, transactions: Sequence[tuple[bytes, Composed]], values: Any) -> str:
+    """Whole transactions as one text. Without parameters of its own it is sent as it is: one round trip."""
+    return "; ".join(f"{opening.decode()}; {cursor.mogrify(one, values)}; COMMIT" for opening, one in transactions)
 
 
 def _rows_of(cursor: psycopg.Cursor[Any]) -> list[list[Any]]:

@@ -29,6 +29,7 @@ from balancer.policies.options import (
 )
 from balancer.settings.autonomy import Mode
 from balancer.settings.derive import check_formula, model_of
+from balancer.settings.message_handlers import ATTEMPTS
 from balancer.settings.migration import MigrationSettings
 from balancer.settings.units import Dsn, parse_duration, parse_size
 
@@ -246,6 +247,20 @@ class NodeSection(Section):
         return self
 
 
+class MessageSection(Section):
+    """`[tables.NAME.messages.MESSAGE]`: see `message_handlers`."""
+
+    apply: str
+    """The statement that applies it, where the target is; `%(name)s` is a value of the message or of the target's
+    key."""
+    reverse: str = ""
+    """The statement that takes the sender's change back when the message was given up, with the sender's key; empty:
+    nothing is taken back."""
+    attempts: Annotated[int, Field(ge=1, le=1000)] = ATTEMPTS
+    """How often it is tried before it is given up, with longer and longer waits, if it is refused. More: what refuses
+    it has more time to pass; fewer: the sender is told sooner."""
+
+
 class _TableShape(Section):
     """What a table is; what decides about it comes from `policies.options.TableOptions`."""
 
@@ -263,11 +278,15 @@ class _TableShape(Section):
     require_proof: bool = False
     """Whether the roots refuse writes of transactions that have not called `balancer.hold`. Off: an application that
     was there before the balancer does not call it."""
+    messages: dict[str, MessageSection] = {}
+    """What it understands; `balancer messages enable` makes a table ready for them."""
 
     @model_validator(mode="after")
     def _a_key_fits_the_layout(self) -> Self:
         if self.layout in ("whole", "everywhere"):
-            unfit = {"key", "splits", "tablets"} | ({"require_proof"} if self.layout == "everywhere" else set())
+            unfit = {"key", "splits", "tablets", "messages"} | (
+                {"require_proof"} if self.layout == "everywhere" else set()
+            )
             for name in sorted(unfit & self.model_fields_set):
                 what = f'a table with layout = "{self.layout}" is one tablet and has no key'
                 raise ValueError(f"{name}: {what}; leave it out")
