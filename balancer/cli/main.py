@@ -46,6 +46,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "expire": "balancer.cli.expire:expire",
     "tablet": "balancer.cli.lost:app",
     "transactions": "balancer.cli.transactions:app",
+    "messages": "balancer.cli.messages:app",
     "doctor": "balancer.cli.doctor:doctor",
     "apply": "balancer.cli.operate:apply",
     "drain": "balancer.cli.operate:drain",

@@ -15,7 +15,7 @@ from balancer.nodes.connection import Address, connect
 from balancer.nodes.epoch_check import node_transaction
 from balancer.polling.addresses import addresses_of
 from balancer.settings import Settings
-from balancer.tables.message_switch import message_handlers, tell_node
+from balancer.tables.message_switch import message_handlers, message_tables, tell_node
 
 log = structlog.get_logger()
 
@@ -33,7 +33,7 @@ class MessageKeeper:
 
     def keep(self, snapshot: Snapshot, settings: Settings) -> None:
         """Brings every node in line; one out of reach waits."""
-        tables = [table for table in snapshot.tables.values() if table.message_roots is not None]
+        tables = message_tables(snapshot)
         if not tables:
             return
         wanted = repr((tables, message_handlers(settings)))

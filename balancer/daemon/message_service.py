@@ -25,7 +25,8 @@ from balancer.nodes import message_delivery as mail
 from balancer.nodes.connection import Address, Connection, ConnectionHolder, Cursor
 from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.message_functions import KEPT
-from balancer.nodes.names import Name, parse_name, partition_name
+from balancer.nodes.names import Name
+from balancer.tables.message_switch import mail_leaf, message_roots, message_tables
 
 log = structlog.get_logger()
 
@@ -74,11 +75,13 @@ class MessageService:
         done = MailRound()
         tables = message_tables(snapshot)
         if not tables:
+            done.nodes.update((node, NodeMail()) for node in snapshot.nodes)
             return done
         # Before any outbox is read: a ticket says that its server's clock was not later than that.
         tickets = {node: clock for node in _nodes(snapshot, tables) if (clock := self._ticket(node)) is not None}
         for table in tables:
             for node in sorted(tickets):
+                done.nodes[node]  # also where nothing waits
                 if snapshot.nodes[node].bundle == table.bundle:
                     self._look_at(snapshot, table, node, tickets, done)
         return done
@@ -126,7 +129,7 @@ class MessageService:
     def _deliver_from(
         self, snapshot: Snapshot, table: Table, tablet: Tablet, tickets: Mapping[str, datetime], done: MailRound
     ) -> None:
-        leaf = _leaf(table, tablet, 0)
+        leaf = mail_leaf(table, tablet, 0)
         with self._connection(tablet.node) as connection:
             keys = [column.name for column in table.key_columns]
             letters = mail.proven_heads(connection, (tablet.id, tablet.epoch), leaf, keys, table.name)
@@ -182,7 +185,7 @@ class MessageService:
         keys = [(column.name, str(column.type)) for column in target.key_columns]
         with self._at(tablet) as cursor:
             outcome, why = mail.fail_letter(
-                cursor, _leaf(target, tablet, 1), keys, letter, sender=table.name, reason=reason
+                cursor, mail_leaf(target, tablet, 1), keys, letter, sender=table.name, reason=reason
             )
         log.warning("a message was given up", id=str(letter.id), target=letter.target, outcome=outcome, reason=why)
         return outcome, why or ""
@@ -200,7 +203,9 @@ class MessageService:
             wait = min(2.0**letter.tries, LONGEST_WAIT)
             with self._at(tablet) as cursor:
                 why = f"{reason}; its reversal: {error}"
-                mail.put_off(cursor, _leaf(table, tablet, 0), letter.id, wait, why, counts=letter.tries < mail.GIVE_UP)
+                mail.put_off(
+                    cursor, mail_leaf(table, tablet, 0), letter.id, wait, why, counts=letter.tries < mail.GIVE_UP
+                )
 
     def _mark(self, snapshot: Snapshot, table: Table, node: str, after: str) -> None:
         """Marks outcomes whose outbox rows are gone: the owners of their senders are asked first."""
@@ -219,7 +224,7 @@ class MessageService:
                 self._mark_those_of(snapshot, at, known)
 
     def _mark_those_of(self, snapshot: Snapshot, sender: Tablet, known: list[tuple[Tablet, mail.Receipt]]) -> None:
-        leaf = _leaf(snapshot.tables[sender.table], sender, 0)
+        leaf = mail_leaf(snapshot.tables[sender.table], sender, 0)
         with self._connection(sender.node) as connection:
             ids = [one.id for _, one in known]
             left = mail.proven_left(connection, (sender.id, sender.epoch), leaf, ids)
@@ -230,7 +235,7 @@ class MessageService:
         for number, messages in gone.items():
             tablet = snapshot.tablet(number)
             with self._at(tablet) as cursor:
-                mail.mark_gone(cursor, _leaf(snapshot.tables[tablet.table], tablet, 1), messages)
+                mail.mark_gone(cursor, mail_leaf(snapshot.tables[tablet.table], tablet, 1), messages)
 
     def _forget_on(self, snapshot: Snapshot, table: Table, node: str, kept: str) -> int:
         _, inbox = _roots(table)
@@ -240,7 +245,7 @@ class MessageService:
         total = 0
         for tablet in found:
             with self._at(tablet) as cursor:
-                total += mail.forget_old(cursor, _leaf(table, tablet, 1), kept)
+                total += mail.forget_old(cursor, mail_leaf(table, tablet, 1), kept)
         return total
 
     @contextmanager
@@ -280,11 +285,6 @@ class MessageService:
             log.warning(what, node=node, error=str(error))
 
 
-def message_tables(snapshot: Snapshot) -> list[Table]:
-    """Those that take part in messages."""
-    return [table for table in snapshot.tables.values() if table.message_roots is not None]
-
-
 def _nodes(snapshot: Snapshot, tables: list[Table]) -> list[str]:
     bundles = {table.bundle for table in tables}
     here = (node for node in snapshot.nodes.values() if node.bundle in bundles)
@@ -292,19 +292,12 @@ def _nodes(snapshot: Snapshot, tables: list[Table]) -> list[str]:
 
 
 def _roots(table: Table) -> tuple[Name, Name]:
-    assert table.message_roots is not None, "only tables that have messages are asked"
-    outbox, inbox = table.message_roots
-    return parse_name(table.roots[outbox]), parse_name(table.roots[inbox])
-
-
-def _leaf(table: Table, tablet: Tablet, which: int) -> Name:
-    """A tablet's outbox (0) or inbox (1)."""
-    assert table.message_roots is not None, "only tables that have messages are asked"
-    number = table.message_roots[which]
-    root = parse_name(table.roots[number])
-    return Name(root.schema, tablet.partitions[number]) if tablet.partitions else partition_name(root, tablet.id)
+    found = message_roots(table)
+    return found.outbox, found.inbox
 
 
 def _by_partition(snapshot: Snapshot, table: Table, node: str, root: Name) -> dict[str, Tablet]:
     which = _roots(table).index(root)
-    return {_leaf(table, tablet, which).name: tablet for tablet in snapshot.tablets(table.id) if tablet.node == node}
+    return {
+        mail_leaf(table, tablet, which).name: tablet for tablet in snapshot.tablets(table.id) if tablet.node == node
+    }

@@ -310,3 +310,56 @@ def forget_old(cursor: Cursor, leaf: Name, kept: str = KEPT) -> int:
         " WHERE message_gone < clock_timestamp() - %s::interval LIMIT %s))"
     )
     return cursor.execute(statement.format(leaf.identifier), (kept, _FORGET_AT_ONCE)).rowcount
+
+
+class MailRow(NamedTuple):
+    """A message in an outbox, for people. Its body is the application's own, and not shown."""
+
+    partition: str
+    id: UUID
+    sender_key: list[str]
+    target: str
+    key: list[str]
+    name: str
+    role: str
+    state: str
+    sent: datetime
+    age: float
+    tries: int
+    due: datetime
+    reason: str | None
+
+
+_LISTED = """
+SELECT c.relname, message_id, ARRAY[{keys}], message_target, message_key, message_name, message_role, message_state,
+       message_sent, extract(epoch FROM clock_timestamp() - message_sent)::float8, message_tries, message_due,
+       message_reason
+FROM {outbox} o JOIN pg_class c ON c.oid = o.tableoid
+WHERE message_state = ANY(%s) AND (%s::uuid IS NULL OR message_id = %s) ORDER BY message_sent LIMIT %s
+"""
+
+
+def listed(
+    connection: Connection, outbox: Name, keys: Sequence[str], states: Sequence[str], *, limit: int, only: UUID | None
+) -> list[MailRow]:
+    """Messages of a table here, oldest first; see `waiting` about tablets that have left."""
+    statement = sql.SQL(_LISTED).format(
+        keys=sql.SQL(", ").join(sql.SQL("o.{}::text").format(sql.Identifier(name)) for name in keys),
+        outbox=outbox.identifier,
+    )
+    return [MailRow(*row) for row in connection.execute(statement, (list(states), only, only, limit)).fetchall()]
+
+
+def try_now(cursor: Cursor, leaf: Name, message: UUID, *, give_up: bool) -> bool:
+    """Makes a pending message due, to be tried or to be given up. False: it is not pending. As `mark_gone`."""
+    statement = sql.SQL(
+        "UPDATE {} SET message_due = clock_timestamp(), message_tries = CASE WHEN %s THEN %s ELSE message_tries END"
+        " WHERE message_id = %s AND message_state = 'pending'"
+    )
+    return cursor.execute(statement.format(leaf.identifier), (give_up, GIVE_UP, message)).rowcount > 0
+
+
+def dismiss(cursor: Cursor, leaf: Name, message: UUID) -> bool:
+    """Takes a failed message out of the outbox. False: it has not failed. As `mark_gone`."""
+    statement = sql.SQL("DELETE FROM {} WHERE message_id = %s AND message_state = 'failed'")
+    return cursor.execute(statement.format(leaf.identifier), (message,)).rowcount > 0

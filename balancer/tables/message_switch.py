@@ -59,6 +59,19 @@ def message_roots(table: Table) -> MessageRoots:
     return MessageRoots(table.name, first, outbox, inbox)
 
 
+def message_tables(snapshot: Snapshot) -> list[Table]:
+    """Those that take part in messages."""
+    return [table for table in snapshot.tables.values() if table.message_roots is not None]
+
+
+def mail_leaf(table: Table, tablet: Tablet, which: int) -> Name:
+    """A tablet's outbox (0) or inbox (1)."""
+    assert table.message_roots is not None, "only tables that have messages are asked"
+    number = table.message_roots[which]
+    root = parse_name(table.roots[number])
+    return Name(root.schema, tablet.partitions[number]) if tablet.partitions else partition_name(root, tablet.id)
+
+
 def message_handlers(settings: Settings) -> Handlers:
     """What all files declare."""
     return {name: shape.messages for bundle in settings.bundles.values() for name, shape in bundle.tables.items()}
@@ -109,7 +122,7 @@ def switch_on(
 def tell_node(cursor: Cursor, snapshot: Snapshot, handlers: Handlers, bundle: str) -> None:
     """Brings a node in line: roots, grants, tables and handlers; inside the caller's `node_transaction`."""
     upgrade_schema(cursor)
-    ready = [table for table in snapshot.tables.values() if table.message_roots is not None]
+    ready = message_tables(snapshot)
     keys: dict[str, KeyColumns] = {
         table.name: [(column.name, str(column.type)) for column in table.key_columns] for table in ready
     }
