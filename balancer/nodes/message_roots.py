@@ -63,6 +63,17 @@ FROM pg_class c, aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) g
 WHERE c.oid = to_regclass(%s) AND g.privilege_type IN ('INSERT', 'UPDATE', 'DELETE')
 ORDER BY 1
 """
+# The rights of a role, or of everybody, by themselves: what it has as a member of others may be taken from those.
+_ON_TABLE = """
+SELECT g.privilege_type FROM pg_class c, aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) g
+WHERE c.oid = to_regclass(%(root)s)
+  AND g.grantee = coalesce((SELECT oid FROM pg_roles WHERE rolname = %(role)s::text), 0)
+"""
+_ON_COLUMNS = """
+SELECT g.privilege_type, a.attname FROM pg_attribute a, aclexplode(a.attacl) g
+WHERE a.attrelid = to_regclass(%(root)s)
+  AND g.grantee = coalesce((SELECT oid FROM pg_roles WHERE rolname = %(role)s::text), 0)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,21 +145,44 @@ def _make_root(
     cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(name.identifier, sql.Literal(what)))
 
 
-def grant_messages(cursor: Cursor, roots: MessageRoots) -> None:
-    """Lets everybody who may write to the table send and deliver. What was given before stays."""
+def grant_messages(cursor: Cursor, roots: MessageRoots) -> bool:
+    """Lets everybody who may write to the table send and deliver. What was given before stays.
+
+    False: nothing was to be done. Then nothing is written: a migration that runs takes every GRANT for a change of the
+    table that it copies.
+    """
     key = [name for name, _, _ in key_of_root(cursor, roots.first)]
+    settled = ("message_state", "message_reason")
+    wanted = (
+        (roots.outbox, ("SELECT", "DELETE"), {"INSERT": (*key, *_SENT), "UPDATE": settled}),
+        (roots.inbox, ("SELECT",), {"INSERT": (*key, *_RECEIVED)}),
+    )
+    given = False
     for (role,) in cursor.execute(_WRITERS, (str(roots.first),)).fetchall():
-        whom = sql.SQL("PUBLIC") if role is None else sql.Identifier(role)
-        cursor.execute(
-            sql.SQL("GRANT SELECT, DELETE, INSERT ({}), UPDATE (message_state, message_reason) ON {} TO {}").format(
-                _names([*key, *_SENT]), roots.outbox.identifier, whom
-            )
-        )
-        cursor.execute(
-            sql.SQL("GRANT SELECT, INSERT ({}) ON {} TO {}").format(
-                _names([*key, *_RECEIVED]), roots.inbox.identifier, whom
-            )
-        )
+        for root, whole, columns in wanted:
+            if not _has(cursor, root, role, whole, columns):
+                _grant(cursor, root, role, whole, columns)
+                given = True
+    return given
+
+
+def _has(
+    cursor: Cursor, root: Name, role: str | None, whole: Sequence[str], columns: Mapping[str, Sequence[str]]
+) -> bool:
+    asked = {"root": str(root), "role": role}
+    on_table = {str(right) for (right,) in cursor.execute(_ON_TABLE, asked)}
+    on_columns = {(str(right), str(name)) for right, name in cursor.execute(_ON_COLUMNS, asked)}
+    needed = {(right, name) for right, names in columns.items() for name in names if right not in on_table}
+    return on_table.issuperset(whole) and needed <= on_columns
+
+
+def _grant(
+    cursor: Cursor, root: Name, role: str | None, whole: Sequence[str], columns: Mapping[str, Sequence[str]]
+) -> None:
+    rights: list[sql.Composable] = [sql.SQL(right) for right in whole]
+    rights += [sql.SQL(right + " ({})").format(_names(names)) for right, names in columns.items()]
+    whom = sql.SQL("PUBLIC") if role is None else sql.Identifier(role)
+    cursor.execute(sql.SQL("GRANT {} ON {} TO {}").format(sql.SQL(", ").join(rights), root.identifier, whom))
 
 
 def _names(columns: Sequence[str]) -> sql.Composed:

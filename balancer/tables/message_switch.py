@@ -114,7 +114,7 @@ def switch_on(
     snapshot = directory.snapshot()
     for node, connection in nodes.items():
         with node_transaction(connection, snapshot.epoch, node) as cursor:
-            tell_node(cursor, snapshot, handlers, snapshot.nodes[node].bundle)
+            tell_node(cursor, snapshot, handlers, table.bundle)
             _tell_partitions(cursor, snapshot, snapshot.table(name), node)
     return Switched(snapshot.table(name), made)
 

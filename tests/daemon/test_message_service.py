@@ -4,13 +4,14 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import pytest
 
 from balancer.client import PoolSettings, Router
 from balancer.daemon import message_service
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes import message_delivery
+from balancer.nodes import epoch_check, message_delivery
 from tests.daemon.test_daemon import instance
 from tests.support.commands import balancer, started
 from tests.support.fleet import Fleet, until
@@ -65,7 +66,7 @@ def test_a_leader_that_dies_at_any_step_leaves_nothing_half_done(
     assert mailing.book(payee) == (100 + 5 * sent, "x" * sent)
     assert mailing.book(payer)[0] == 100 - 5 * sent
     assert {state for state, _, _ in mailing.outbox(payer)} == {"failed"}
-    assert sorted(outcome for outcome, _ in mailing.inbox(payee)) == ["applied"] * sent + ["failed"] * sent
+    assert sorted(str(outcome) for outcome, _ in mailing.inbox(payee)) == ["applied"] * sent + ["failed"] * sent
 
 
 def _dies(patch: pytest.MonkeyPatch, step: str, count: int, *, after: bool) -> None:
@@ -81,7 +82,7 @@ def _dies(patch: pytest.MonkeyPatch, step: str, count: int, *, after: bool) -> N
             real(*arguments, **named)
         raise Died
 
-    patch.setattr(message_service.mail, step, dying)
+    patch.setattr(message_delivery, step, dying)
 
 
 @pytest.mark.parametrize("commit", [1, 2, 3, 4, 5, 6, 7, 8])
@@ -92,7 +93,7 @@ def test_a_leader_that_dies_right_after_a_commit(
     mailing.pay(payer, payee, deliver=False)
     mailing.pay(payer, payee, amount=-1000, mark="", deliver=False)
     left = commit
-    real = message_service.node_transaction
+    real = epoch_check.node_transaction
 
     @contextmanager
     def dying(*arguments: object, **named: object) -> Iterator[object]:
@@ -110,7 +111,7 @@ def test_a_leader_that_dies_right_after_a_commit(
     for _ in range(6):
         mailing.look()
     assert (mailing.book(payee), mailing.book(payer)) == ((105, "x"), (95, ""))
-    assert sorted(outcome for outcome, _ in mailing.inbox(payee)) == ["applied", "failed"]
+    assert sorted(str(outcome) for outcome, _ in mailing.inbox(payee)) == ["applied", "failed"]
 
 
 def test_what_killed_clients_left_is_delivered_once(fleet: Fleet, postgres18: PostgresServer) -> None:
@@ -151,7 +152,7 @@ def test_what_killed_clients_left_is_delivered_once(fleet: Fleet, postgres18: Po
 def _deal_with_messages(fleet: Fleet, router: Router, users: dict[str, list[int]]) -> None:
     """What nobody can apply, because the row is not there: it is shown, given up by hand, and dismissed."""
 
-    def messages(*words: str) -> list[dict[str, str]]:
+    def messages(*words: str) -> list[dict[str, Any]]:
         done = balancer("messages", *words, "--config", fleet.config, "-o", "json")
         assert done.code == 0, done.err
         found = json.loads(done.out)
