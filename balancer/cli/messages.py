@@ -67,6 +67,8 @@ def enable(
         known = check_switchable(snapshot, table)
         if known.bundle != bundle:
             raise UserError(f"table {table} is in bundle {known.bundle}, not in {bundle}")
+        if table in found.tables and found.options.table(table).expire_after is not None:
+            raise UserError(f"table {table} has expire_after: messages of expired keys would be lost")
         if dry_run:
             _show_plan(known, snapshot, output)
             return

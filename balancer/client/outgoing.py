@@ -7,7 +7,8 @@ whatever is not delivered now is delivered by the leader. The argument why every
 """
 
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -111,11 +112,12 @@ class Outgoing:
     def deliver(self) -> Work:
         """After the commit. Raises nothing of a node's or the directory's: the leader delivers what is left."""
         applied: set[UUID] = set()
-        for one in self.sent:
-            # What it must wait for may be delivered by nobody else before it.
-            if one.before <= applied and (yield from self._delivered(one)):
-                applied.add(one.id)
-                yield from self._settled(one)
+        with suppress(BalancerError):  # the table, or its key, is not in the directory any more
+            for one in self.sent:
+                # What it must wait for may be delivered by nobody else before it.
+                if one.before <= applied and (yield from self._delivered(one)):
+                    applied.add(one.id)
+                    yield from self._settled(one)
 
     def _delivered(self, one: Sent) -> Generator[Request, Any, bool]:
         node = self._routes.locate(one.target, one.key).node
@@ -186,10 +188,6 @@ def _text(value: object) -> str:
     if isinstance(value, Decimal | UUID | date | datetime | time | timedelta):
         return str(value)
     raise TypeError(f"{type(value).__name__} is none")
-
-
-Driver = Callable[[Work], Any]
-"""What carries steps out."""
 
 
 class RoutedConnection(psycopg.Connection[Any]):

@@ -124,7 +124,8 @@ class MessageService:
                 here.failed += leaf.failed
                 here.oldest = max(here.oldest, leaf.oldest)
                 if leaf.due:
-                    self._deliver_from(snapshot, table, tablet, tickets, done)
+                    with self._forgiving(node, "messages of a tablet wait"):
+                        self._deliver_from(snapshot, table, tablet, tickets, done)
 
     def _deliver_from(
         self, snapshot: Snapshot, table: Table, tablet: Tablet, tickets: Mapping[str, datetime], done: MailRound
@@ -132,17 +133,22 @@ class MessageService:
         leaf = mail_leaf(table, tablet, 0)
         with self._connection(tablet.node) as connection:
             keys = [column.name for column in table.key_columns]
-            letters = mail.proven_heads(connection, (tablet.id, tablet.epoch), leaf, keys, table.name)
+            letters = mail.proven_letters(connection, (tablet.id, tablet.epoch), leaf, keys, table.name)
         applied: list[UUID] = []
+        held: set[tuple[object, ...]] = set()  # queues whose first message could not be settled
         for letter in letters:
+            if letter.queue in held:
+                continue
             outcome, reason = self._outcome(snapshot, table, letter, tickets)
             done.outcomes[outcome] += 1
             if outcome == "applied":
                 applied.append(letter.id)
-            elif outcome == "failed":
-                self._reverse(table, tablet, letter, reason)
-            else:
-                wait = min(2.0**letter.tries, LONGEST_WAIT) if outcome == "refused" else 1.0
+                continue
+            if outcome == "failed" and self._reversed(table, tablet, letter, reason):
+                continue
+            held.add(letter.queue)
+            if outcome != "failed":
+                wait = _back_off(letter) if outcome == "refused" else 1.0
                 with self._at(tablet) as cursor:
                     mail.put_off(cursor, leaf, letter.id, wait, reason, counts=outcome == "refused")
         if applied:
@@ -190,7 +196,8 @@ class MessageService:
         log.warning("a message was given up", id=str(letter.id), target=letter.target, outcome=outcome, reason=why)
         return outcome, why or ""
 
-    def _reverse(self, table: Table, tablet: Tablet, letter: mail.Letter, reason: str) -> None:
+    def _reversed(self, table: Table, tablet: Tablet, letter: mail.Letter, reason: str) -> bool:
+        """False: the reversal is refused, and is tried again."""
         trusted = self._addresses(tablet.node).trusts_owners
         try:
             with self._others_code(tablet) as cursor:
@@ -200,12 +207,11 @@ class MessageService:
             raise
         except BalancerError as error:
             log.warning("a message that was given up cannot be reversed", id=str(letter.id), error=str(error))
-            wait = min(2.0**letter.tries, LONGEST_WAIT)
+            why, leaf = f"{reason}; its reversal: {error}", mail_leaf(table, tablet, 0)
             with self._at(tablet) as cursor:
-                why = f"{reason}; its reversal: {error}"
-                mail.put_off(
-                    cursor, mail_leaf(table, tablet, 0), letter.id, wait, why, counts=letter.tries < mail.GIVE_UP
-                )
+                mail.put_off(cursor, leaf, letter.id, _back_off(letter), why, counts=letter.tries < mail.GIVE_UP)
+            return False
+        return True
 
     def _mark(self, snapshot: Snapshot, table: Table, node: str, after: str) -> None:
         """Marks outcomes whose outbox rows are gone: the owners of their senders are asked first."""
@@ -228,6 +234,9 @@ class MessageService:
         with self._connection(sender.node) as connection:
             ids = [one.id for _, one in known]
             left = mail.proven_left(connection, (sender.id, sender.epoch), leaf, ids)
+            # A sender that settles does not wait for the disk: a crash of it must not bring rows back after this.
+            with node_transaction(connection, self._leadership.epoch, sender.node, durable=True) as cursor:
+                mail.flush_log(cursor)
         gone: dict[int, list[UUID]] = defaultdict(list)
         for tablet, one in known:
             if one.id not in left:
@@ -283,6 +292,11 @@ class MessageService:
             raise
         except (BalancerError, psycopg.Error) as error:
             log.warning(what, node=node, error=str(error))
+
+
+def _back_off(letter: mail.Letter) -> float:
+    """Seconds until a message that was refused is tried again."""
+    return float(min(2 ** min(letter.tries, 20), LONGEST_WAIT))
 
 
 def _nodes(snapshot: Snapshot, tables: list[Table]) -> list[str]:

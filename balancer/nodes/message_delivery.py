@@ -41,7 +41,7 @@ class MailLeaf(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """A message that is the first of those that wait for its target."""
+    """A message that waits; those of one sender's key to one target are delivered in their order."""
 
     id: UUID
     sender_key: list[str]
@@ -53,6 +53,11 @@ class Letter(NamedTuple):
     tries: int
     attempts: int | None
     """How often it may be tried; None: the sender's node does not know it."""
+
+    @property
+    def queue(self) -> tuple[object, ...]:
+        """What it may not be overtaken in."""
+        return tuple(self.sender_key), self.target, tuple(self.key)
 
 
 class Receipt(NamedTuple):
@@ -78,25 +83,28 @@ def waiting(connection: Connection | Cursor, outbox: Name) -> list[MailLeaf]:
     return [MailLeaf(*row) for row in rows]
 
 
-_HEADS = """
+# With those that follow a message which is due: else a long queue would take a look for each.
+_LETTERS = """
+WITH o AS (
+    SELECT *, first_value(message_due) OVER (
+        PARTITION BY {names}, message_target, message_key ORDER BY message_number) AS head_due
+    FROM {leaf} WHERE message_state = 'pending'
+)
 SELECT o.message_id, ARRAY[{keys}], o.message_target, o.message_key, o.message_name, o.message_body, o.message_role,
        o.message_tries, h.attempts
-FROM {leaf} o
+FROM o
 LEFT JOIN balancer.message_handler h ON (h.target, h.name, h.sender) = (o.message_target, o.message_name, {sender})
-WHERE o.message_state = 'pending' AND o.message_due <= clock_timestamp() AND NOT EXISTS (
-    SELECT FROM {leaf} e WHERE {same} AND e.message_state = 'pending' AND e.message_target = o.message_target
-        AND e.message_key = o.message_key AND e.message_number < o.message_number)
-ORDER BY o.message_due LIMIT {limit}
+WHERE o.head_due <= clock_timestamp() ORDER BY o.head_due, o.message_number LIMIT {limit}
 """
 
 
-def proven_heads(
+def proven_letters(
     connection: Connection, tablet: tuple[int, int], leaf: Name, keys: Sequence[str], sender: str
 ) -> list[Letter]:
-    """The messages of a tablet that are due and first in their order, read by a snapshot in which this node owns it."""
-    statement = sql.SQL(_HEADS).format(
+    """The messages of a tablet that are due, and those behind them, read by a snapshot in which this node owns it."""
+    statement = sql.SQL(_LETTERS).format(
+        names=sql.SQL(", ").join(map(sql.Identifier, keys)),
         keys=sql.SQL(", ").join(sql.SQL("o.{}::text").format(sql.Identifier(name)) for name in keys),
-        same=sql.SQL(" AND ").join(sql.SQL("e.{0} = o.{0}").format(sql.Identifier(name)) for name in keys),
         leaf=leaf.identifier,
         sender=sql.Literal(sender),
         limit=sql.Literal(AT_ONCE),
@@ -120,6 +128,11 @@ def _proven(connection: Connection, tablet: tuple[int, int], statement: Statemen
             return last_rows(cursor)
         finally:
             connection.rollback()
+
+
+def flush_log(cursor: Cursor) -> None:
+    """Whatever was committed here before this transaction is on disk, and on standbys that are waited for, after it."""
+    cursor.execute("SELECT pg_logical_emit_message(true, 'balancer', '')")
 
 
 def hold_statement(tablet: tuple[int, int], *, writing: bool = True) -> Statement:

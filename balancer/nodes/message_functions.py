@@ -24,10 +24,11 @@ The argument
  6. *The inbox forgets when nobody can come any more.* Whoever delivers brings a *ticket*: the clock of the target's
     server, read before the outbox row was read (or written) by a node that had proven to own it. A ticket is good for
     ten minutes, on the server that gave it. An inbox row is marked after its outbox row was seen to be gone, by a read
-    that proved to be the owner's, and is deleted two hours later by the same server's clock. A delivery after that has
-    read the outbox row before it was gone, and its ticket before that: by then the ticket is older than two hours. The
-    mark says which server has made it, and another one, to which the tablet has moved, marks it again. Outbox rows do
-    not come back under another key: `rekey` takes no key that has any.
+    that proved to be the owner's, and after whatever that read could see is on the sender's disk. It is deleted two
+    hours after the mark, by the same server's clock. A delivery after that has read the outbox row before it was gone,
+    and its ticket before that: by then the ticket is older than two hours. The mark says which server has made it, and
+    another one, to which the tablet has moved, marks it again. Outbox rows do not come back under another key: `rekey`
+    takes no key that has any.
  7. *With the sender's rights.* The role that sends is kept by a column that nobody can write; a handler runs with the
     rights of that role, as its statements do, whoever delivers. Values are parameters, never text of a statement.
 
@@ -195,10 +196,9 @@ _SETTLE = """
         changed bigint;
     BEGIN
         SELECT * INTO STRICT mine FROM balancer.message_table t WHERE t.name = sender;
-        IF current_setting('synchronous_commit') = 'off' THEN
-            PERFORM set_config('synchronous_commit', 'on', true);
-        END IF;
         IF outcome = 'applied' THEN
+            -- Nothing else is in this transaction. What a crash brings back is delivered once more, in vain.
+            PERFORM set_config('synchronous_commit', 'off', true);
             EXECUTE format('DELETE FROM %s WHERE %s AND message_id = $2 AND message_state = ''pending''',
                            mine.outbox, mine.matches) USING sender_key, id;
             GET DIAGNOSTICS changed = ROW_COUNT;
