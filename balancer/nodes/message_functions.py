@@ -42,7 +42,7 @@ KEPT = "2 hours"
 OURS = "2 seconds"
 """For so long after it was sent a message is its sender's business."""
 
-NOT_KNOWN = "TB007"
+NOT_KNOWN = "TB009"
 """SQLSTATE: this node does not know the table or the message (yet)."""
 NO_ROW = "TB008"
 """SQLSTATE: the handler found no row to change."""
