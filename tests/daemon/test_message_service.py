@@ -147,6 +147,9 @@ def test_what_killed_clients_left_is_delivered_once(fleet: Fleet, postgres18: Po
             delivered = running.metric("balancer_messages_delivered_total", outcome="applied") or 0
             assert delivered >= 1
             _deal_with_messages(fleet, router, users)
+            for command in (("doctor",), ("verify", "orders")):
+                done = balancer(*command, "--config", fleet.config)
+                assert done.code == 0, done.out + done.err
 
 
 def _deal_with_messages(fleet: Fleet, router: Router, users: dict[str, list[int]]) -> None:
