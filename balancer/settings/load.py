@@ -67,6 +67,7 @@ class TableSettings:
     tablets: int
     splits: tuple[Any, ...]
     require_proof: bool = False
+    spread_sequences: bool = False
     messages: Mapping[str, MessageSettings] = field(default_factory=dict)
 
 
@@ -297,6 +298,7 @@ def _table(name: str, section: Any) -> TableSettings:
         tablets=section.tablets,
         splits=tuple(section.splits),
         require_proof=section.require_proof,
+        spread_sequences=section.spread_sequences,
         messages={key: MessageSettings(one.apply, one.reverse, one.attempts) for key, one in section.messages.items()},
     )
 

@@ -93,14 +93,16 @@ def test_an_old_note_is_called_old(directory: SqliteDirectory, call: Any) -> Non
     assert "start `balancer run`; the last report is 2 h 0 m old" in text
     assert "closed until 2026-03-02T00:00:00+00:00 (hours < 6, of bundle shop, UTC)" in text
     assert "unreachable since noon: no route" in text
+    assert call("status", "--check").code == 1
     (document,) = json.loads(call("status", "--output", "json").out)
     assert (document["word"], document["age_seconds"] >= 7200) == ("balanced", True)
 
 
-def test_a_fresh_note_of_a_leader_needs_no_warning(directory: SqliteDirectory) -> None:
+def test_a_fresh_note_of_a_leader_needs_no_warning(directory: SqliteDirectory, call: Any) -> None:
     leave_note(directory, 2)
     leadership = directory.campaign("host-a", 5.0)
     assert leadership is not None
+    assert call("status", "--check").code == 0
     (document,) = status_documents(read(directory))
     assert (document["leader"], document["warning"]) == ("host-a", "")
     leave_note(directory, 600)
@@ -165,6 +167,10 @@ def test_a_stored_plan_is_shown_and_questioned(directory: SqliteDirectory, call:
     assert "2 pinned: " in text
     assert "no plan within these budgets reaches more than 95.0" in call("explain", "action", "1").out
     assert "tablet 3 of table orders is on pg-c" in call("explain", "tablet", "3").out
+    for short, long in (("3", ("tablet", "3")), ("pg-c", ("node", "pg-c")), ("#1", ("action", "1"))):
+        said = call("explain", short)
+        age = said.out.index("(by plan")
+        assert (said.code, said.out[:age]) == (0, call("explain", *long).out[:age])
     assert call("why-not", "3", "pg-c").out.startswith("not planned (same-node): tablet 3 is on pg-c")
     assert call("why-not", "3", "pg-q").code == 2
 
