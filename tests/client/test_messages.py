@@ -3,16 +3,21 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
 
 from balancer.client import AsyncRouter, PoolSettings, Router
+from balancer.clock import SystemClock
+from balancer.daemon.message_service import MessageService
 from balancer.errors import UserError
 from balancer.nodes import message_delivery
+from balancer.nodes.connection import Address
 from balancer.nodes.names import Name
 from tests.support.mailing import Mailing, mailings
+from tests.support.opening import connect
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +180,42 @@ def test_senders_of_one_key_wait_for_each_other(mailing: Mailing, pair: tuple[in
     while mailing.look().settled:
         pass
     assert mailing.book(payee)[1] == "ab"
+
+
+def test_deliverers_that_race_apply_each_message_once_and_in_order(mailing: Mailing) -> None:
+    """Senders deliver what the leader delivers, and two leaders do at the same time."""
+    users = mailing.users(6)
+    pairs = list(zip(users[:3], users[3:], strict=True))
+    addresses = {node: Address(node, dsn) for node, dsn in mailing.shards.dsns.items()}
+    services = [MessageService(mailing.move.leadership, addresses.__getitem__, SystemClock()) for _ in range(2)]
+    over = threading.Event()
+
+    def send(pair: tuple[int, int]) -> None:
+        for number in range(60):
+            mailing.pay(*pair, amount=1, mark=f"{number} ", deliver=number % 7 != 0)
+
+    def serve(service: MessageService) -> None:
+        with connect(addresses["pg-a"]) as first, connect(addresses["pg-b"]) as second:
+            while not over.is_set():
+                for link in (first, second):
+                    link.execute("UPDATE balancer_outbox_1 SET message_due = message_sent WHERE message_tries = 0")
+                service.look(mailing.shards.directory.snapshot())
+
+    with ThreadPoolExecutor(5) as threads:
+        serving = [threads.submit(serve, service) for service in services]
+        try:
+            list(threads.map(send, pairs))
+        finally:
+            over.set()
+        for one in serving:
+            one.result()
+    for service in services:
+        service.close()
+    while mailing.look().settled:
+        pass
+    for payer, payee in pairs:
+        assert mailing.book(payer)[0] == 40
+        assert mailing.book(payee) == (160, "".join(f"{number} " for number in range(60)))
 
 
 def test_a_message_that_is_refused_is_tried_again_then_given_back(mailing: Mailing, pair: tuple[int, int]) -> None:
