@@ -75,7 +75,7 @@ class Daemon:
         self._housekeeping: Housekeeping | None = None
         self._references: ReferenceKeeper | None = None
         self._messages: MessageService | None = None
-        self._forgetting_due = 0.0
+        self._messages_due = self._forgetting_due = 0.0  # monotonic
         self._enrol_again = False
         self._exposures = ExposureWatch(self.directory, self._instruments)
         self._reporter = Reporter(self._instruments)
@@ -246,7 +246,10 @@ class Daemon:
 
     def _deliver_messages(self) -> None:
         """As long as there is something to deliver: the next look would come a second later."""
-        service, until = self._messages, self._clock.monotonic() + LONGEST_DELIVERY
+        began = self._clock.monotonic()
+        if began < self._messages_due:
+            return
+        service, until = self._messages, began + LONGEST_DELIVERY
         try:
             while service is not None and self.leading is not None and self._clock.monotonic() < until:
                 snapshot = self.follower().snapshot
@@ -256,9 +259,12 @@ class Daemon:
                     self._forgetting_due = self._clock.monotonic() + FORGETTING_SECONDS
                     service.forget(snapshot)
                 if not done.settled:
-                    return
+                    break
+                began = self._clock.monotonic()
         except BalancerError as error:
             log.warning("messages wait", error=str(error))
+        # A look at very many tablets takes the nodes some time: no more than a tenth of it.
+        self._messages_due = self._clock.monotonic() + min(5.0, 9 * (self._clock.monotonic() - began))
 
     def _keep_references(self, bundle: str) -> None:
         keeper = self._references

@@ -5,6 +5,7 @@ calls `forget`. Whoever does a step twice, or late, changes nothing: see `balanc
 that has lost its leadership does no harm, and is refused by the nodes anyhow.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -114,10 +115,9 @@ class MessageService:
         with self._forgiving(node, "messages wait"):
             with self._connection(node) as connection:
                 found = mail.waiting(connection, outbox)
-            owned = _by_partition(snapshot, table, node, outbox)
             here = done.nodes[node]
             for leaf in found:
-                tablet = owned.get(leaf.partition)
+                tablet = _owner(snapshot, table, node, 0, leaf.partition)
                 if tablet is None:
                     continue  # of a tablet that has left: its owner has them
                 here.pending += leaf.pending
@@ -216,18 +216,19 @@ class MessageService:
     def _mark(self, snapshot: Snapshot, table: Table, node: str, after: str) -> None:
         """Marks outcomes whose outbox rows are gone: the owners of their senders are asked first."""
         _, inbox = _roots(table)
-        owned = _by_partition(snapshot, table, node, inbox)
         with self._connection(node) as connection:
-            found = [(owned[at], one) for at, one in mail.receipts(connection, inbox, after) if at in owned]
+            rows = mail.receipts(connection, inbox, after)
+        known = [(_owner(snapshot, table, node, 1, at), one) for at, one in rows]
+        found = [(tablet, one) for tablet, one in known if tablet is not None]
         senders: dict[int, list[tuple[Tablet, mail.Receipt]]] = defaultdict(list)
         for tablet, one in found:
             with self._forgiving(node, "a message's sender is not known"):
                 key = parse_key(snapshot.table(one.sender), one.sender_key)
                 senders[locate_key(snapshot, one.sender, key).tablet].append((tablet, one))
-        for sender, known in senders.items():
+        for sender, theirs in senders.items():
             at = snapshot.tablet(sender)
             with self._forgiving(at.node, "messages are not known to be gone yet"):
-                self._mark_those_of(snapshot, at, known)
+                self._mark_those_of(snapshot, at, theirs)
 
     def _mark_those_of(self, snapshot: Snapshot, sender: Tablet, known: list[tuple[Tablet, mail.Receipt]]) -> None:
         leaf = mail_leaf(snapshot.tables[sender.table], sender, 0)
@@ -248,11 +249,12 @@ class MessageService:
 
     def _forget_on(self, snapshot: Snapshot, table: Table, node: str, kept: str) -> int:
         _, inbox = _roots(table)
-        owned = _by_partition(snapshot, table, node, inbox)
         with self._connection(node) as connection:
-            found = [owned[name] for name in mail.old_partitions(connection, inbox, kept) if name in owned]
+            names = mail.old_partitions(connection, inbox, kept)
         total = 0
-        for tablet in found:
+        for tablet in (_owner(snapshot, table, node, 1, name) for name in names):
+            if tablet is None:
+                continue
             with self._at(tablet) as cursor:
                 total += mail.forget_old(cursor, mail_leaf(table, tablet, 1), kept)
         return total
@@ -310,8 +312,10 @@ def _roots(table: Table) -> tuple[Name, Name]:
     return found.outbox, found.inbox
 
 
-def _by_partition(snapshot: Snapshot, table: Table, node: str, root: Name) -> dict[str, Tablet]:
-    which = _roots(table).index(root)
-    return {
-        mail_leaf(table, tablet, which).name: tablet for tablet in snapshot.tablets(table.id) if tablet.node == node
-    }
+def _owner(snapshot: Snapshot, table: Table, node: str, which: int, partition: str) -> Tablet | None:
+    """Whose outbox (0) or inbox (1) a partition on a node is; None: of a tablet that has left, or of none."""
+    found = re.search(r"_t(\d+)$", partition)
+    tablet = snapshot.find_tablet(int(found[1])) if found else None
+    if tablet is None or (tablet.node, tablet.table) != (node, table.id):
+        return None
+    return tablet if mail_leaf(table, tablet, which).name == partition else None
