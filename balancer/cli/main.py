@@ -43,7 +43,7 @@ PANELS: Final[Mapping[str, Mapping[str, str]]] = {
         "split": "balancer.cli.migrate:split",
         "merge": "balancer.cli.migrate:merge",
         "cancel": "balancer.cli.operate:cancel",
-        "drain": "balancer.cli.operate:drain",
+        "drain": "balancer.cli.drain:drain",
         "undrain": "balancer.cli.operate:undrain",
         "close": "balancer.cli.operate:close",
         "pin": "balancer.cli.operate:pin",

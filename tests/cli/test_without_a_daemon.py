@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from balancer.cli.bounds_text import bounds_text
+from balancer.cli.drain import until_empty
 from balancer.cli.main import COMMANDS
 from balancer.cli.moves import finished_row, migration_document, running_row
 from balancer.cli.status import read, status_documents
 from balancer.clock import SystemClock
 from balancer.directory.model import KeyColumn, NodeState, Plan, Put, RangeBounds, Tablet
 from balancer.directory.sqlite import SqliteDirectory
+from balancer.errors import Refused
 from balancer.planner.stored_plan import plan_document
 from balancer.planner.summary import STATUS_TOPIC
 from balancer.policies.bundle_view import Action, ActionKind, PlanResult
@@ -109,6 +111,15 @@ def test_a_fresh_note_of_a_leader_needs_no_warning(directory: SqliteDirectory, c
     (document,) = status_documents(read(directory))
     assert document["warning"] == "the last report is 10 m old, although host-a leads"
     leadership.resign()
+
+
+def test_an_empty_node_is_waited_for_no_longer(directory: SqliteDirectory) -> None:
+    snapshot = directory.snapshot()
+    empty = replace(snapshot.nodes["pg-a"], id="pg-z", state=NodeState.DRAINING)
+    directory.commit(transaction([Put(empty)], snapshot.version))
+    until_empty(directory, "pg-z", 0.0, quiet=True)
+    with pytest.raises(Refused, match="not draining any more"):
+        until_empty(directory, "pg-a", 0.0, quiet=True)
 
 
 def test_a_drained_node_is_safe_to_take_away_when_nothing_needs_it(directory: SqliteDirectory) -> None:
