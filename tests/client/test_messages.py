@@ -15,7 +15,8 @@ from balancer.daemon.message_service import MessageService
 from balancer.errors import UserError
 from balancer.nodes import message_delivery
 from balancer.nodes.connection import Address
-from balancer.nodes.names import Name
+from balancer.nodes.names import Name, parse_name
+from balancer.nodes.proof import set_proof
 from tests.support.mailing import Mailing, mailings
 from tests.support.opening import connect
 
@@ -388,6 +389,24 @@ def test_values_are_never_text_of_a_statement(mailing: Mailing, pair: tuple[int,
     mailing.pay(payer, payee, mark=hostile, deliver=False)
     mailing.look()
     assert mailing.book(payee) == (110, hostile * 2)
+
+
+def test_roots_that_require_a_proof_take_messages(mailing: Mailing, pair: tuple[int, int]) -> None:
+    payer, payee = pair
+    roots = [parse_name(root) for root in mailing.shards.directory.snapshot().table("orders").roots]
+    assert len(roots) == 4
+    for wanted in (True, False):
+        for node in map(mailing.shards.node, mailing.shards.dsns):
+            with node.transaction(), node.cursor() as cursor:
+                assert set_proof(cursor, roots, wanted=wanted) == 4
+        if wanted:
+            mailing.pay(payer, payee)
+            mailing.pay(payer, payee, deliver=False)
+            due = "UPDATE balancer_outbox_1_t{0} SET message_due = message_sent".format
+            at = mailing.router.locate("orders", payer)
+            mailing.shards.node(at.node).execute(due(at.tablet).encode())
+            assert mailing.service.look(mailing.shards.directory.snapshot()).outcomes["applied"] == 1
+    assert (mailing.book(payee), mailing.outbox(payer)) == ((110, "xx"), [])
 
 
 def test_a_key_whose_messages_wait_is_not_rekeyed(mailing: Mailing, pair: tuple[int, int]) -> None:

@@ -11,12 +11,14 @@ from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.model import Node, Put, Transaction
 from balancer.errors import Refused, Unavailable
+from balancer.migration.begin_expiry import begin_expiry
 from balancer.nodes.connection import Connection
 from balancer.nodes.names import parse_name
 from balancer.settings.message_handlers import MessageSettings
 from balancer.tables.adopt import TableRequest
 from balancer.tables.create import create
 from balancer.tables.message_switch import Switched, switch_on
+from balancer.tables.unconvert import plan_unconversion
 from tests.support.directories import migration
 from tests.support.servers import Database
 
@@ -85,6 +87,26 @@ def test_a_migration_is_waited_for_and_what_was_made_in_vain_is_dropped(nodes: N
     told = "SELECT partitions FROM balancer.tablet WHERE id = %s"
     (names,) = nodes[first.node].execute(told, (first.id,)).fetchone() or ([],)
     assert list(names) == [f"{root}_t{first.id}" for root in ("orders", "balancer_outbox_2", "balancer_inbox_2")]
+
+
+@pytest.mark.usefixtures("tables")
+def test_what_would_lose_messages_is_refused(
+    nodes: Nodes, directory: Directory, databases: dict[str, Database]
+) -> None:
+    """Tablets that expire, and a table that becomes a plain one again, would take outbox and inbox with them."""
+    records = [Node(name, "shop", database.dsn) for name, database in databases.items()]
+    single = TableRequest("shop", "single", (parse_name("single"),), "hash", ("id",), "test")
+    create(single, directory, nodes, records, "shop", tablets=1, definition=ORDERS.replace("orders", "single"))
+    for table in ("events", "single"):
+        switch(table, directory, nodes)
+    leadership = directory.campaign("test", 5.0)
+    assert leadership is not None
+    snapshot = directory.snapshot()
+    lowest = next(iter(snapshot.tablets(snapshot.table("events").id)))
+    with pytest.raises(Refused, match="takes part in messages"):
+        begin_expiry(directory, leadership, [lowest.id], expire_after=60.0)
+    with pytest.raises(Refused, match="takes part in messages"):
+        plan_unconversion(single, directory, nodes)
 
 
 @pytest.mark.usefixtures("tables")
