@@ -16,6 +16,8 @@ import psycopg
 from psycopg_pool import AsyncConnectionPool
 
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
+from balancer.client.attachments import Attachments
+from balancer.client.block_connections import AsyncBlockConnection
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from balancer.client.bulk import Rows
 
 Connection = psycopg.AsyncConnection[Any]
-NodePool = AsyncConnectionPool[Connection]
+NodePool = AsyncConnectionPool[AsyncBlockConnection]
 Result = TypeVar("Result")
 Outcome = TypeVar("Outcome")
 
@@ -76,9 +78,14 @@ class AsyncRouter:
         self.locate = routes.locate
         """`locate(table, key)`: as `Router.locate`."""
         self._pools: PoolBook[NodePool] = PoolBook(
-            routes, lambda node, dsn: AsyncConnectionPool(dsn, configure=prepare_async, **settings.arguments(node))
+            routes,
+            lambda node, dsn: AsyncConnectionPool(
+                dsn, connection_class=AsyncBlockConnection, configure=prepare_async, **settings.arguments(node)
+            ),
         )
         self._sampler = Sampler(routes) if samples else None
+        self.attachments = Attachments(routes, settings, self._sampler)
+        """As `Router.attachments`."""
         self._ended = EndedDecisions()
         self._ids: dict[str, AsyncIds] = {}
         self._located_ids: dict[str, AsyncLocatedIds] = {}
@@ -205,6 +212,7 @@ class AsyncRouter:
             await pool.close()
         if self._sampler is not None:
             await asyncio.to_thread(self._sampler.close)
+        await self.attachments.aclose()
         await asyncio.to_thread(self._routes.close)
 
     async def __aenter__(self) -> Self:
@@ -218,13 +226,13 @@ class AsyncRouter:
         try:
             request = next(steps)
             while True:
-                cancelled = _cancelled()
+                cancelled = cancellations()
                 try:
                     answer = await self._perform(request)
                 except BaseException as error:  # noqa: BLE001 - the steps decide what becomes of it
                     # Where a statement fails while psycopg cancels it, psycopg raises its error in place of the
                     # cancellation: the steps would try again, and the task would live on.
-                    request = steps.throw(asyncio.CancelledError() if _cancelled() > cancelled else error)
+                    request = steps.throw(asyncio.CancelledError() if cancellations() > cancelled else error)
                 else:
                     request = steps.send(answer)
         except StopIteration as stop:
@@ -239,7 +247,9 @@ class AsyncRouter:
                     await retired.close(timeout=0)
                 if pool.closed:
                     await pool.open()
-                return Loan(pool, await pool.getconn(timeout))
+                connection = await pool.getconn(timeout)
+                connection.lent = True
+                return Loan(pool, connection)
             case Execute(loan, statements):
                 await _execute(loan, statements)
             case ExecuteEach(orders):
@@ -248,6 +258,7 @@ class AsyncRouter:
             case Undo(loan):
                 await loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):
+                loan.connection.lent = False
                 await asyncio.shield(loan.pool.putconn(loan.connection))  # half given back it would be nobody's
             case AwaitChange(version, timeout):
                 await asyncio.to_thread(self._routes.wait, version, timeout)
@@ -267,7 +278,7 @@ def _error(answer: BaseException | None) -> psycopg.Error | None:
     return answer
 
 
-def _cancelled() -> int:
+def cancellations() -> int:
     """How often this task has been told to end."""
     task = asyncio.current_task()
     return task.cancelling() if task is not None else 0

@@ -46,19 +46,19 @@ class PoolSettings:
 # A statement whose client is gone goes on to its end and keeps its locks; with this the server looks every second
 # whether there is still somebody to answer. Not in the connection's options: PgBouncer takes few of those. Servers on
 # some systems cannot look, and refuse the value.
-_LOOK_FOR_US = "SET client_connection_check_interval TO '1s'"
+LOOK_FOR_US = "SET client_connection_check_interval TO '1s'"
 
 
 def prepare(connection: psycopg.Connection[Any]) -> None:
     """Of a blocking pool: `configure`."""
     with contextlib.suppress(psycopg.errors.InvalidParameterValue):
-        connection.execute(_LOOK_FOR_US)
+        connection.execute(LOOK_FOR_US)
 
 
 async def prepare_async(connection: psycopg.AsyncConnection[Any]) -> None:
     """Of an asynchronous pool: `configure`."""
     with contextlib.suppress(psycopg.errors.InvalidParameterValue):
-        await connection.execute(_LOOK_FOR_US)
+        await connection.execute(LOOK_FOR_US)
 
 
 class Loan(NamedTuple):

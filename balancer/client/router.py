@@ -9,43 +9,34 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import psycopg
-from psycopg_pool import ConnectionPool
 
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
+from balancer.client.attachments import Attachments
+from balancer.client.blocking_hands import BlockingHands
 from balancer.client.bulk_load import BulkLoad
 from balancer.client.every_shard import EveryShard, Shard, Values, scan
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.key_cover import KeyStretch
 from balancer.client.locate import NO_KEY, AnyKey
-from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare
+from balancer.client.pools import Loan, PoolSettings
 from balancer.client.rekeying import rekeying
 from balancer.client.retry import Attempts
 from balancer.client.routing import Routes
 from balancer.client.sampler import Sampler
 from balancer.client.transaction_steps import (
-    AwaitChange,
-    Borrow,
-    Execute,
-    ExecuteEach,
-    GiveBack,
     Isolation,
-    Query,
     Request,
-    Undo,
     Wish,
     enter,
     leave,
 )
-from balancer.client.wire import answers, command, send
 from balancer.directory.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from balancer.client.bulk import Rows
 
 Connection = psycopg.Connection[Any]
-NodePool = ConnectionPool[Connection]
 Result = TypeVar("Result")
-Outcome = TypeVar("Outcome")
 
 PATIENCE = 10.0
 """Seconds a transaction may take to begin: much longer than a switch, shorter than a user waits."""
@@ -84,19 +75,18 @@ class Atomic:
         return self._steps.nodes
 
 
-class Router:
+class Router(BlockingHands):
     """Finds the node of a key and runs transactions there."""
 
     def __init__(self, routes: Routes, pools: PoolSettings | None = None, *, samples: bool = True) -> None:
         settings = pools or PoolSettings()
-        self._routes = routes
+        super().__init__(routes, settings)
         self.locate = routes.locate
         """`locate(table, key)`: the node, tablet and epoch of a key, from memory. `UserError` for an unknown table or
         an unfit key. Not a method of its own: it is called for every statement of an application."""
-        self._pools: PoolBook[NodePool] = PoolBook(
-            routes, lambda node, dsn: ConnectionPool(dsn, configure=prepare, **settings.arguments(node))
-        )
         self._sampler = Sampler(routes) if samples else None
+        self.attachments = Attachments(routes, settings, self._sampler)
+        """What frameworks keep with this router: engines of SQLAlchemy, say. Closed with it."""
         self._ended = EndedDecisions()
         self._ids: dict[str, Ids] = {}
         self._located_ids: dict[str, LocatedIds] = {}
@@ -333,8 +323,8 @@ class Router:
         """Closes pools and directory. Idempotent."""
         if self._sampler is not None:
             self._sampler.close()
-        for pool in self._pools.clear():
-            pool.close()
+        self._close_pools()
+        self.attachments.close()
         self._routes.close()
 
     def __enter__(self) -> Self:
@@ -342,79 +332,3 @@ class Router:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _drive(self, steps: Generator[Request, Any, Outcome]) -> Outcome:
-        """Blocking calls for requests; what they raise goes back into the steps."""
-        try:
-            request = next(steps)
-            while True:
-                try:
-                    answer = self._perform(request)
-                except BaseException as error:  # noqa: BLE001 - the steps decide what becomes of it
-                    request = steps.throw(error)
-                else:
-                    request = steps.send(answer)
-        except StopIteration as stop:
-            outcome: Outcome = stop.value
-            return outcome
-
-    def _perform(self, request: Request) -> object:
-        match request:
-            case Borrow(node, timeout):
-                pool, retired = self._pools.find(node)
-                if retired is not None:
-                    retired.close(timeout=0)
-                if pool.closed:
-                    pool.open()
-                return Loan(pool, pool.getconn(timeout))
-            case Execute(loan, statements):
-                connection = loan.connection
-                with connection.lock:
-                    connection.wait(command(connection, statements))
-            case ExecuteEach(orders):
-                return _execute_each(orders)
-            case Query(loan, transactions, values):
-                with psycopg.ClientCursor(loan.connection) as cursor:
-                    # Without parameters of its own the message is sent as it is: many statements, one round trip.
-                    texts = [
-                        f"{opening.decode()}; {cursor.mogrify(one, values)}; COMMIT" for opening, one in transactions
-                    ]
-                    return _rows_of(cursor.execute("; ".join(texts)))
-            case Undo(loan):
-                loan.connection.execute("ROLLBACK", prepare=False)
-            case GiveBack(loan):
-                loan.pool.putconn(loan.connection)
-            case AwaitChange(version, timeout):
-                self._routes.wait(version, timeout)
-        return None
-
-
-def _rows_of(cursor: psycopg.Cursor[Any]) -> list[list[Any]]:
-    """The rows of each transaction of a message."""
-    found: list[list[Any]] = [[]]
-    while True:
-        if cursor.description is not None:
-            found[-1] += cursor.fetchall()
-        elif cursor.statusmessage == "COMMIT":
-            found.append([])
-        if not cursor.nextset():
-            return found[:-1]
-
-
-def _execute_each(orders: tuple[tuple[Loan, bytes], ...]) -> list[psycopg.Error | None]:
-    """Every message is on its way before the first answer is waited for."""
-    found: dict[int, psycopg.Error] = {}
-    for at, (loan, statements) in enumerate(orders):
-        try:
-            send(loan.connection, statements)
-        except psycopg.Error as error:
-            found[at] = error
-    for at, (loan, _) in enumerate(orders):
-        if at in found:
-            continue
-        try:
-            with loan.connection.lock:
-                loan.connection.wait(answers(loan.connection))
-        except psycopg.Error as error:
-            found[at] = error
-    return [found.get(at) for at in range(len(orders))]

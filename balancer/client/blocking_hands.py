@@ -1,0 +1,129 @@
+"""Carries out what the steps of a transaction ask for, with blocking calls: `Router` is one of these.
+
+It has the pools, one for each node. `async_router` has its own hands; what is done and when is decided by
+`transaction_steps` and `atomic_steps` alone.
+"""
+
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg_pool import ConnectionPool
+
+from balancer.client.block_connections import BlockConnection
+from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare
+from balancer.client.routing import Routes
+from balancer.client.transaction_steps import (
+    AwaitChange,
+    Borrow,
+    Execute,
+    ExecuteEach,
+    GiveBack,
+    Query,
+    Request,
+    Undo,
+)
+from balancer.client.wire import answers, command, send
+
+NodePool = ConnectionPool[BlockConnection]
+Outcome = TypeVar("Outcome")
+
+
+def driven(steps: Generator[Request, Any, Outcome], perform: Callable[[Request], object]) -> Outcome:
+    """Blocking calls for requests; what they raise goes back into the steps."""
+    try:
+        request = next(steps)
+        while True:
+            try:
+                answer = perform(request)
+            except BaseException as error:  # noqa: BLE001 - the steps decide what becomes of it
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as stop:
+        outcome: Outcome = stop.value
+        return outcome
+
+
+class BlockingHands:
+    """May be used from several threads."""
+
+    def __init__(self, routes: Routes, settings: PoolSettings) -> None:
+        self._routes = routes
+        self._pools: PoolBook[NodePool] = PoolBook(
+            routes,
+            lambda node, dsn: ConnectionPool(
+                dsn, connection_class=BlockConnection, configure=prepare, **settings.arguments(node)
+            ),
+        )
+
+    def _close_pools(self) -> None:
+        for pool in self._pools.clear():
+            pool.close()
+
+    def _drive(self, steps: Generator[Request, Any, Outcome]) -> Outcome:
+        return driven(steps, self._perform)
+
+    def _perform(self, request: Request) -> object:
+        match request:
+            case Borrow(node, timeout):
+                pool, retired = self._pools.find(node)
+                if retired is not None:
+                    retired.close(timeout=0)
+                if pool.closed:
+                    pool.open()
+                connection = pool.getconn(timeout)
+                connection.lent = True
+                return Loan(pool, connection)
+            case Execute(loan, statements):
+                connection = loan.connection
+                with connection.lock:
+                    connection.wait(command(connection, statements))
+            case ExecuteEach(orders):
+                return _execute_each(orders)
+            case Query(loan, transactions, values):
+                with psycopg.ClientCursor(loan.connection) as cursor:
+                    # Without parameters of its own the message is sent as it is: many statements, one round trip.
+                    texts = [
+                        f"{opening.decode()}; {cursor.mogrify(one, values)}; COMMIT" for opening, one in transactions
+                    ]
+                    return _rows_of(cursor.execute("; ".join(texts)))
+            case Undo(loan):
+                loan.connection.execute("ROLLBACK", prepare=False)
+            case GiveBack(loan):
+                loan.connection.lent = False
+                loan.pool.putconn(loan.connection)
+            case AwaitChange(version, timeout):
+                self._routes.wait(version, timeout)
+        return None
+
+
+def _rows_of(cursor: psycopg.Cursor[Any]) -> list[list[Any]]:
+    """The rows of each transaction of a message."""
+    found: list[list[Any]] = [[]]
+    while True:
+        if cursor.description is not None:
+            found[-1] += cursor.fetchall()
+        elif cursor.statusmessage == "COMMIT":
+            found.append([])
+        if not cursor.nextset():
+            return found[:-1]
+
+
+def _execute_each(orders: tuple[tuple[Loan, bytes], ...]) -> list[psycopg.Error | None]:
+    """Every message is on its way before the first answer is waited for."""
+    found: dict[int, psycopg.Error] = {}
+    for at, (loan, statements) in enumerate(orders):
+        try:
+            send(loan.connection, statements)
+        except psycopg.Error as error:
+            found[at] = error
+    for at, (loan, _) in enumerate(orders):
+        if at in found:
+            continue
+        try:
+            with loan.connection.lock:
+                loan.connection.wait(answers(loan.connection))
+        except psycopg.Error as error:
+            found[at] = error
+    return [found.get(at) for at in range(len(orders))]
