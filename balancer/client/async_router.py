@@ -122,7 +122,7 @@ class AsyncRouter:
         if self._sampler is not None:
             self._sampler.note(table, key, weight, not read_only)
         clock = self._routes.clock
-        wish = Wish(clock.monotonic() + patience, isolation, read_only)
+        wish = Wish(clock.monotonic() + patience, isolation, read_only, proof=self._routes.proof)
         held = await self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
         try:
             yield held.loan.connection

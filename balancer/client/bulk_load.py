@@ -6,19 +6,21 @@ A batch of a node is there whole or not at all; one that a switch has refused is
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from itertools import islice
 from operator import itemgetter
 from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 
 from balancer.client.failures import Failure, classify, classify_entry
 from balancer.client.locate import NO_KEY, AnyKey, Location
 from balancer.client.pools import Loan
 from balancer.client.retry import Attempts
 from balancer.client.routing import Routes
-from balancer.client.transaction_steps import LONGEST_BORROW, Borrow, Execute, GiveBack, Request
+from balancer.client.transaction_steps import LONGEST_BORROW, Borrow, Execute, GiveBack, Request, Undo
 from balancer.directory.model import Table
 from balancer.errors import OutcomeUnknown, Unavailable, UserError
 from balancer.relation_names import Name, parse_name
@@ -114,7 +116,7 @@ class BulkLoad:
         try:
             loan = self._perform(Borrow(node, LONGEST_BORROW))
             assert loan is not None
-            self._perform(Execute(loan, _opening(tablets)))
+            self._perform(Execute(loan, _opening(tablets if self._routes.proof else set())))
             began = True
             with loan.connection.cursor() as cursor, cursor.copy(self._copy) as copy:
                 write = copy.write_row
@@ -129,8 +131,14 @@ class BulkLoad:
             return None
         finally:
             if loan is not None:
-                _roll_back(loan)
+                self._roll_back(loan)
                 self._perform(GiveBack(loan))
+
+    def _roll_back(self, loan: Loan) -> None:
+        """What was not committed; after a commit nothing is sent."""
+        if loan.connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+            with suppress(psycopg.Error):  # a broken connection is discarded when it is given back
+                self._perform(Undo(loan))
 
     def _commit(self, loan: Loan, node: str) -> None:
         try:
@@ -145,14 +153,6 @@ def _opening(tablets: set[Location]) -> bytes:
     # In one order everywhere: two loads, or a mover, must not wait for each other.
     holds = (f"; CALL balancer.hold({one.tablet:d}, {one.epoch:d}, true)" for one in sorted(tablets, key=itemgetter(1)))
     return ("BEGIN" + "".join(holds)).encode()
-
-
-def _roll_back(loan: Loan) -> None:
-    """What was not committed; after a commit nothing is sent."""
-    try:
-        loan.connection.rollback()
-    except psycopg.Error:
-        return  # a broken connection is discarded when it is given back
 
 
 def _root(table: Table, wanted: str | None) -> Name:

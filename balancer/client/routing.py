@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 class Routes:
     """The directory in memory. May be used from several threads."""
 
+    proof = True
+    """Whether nodes must prove that they own a tablet: everywhere but in `testing`."""
+
     def __init__(self, directory: Directory, clock: Clock | None = None, cluster: str = "cluster") -> None:
         self.directory = directory
         self.cluster = cluster

@@ -55,7 +55,7 @@ class _Place:
         if kept.sampler is not None:
             kept.sampler.note(self.table, self.key, self.weight, not self.read_only)
         monotonic = kept.routes.clock.monotonic
-        wish = Wish(monotonic() + self.patience, self.isolation, self.read_only)
+        wish = Wish(monotonic() + self.patience, self.isolation, self.read_only, proof=kept.routes.proof)
         held = self.engines.drive(enter(kept.routes.finder(self.table, self.key), wish, monotonic))
         connection: sqlalchemy.Connection = held.loan.connection
         return connection

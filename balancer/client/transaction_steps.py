@@ -106,6 +106,7 @@ def _opening(isolation: Isolation, read_only: bool) -> bytes:
 _OPENINGS = {
     (isolation, read_only): _opening(isolation, read_only) for isolation in Isolation for read_only in (True, False)
 }
+_UNPROVEN = {kind: opening.partition(b";")[0] for kind, opening in _OPENINGS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +118,13 @@ class Wish:
     read_only: bool = False
     also: bytes = b""
     """A statement that follows in the same message."""
+    proof: bool = True
+    """False only where there is one database that owns everything: see `testing`."""
 
     def opening(self, location: Location) -> bytes:
         """BEGIN and the proof of ownership: one message, one round trip."""
+        if not self.proof:
+            return _UNPROVEN[self.isolation, self.read_only] + self.also
         return _OPENINGS[self.isolation, self.read_only] % (location.tablet, location.epoch) + self.also
 
 

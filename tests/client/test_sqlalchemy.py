@@ -169,6 +169,8 @@ class TestWhatCannotBeProven:
             orders.execute(text("SELECT 1"))
             engine = orders.get_bind().engine
         assert isinstance(engine, Engine)
+        with pytest.raises(UserError, match="in no transaction"):
+            engine.connect().begin()
         with pytest.raises(UserError, match="in no transaction"), engine.connect() as connection:
             connection.execute(text("SELECT 1"))
 
