@@ -42,6 +42,7 @@ _SETTINGS = MigrationSettings(
     retry_back_off=0.05,
     retry_back_off_limit=0.2,
     fence_attempts=10,
+    retry_patience=3.0,
     write_pause_budget=2.0,
     fence_deadline=5.0,
 )

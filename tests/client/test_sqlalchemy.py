@@ -169,8 +169,8 @@ class TestWhatCannotBeProven:
             orders.execute(text("SELECT 1"))
             engine = orders.get_bind().engine
         assert isinstance(engine, Engine)
-        with pytest.raises(UserError, match="in no transaction"):
-            engine.connect().begin()
+        with engine.connect() as connection, pytest.raises(UserError, match="in no transaction"):
+            connection.begin()
         with pytest.raises(UserError, match="in no transaction"), engine.connect() as connection:
             connection.execute(text("SELECT 1"))
 
