@@ -18,8 +18,10 @@ from psycopg_pool import AsyncConnectionPool
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
 from balancer.client.attachments import Attachments
 from balancer.client.block_connections import AsyncBlockConnection
+from balancer.client.explaining import Explanation
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.locate import NO_KEY, AnyKey
+from balancer.client.open_blocks import WARN_AFTER, OpenBlocks
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async
 from balancer.client.retry import Attempts
 from balancer.client.router import PATIENCE
@@ -72,7 +74,14 @@ class AsyncAtomic:
 class AsyncRouter:
     """Finds the node of a key and runs transactions there; for one event loop. See `Router` for what is promised."""
 
-    def __init__(self, routes: Routes, pools: PoolSettings | None = None, *, samples: bool = True) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        pools: PoolSettings | None = None,
+        *,
+        samples: bool = True,
+        warn_after: float = WARN_AFTER,
+    ) -> None:
         settings = pools or PoolSettings()
         self._routes = routes
         self.locate = routes.locate
@@ -84,7 +93,9 @@ class AsyncRouter:
             ),
         )
         self._sampler = Sampler(routes) if samples else None
-        self.attachments = Attachments(routes, settings, self._sampler)
+        self._blocks = OpenBlocks(warn_after)
+        routes.watch(self._blocks.look)
+        self.attachments = Attachments(routes, settings, self._sampler, self._blocks)
         """As `Router.attachments`."""
         self._ended = EndedDecisions()
         self._ids: dict[str, AsyncIds] = {}
@@ -92,16 +103,26 @@ class AsyncRouter:
 
     @classmethod
     async def connect(
-        cls, url: str, pools: PoolSettings | None = None, *, samples: bool = True, **directory: Any
+        cls,
+        url: str,
+        pools: PoolSettings | None = None,
+        *,
+        samples: bool = True,
+        warn_after: float = WARN_AFTER,
+        **directory: Any,
     ) -> "AsyncRouter":
         """Opens the directory at this address and loads it."""
         routes = await asyncio.to_thread(Routes.open, url, **directory)
-        return cls(routes, pools, samples=samples)
+        return cls(routes, pools, samples=samples, warn_after=warn_after)
 
     @property
     def snapshot(self) -> Snapshot:
         """The newest snapshot of the directory known here."""
         return self._routes.snapshot
+
+    def explain(self, table: str, key: AnyKey = NO_KEY) -> Explanation:
+        """Where a key is, why there, and whether it is being moved: `print(router.explain("orders", 7))`."""
+        return self._routes.explain(table, key)
 
     def group(self, table: str, keys: Any) -> "dict[str, Rows]":
         """For each node that owns any of these keys, which of them. Needs numpy."""
@@ -124,11 +145,14 @@ class AsyncRouter:
         clock = self._routes.clock
         wish = Wish(clock.monotonic() + patience, isolation, read_only, proof=self._routes.proof)
         held = await self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
+        block = self._blocks.opened(table, held.location, clock.monotonic())
         try:
             yield held.loan.connection
         except BaseException:
+            self._blocks.forget(block)
             await self._drive(leave(held, failed=True))
             raise
+        self._blocks.forget(block)
         await self._drive(leave(held, failed=False))
 
     async def run(

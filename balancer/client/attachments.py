@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
+from balancer.client.open_blocks import OpenBlocks
 from balancer.client.pools import PoolSettings
 from balancer.client.routing import Routes
 from balancer.client.sampler import Sampler
@@ -25,10 +26,11 @@ Kept = TypeVar("Kept", bound=Attached)
 class Attachments:
     """One of each kind. May be used from several threads."""
 
-    def __init__(self, routes: Routes, settings: PoolSettings, sampler: Sampler | None) -> None:
+    def __init__(self, routes: Routes, settings: PoolSettings, sampler: Sampler | None, blocks: OpenBlocks) -> None:
         self.routes = routes
         self.settings = settings
         self.sampler = sampler
+        self.blocks = blocks
         self._lock = threading.Lock()
         self._kept: dict[type[Attached], Attached] | None = {}
 

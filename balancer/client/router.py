@@ -15,9 +15,11 @@ from balancer.client.attachments import Attachments
 from balancer.client.blocking_hands import BlockingHands
 from balancer.client.bulk_load import BulkLoad
 from balancer.client.every_shard import EveryShard, Shard, Values, scan
+from balancer.client.explaining import Explanation
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.key_cover import KeyStretch
 from balancer.client.locate import NO_KEY, AnyKey
+from balancer.client.open_blocks import WARN_AFTER, OpenBlocks
 from balancer.client.pools import Loan, PoolSettings
 from balancer.client.rekeying import rekeying
 from balancer.client.retry import Attempts
@@ -78,14 +80,23 @@ class Atomic:
 class Router(BlockingHands):
     """Finds the node of a key and runs transactions there."""
 
-    def __init__(self, routes: Routes, pools: PoolSettings | None = None, *, samples: bool = True) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        pools: PoolSettings | None = None,
+        *,
+        samples: bool = True,
+        warn_after: float = WARN_AFTER,
+    ) -> None:
         settings = pools or PoolSettings()
         super().__init__(routes, settings)
         self.locate = routes.locate
         """`locate(table, key)`: the node, tablet and epoch of a key, from memory. `UserError` for an unknown table or
         an unfit key. Not a method of its own: it is called for every statement of an application."""
         self._sampler = Sampler(routes) if samples else None
-        self.attachments = Attachments(routes, settings, self._sampler)
+        self._blocks = OpenBlocks(warn_after)
+        routes.watch(self._blocks.look)
+        self.attachments = Attachments(routes, settings, self._sampler, self._blocks)
         """What frameworks keep with this router: engines of SQLAlchemy, say. Closed with it."""
         self._ended = EndedDecisions()
         self._ids: dict[str, Ids] = {}
@@ -93,18 +104,29 @@ class Router(BlockingHands):
 
     @classmethod
     def connect(
-        cls, url: str, pools: PoolSettings | None = None, *, samples: bool = True, **directory: Any
+        cls,
+        url: str,
+        pools: PoolSettings | None = None,
+        *,
+        samples: bool = True,
+        warn_after: float = WARN_AFTER,
+        **directory: Any,
     ) -> "Router":
         """Opens the directory at this address and loads it; nodes are connected to when they are first needed.
 
-        `samples=False` switches off the reports of keys in use. Further arguments are the directory's own.
+        `samples=False` switches off the reports of keys in use. A block that is open for longer than `warn_after`
+        seconds is named in the log `balancer.client`, once for each place. Further arguments are the directory's own.
         """
-        return cls(Routes.open(url, **directory), pools, samples=samples)
+        return cls(Routes.open(url, **directory), pools, samples=samples, warn_after=warn_after)
 
     @property
     def snapshot(self) -> Snapshot:
         """The newest snapshot of the directory known here."""
         return self._routes.snapshot
+
+    def explain(self, table: str, key: AnyKey = NO_KEY) -> Explanation:
+        """Where a key is, why there, and whether it is being moved: `print(router.explain("orders", 7))`."""
+        return self._routes.explain(table, key)
 
     def group(self, table: str, keys: Any) -> "dict[str, Rows]":
         """For each node that owns any of these keys, which of them: their places, as an array. Needs numpy.
@@ -140,11 +162,14 @@ class Router(BlockingHands):
         clock = self._routes.clock
         wish = Wish(clock.monotonic() + patience, isolation, read_only, proof=self._routes.proof)
         held = self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
+        block = self._blocks.opened(table, held.location, clock.monotonic())
         try:
             yield held.loan.connection
         except BaseException:
+            self._blocks.forget(block)
             self._drive(leave(held, failed=True))
             raise
+        self._blocks.forget(block)
         self._drive(leave(held, failed=False))
 
     def run(

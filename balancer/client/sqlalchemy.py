@@ -11,6 +11,7 @@ begins another, perhaps on another node. What is not committed at the end of the
 """
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from sqlalchemy.orm import Session
 
 from balancer.client.async_router import AsyncRouter
 from balancer.client.locate import NO_KEY, AnyKey
+from balancer.client.open_blocks import OpenBlock
 from balancer.client.proven_engines import AsyncNodeEngines, NodeEngines
 from balancer.client.retry import Attempts
 from balancer.client.router import PATIENCE, Router
@@ -34,6 +36,15 @@ from balancer.errors import UserError
 Result = TypeVar("Result")
 
 __all__ = ["KeySession", "configure", "run", "session"]
+
+
+class _SessionBlock(OpenBlock):
+    """A session's block: it has a transaction now and then."""
+
+    connection: sqlalchemy.Connection | None = None
+
+    def since(self) -> float | None:
+        return None if self.connection is None or self.connection.closed else self.began
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +59,7 @@ class _Place:
     isolation: Isolation
     patience: float
     weight: float
+    block: "_SessionBlock"
 
     def connect(self) -> sqlalchemy.Connection:
         """A connection in a proven transaction that nobody has used yet."""
@@ -58,6 +70,7 @@ class _Place:
         wish = Wish(monotonic() + self.patience, self.isolation, self.read_only, proof=kept.routes.proof)
         held = self.engines.drive(enter(kept.routes.finder(self.table, self.key), wish, monotonic))
         connection: sqlalchemy.Connection = held.loan.connection
+        self.block.location, self.block.began, self.block.connection = held.location, monotonic(), connection
         return connection
 
     @property
@@ -169,22 +182,34 @@ def session(
     """
     kind = NodeEngines if isinstance(router, Router) else AsyncNodeEngines
     engines = router.attachments.get(kind, lambda attachments: kind(attachments, {}))
-    place = _Place(router, engines, table, key, read_only, isolation, patience, weight)
+    block = _SessionBlock(table, sys._getframe(1))
+    place = _Place(router, engines, table, key, read_only, isolation, patience, weight, block)
     return _blocking(place, options) if isinstance(router, Router) else _awaiting(place, options)
 
 
 @contextmanager
 def _blocking(place: _Place, options: dict[str, Any]) -> Iterator[Session]:
-    with KeySession(place=place, **options) as opened:
+    with _noted(place), KeySession(place=place, **options) as opened:
         yield opened
         opened.commit()
 
 
 @asynccontextmanager
 async def _awaiting(place: _Place, options: dict[str, Any]) -> AsyncIterator[AsyncSession]:
-    async with AsyncSession(sync_session_class=KeySession, place=place, **options) as opened:
-        yield opened
-        await opened.commit()
+    with _noted(place):
+        async with AsyncSession(sync_session_class=KeySession, place=place, **options) as opened:
+            yield opened
+            await opened.commit()
+
+
+@contextmanager
+def _noted(place: _Place) -> Iterator[None]:
+    blocks = place.router.attachments.blocks
+    blocks.note(place.block)
+    try:
+        yield
+    finally:
+        blocks.forget(place.block)
 
 
 @overload
