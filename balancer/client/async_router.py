@@ -146,6 +146,7 @@ class AsyncRouter:
         wish = Wish(clock.monotonic() + patience, isolation, read_only, proof=self._routes.proof)
         held = await self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
         block = self._blocks.opened(table, held.location, clock.monotonic())
+        held.loan.connection.location = held.location
         try:
             yield held.loan.connection
         except BaseException:

@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 
+from balancer.client.locate import Location
 from balancer.errors import UserError
 
 
@@ -17,6 +18,8 @@ class BlockConnection(psycopg.Connection[Any]):
 
     lent = False
     """Whether a block has it; the pool itself may roll back what comes back to it half-way."""
+    location: Location | None = None
+    """Of a block of `transaction`: what was proven."""
 
     def commit(self) -> None:
         _refuse(self.lent, "commit")
@@ -31,6 +34,7 @@ class AsyncBlockConnection(psycopg.AsyncConnection[Any]):
     """Of an asyncio router."""
 
     lent = False
+    location: Location | None = None
 
     async def commit(self) -> None:
         _refuse(self.lent, "commit")

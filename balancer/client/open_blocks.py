@@ -21,12 +21,15 @@ _OWN = ("balancer.client", "contextlib")
 
 
 class OpenBlock:
-    """One block, by the frame that opened it. Its own line is kept: the frame itself goes on inside the block."""
+    """One block, by the frame that opened it (the first that is not ours). Its line is kept: the frame goes on inside
+    the block."""
 
     def __init__(self, table: str, frame: FrameType) -> None:
         self.table = table
         self.location: Location | None = None
         self.began = 0.0
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
+            frame = frame.f_back
         self._frame = frame
         self._line = frame.f_lineno
 
@@ -35,12 +38,10 @@ class OpenBlock:
         return self.began
 
     def opening(self) -> traceback.StackSummary:
-        """The traceback of its opening, without what is ours. Frames outside of the block's own stand still."""
+        """The traceback of its opening. Frames outside of the block's own stand still."""
         frames = [(self._frame, self._line)]
         while (outer := frames[-1][0].f_back) is not None:
             frames.append((outer, outer.f_lineno))
-        while len(frames) > 1 and frames[0][0].f_globals.get("__name__", "").startswith(_OWN):
-            del frames[0]
         return traceback.StackSummary.extract(iter(frames[::-1]))
 
 

@@ -163,6 +163,7 @@ class Router(BlockingHands):
         wish = Wish(clock.monotonic() + patience, isolation, read_only, proof=self._routes.proof)
         held = self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
         block = self._blocks.opened(table, held.location, clock.monotonic())
+        held.loan.connection.location = held.location
         try:
             yield held.loan.connection
         except BaseException:

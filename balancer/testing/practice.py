@@ -11,6 +11,7 @@ Servers are started once (`PracticeServers`) and each test gets databases and a 
 real: copied, streamed, fenced, compared and committed by the daemon's own code; nothing else ever moves anything.
 """
 
+import json
 import shutil
 import tempfile
 import threading
@@ -24,7 +25,7 @@ from balancer.client import AsyncRouter, PoolSettings, Router, locate_key
 from balancer.client.locate import NO_KEY, AnyKey
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Bundle, Migration, Node, Put, Transaction
-from balancer.directory.open import open_directory
+from balancer.directory.open import cluster_name, open_directory
 from balancer.embedded.cluster import EmbeddedCluster
 from balancer.errors import Refused, UserError
 from balancer.migration.begin import begin_move
@@ -127,11 +128,30 @@ class PracticeCluster:
             self._directory,
             {node: self._link(node) for node in self.dsns},
             self._records,
-            _BUNDLE,
+            cluster_name(self.url),
             tablets=tablets,
             splits=splits,
             definition=definition,
         )
+
+    def write_configuration(self, folder: Path) -> Path:
+        """Files for the command line: `balancer ddl apply practice change.sql --config …/balancer.toml`."""
+        (folder / "bundles").mkdir(parents=True, exist_ok=True)
+        file = folder / "balancer.toml"
+        file.write_text(f"directory = {json.dumps(self.url)}\n")
+        lines = [f"[nodes.{node}]\ndsn = {json.dumps(dsn)}\n" for node, dsn in self.dsns.items()]
+        for table in self._directory.snapshot().tables.values():
+            words = {
+                "roots": list(table.roots),
+                "layout": str(table.layout),
+                "key": [column.name for column in table.key_columns],
+            }
+            lines.append(f"[tables.{json.dumps(table.name)}]\n")
+            lines += [f"{word} = {json.dumps(value)}\n" for word, value in words.items() if value]
+        bundle = folder / "bundles" / f"{_BUNDLE}.toml"
+        bundle.touch(mode=0o600)  # the passwords of the nodes are in it
+        bundle.write_text("".join(lines))
+        return file
 
     def router(self, pools: PoolSettings | None = None) -> Router:
         """To be closed by who asked for it."""
