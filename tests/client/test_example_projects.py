@@ -25,7 +25,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 MOVES = 20
 USERS = 16
 CLIENTS = 3
-PACE = 0.02
+PACE = 0.05
 """Seconds between two rounds of a client: some dozens of requests a second, and a server that keeps up."""
 
 
