@@ -56,9 +56,28 @@ class BlockingHands:
                 dsn, connection_class=BlockConnection, configure=prepare, **settings.arguments(node)
             ),
         )
+        self._known: tuple[object, dict[str, NodePool]] = (None, {})
+
+    def _pool(self, node: str) -> NodePool:
+        """The open pool of a node. Without a lock as long as no node's record has changed."""
+        nodes = self._routes.snapshot.nodes
+        known = self._known
+        if known[0] is not nodes:  # an address may have changed
+            known = self._known = (nodes, {})
+        found = known[1].get(node)
+        if found is None:
+            found, retired = self._pools.find(node)
+            if retired is not None:
+                retired.close(timeout=0)
+            if found.closed:
+                found.open()
+            known[1][node] = found
+        return found
 
     def _close_pools(self) -> None:
-        for pool in self._pools.clear():
+        closing = self._pools.clear()
+        self._known = (None, {})
+        for pool in closing:
             pool.close()
 
     def _drive(self, steps: Generator[Request, Any, Outcome]) -> Outcome:
@@ -67,11 +86,7 @@ class BlockingHands:
     def _perform(self, request: Request) -> object:
         match request:
             case Borrow(node, timeout):
-                pool, retired = self._pools.find(node)
-                if retired is not None:
-                    retired.close(timeout=0)
-                if pool.closed:
-                    pool.open()
+                pool = self._pool(node)
                 connection = pool.getconn(timeout)
                 connection.lent = True
                 return Loan(pool, connection)

@@ -58,8 +58,8 @@ class OpenBlocks:
         self._open[id(block)] = block
 
     def opened(self, table: str, location: Location, now: float) -> OpenBlock:
-        """A block whose transaction has begun, noted from the generator of a context manager."""
-        block = OpenBlock(table, sys._getframe(3))  # this, the generator, contextlib's
+        """A block whose transaction has begun."""
+        block = OpenBlock(table, sys._getframe(2))
         block.location = location
         block.began = now
         self._open[id(block)] = block

@@ -5,7 +5,7 @@ with Router.connect("zk://zk1:2181/shop") as router, router.transaction("orders"
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import psycopg
@@ -20,17 +20,17 @@ from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.key_cover import KeyStretch
 from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.open_blocks import WARN_AFTER, OpenBlocks
+from balancer.client.pipelined import run_pipelined
 from balancer.client.pools import Loan, PoolSettings
 from balancer.client.rekeying import rekeying
 from balancer.client.retry import Attempts
 from balancer.client.routing import Routes
 from balancer.client.sampler import Sampler
+from balancer.client.transaction_block import BlockParts, TransactionBlock
 from balancer.client.transaction_steps import (
     Isolation,
     Request,
     Wish,
-    enter,
-    leave,
 )
 from balancer.directory.snapshot import Snapshot
 
@@ -98,6 +98,7 @@ class Router(BlockingHands):
         routes.watch(self._blocks.look)
         self.attachments = Attachments(routes, settings, self._sampler, self._blocks)
         """What frameworks keep with this router: engines of SQLAlchemy, say. Closed with it."""
+        self._parts = BlockParts(routes, self._sampler, self._blocks)
         self._ended = EndedDecisions()
         self._ids: dict[str, Ids] = {}
         self._located_ids: dict[str, LocatedIds] = {}
@@ -136,7 +137,6 @@ class Router(BlockingHands):
         """
         return self._routes.group(table, keys)
 
-    @contextmanager
     def transaction(
         self,
         table: str,
@@ -146,7 +146,7 @@ class Router(BlockingHands):
         isolation: Isolation = Isolation.READ_COMMITTED,
         patience: float = PATIENCE,
         weight: float = 1.0,
-    ) -> Iterator[Connection]:
+    ) -> AbstractContextManager[Connection]:
         """A connection in a transaction on the node that owns the key; committed at the end of the block.
 
         A whole table has no key: leave it out.
@@ -157,21 +157,9 @@ class Router(BlockingHands):
         Only rows of this key's tablet are proven to be here. `OutcomeUnknown` if the connection breaks during COMMIT.
         `weight` is what the key counts for in the samples.
         """
-        if self._sampler is not None:
-            self._sampler.note(table, key, weight, not read_only)
         clock = self._routes.clock
         wish = Wish(clock.monotonic() + patience, isolation, read_only, proof=self._routes.proof)
-        held = self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
-        block = self._blocks.opened(table, held.location, clock.monotonic())
-        held.loan.connection.location = held.location
-        try:
-            yield held.loan.connection
-        except BaseException:
-            self._blocks.forget(block)
-            self._drive(leave(held, failed=True))
-            raise
-        self._blocks.forget(block)
-        self._drive(leave(held, failed=False))
+        return TransactionBlock(self, self._parts, table, key, wish=wish, weight=weight)
 
     def run(
         self,
@@ -182,11 +170,16 @@ class Router(BlockingHands):
         read_only: bool = False,
         isolation: Isolation = Isolation.READ_COMMITTED,
         patience: float = PATIENCE,
+        pipelined: bool = False,
     ) -> Result:
         """Runs `function(connection)` in a transaction, and again from its start where that is asked for.
 
         Serialization failures, deadlocks, lost connections (before COMMIT) and fences are retried within `patience`
         seconds; the function must therefore have no effects outside of its transaction.
+
+        With `pipelined` the proof travels with the first statement and COMMIT with the last (psycopg's pipeline mode):
+        one round trip where nothing is read, two where something is. A statement's error, and its `rowcount`, are then
+        known where rows are fetched, or at the end; COPY cannot be used.
         """
         clock = self._routes.clock
         deadline = clock.monotonic() + patience
@@ -194,6 +187,11 @@ class Router(BlockingHands):
         while True:
             left = deadline - clock.monotonic()
             try:
+                if pipelined:
+                    if self._sampler is not None:
+                        self._sampler.note(table, key, 1.0, not read_only)
+                    wish = Wish(deadline, isolation, read_only, proof=self._routes.proof)
+                    return run_pipelined(self, self._routes.finder(table, key), wish, function, left)
                 with self.transaction(
                     table, key, read_only=read_only, isolation=isolation, patience=left
                 ) as connection:

@@ -228,11 +228,16 @@ def leave(held: Held, failed: bool) -> Generator[Request, Any, None]:
     except psycopg.Error as error:
         if failed:
             return  # the block's own error is what the caller sees; the server ends the transaction by itself
-        if classify(error) is Failure.LOST:
-            raise OutcomeUnknown(f"the connection to node {held.location.node} broke during COMMIT") from error
+        check_outcome(held, error)
         raise
     finally:
         yield GiveBack(loan)
+
+
+def check_outcome(held: Held, error: psycopg.Error) -> None:
+    """Of an error during COMMIT: raises `OutcomeUnknown` where the answer was lost."""
+    if classify(error) is Failure.LOST:
+        raise OutcomeUnknown(f"the connection to node {held.location.node} broke during COMMIT") from error
 
 
 def _put_away(loan: Loan) -> Generator[Request, Any, None]:

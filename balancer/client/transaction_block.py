@@ -1,0 +1,116 @@
+"""The block of `Router.transaction`: the short way for when nothing is in the way, the steps for everything else.
+
+Most transactions find their node by the newest map, an idle connection and a tablet that nobody moves. For those the
+generators of `transaction_steps`, which know every way out, cost more than the proof itself. So the first try is made
+here directly; whatever goes wrong in it leaves nothing behind, and the steps begin from the start. The end is the same:
+COMMIT directly, and everything that is not a plain commit is left to `leave`.
+"""
+
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from balancer.client.blocking_hands import BlockingHands
+from balancer.client.locate import AnyKey
+from balancer.client.open_blocks import OpenBlock, OpenBlocks
+from balancer.client.pools import Loan
+from balancer.client.routing import Routes
+from balancer.client.sampler import Sampler
+from balancer.client.transaction_steps import LONGEST_BORROW, GiveBack, Held, Undo, Wish, check_outcome, enter, leave
+from balancer.client.wire import command
+
+_OPEN = TransactionStatus.INTRANS
+
+
+class BlockParts(NamedTuple):
+    """What all blocks of a router share."""
+
+    routes: Routes
+    sampler: Sampler | None
+    blocks: OpenBlocks
+
+
+class TransactionBlock(AbstractContextManager[psycopg.Connection[Any]]):
+    """One block; opened once."""
+
+    __slots__ = ("_hands", "_held", "_key", "_noted", "_parts", "_table", "_weight", "_wish")
+
+    def __init__(
+        self, hands: BlockingHands, parts: BlockParts, table: str, key: AnyKey, *, wish: Wish, weight: float
+    ) -> None:
+        self._hands = hands
+        self._parts = parts
+        self._table = table
+        self._key = key
+        self._wish = wish
+        self._weight = weight
+        self._held: Held | None = None
+        self._noted: OpenBlock | None = None
+
+    def __enter__(self) -> psycopg.Connection[Any]:
+        routes, sampler, blocks = self._parts
+        if sampler is not None:
+            sampler.note(self._table, self._key, self._weight, not self._wish.read_only)
+        monotonic = routes.clock.monotonic
+        held = self._quickly()
+        if held is None:
+            held = self._hands._drive(enter(routes.finder(self._table, self._key), self._wish, monotonic))
+        self._held = held
+        self._noted = blocks.opened(self._table, held.location, monotonic())
+        connection: psycopg.Connection[Any] = held.loan.connection
+        connection.location = held.location  # type: ignore[attr-defined]
+        return connection
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        held, noted = self._held, self._noted
+        assert held is not None
+        assert noted is not None
+        self._parts.blocks.forget(noted)
+        connection = held.loan.connection
+        if kind is not None or connection.pgconn.transaction_status != _OPEN:
+            self._hands._drive(leave(held, failed=kind is not None))
+            return
+        try:
+            with connection.lock:
+                connection.wait(command(connection, b"COMMIT"))
+        except psycopg.Error as failure:
+            check_outcome(held, failure)
+            raise
+        finally:
+            self._hands._perform(GiveBack(held.loan))
+
+    def _quickly(self) -> Held | None:
+        """None: something was in the way, and nothing was done."""
+        location = self._parts.routes.locate(self._table, self._key)
+        loan: Loan | None = None
+        try:
+            pool = self._hands._pool(location.node)
+            left = self._wish.deadline - self._parts.routes.clock.monotonic()
+            connection = pool.getconn(max(0.0, min(left, LONGEST_BORROW)))
+            connection.lent = True
+            loan = Loan(pool, connection)
+            with connection.lock:
+                connection.wait(command(connection, self._wish.opening(location)))
+        except psycopg.Error:
+            if loan is not None:
+                self._put_away(loan)
+            return None
+        except BaseException:
+            if loan is not None:
+                self._hands._perform(GiveBack(loan))
+            raise
+        return Held(location, loan)
+
+    def _put_away(self, loan: Loan) -> None:
+        try:
+            if not loan.connection.closed:
+                self._hands._perform(Undo(loan))
+        except psycopg.Error:
+            pass  # a broken connection is discarded when it is given back
+        finally:
+            self._hands._perform(GiveBack(loan))
