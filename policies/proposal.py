@@ -2,7 +2,8 @@
 
 `balancer init` reads the facts and writes the answer down as a bundle's file, for a person to change. A key is good if
 many bytes have it: every table with that column can live beside the others, so that what belongs to one key stays on
-one node. Tables that are small and that others refer to are left where they are, and named.
+one node. Small tables that sharded ones refer to become reference tables, which every node has. Others stay where they
+are, and are named.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 
 SMALL = 0.01
 """Share of all bytes below which a table is not worth sharding for its own sake."""
+LITTLE = 16 << 20
+"""Bytes up to which a table is small whatever its share: a copy of it on every node costs nothing."""
 TIMES = frozenset({"date", "timestamp with time zone"})
 """Types of keys whose newest values are the busiest: such a table is cut into ranges."""
 MOST = 8192
@@ -38,6 +41,8 @@ class TableFacts:
     unique: tuple[tuple[str, ...], ...]
     """The columns of each unique index, the primary key's first."""
     foreign_keys: tuple[ForeignKey, ...] = ()
+    identified: bool = True
+    """Whether it has a primary key, or another replica identity: changes of its rows can be followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,16 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class SmallGroup:
+    """Small tables that sharded ones refer to, with what they refer to themselves: one reference table."""
+
+    name: str
+    roots: tuple[str, ...]
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Unsharded:
     """A table that stays where it is, and why."""
 
@@ -69,6 +84,7 @@ class Proposal:
 
     groups: tuple[Group, ...]
     left: tuple[Unsharded, ...]
+    references: tuple[SmallGroup, ...] = ()
 
 
 def propose(tables: Sequence[TableFacts], desired: int) -> Proposal:
@@ -76,23 +92,75 @@ def propose(tables: Sequence[TableFacts], desired: int) -> Proposal:
     total = sum(table.bytes for table in tables) or 1
     groups: list[Group] = []
     rest = {table.name: table for table in tables}
-    while anchor := _anchor(rest.values(), total, first=not groups):
+    referred = set().union(*map(_referred, tables))
+    while anchor := _anchor(rest.values(), total, referred, first=not groups):
         group = _group(anchor, [*rest.values()], desired, {group.name for group in groups})
         groups.append(group)
         rest = {name: table for name, table in rest.items() if name not in group.roots}
     sharded = {root: group for group in groups for root in group.roots}
     names = {table.name: table for table in tables}
-    left = [Unsharded(name, _why_left(table, sharded, names, total)) for name, table in rest.items()]
-    return Proposal(tuple(groups), tuple(left))
+    references = _references(rest, [names[root] for root in sharded], total, {group.name for group in groups})
+    copied = {root for reference in references for root in reference.roots}
+    left = [
+        Unsharded(name, _why_left(table, sharded, names, total)) for name, table in rest.items() if name not in copied
+    ]
+    return Proposal(tuple(groups), tuple(left), tuple(references))
 
 
-def _anchor(tables: Iterable[TableFacts], total: int, *, first: bool) -> TableFacts | None:
+def _references(
+    rest: Mapping[str, TableFacts], sharded: Sequence[TableFacts], total: int, taken: Set[str]
+) -> list[SmallGroup]:
+    """Those of the rest that sharded tables refer to. A group refers to nothing outside of itself."""
+    fit = {name for name, table in rest.items() if table.unique and table.bytes <= max(LITTLE, SMALL * total)}
+    while odd := [name for name in fit if not _referred(rest[name]) <= fit]:
+        fit -= {*odd}
+    found: list[SmallGroup] = []
+    for name in sorted({foreign.table for table in sharded for foreign in table.foreign_keys} & fit):
+        if all(name not in group.roots for group in found):
+            roots = _tied(name, {root: rest[root] for root in fit})
+            found.append(_small_group(name, [rest[root] for root in roots], sharded, taken | {g.name for g in found}))
+    return found
+
+
+def _referred(table: TableFacts) -> set[str]:
+    return {foreign.table for foreign in table.foreign_keys}
+
+
+def _tied(name: str, fit: Mapping[str, TableFacts]) -> list[str]:
+    """A table and all that foreign keys tie to it, in either direction."""
+    inside = {name}
+    while more := {
+        other
+        for other, table in fit.items()
+        if other not in inside and (_referred(table) & inside or any(other in _referred(fit[one]) for one in inside))
+    }:
+        inside |= more
+    return [name, *sorted(inside - {name})]
+
+
+def _small_group(
+    name: str, members: Sequence[TableFacts], sharded: Sequence[TableFacts], taken: Set[str]
+) -> SmallGroup:
+    roots = tuple(table.name for table in members)
+    users = sorted(table.name for table in sharded if not _referred(table).isdisjoint(roots))
+    short = name.rpartition(".")[2]
+    return SmallGroup(
+        name.replace(".", "_") if short in taken else short,
+        roots,
+        sum(table.bytes for table in members),
+        f"small, and {', '.join(users)} {'refers' if len(users) == 1 else 'refer'} to it: every node gets a copy",
+    )
+
+
+def _anchor(tables: Iterable[TableFacts], total: int, referred: Set[str], *, first: bool) -> TableFacts | None:
     """The largest table that has a column which can be a key; after the first, only those that are worth it."""
-    fit = [table for table in tables if table.columns]
-    if not fit:
-        return None
-    best = max(fit, key=lambda table: (table.bytes, table.name))
-    return best if first or (best.bytes >= SMALL * total and not best.foreign_keys) else None
+
+    def worth(table: TableFacts) -> bool:
+        alone = not table.foreign_keys and (table.bytes > LITTLE or table.name not in referred)
+        return table.bytes >= SMALL * total and alone
+
+    fit = [table for table in tables if table.columns and (first or worth(table))]
+    return max(fit, key=lambda table: (table.bytes, table.name), default=None)
 
 
 def _group(anchor: TableFacts, tables: Sequence[TableFacts], desired: int, taken: Set[str]) -> Group:
@@ -177,11 +245,33 @@ def _why_left(table: TableFacts, sharded: Mapping[str, Group], names: Mapping[st
         return f"its foreign key {tied[0]} does not pair the key {key}: add the column, or drop the foreign key"
     users = sorted(name for name, other in names.items() if any(k.table == table.name for k in other.foreign_keys))
     if users:
-        return f"small and referenced by {', '.join(users)}: every node needs it, fill it there yourself"
+        return f"referenced by {', '.join(users)}, but no reference table: {_why_no_reference(table)}"
     if not table.columns:
         return "no column of it can be a key"
     share = 100 * table.bytes / total
     return f"small ({share:.1f} % of all bytes): it can stay where it is"
+
+
+def _why_no_reference(table: TableFacts) -> str:
+    if not table.unique:
+        return "it has no primary key"
+    if table.foreign_keys:
+        foreign = table.foreign_keys[0]
+        return f"its foreign key {foreign.name} points to {foreign.table}, which would not have a copy on every node"
+    return "it is too large for a copy on every node, or only tables that stay refer to it"
+
+
+def remarks(proposal: Proposal, tables: Sequence[TableFacts]) -> Iterator[str]:
+    """What works, but not well."""
+    bare = {table.name for table in tables if not table.identified}
+    for group in proposal.groups:
+        for root in group.roots:
+            if root in bare:
+                yield (
+                    f"{root} has no primary key: table {group.name} is split and moved in read-only mode, where"
+                    " writers wait for the whole copy; with a primary key that has"
+                    f" {group.key} in it they wait for milliseconds"
+                )
 
 
 def obstacles(proposal: Proposal, tables: Sequence[TableFacts]) -> Iterator[str]:

@@ -5,9 +5,10 @@ The answers are those of the policies, for the figures that the plan was made fr
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from balancer.cli.output import Output, OutputOption, say, show_json
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
@@ -23,7 +24,23 @@ from balancer.policies.bundle_view import BundleView, PlanResult
 from balancer.policies.explain import Explanation
 from balancer.policies.options import BundleOptions
 
-app = typer.Typer(help="Why things are as they are: a tablet, a node, an action.", no_args_is_help=True)
+
+class _Anything(TyperGroup):
+    """`explain 5` is a tablet, `explain pg-a` a node, `explain '#2'` the second action of the plan."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            first = args[0]
+            kind = "tablet" if first.isdigit() else "action" if first.startswith("#") else "node"
+            args = [kind, first.removeprefix("#") if kind == "action" else first, *args[1:]]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Anything,
+    help="Why things are as they are: a tablet (explain 5), a node (explain pg-a), an action (explain '#2').",
+    no_args_is_help=True,
+)
 
 TabletArgument = Annotated[str, typer.Argument(help="the tablet's id")]
 NodeArgument = Annotated[str, typer.Argument(help="the node's id")]

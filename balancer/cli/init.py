@@ -10,6 +10,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from balancer.cli.output import Output, OutputOption, say, show_json
 from balancer.errors import Refused, UserError
+from balancer.nodes.catalog import EVERYWHERE
 from balancer.nodes.connection import Address, Connection, connect, translated
 from balancer.nodes.conversion import read_conversions
 from balancer.nodes.names import parse_name
@@ -17,7 +18,9 @@ from balancer.nodes.plain_tables import read_tables
 from balancer.nodes.preflight import Needs, Severity, TableNeeds, preflight
 from balancer.nodes.root_facts import full_names
 from balancer.policies.options import BalancerOptions
-from balancer.policies.proposal import Group, Proposal, obstacles, propose
+from balancer.policies.proposal import Group, Proposal, SmallGroup, obstacles, propose, remarks
+from balancer.tables.adopt import TableRequest
+from balancer.tables.reference import inspect_reference
 
 NODE = "first"
 """What the node is called in the files until somebody gives it another name."""
@@ -48,6 +51,8 @@ def init(
         ]
         proposal = propose(facts, BalancerOptions().desired_tablet_size)
         wrong = [*strange, *obstacles(proposal, facts), *_in_the_way(connection, proposal)]
+        wrong += _unfit_references(connection, proposal)
+    notes = [*remarks(proposal, facts)]
     where = (folder or Path()).absolute()
     files = {
         where / "balancer.toml": f'directory = "sqlite://{where}/directory.db"\n',
@@ -56,11 +61,11 @@ def init(
     if folder is not None:
         _write(files)
     if output is Output.JSON:
-        show_json(_document(proposal, wrong, files if folder is not None else {}))
+        show_json(_document(proposal, wrong, notes, files if folder is not None else {}))
         return
     if folder is None:
         say(files[where / "bundles" / f"{bundle}.toml"])
-    for text in _summary(proposal, wrong):
+    for text in _summary(proposal, wrong, notes):
         say(text)
     if folder is not None:
         say(f"wrote {', '.join(map(str, files))}")
@@ -87,6 +92,16 @@ def _in_the_way(connection: Connection, proposal: Proposal) -> Iterator[str]:
             yield f"{finding.text}: {finding.remedy}" if finding.remedy else finding.text
 
 
+def _unfit_references(connection: Connection, proposal: Proposal) -> Iterator[str]:
+    """What `table adopt` would say of them."""
+    for group in proposal.references:
+        roots = tuple(map(parse_name, group.roots))
+        try:
+            inspect_reference(TableRequest("", group.name, roots, EVERYWHERE, (), "init"), {NODE: connection})
+        except Refused as error:
+            yield str(error)
+
+
 def bundle_text(dsn: str, proposal: Proposal) -> str:
     """A bundle's file that `config check` accepts."""
     lines = [
@@ -99,6 +114,8 @@ def bundle_text(dsn: str, proposal: Proposal) -> str:
     ]
     for group in proposal.groups:
         lines += ["", *_table_lines(group)]
+    for reference in proposal.references:
+        lines += ["", *_reference_lines(reference)]
     lines += [f"# {left.table} stays where it is: {left.reason}".replace("\n", " ") for left in proposal.left]
     return "\n".join(lines) + "\n"
 
@@ -113,6 +130,13 @@ def _table_lines(group: Group) -> Iterator[str]:
     yield f"key = [{_quoted(group.key)}]"
     if group.layout == "hash":
         yield f"tablets = {group.tablets}"
+
+
+def _reference_lines(group: SmallGroup) -> Iterator[str]:
+    yield f"# {group.reason}; `balancer table adopt` makes this node its home".replace("\n", " ")
+    yield f"[tables.{_quoted(group.name)}]"
+    yield f"roots = [{', '.join(map(_quoted, group.roots))}]"
+    yield f"layout = {_quoted(EVERYWHERE)}"
 
 
 def _quoted(text: str) -> str:
@@ -130,19 +154,23 @@ def _write(files: dict[Path, str]) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def _summary(proposal: Proposal, wrong: Sequence[str]) -> Iterator[str]:
+def _summary(proposal: Proposal, wrong: Sequence[str], notes: Sequence[str]) -> Iterator[str]:
     for group in proposal.groups:
         widen = " --widen-keys" if group.widened else ""
         yield f"table {group.name}: {', '.join(group.roots)}, {group.layout} by {group.key}{widen}; {group.reason}"
+    for reference in proposal.references:
+        yield f"table {reference.name}: {', '.join(reference.roots)}, {EVERYWHERE}; {reference.reason}"
     if not proposal.groups:
         yield "no plain table can be sharded"
     for left in proposal.left:
         yield f"{left.table} stays where it is: {left.reason}"
+    for text in notes:
+        yield f"note: {text}"
     for text in wrong:
         yield f"in the way: {text}"
 
 
-def _document(proposal: Proposal, wrong: Sequence[str], files: dict[Path, str]) -> dict[str, Any]:
+def _document(proposal: Proposal, wrong: Sequence[str], notes: Sequence[str], files: dict[Path, str]) -> dict[str, Any]:
     return {
         "tables": [
             {
@@ -157,7 +185,12 @@ def _document(proposal: Proposal, wrong: Sequence[str], files: dict[Path, str]) 
             }
             for group in proposal.groups
         ],
+        "references": [
+            {"table": one.name, "roots": list(one.roots), "bytes": one.bytes, "reason": one.reason}
+            for one in proposal.references
+        ],
         "left": [{"table": left.table, "reason": left.reason} for left in proposal.left],
+        "notes": list(notes),
         "in_the_way": list(wrong),
         "files": [str(path) for path in files],
     }

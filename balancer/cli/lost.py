@@ -126,6 +126,9 @@ def lost_of_rewound_node(scene: Scene, arguments: dict[str, Any]) -> Iterator[st
     count = tablets_on(scene.snapshot, node.id)
     size = _figure(scene, node.bundle, node.id, "bytes")
     yield f"given up: what it acknowledged and has forgotten, in any of its {count} tablets ({size})"
+    for tablet in _tablets_of(scene.snapshot, node.id):
+        if scene.snapshot.tables[tablet.table].everywhere:
+            yield from _newer_copies(scene, tablet)
     try:
         with translated(node.id):
             link = scene.links.control(node.id)
@@ -196,6 +199,21 @@ def _former(scene: Scene, tablet: Tablet) -> Iterator[str]:
                     f"node {copy.node} has tablet {former.id}, from which it was made, with {copy.rows} rows:"
                     f" --former-on {copy.node} undoes that"
                 )
+
+
+def _newer_copies(scene: Scene, tablet: Tablet) -> Iterator[str]:
+    """Of a reference table whose home went back in time: its copies know more than it does."""
+    rows = {copy.node: copy.rows for copy in copies_of(scene.links, scene.snapshot, tablet) if copy.rows is not None}
+    others = {node: count for node, count in rows.items() if node != tablet.node}
+    if not others:
+        return
+    table, best = scene.snapshot.tables[tablet.table].name, max(others, key=lambda node: others[node])
+    counts = ", ".join(f"{count} on {node}" for node, count in sorted(others.items()))
+    yield (
+        f"it is the home of reference table {table}, with {rows.get(tablet.node, 0)} rows; its copies have {counts}:"
+        f" `balancer tablet lost {tablet.id} --take-from {best} --accept-loss` first makes that copy the home, and"
+        " keeps what other nodes' rows refer to"
+    )
 
 
 def _tablets_of(snapshot: Snapshot, node: str) -> Iterator[Tablet]:

@@ -1,68 +1,82 @@
 """The `balancer` command: the tree, and the one place where an error becomes a sentence and an exit code.
 
 Exit codes: 0 done; 1 the check found something, or the operation failed; 2 the user's input is wrong; 3 a server is
-out of reach, try again later; 4 refused: a precondition does not hold; 130 interrupted.
+out of reach, try again later; 4 refused: a precondition does not hold; 130 interrupted. With `-o json` the sentence is
+a document. A pipe that its reader has closed is no error.
 
 A command's module is imported when the command is called: most need neither numpy nor a web server to start.
 """
 
+import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
-from balancer.cli.output import fail
+from balancer import __version__
+from balancer.cli.output import fail, say, show_error
 from balancer.errors import BalancerError, Damaged, Refused, Unavailable, UserError
 
-COMMANDS: Final[Mapping[str, str]] = {
-    "run": "balancer.cli.run:run",
-    "demo": "balancer.cli.demo.command:demo",
-    "init": "balancer.cli.init:init",
-    "config": "balancer.cli.config:app",
-    "schedule": "balancer.cli.schedule:app",
-    "table": "balancer.cli.table:app",
-    "ddl": "balancer.cli.ddl:app",
-    "node": "balancer.cli.node:app",
-    "directory": "balancer.cli.directory:app",
-    "history": "balancer.cli.directory:history",
-    "simulate": "balancer.cli.simulate:simulate_file",
-    "record": "balancer.cli.record_polls:record",
-    "compare-placements": "balancer.cli.placements:compare_placements",
-    "status": "balancer.cli.status:status",
-    "tablets": "balancer.cli.tablets:tablets",
-    "hot": "balancer.cli.status:hot",
-    "plan": "balancer.cli.plan:plan",
-    "explain": "balancer.cli.explain:app",
-    "why-not": "balancer.cli.explain:why_not",
-    "verify": "balancer.cli.verify:verify",
-    "moves": "balancer.cli.moves:moves",
-    "move": "balancer.cli.migrate:move",
-    "split": "balancer.cli.migrate:split",
-    "merge": "balancer.cli.migrate:merge",
-    "expire": "balancer.cli.expire:expire",
-    "tablet": "balancer.cli.lost:app",
-    "transactions": "balancer.cli.transactions:app",
-    "doctor": "balancer.cli.doctor:doctor",
-    "apply": "balancer.cli.operate:apply",
-    "drain": "balancer.cli.operate:drain",
-    "undrain": "balancer.cli.operate:undrain",
-    "close": "balancer.cli.operate:close",
-    "pin": "balancer.cli.operate:pin",
-    "unpin": "balancer.cli.operate:unpin",
-    "pause": "balancer.cli.operate:pause",
-    "resume": "balancer.cli.operate:resume",
-    "cancel": "balancer.cli.operate:cancel",
-    "release": "balancer.cli.operate:release",
-    "run-now": "balancer.cli.run_now:run_now",
-    "route": "balancer.cli.route:route",
-    "pgbouncer": "balancer.cli.route:app",
-    "forward": "balancer.cli.forward:forward",
+PANELS: Final[Mapping[str, Mapping[str, str]]] = {
+    "Look": {
+        "status": "balancer.cli.status:status",
+        "tablets": "balancer.cli.tablets:tablets",
+        "hot": "balancer.cli.status:hot",
+        "moves": "balancer.cli.moves:moves",
+        "plan": "balancer.cli.plan:plan",
+        "explain": "balancer.cli.explain:app",
+        "why-not": "balancer.cli.explain:why_not",
+        "history": "balancer.cli.directory:history",
+        "route": "balancer.cli.route:route",
+    },
+    "Steer": {
+        "apply": "balancer.cli.operate:apply",
+        "run-now": "balancer.cli.run_now:run_now",
+        "pause": "balancer.cli.operate:pause",
+        "resume": "balancer.cli.operate:resume",
+        "move": "balancer.cli.migrate:move",
+        "split": "balancer.cli.migrate:split",
+        "merge": "balancer.cli.migrate:merge",
+        "cancel": "balancer.cli.operate:cancel",
+        "drain": "balancer.cli.drain:drain",
+        "undrain": "balancer.cli.operate:undrain",
+        "close": "balancer.cli.operate:close",
+        "pin": "balancer.cli.operate:pin",
+        "unpin": "balancer.cli.operate:unpin",
+        "release": "balancer.cli.operate:release",
+        "expire": "balancer.cli.expire:expire",
+    },
+    "Set up": {
+        "run": "balancer.cli.run:run",
+        "demo": "balancer.cli.demo.command:demo",
+        "init": "balancer.cli.init:init",
+        "config": "balancer.cli.config:app",
+        "schedule": "balancer.cli.schedule:app",
+        "table": "balancer.cli.table:app",
+        "ddl": "balancer.cli.ddl:app",
+        "node": "balancer.cli.node:app",
+        "directory": "balancer.cli.directory:app",
+        "pgbouncer": "balancer.cli.route:app",
+        "forward": "balancer.cli.forward:forward",
+    },
+    "Diagnose": {
+        "doctor": "balancer.cli.doctor:doctor",
+        "verify": "balancer.cli.verify:verify",
+        "transactions": "balancer.cli.transactions:app",
+        "tablet": "balancer.cli.lost:app",
+        "simulate": "balancer.cli.simulate:simulate_file",
+        "record": "balancer.cli.record_polls:record",
+        "compare-placements": "balancer.cli.placements:compare_placements",
+    },
 }
-"""Command → where it is: a function, or a tree of its own."""
+"""Commands as the help shows them → where each is: a function, or a tree of its own."""
+
+COMMANDS: Final[Mapping[str, str]] = {name: place for panel in PANELS.values() for name, place in panel.items()}
 
 EXIT_CODES: tuple[tuple[type[BalancerError], int], ...] = (
     (Damaged, 1),
@@ -70,6 +84,10 @@ EXIT_CODES: tuple[tuple[type[BalancerError], int], ...] = (
     (Unavailable, 3),
     (Refused, 4),
 )
+
+
+class _ReaderGone(Exception):
+    """Whoever read our output, such as `head`, has seen enough."""
 
 
 class Tree(TyperGroup):
@@ -88,9 +106,24 @@ class Tree(TyperGroup):
             single = typer.Typer(add_completion=False)
             single.command(cmd_name)(found)
             found = single
-        command = typer.main.get_command(found)
+        command: Any = typer.main.get_command(found)
         command.name = cmd_name
+        command.rich_help_panel = next(panel for panel, names in PANELS.items() if cmd_name in names)
         return command
+
+    def invoke(self, ctx: Any) -> Any:
+        """A closed pipe is told under another name: the library would end the process with code 1."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ReaderGone from error
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """With a suggestion: the parent class only knows commands that have been imported."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            close = ", ".join(f"'{name}'" for name in get_close_matches(args[0], COMMANDS))
+            ctx.fail(f"No such command '{args[0]}'.{f' Did you mean {close}?' if close else ''}")
+        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(
@@ -103,8 +136,18 @@ app = typer.Typer(
 )
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        say(f"tablet-balancer {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def root() -> None:
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Keeps a sharded PostgreSQL cluster balanced by itself, and loses nothing."""
 
 
@@ -118,12 +161,47 @@ def main() -> None:
     # A script's background job starts with SIGINT ignored, and would then not be stopped by what stops all others.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        app()
+        _run()
+        sys.stdout.flush()
     except BalancerError as error:
-        fail(str(error))
-        sys.exit(exit_code(error))
+        _end(str(error), exit_code(error))
+    except (_ReaderGone, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
     except OSError as error:  # a file or a disk that nobody thought of: what, and why, without a traceback
-        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-        sys.exit(1)
+        _end(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _run() -> None:
+    if not _json_wanted(sys.argv):
+        app()
+        return
+    try:
+        ended = app(standalone_mode=False)
+    except _Usage as error:  # for people it is printed with the command's usage
+        _end(error.format_message(), 2)
+    except typer.Abort:
+        sys.exit(130)
+    sys.exit(ended if isinstance(ended, int) else 0)
+
+
+_Usage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""What is wrong with the words of a command line; the class has no public name."""
+
+
+def _json_wanted(words: Sequence[str]) -> bool:
+    pairs = zip(words, (*words[1:], ""), strict=True)
+    return any(pair in (("-o", "json"), ("--output", "json")) for pair in pairs) or bool(
+        {"-ojson", "--output=json"}.intersection(words)
+    )
+
+
+def _end(sentence: str, code: int) -> None:
+    """A sentence for people, a document for programs; both on standard error."""
+    if _json_wanted(sys.argv):
+        show_error(sentence, code)
+    else:
+        fail(sentence)
+    sys.exit(code)

@@ -19,22 +19,26 @@ from balancer.cli.moves import (
     migration_document,
     running_row,
 )
-from balancer.cli.operate import ReasonOption, give
+from balancer.cli.operate import ReasonOption, give, seconds
 from balancer.cli.output import Output, OutputOption, Row, console, say, show_json, show_rows, tell
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of, operator
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.model import CommandState, RangeBounds
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import BalancerError, Refused, UserError
+from balancer.errors import BalancerError, Refused, Unavailable, UserError
 from balancer.migration.progress import TOPIC
 from balancer.planner.commands import decide, request
 from balancer.policies.bundle_view import Action, ActionKind
 from balancer.policies.key_text import parse_value
 from balancer.policies.keys import KeyMismatch, encode_key
 from balancer.settings import WantedMode
+from balancer.settings.units import format_duration
 
 WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="wait for its end, showing how far it is")]
+TimeoutOption = Annotated[
+    str | None, typer.Option("--timeout", help='how long --wait waits at most, as in "10m"; what was begun goes on')
+]
 ModeOption = Annotated[
     WantedMode | None, typer.Option("--mode", help="how writers are treated while rows are copied; else the bundle's")
 ]
@@ -50,6 +54,7 @@ class Manner:
     """How a wish is to be given."""
 
     wait: bool
+    timeout: float | None
     dry_run: bool
     directory: str | None
     config: Path | None
@@ -60,6 +65,7 @@ def move(
     tablet: Annotated[str, typer.Argument(help="the tablet's id")],
     node: Annotated[str, typer.Argument(help="the node it should go to")],
     wait: WaitOption = False,
+    timeout: TimeoutOption = None,
     dry_run: DryRunOption = False,
     mode: ModeOption = None,
     reason: ReasonOption = "",
@@ -69,7 +75,7 @@ def move(
 ) -> None:
     """Moves a tablet to another node."""
     arguments = {"tablet": tablet, "node": node, "reason": reason, **_mode(mode)}
-    _give("move", arguments, Manner(wait, dry_run, directory, config, output))
+    _give("move", arguments, Manner(wait, seconds(timeout), dry_run, directory, config, output))
 
 
 def split(
@@ -77,6 +83,7 @@ def split(
     at: Annotated[list[str] | None, typer.Option("--at", help="where to cut a range; may be given again")] = None,
     parts: Annotated[int, typer.Option(min=2, help="how many parts, where no keys are given")] = 2,
     wait: WaitOption = False,
+    timeout: TimeoutOption = None,
     dry_run: DryRunOption = False,
     mode: ModeOption = None,
     reason: ReasonOption = "",
@@ -90,12 +97,13 @@ def split(
         with directory_of(directory, config) as opened:
             snapshot = opened.snapshot()
         arguments["keys"] = [encoded_key(snapshot, tablet, text).hex() for text in at]
-    _give("split", arguments, Manner(wait, dry_run, directory, config, output))
+    _give("split", arguments, Manner(wait, seconds(timeout), dry_run, directory, config, output))
 
 
 def merge(
     tablets: Annotated[list[str], typer.Argument(help="the tablets' ids, in any order")],
     wait: WaitOption = False,
+    timeout: TimeoutOption = None,
     dry_run: DryRunOption = False,
     mode: ModeOption = None,
     reason: ReasonOption = "",
@@ -105,7 +113,7 @@ def merge(
 ) -> None:
     """Merges neighbouring ranges, or the two halves of a vbucket. They must be on one node."""
     arguments = {"tablets": tablets, "reason": reason, **_mode(mode)}
-    _give("merge", arguments, Manner(wait, dry_run, directory, config, output))
+    _give("merge", arguments, Manner(wait, seconds(timeout), dry_run, directory, config, output))
 
 
 def _mode(mode: WantedMode | None) -> dict[str, str]:
@@ -158,7 +166,7 @@ def _give(verb: str, arguments: dict[str, Any], manner: Manner) -> None:
             document = {"command": answered.id, "state": answered.state, "result": answered.result}
             _answer({**document, "migration": answered.migration}, manner.output)
             return
-        last = _followed(directory, answered.migration, manner.output)
+        last = _followed(directory, answered.migration, manner)
     if manner.output is Output.JSON:
         show_json(last)
     else:
@@ -174,12 +182,15 @@ def _answer(document: dict[str, Any], output: Output) -> None:
         say(("would be done: " if "dry_run" in document else "") + document["result"])
 
 
-def _followed(directory: Directory, migration: str, output: Output) -> dict[str, Any]:
+def _followed(directory: Directory, migration: str, manner: Manner) -> dict[str, Any]:
     """Waits for the end; on a terminal with a line that moves, else with a line for each phase."""
+    output = manner.output
     try:
         if output is Output.TEXT and console.is_terminal:
             with console.status(f"migration {migration}") as status:
-                return _until_finished(directory, migration, lambda row: status.update(Text(_line(row))))
+                return _until_finished(
+                    directory, migration, manner.timeout, lambda row: status.update(Text(_line(row)))
+                )
         seen: list[str] = []
 
         def each_phase(row: Row) -> None:
@@ -187,14 +198,17 @@ def _followed(directory: Directory, migration: str, output: Output) -> dict[str,
                 seen.append(row["phase"])
                 tell(f"migration {migration}: {row['phase']}")
 
-        return _until_finished(directory, migration, each_phase)
+        return _until_finished(directory, migration, manner.timeout, each_phase)
     except KeyboardInterrupt:
         tell(f"migration {migration} goes on: `balancer moves` shows it, `balancer cancel {migration}` undoes it")
         raise
 
 
-def _until_finished(directory: Directory, migration: str, show: Callable[[Row], object]) -> dict[str, Any]:
+def _until_finished(
+    directory: Directory, migration: str, timeout: float | None, show: Callable[[Row], object]
+) -> dict[str, Any]:
     clock = SystemClock()
+    began = clock.monotonic()
     while True:
         snapshot = directory.snapshot()
         record = snapshot.migrations[migration]
@@ -203,6 +217,11 @@ def _until_finished(directory: Directory, migration: str, show: Callable[[Row], 
         if record.finished:
             return document
         show(running_row(document))
+        if timeout is not None and clock.monotonic() - began > timeout:
+            raise Unavailable(
+                f"migration {migration} has not ended within {format_duration(timeout)} and goes on:"
+                f" `balancer moves` shows it, `balancer cancel {migration}` undoes it"
+            )
         clock.sleep(REFRESH)
 
 

@@ -172,15 +172,25 @@ def _duration(seconds: float | None) -> str | None:
     return None if seconds is None else format_duration(seconds)
 
 
+def idle_line(directory: Directory, now: float) -> str:
+    """What is said while nothing runs: the last one that ended, and when."""
+    ended = [record for record in directory.snapshot().migrations.values() if record.finished]
+    if not ended:
+        return "idle; no migration has ended yet"
+    last = max(ended, key=lambda record: (record.updated, record.id))
+    tablets = ", ".join(map(str, last.sources))
+    return f"idle; last: {last.operation} of {tablets} {last.state} {format_duration(max(0.0, now - last.updated))} ago"
+
+
 def _watch(directory: Directory) -> None:
-    """On a terminal, until nothing is left."""
+    """On a terminal, until somebody ends it."""
     clock = SystemClock()
     try:
         with Live(console=console, refresh_per_second=4) as live:
-            while documents := migration_documents(directory):
-                live.update(Text("\n").join(lines_of(document) for document in documents))
+            while True:
+                lines = [lines_of(document) for document in migration_documents(directory)]
+                live.update(Text("\n").join(lines or [Text(idle_line(directory, clock.now().timestamp()))]))
                 clock.sleep(REFRESH)
-            live.update("no migration is running")
     except KeyboardInterrupt:
         tell("what runs goes on")
         raise

@@ -59,24 +59,14 @@ def _give(verb: str, arguments: dict[str, Any], directory: str | None, config: P
         say(answered.result)
 
 
-def _seconds(text: str | None) -> float | None:
+def seconds(text: str | None) -> float | None:
+    """A duration as people write it; None: none was given."""
     if text is None:
         return None
     try:
         return float(str(parse_duration(text)))
     except ValueError as error:
         raise UserError(str(error)) from None
-
-
-def drain(
-    node: str,
-    reason: ReasonOption = "",
-    directory: DirectoryOption = None,
-    config: ConfigOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Empties a node: its tablets move away, within the schedule and the budgets."""
-    _give("drain", {"node": node, "reason": reason}, directory, config, output)
 
 
 def undrain(
@@ -108,7 +98,7 @@ def pin(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Keeps a tablet where it is."""
-    _give("pin", {"tablet": tablet, "seconds": _seconds(until), "reason": reason}, directory, config, output)
+    _give("pin", {"tablet": tablet, "seconds": seconds(until), "reason": reason}, directory, config, output)
 
 
 def unpin(
@@ -132,7 +122,7 @@ def pause(
 ) -> None:
     """Starts nothing new in a bundle, or holds one migration at its next safe point."""
     kind = "migration" if migration else "bundle"
-    _give("pause", {kind: target, "seconds": _seconds(for_), "reason": reason}, directory, config, output)
+    _give("pause", {kind: target, "seconds": seconds(for_), "reason": reason}, directory, config, output)
 
 
 def resume(

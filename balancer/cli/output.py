@@ -28,7 +28,14 @@ class Output(StrEnum):
 
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="text for people, json for programs")]
 
-console = Console(highlight=False)
+
+class _Pipe(Console):
+    def on_broken_pipe(self) -> None:
+        """Told to the one place that knows what to do; the parent class would end the process with code 1."""
+        raise BrokenPipeError
+
+
+console = _Pipe(highlight=False)
 _errors = Console(stderr=True, highlight=False)
 
 
@@ -75,6 +82,12 @@ def tell(text: str) -> None:
 def fail(text: str) -> None:
     """A sentence on standard error."""
     _errors.print(visible(text), markup=False, soft_wrap=True, style="red" if _errors.is_terminal else None)
+
+
+def show_error(sentence: str, code: int) -> None:
+    """The same for programs: one JSON document on standard error."""
+    document = {"error": {"message": sentence, "exit_code": code}}
+    sys.stderr.write(visible_json(json.dumps(document, ensure_ascii=False)) + "\n")
 
 
 def _text(value: Any) -> str:

@@ -51,13 +51,19 @@ def status(
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
+    check: Annotated[
+        bool, typer.Option("--check", help="exit code 1 if a bundle is blocked, or nobody says how it is")
+    ] = False,
 ) -> None:
     """How each bundle is: balanced, working, waiting for the schedule or blocked, and by what."""
+    troubled = False
     with directory_of(directory, config) as opened:
 
         def view() -> bool:
+            nonlocal troubled
             seen = read(opened)
             documents = list(status_documents(seen, bundle))
+            troubled = not documents or any(one.get("word") == "blocked" or one["warning"] for one in documents)
             for one in seen.exposures if output is Output.TEXT else ():
                 say(f"WARNING: {one}: see `balancer directory secure`")
             if output is Output.JSON:
@@ -69,6 +75,8 @@ def status(
             return True
 
         shown(view, watch)
+    if check and troubled:
+        raise typer.Exit(1)
 
 
 def hot(

@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
-from balancer.cli.migrate import DryRunOption, Failed, Manner, WaitOption, check_dry
+from balancer.cli.migrate import DryRunOption, Failed, Manner, TimeoutOption, WaitOption, check_dry
 from balancer.cli.moves import REFRESH
-from balancer.cli.operate import give
+from balancer.cli.operate import give, seconds
 from balancer.cli.output import Output, OutputOption, console, say, show_json
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
 from balancer.clock import SystemClock
@@ -16,6 +16,7 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import Unavailable
 from balancer.planner import orders
 from balancer.policies.hash_leaves import Leaf
+from balancer.settings.units import format_duration
 
 BundleArgument = Annotated[str, typer.Argument(help="the bundle")]
 TableArgument = Annotated[str, typer.Argument(help="the table")]
@@ -28,6 +29,7 @@ def double(
     table: TableArgument,
     now: NowOption = False,
     wait: WaitOption = False,
+    timeout: TimeoutOption = None,
     dry_run: DryRunOption = False,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
@@ -40,7 +42,7 @@ def double(
     _order(
         orders.DOUBLE,
         {"bundle": bundle, "table": table, "at_once": now},
-        Manner(wait, dry_run, directory, config, output),
+        Manner(wait, seconds(timeout), dry_run, directory, config, output),
     )
 
 
@@ -49,6 +51,7 @@ def halve(
     table: TableArgument,
     now: NowOption = False,
     wait: WaitOption = False,
+    timeout: TimeoutOption = None,
     dry_run: DryRunOption = False,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
@@ -58,7 +61,7 @@ def halve(
     _order(
         orders.HALVE,
         {"bundle": bundle, "table": table, "at_once": now},
-        Manner(wait, dry_run, directory, config, output),
+        Manner(wait, seconds(timeout), dry_run, directory, config, output),
     )
 
 
@@ -76,7 +79,7 @@ def _order(what: str, arguments: dict[str, Any], manner: Manner) -> None:
             result = {"order": order.id, "command": answered.id, "result": answered.result}
             _show({**result, "sentence": answered.result}, manner.output)
             return
-        last = _followed(opened, order.id, manner.output)
+        last = _followed(opened, order.id, manner)
     _show(last, manner.output)
     if last["state"] != orders.DONE or last["not_started"]:
         why = "; ".join(last["not_started"][:3]) or f"it is {last['state']}"
@@ -112,11 +115,11 @@ def _given(directory: Directory, known: set[str], what: str, table: str) -> Plan
     raise Unavailable("the order is not in the directory any more; see `balancer history`")
 
 
-def _followed(directory: Directory, order: str, output: Output) -> dict[str, Any]:
+def _followed(directory: Directory, order: str, manner: Manner) -> dict[str, Any]:
     """Waits for the end of an order; shows how far it is."""
     clock = SystemClock()
-    told = clock.monotonic()
-    quiet = output is Output.JSON
+    began = told = clock.monotonic()
+    quiet = manner.output is Output.JSON
     with console.status(f"order {order}") as status:
         if quiet or not console.is_terminal:
             status.stop()
@@ -129,6 +132,11 @@ def _followed(directory: Directory, order: str, output: Output) -> dict[str, Any
             if not quiet and not console.is_terminal and clock.monotonic() - told >= LINE_SECONDS:
                 told = clock.monotonic()
                 say(f"{found['sentence']}, {found['running']} in migrations")
+            if manner.timeout is not None and clock.monotonic() - began > manner.timeout:
+                raise Unavailable(
+                    f"order {order} has not been carried out within {format_duration(manner.timeout)} and goes on:"
+                    f" `balancer status` shows it, `balancer cancel {order}` ends it"
+                )
             clock.sleep(REFRESH)
 
 

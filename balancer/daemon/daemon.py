@@ -272,6 +272,7 @@ class Daemon:
             observer=self._observer,
             clock=self._clock,
         )
+        references = ReferenceKeeper(leadership, directory.snapshot, self.address, self._reporter)
         leading = Leading(
             directory,
             leadership,
@@ -281,11 +282,12 @@ class Daemon:
             settings=self.settings,
             replan=self._replan,
             polled=self._forwarding.judge,
+            refused_copies=references.refusals,
             reporter=self._reporter,
             clock=self._clock,
         )
         self._housekeeping = Housekeeping(directory, leadership, self.settings, self._clock, leading.forget_decisions)
-        self._references = ReferenceKeeper(leadership, directory.snapshot, self.address, self._reporter)
+        self._references = references
         if self._bouncing is not None:
             self._bouncing.recover()
         for bundle in self.settings().bundles:

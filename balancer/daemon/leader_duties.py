@@ -64,6 +64,7 @@ class Leading:
         settings: Callable[[], Settings],
         replan: Callable[[str], None],
         polled: Callable[[ClusterPoll, Snapshot], None],
+        refused_copies: Callable[[], Mapping[str, str]],
         reporter: Reporter,
         clock: Clock,
     ) -> None:
@@ -74,6 +75,7 @@ class Leading:
         self._settings = settings
         self._replan = replan
         self._polled = polled
+        self._refused_copies = refused_copies
         self._reporter = reporter
         self._clock = clock
         self._addresses = addresses
@@ -109,9 +111,9 @@ class Leading:
         """In every mode: keeps nodes that have gone back in time from doing harm, and rows behind their policies, and
         ends what clients have left prepared.
 
-        Returns why a node could not be guarded, by node.
+        Returns what is in the way of the leader's own work, by node.
         """
-        found = dict(self._guard.look(poll, snapshot))
+        found = {**self._refused_copies(), **self._guard.look(poll, snapshot)}
         for doubt in self._recovery.look(poll, snapshot):
             found.setdefault(doubt.node, f"a transaction over several nodes is in doubt: {doubt.why}")
         self._polled(poll, snapshot)

@@ -7,7 +7,7 @@ home that is being moved is left to its migration, a node out of reach to the ne
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import structlog
@@ -15,7 +15,7 @@ import structlog
 from balancer.directory.contract import Leadership
 from balancer.directory.model import NodeState
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import BalancerError, Fenced
+from balancer.errors import BalancerError, Fenced, Refused
 from balancer.migration.links import Addresses, Links
 from balancer.migration.reference_copying import make_copy, make_tables
 from balancer.nodes import replication
@@ -52,6 +52,11 @@ class ReferenceKeeper:
         self._snapshot = snapshot
         self._addresses = addresses
         self._reporter = reporter
+        self._refusals: dict[str, Mapping[str, str]] = {}
+
+    def refusals(self) -> Mapping[str, str]:
+        """Why copies cannot be made until a person has done something, by node; as of the last look."""
+        return {node: why for found in [*self._refusals.values()] for node, why in found.items()}
 
     def keep(self, bundle: str) -> None:
         """One look at everything."""
@@ -59,16 +64,18 @@ class ReferenceKeeper:
         references = reference_tables(snapshot, bundle)
         if not references:
             self._reporter.references(bundle, {}, {})
+            self._refusals.pop(bundle, None)
             return
         self._leadership.check()
         links = Links(self._addresses, "references")
         missing: Counter[str] = Counter()
         lags: dict[str, float] = {}
+        refusals: dict[str, str] = {}
         try:
             for reference in references:
                 missing.update(dict.fromkeys(reference.streams, 0))
                 if snapshot.migration_of(reference.tablet.id) is None:
-                    missing.update(self._keep_one(links, snapshot, reference))
+                    missing.update(self._keep_one(links, snapshot, reference, refusals))
                 self._try(links, reference.home, partial(self._read_lags, links, reference, lags))
             for node in snapshot.nodes.values():
                 if node.bundle == bundle and node.state is not NodeState.LOST and not node.rewound:
@@ -76,9 +83,10 @@ class ReferenceKeeper:
         finally:
             links.close()
         self._reporter.references(bundle, missing, lags)
+        self._refusals[bundle] = refusals
 
-    def _try(self, links: Links, node: str, work: Callable[[], None]) -> str:
-        """Why it was not done; empty: it was."""
+    def _try(self, links: Links, node: str, work: Callable[[], None]) -> BalancerError | None:
+        """Why it was not done; None: it was."""
         try:
             work()
         except Fenced:
@@ -86,10 +94,12 @@ class ReferenceKeeper:
         except BalancerError as error:
             log.warning("copies of reference tables wait", node=node, error=str(error))
             links.close()
-            return str(error)
-        return ""
+            return error
+        return None
 
-    def _keep_one(self, links: Links, snapshot: Snapshot, reference: ReferenceTable) -> list[str]:
+    def _keep_one(
+        self, links: Links, snapshot: Snapshot, reference: ReferenceTable, refusals: dict[str, str]
+    ) -> list[str]:
         """The nodes whose copy is missing."""
         home = reference.home
         if snapshot.nodes[home].rewound or self._try(links, home, partial(self._keep_home, links, reference)):
@@ -97,8 +107,12 @@ class ReferenceKeeper:
         missing = []
         for node in reference.streams:
             keep = partial(self._keep_copy, links, reference, node)
-            if snapshot.nodes[node].rewound or self._try(links, node, keep):
+            if snapshot.nodes[node].rewound:
                 missing.append(node)
+            elif error := self._try(links, node, keep):
+                missing.append(node)
+                if isinstance(error, Refused):
+                    refusals[node] = f"no copy of the reference table {reference.table.name}: {error}"
         return missing
 
     def _read_lags(self, links: Links, reference: ReferenceTable, lags: dict[str, float]) -> None:

@@ -25,6 +25,7 @@ from balancer.polling.reference_streams import ReferenceTable, reference_tables
 
 LOOKS = 20
 PAUSE = 0.1
+MENDS = "the leader makes it again, or `balancer status` says why not"
 
 
 def copy_findings(snapshot: Snapshot, links: Links, reached: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -46,12 +47,9 @@ def _of_copies(links: Links, reference: ReferenceTable, streams: dict[str, Strea
         if node not in streams:
             continue
         if stream not in streams[node].subscriptions:
-            yield node, f"has no copy of the reference table {name}, or an old one: the leader makes it"
+            yield node, f"has no copy of the reference table {name}, or an old one: {MENDS}"
         elif not streams[home].slots.get(stream):
-            yield (
-                node,
-                f"its copy of the reference table {name} does not follow {home}: the leader makes it again",
-            )
+            yield node, f"its copy of the reference table {name} does not follow {home}: {MENDS}"
         else:
             yield from _of_rows(links, reference, node)
 

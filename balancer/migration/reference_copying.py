@@ -13,6 +13,7 @@ from balancer.nodes.connection import full_conninfo, translated
 from balancer.nodes.copy import copy_rows
 from balancer.nodes.definition import make_roots, read_plain_definition
 from balancer.nodes.epoch_check import node_command, node_transaction
+from balancer.nodes.kept_references import check_references_kept, remember_references
 from balancer.nodes.owners_code import check_owners_code
 from balancer.nodes.reference_copies import check_copy, copied_columns, drop_stream, guard_copy, open_copy
 from balancer.polling.reference_streams import ReferenceTable
@@ -49,12 +50,16 @@ def make_copy(links: Links, leader_epoch: int, reference: ReferenceTable, node: 
             for former in old:
                 replication.drop_subscription(cursor, former)
             open_copy(cursor, names)
-            if not links.address(node).trusts_owners:
+            trusted = links.address(node).trusts_owners
+            if not trusted:
                 check_owners_code(cursor, names)
+            incoming = remember_references(cursor, names)
             for one in columns:
                 one.begin(cursor)
                 copy_rows(reader, writer, one.read(), one.write(), lambda _: None, source_node=home)
             for one in columns:
                 one.merge(cursor)
+            check_references_kept(cursor, incoming, home, trusted=trusted)
             guard_copy(cursor, names, reference.tablet.id, home, reference.tablet.epoch)
-            replication.create_subscription(cursor, stream, full_conninfo(links.address(home)))
+            source = full_conninfo(links.address(home), links.control(home))
+            replication.create_subscription(cursor, stream, source)

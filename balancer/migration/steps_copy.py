@@ -106,7 +106,8 @@ def copying(ctx: Context) -> Event:
         _complete(ctx, shapes)
         if ctx.record.mode is MigrationMode.REPLICATE:
             with ctx.target() as cursor:
-                source = full_conninfo(ctx.links.address(ctx.record.source_node))
+                node = ctx.record.source_node
+                source = full_conninfo(ctx.links.address(node), ctx.links.control(node))
                 replication.create_subscription(cursor, ctx.id, source)
         ctx.note(bulk_verified=True, rows=rows)
     return Event.STEP

@@ -62,7 +62,8 @@ _HELD = """
     CROSS JOIN LATERAL (SELECT a.usename <> current_user AND (l.mode = 'ExclusiveLock' OR a.xact_start IS NULL)) AS s
         (strange)
     JOIN unnest(%s::bigint[]) AS proof ON true
-    JOIN balancer.tablet t ON t.id = (l.classid::bigint << 32) + l.objid::bigint - proof
+    -- On this side of the equation nothing overflows, whatever numbers an application locks.
+    JOIN balancer.tablet t ON t.id + proof = (l.classid::bigint << 32) + l.objid::bigint
     WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND l.pid <> pg_backend_pid()
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND EXISTS (SELECT FROM unnest(t.schemas, t.partitions) AS p (schema, name)

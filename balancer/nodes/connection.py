@@ -127,10 +127,16 @@ def connect(
         return connection
 
 
-def full_conninfo(address: Address) -> str:
-    """Address and password as one string, for a server that must connect to this node itself. Not for printing."""
+def full_conninfo(address: Address, connected: Connection | None = None) -> str:
+    """Address and password as one string, for a server that must connect to this node itself. Not for printing.
+
+    The server does not see our passfile: a password that libpq found there is taken from a connection of ours.
+    """
     parameters = _parameters(address)
-    secret = {} if address.password is None else {"password": address.password}
+    password = address.password
+    if password is None and connected is not None:
+        password = connected.info.password or None
+    secret = {} if password is None else {"password": password}
     return make_conninfo("", **{**parameters, **secret})
 
 

@@ -23,7 +23,7 @@ from balancer.nodes.carried import read_carried
 from balancer.nodes.catalog import HASH, RANGE, WHOLE
 from balancer.nodes.connection import Cursor, Statement
 from balancer.nodes.names import MAX_BYTES, Name, partition_name
-from balancer.nodes.owned_sequences import NewSequences, new_sequences
+from balancer.nodes.owned_sequences import new_sequences
 from balancer.nodes.owners_code import code_named
 from balancer.nodes.partition import index_name
 from balancer.nodes.plain_table import BOUND, LEAF, PlainTable, read_plain
@@ -60,6 +60,8 @@ class Conversion:
     refusals: tuple[str, ...]
     carried: tuple[str, ...]
     """Everything outside of the table that will name the root, for people."""
+    own_sequences: frozenset[str] = frozenset()
+    """Columns that draw from sequences of their own."""
 
     @property
     def needs_bound(self) -> bool:
@@ -150,7 +152,7 @@ def _read(
     staying = [index for index in indexes if index not in going]
     columns = tuple(_root_columns(cursor, plain, layout))
     parts = (*carried.owner, *_root_parts(cursor, plain, new_keys, kept), *carried.far_keys)
-    sequences = new_sequences(cursor, plain.oid, name) if layout == WHOLE else NewSequences()
+    sequences = new_sequences(cursor, plain.oid, name)
     schema = sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(name.schema))
     return Conversion(
         plain,
@@ -158,7 +160,11 @@ def _read(
         stub,
         part,
         columns,
-        tuple(c for c in table_parts.read_columns(cursor, plain.oid) if _draws(c) and c.name not in sequences.columns),
+        tuple(
+            c
+            for c in table_parts.read_columns(cursor, plain.oid)
+            if _draws(c) and (layout != WHOLE or c.name not in sequences.columns)
+        ),
         tuple(_rules(cursor, plain)),
         layout,
         tuple(new_keys),
@@ -177,6 +183,7 @@ def _read(
         code_named(cursor, plain.oid),
         (*refusals, *carried.refusals),
         carried.names,
+        sequences.columns,
     )
 
 

@@ -63,13 +63,14 @@ def read_plain_definition(cursor: Cursor, name: Name) -> Definition:
 _PLAIN = "SELECT oid::bigint, pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass(%s)"
 
 
-def read_definition(cursor: Cursor, root: Root, *, whole: bool = False) -> Definition:
+def read_definition(cursor: Cursor, root: Root, *, whole: bool = False, lane: int | None = None) -> Definition:
     """What makes the same root elsewhere. Refuses what cannot be made there, and columns that draw from a sequence.
 
-    Of a whole table the columns' own sequences are made there too: one node at a time draws from them.
+    Of a whole table the columns' own sequences are made there too: one node at a time draws from them. So are those of
+    a table whose nodes have lanes.
     """
     with full_names(cursor):
-        return _read_definition(cursor, root, whole=whole)
+        return _read_definition(cursor, root, whole=whole, lane=lane)
 
 
 def make_roots(cursor: Cursor, definitions: Sequence[Definition], *, trusted: bool = False) -> None:
@@ -108,14 +109,15 @@ def _check_roles(cursor: Cursor, definitions: Sequence[Definition]) -> None:
         raise Refused(f"the owner, the grants or the policies of {names} name roles that are not here: {absent}")
 
 
-def _read_definition(cursor: Cursor, root: Root, *, whole: bool) -> Definition:
+def _read_definition(cursor: Cursor, root: Root, *, whole: bool, lane: int | None = None) -> Definition:
     table = root.name.identifier
     row = cursor.execute(_UNUSUAL, (root.oid,)).fetchone()
     assert row is not None
     secured, forced, unusual = row
     if unusual:
         raise Refused(f"{root.name} has {unusual[0]}, which is not made on other nodes: make the table there yourself")
-    sequences = new_sequences(cursor, root.oid, root.name) if whole else NewSequences()
+    made = whole or lane is not None
+    sequences = new_sequences(cursor, root.oid, root.name, lane) if made else NewSequences()
     columns = table_parts.read_columns(cursor, root.oid)
     check_no_sequences(root.name, columns, sequences.columns)
     written = sql.SQL(", ").join(column.clause() for column in columns)
@@ -156,7 +158,7 @@ def check_no_sequences(table: Name, columns: Sequence[ColumnPart], but: Set[str]
         if (column.identity or column.draws) and column.name not in but:
             raise Refused(
                 f'column "{column.name}" of {table} draws from a sequence, and two nodes would hand out the same'
-                " numbers: make the table on the other nodes yourself, with sequences that do not meet"
+                " numbers: say spread_sequences = true for the table, or make it on the other nodes yourself"
             )
 
 

@@ -13,6 +13,7 @@ from psycopg import sql
 
 from balancer.nodes.connection import Cursor, Statement
 from balancer.nodes.names import Name, partition_name
+from balancer.nodes.number_lanes import in_lane
 from balancer.nodes.table_parts import grantee
 
 _SERIAL = """
@@ -87,7 +88,8 @@ class NewSequences:
 
 
 _SHAPE = """
-SELECT format_type(seqtypid, NULL), seqstart, seqincrement, seqmin, seqmax, seqcache, seqcycle
+SELECT format_type(seqtypid, NULL), pg_sequence_last_value(seqrelid), seqstart, seqincrement, seqmin, seqmax, seqcache,
+       seqcycle
 FROM pg_sequence WHERE seqrelid = %s::regclass
 """
 _GRANTS = """
@@ -97,17 +99,19 @@ FROM pg_class c, aclexplode(c.relacl) g WHERE c.oid = %s::regclass AND g.grantee
 """
 
 
-def new_sequences(cursor: Cursor, oid: int, name: Name) -> NewSequences:
+def new_sequences(cursor: Cursor, oid: int, name: Name, lane: int | None = None) -> NewSequences:
     """For a table of which one node at a time has rows: a move raises the sequence of the new owner to the old one's.
 
-    Where several nodes have rows at once, two sequences would hand out the same numbers.
+    Where several nodes have rows at once, two sequences would hand out the same numbers, unless each node has a lane of
+    its own (see `number_lanes`).
     """
     before: list[Statement] = []
     after: list[Statement] = []
     columns = set()
     for schema, sequence, column in cursor.execute(_SERIAL, (oid,)).fetchall():
         made = Name(schema, sequence)
-        kind, *shape = cursor.execute(_SHAPE, (str(made),)).fetchall()[0]
+        kind, last, *shape = cursor.execute(_SHAPE, (str(made),)).fetchall()[0]
+        shape = shape if lane is None else in_lane(shape, last, lane)
         create = sql.SQL("CREATE SEQUENCE {} AS {} {}")
         before.append(create.format(made.identifier, sql.SQL(kind), _sequence_options(shape)))
         owned = sql.SQL("ALTER SEQUENCE {} OWNED BY {}")
@@ -117,8 +121,11 @@ def new_sequences(cursor: Cursor, oid: int, name: Name) -> NewSequences:
         columns.add(column)
     for row in cursor.execute(_IDENTITY, (oid,)).fetchall():
         schema, sequence, column, always = row[:4]
-        after.append(_add_identity(name, column, always == "a", Name(schema, sequence), row[4:10]))
-        after += _grant_sequence(Name(schema, sequence), *row[11:])
+        made = Name(schema, sequence)
+        _, last, *shape = cursor.execute(_SHAPE, (str(made),)).fetchall()[0]
+        shape = shape if lane is None else in_lane(shape, last, lane)
+        after.append(_add_identity(name, column, always == "a", made, shape))
+        after += _grant_sequence(made, *row[11:])
         columns.add(column)
     return NewSequences(tuple(before), tuple(after), frozenset(columns))
 

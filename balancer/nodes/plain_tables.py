@@ -11,7 +11,9 @@ SELECT c.oid::bigint, n.nspname, c.relname, pg_total_relation_size(c.oid)::bigin
              FROM pg_attribute a LEFT JOIN pg_collation l ON l.oid = a.attcollation
              WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
                AND format_type(a.atttypid, NULL) = ANY(%s) AND l.collisdeterministic IS NOT FALSE
-             ORDER BY a.attnum)
+             ORDER BY a.attnum),
+       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid
+               AND (i.indisprimary AND c.relreplident = 'd' OR i.indisreplident AND c.relreplident = 'i'))
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND NOT c.relispartition AND n.nspname !~ '^(pg_|balancer)'
   AND n.nspname <> 'information_schema'
@@ -39,7 +41,8 @@ WHERE k.conrelid = %s AND k.contype = 'f' GROUP BY k.oid, 1, 2, 3 ORDER BY 1
 def read_tables(cursor: Cursor) -> list[TableFacts]:
     """All of them, by name; those of extensions and ours are left out."""
     found = []
-    for oid, schema, name, size, columns in cursor.execute(_TABLES, ([str(kind) for kind in KeyType],)).fetchall():
+    kinds = [str(kind) for kind in KeyType]
+    for oid, schema, name, size, columns, identified in cursor.execute(_TABLES, (kinds,)).fetchall():
         keys = cursor.execute(_FOREIGN_KEYS, (oid,)).fetchall()
         unique = cursor.execute(_UNIQUE, (oid,)).fetchall()
         found.append(
@@ -52,6 +55,7 @@ def read_tables(cursor: Cursor) -> list[TableFacts]:
                     ForeignKey(key, tuple(mine), str(Name(to_schema, to)), tuple(theirs))
                     for key, to_schema, to, mine, theirs in keys
                 ),
+                identified,
             )
         )
     return found

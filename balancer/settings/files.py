@@ -263,11 +263,17 @@ class _TableShape(Section):
     require_proof: bool = False
     """Whether the roots refuse writes of transactions that have not called `balancer.hold`. Off: an application that
     was there before the balancer does not call it."""
+    spread_sequences: bool = False
+    """Whether `table adopt` makes the sequences of serial and identity columns count in steps of 1024, each node from
+    another number on, so that nodes never hand out the same. Off: such a table is not made on a second node, because a
+    sequence that counts otherwise than before is the application's to decide."""
 
     @model_validator(mode="after")
     def _a_key_fits_the_layout(self) -> Self:
         if self.layout in ("whole", "everywhere"):
-            unfit = {"key", "splits", "tablets"} | ({"require_proof"} if self.layout == "everywhere" else set())
+            unfit = {"key", "splits", "tablets", "spread_sequences"} | (
+                {"require_proof"} if self.layout == "everywhere" else set()
+            )
             for name in sorted(unfit & self.model_fields_set):
                 what = f'a table with layout = "{self.layout}" is one tablet and has no key'
                 raise ValueError(f"{name}: {what}; leave it out")

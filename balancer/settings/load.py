@@ -66,6 +66,7 @@ class TableSettings:
     tablets: int
     splits: tuple[Any, ...]
     require_proof: bool = False
+    spread_sequences: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +286,7 @@ def _table(name: str, section: Any) -> TableSettings:
         tablets=section.tablets,
         splits=tuple(section.splits),
         require_proof=section.require_proof,
+        spread_sequences=section.spread_sequences,
     )
 
 

@@ -40,6 +40,7 @@ from balancer.nodes.schema import OwnedTablet, OwnState, add_tablets, install_sc
 from balancer.policies.hash_leaves import Leaf
 from balancer.settings import BundleSettings
 from balancer.tables.coverage import check_coverage, in_key_order
+from balancer.tables.lanes import check_lanes, take_lanes
 from balancer.tables.survey import Found, survey
 
 _TABLE_COUNTER = "table"
@@ -60,6 +61,8 @@ class TableRequest:
     require_proof: bool = False
     trusts_owners: bool = False
     """Whether code of the tables' owners may run with our rights."""
+    spreads_sequences: bool = False
+    """Whether each node hands out numbers of its own from the sequences of the tables' columns."""
 
     @property
     def whole(self) -> bool:
@@ -74,7 +77,18 @@ def request_of(bundle: BundleSettings, name: str, author: str) -> TableRequest:
     sharded = (table for table in bundle.tables.values() if table.layout != EVERYWHERE)
     others = frozenset(parse_name(root) for table in sharded for root in table.roots) - {*roots}
     trusts = bundle.migration.trust_table_owners
-    return TableRequest(bundle.name, name, roots, shape.layout, shape.key, author, others, shape.require_proof, trusts)
+    return TableRequest(
+        bundle.name,
+        name,
+        roots,
+        shape.layout,
+        shape.key,
+        author,
+        others,
+        shape.require_proof,
+        trusts,
+        shape.spread_sequences,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +120,9 @@ def inspect(request: TableRequest, nodes: Mapping[str, Connection]) -> Found:
 
 def _try_roots(request: TableRequest, found: Found, nodes: Mapping[str, Connection]) -> None:
     """Makes the missing roots and undoes it: what they need beyond themselves only PostgreSQL can tell."""
-    definitions = _definitions(found, nodes)
+    definitions = _definitions(found, nodes, 0 if request.spreads_sequences else None)
+    if request.spreads_sequences:
+        check_lanes(found, nodes)
     for node in found.without:
         with (
             _said_of(found.table, node),
@@ -144,26 +160,34 @@ def adopt(
     found = inspect(request, nodes)
     for node, connection in nodes.items():
         install_schema(connection, cluster, node)
-    spread_roots(request, found, nodes, directory.snapshot().epoch)
+    epoch = directory.snapshot().epoch
+    lanes = take_lanes(request.name, directory, found, nodes, epoch) if request.spreads_sequences else {}
+    spread_roots(request, found, nodes, epoch, lanes)
     table, tablets = _record(request, found, directory, records)
     tell_nodes(directory.snapshot().epoch, table, tablets, nodes)
     require_proofs(request, nodes, directory.snapshot().epoch)
     return Adopted(table, tuple(tablets), found)
 
 
-def spread_roots(request: TableRequest, found: Found, nodes: Mapping[str, Connection], leader_epoch: int) -> None:
+def spread_roots(
+    request: TableRequest,
+    found: Found,
+    nodes: Mapping[str, Connection],
+    leader_epoch: int,
+    lanes: Mapping[str, int] | None = None,
+) -> None:
     """Makes the roots, without partitions, on the nodes that lack them."""
-    definitions = _definitions(found, nodes)
     for node in found.without:
+        definitions = _definitions(found, nodes, (lanes or {}).get(node))
         with _said_of(found.table, node), node_transaction(nodes[node], leader_epoch, node) as cursor:
             make_roots(cursor, definitions, trusted=request.trusts_owners)
 
 
-def _definitions(found: Found, nodes: Mapping[str, Connection]) -> list[Definition]:
+def _definitions(found: Found, nodes: Mapping[str, Connection], lane: int | None) -> list[Definition]:
     if not found.without:
         return []
     with nodes[found.home].cursor() as cursor:
-        return [read_definition(cursor, root, whole=found.whole) for root in found.roots]
+        return [read_definition(cursor, root, whole=found.whole, lane=lane) for root in found.roots]
 
 
 def tell_nodes(leader_epoch: int, table: Table, tablets: Sequence[Tablet], nodes: Mapping[str, Connection]) -> None:

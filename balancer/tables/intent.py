@@ -173,7 +173,8 @@ def _unfit_node(request: TableRequest, there: Connection, node: str, conversions
         return [f"it cannot be made on node {node}: {text}" for text in rules]
     try:
         for conversion in conversions:
-            check_no_sequences(conversion.plain.name, conversion.drawing)
+            own = conversion.own_sequences if request.spreads_sequences else frozenset()
+            check_no_sequences(conversion.plain.name, conversion.drawing, own)
         with translated(node), there.transaction(force_rollback=True), there.cursor() as cursor, full_names(cursor):
             for conversion in conversions:
                 if not request.trusts_owners:

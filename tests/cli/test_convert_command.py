@@ -118,6 +118,7 @@ def test_init_proposes_files_that_are_accepted(fresh: Database, tmp_path: Path) 
     [table] = shown["tables"]
     assert (table["roots"], table["key"]) == (["public.pgbench_accounts", "public.pgbench_history"], ["aid"])
     assert {left["table"] for left in shown["left"]} == {"public.pgbench_branches", "public.pgbench_tellers"}
+    assert [text.split(":")[0] for text in shown["notes"]] == ["public.pgbench_history has no primary key"]
     folder = tmp_path / "proposed"
     written = balancer("init", fresh.dsn, "--folder", folder, "--bundle", "bank")
     assert written.code == 0, written.err
@@ -165,12 +166,8 @@ def test_init_says_what_stands_in_the_way_and_changes_nothing(fresh: Database) -
         ["user_id"],
         ["public.items"],
     )
-    assert shown["left"] == [
-        {
-            "table": "public.users",
-            "reason": "small and referenced by public.orders: every node needs it, fill it there yourself",
-        }
-    ]
+    assert shown["left"] == []
+    assert [one["roots"] for one in shown["references"]] == [["public.users"]]
     assert any('public."Odd" needs quotes' in text for text in shown["in_the_way"])
     with fresh.connect() as connection:
         assert connection.execute("SELECT to_regnamespace('balancer')").fetchone() == (None,)
@@ -183,3 +180,61 @@ def test_hostile_names_stay_names(fresh: Database, tmp_path: Path) -> None:
     assert balancer("init", fresh.dsn, "--folder", folder).code == 0
     read = tomllib.loads((folder / "bundles" / "main.toml").read_text())
     assert (list(read["nodes"]), read["tables"]["t"]["key"]) == (["first"], ['k"]\n[nodes.x]'])
+
+
+def test_what_init_proposes_can_be_carried_out(fresh: Database, tmp_path: Path) -> None:
+    with fresh.connect() as connection:
+        connection.execute(
+            """CREATE TABLE countries (id bigint PRIMARY KEY);
+               CREATE TABLE cities (id bigint PRIMARY KEY, country_id bigint REFERENCES countries);
+               CREATE TABLE orders (user_id bigint PRIMARY KEY, city_id bigint REFERENCES cities, filler text);
+               INSERT INTO countries VALUES (1); INSERT INTO cities VALUES (1, 1);
+               INSERT INTO orders SELECT n, 1, repeat('x', 1000) FROM generate_series(1, 500) AS n"""
+        )
+    proposed = balancer("init", fresh.dsn, "--folder", tmp_path, "--bundle", "shop")
+    assert "table cities: public.cities, public.countries, everywhere" in proposed.out, proposed.err
+    options = ("--config", tmp_path / "balancer.toml")
+    password = {"BALANCER_PASSWORD_FIRST": fresh.server.password()}
+    for command in ("config check", "table adopt shop cities", "table convert shop orders"):
+        done = balancer(*command.split(), *options, env=password)
+        assert done.code == 0, (command, done.err)
+    with fresh.connect() as connection:
+        assert connection.execute("SELECT count(*) FROM orders JOIN cities c ON city_id = c.id").fetchone() == (500,)
+
+
+def test_init_says_what_a_reference_table_would_be_refused_for(fresh: Database) -> None:
+    with fresh.connect() as connection:
+        connection.execute(
+            """CREATE TABLE cities (id bigint PRIMARY KEY); ALTER TABLE cities ENABLE ROW LEVEL SECURITY;
+               CREATE TABLE orders (user_id bigint PRIMARY KEY, city_id bigint REFERENCES cities, filler text);
+               INSERT INTO orders SELECT n, NULL, repeat('x', 1000) FROM generate_series(1, 500) AS n"""
+        )
+    shown = json.loads(balancer("init", fresh.dsn, "--output", "json").out)
+    assert [one["table"] for one in shown["references"]] == ["cities"]
+    assert any("public.cities has row level security" in text for text in shown["in_the_way"])
+
+
+def test_a_table_with_a_serial_column_is_converted_and_made_on_a_second_node(
+    fresh: Database, postgres18: PostgresServer, database: Callable[[PostgresServer], Database], tmp_path: Path
+) -> None:
+    with fresh.connect() as connection:
+        connection.execute("CREATE TABLE orders (id bigserial, user_id bigint, PRIMARY KEY (user_id, id))")
+        connection.execute("INSERT INTO orders (user_id) SELECT n FROM generate_series(1, 50) AS n")
+    second = database(postgres18)
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "balancer.toml").write_text(f'directory = "sqlite://{tmp_path}/directory.db"\n')
+    bundle = tmp_path / "bundles" / "shop.toml"
+    nodes = "".join(f"[nodes.{name}]\ndsn = '{one.dsn}'\n" for name, one in {"a": fresh, "b": second}.items())
+    bundle.write_text(nodes + TABLE)
+    convert = ("table", "convert", "shop", "orders", "--config", tmp_path / "balancer.toml")
+    refused = balancer(*convert)
+    assert (refused.code, "say spread_sequences = true for the table" in refused.err) == (4, True), refused.err
+    bundle.write_text(nodes + TABLE + "spread_sequences = true\n")
+    done = balancer(*convert)
+    assert done.code == 0, done.err
+    numbers = []
+    for one in (fresh, second, fresh, second):
+        with one.connect() as connection:
+            numbers += connection.execute("SELECT nextval('orders_id_seq') FROM generate_series(1, 3)").fetchall()
+    assert len({*numbers}) == 12
+    assert min(numbers) > (50,)

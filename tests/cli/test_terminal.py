@@ -44,13 +44,16 @@ def finished(running: Running) -> bool:
     return all(record.finished for record in running.snapshot().migrations.values())
 
 
-def test_watching_shows_a_bar_that_grows_and_ends_with_the_last_migration(running: Running) -> None:
+def test_watching_shows_a_bar_that_grows_and_stays_when_nothing_runs(running: Running) -> None:
     tablet, _, target = last(running)
     assert running.balancer("move", tablet, target).code == 0
     with Terminal("moves", "--watch", "--config", running.config) as terminal:
         terminal.until(lambda text: len(set(BAR.findall(text))) >= 2, "a bar grows")
-        terminal.until(lambda text: "no migration is running" in text, "it ends by itself")
-        assert terminal.end() == 0
+        idle = re.compile(f"idle; last: move of {tablet} done [0-9.]+ m?s ago")
+        terminal.until(idle.search, "it says what was last")
+        terminal.until(lambda text: len(set(idle.findall(text))) >= 2, "it stays")
+        terminal.press(CTRL_C)
+        assert terminal.end() == 130
     assert "copying" in terminal.text
     assert last(running)[1] == target
 
@@ -80,6 +83,25 @@ def test_ctrl_c_leaves_the_migration_running_and_says_so(running: Running, comma
     assert "Traceback" not in terminal.text
     until(lambda: finished(running), "the migration ends")
     assert running.snapshot().migrations[record.id].state == "done"
+
+
+def test_waiting_ends_at_its_time_and_the_migration_goes_on(running: Running) -> None:
+    tablet, _, target = last(running)
+    waited = running.balancer("move", tablet, target, "--wait", "--timeout", "1ms")
+    assert (waited.code, "has not ended within 1 ms and goes on: `balancer moves` shows it" in waited.err) == (3, True)
+    until(lambda: finished(running), "the migration ends")
+    assert last(running)[1] == target
+
+
+def test_a_node_is_drained_with_a_dry_run_and_a_limit(running: Running) -> None:
+    dry = running.balancer("drain", "b", "--dry-run")
+    assert (dry.code, dry.out.startswith("would be done: node b is draining:")) == (0, True)
+    assert running.snapshot().nodes["b"].state == "active"
+    waited = running.balancer("drain", "b", "--wait", "--timeout", "1ms")
+    assert (waited.code, "it goes on being drained" in waited.err) == (3, True), waited.err
+    assert "tablets have left" in waited.err
+    assert running.snapshot().nodes["b"].state == "draining"
+    assert running.balancer("undrain", "b").code == 0
 
 
 def test_without_a_terminal_there_are_plain_lines(running: Running) -> None:

@@ -46,6 +46,8 @@ def test_status_says_how_the_bundle_is(running: Running) -> None:
     assert text.startswith(f"bundle shop: {shop['word']} - ")
     assert "schedule: always open" in text
     assert running.balancer("status", "shopp").code == 2
+    assert "blocked - the mode is observe" in text
+    assert running.balancer("status", "--check").code == 1
 
 
 def test_a_draining_node_says_how_much_is_left(running: Running) -> None:

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from balancer.cli.bounds_text import bounds_text
+from balancer.cli.drain import until_empty
 from balancer.cli.main import COMMANDS
 from balancer.cli.moves import finished_row, migration_document, running_row
 from balancer.cli.status import read, status_documents
 from balancer.clock import SystemClock
 from balancer.directory.model import KeyColumn, NodeState, Plan, Put, RangeBounds, Tablet
 from balancer.directory.sqlite import SqliteDirectory
+from balancer.errors import Refused
 from balancer.planner.stored_plan import plan_document
 from balancer.planner.summary import STATUS_TOPIC
 from balancer.policies.bundle_view import Action, ActionKind, PlanResult
@@ -93,20 +95,31 @@ def test_an_old_note_is_called_old(directory: SqliteDirectory, call: Any) -> Non
     assert "start `balancer run`; the last report is 2 h 0 m old" in text
     assert "closed until 2026-03-02T00:00:00+00:00 (hours < 6, of bundle shop, UTC)" in text
     assert "unreachable since noon: no route" in text
+    assert call("status", "--check").code == 1
     (document,) = json.loads(call("status", "--output", "json").out)
     assert (document["word"], document["age_seconds"] >= 7200) == ("balanced", True)
 
 
-def test_a_fresh_note_of_a_leader_needs_no_warning(directory: SqliteDirectory) -> None:
+def test_a_fresh_note_of_a_leader_needs_no_warning(directory: SqliteDirectory, call: Any) -> None:
     leave_note(directory, 2)
     leadership = directory.campaign("host-a", 5.0)
     assert leadership is not None
+    assert call("status", "--check").code == 0
     (document,) = status_documents(read(directory))
     assert (document["leader"], document["warning"]) == ("host-a", "")
     leave_note(directory, 600)
     (document,) = status_documents(read(directory))
     assert document["warning"] == "the last report is 10 m old, although host-a leads"
     leadership.resign()
+
+
+def test_an_empty_node_is_waited_for_no_longer(directory: SqliteDirectory) -> None:
+    snapshot = directory.snapshot()
+    empty = replace(snapshot.nodes["pg-a"], id="pg-z", state=NodeState.DRAINING)
+    directory.commit(transaction([Put(empty)], snapshot.version))
+    until_empty(directory, "pg-z", 0.0, quiet=True)
+    with pytest.raises(Refused, match="not draining any more"):
+        until_empty(directory, "pg-a", 0.0, quiet=True)
 
 
 def test_a_drained_node_is_safe_to_take_away_when_nothing_needs_it(directory: SqliteDirectory) -> None:
@@ -165,6 +178,10 @@ def test_a_stored_plan_is_shown_and_questioned(directory: SqliteDirectory, call:
     assert "2 pinned: " in text
     assert "no plan within these budgets reaches more than 95.0" in call("explain", "action", "1").out
     assert "tablet 3 of table orders is on pg-c" in call("explain", "tablet", "3").out
+    for short, long in (("3", ("tablet", "3")), ("pg-c", ("node", "pg-c")), ("#1", ("action", "1"))):
+        said = call("explain", short)
+        age = said.out.index("(by plan")
+        assert (said.code, said.out[:age]) == (0, call("explain", *long).out[:age])
     assert call("why-not", "3", "pg-c").out.startswith("not planned (same-node): tablet 3 is on pg-c")
     assert call("why-not", "3", "pg-q").code == 2
 

@@ -70,6 +70,7 @@ def leading(
         settings=lambda: settings,
         replan=replanned.append,
         polled=lambda *_: None,
+        refused_copies=dict,
         clock=clock,
     )
     made.replanned = replanned  # type: ignore[attr-defined]

@@ -85,3 +85,9 @@ def test_the_session_is_ended_where_that_is_allowed(cluster: Cluster, holder: Ho
     assert (done.state, done.error) == ("done", "")
     with pytest.raises(psycopg.OperationalError):
         holder.execute("SELECT 1")
+
+
+def test_locks_of_an_application_are_not_in_the_way_whatever_their_numbers(cluster: Cluster, holder: Holder) -> None:
+    for number in (-(1 << 63), -1, 0, (1 << 63) - 1, -8_070_450_532_247_928_832):
+        holder.execute("SELECT pg_advisory_lock(%s)", (number,))
+    assert move(cluster, Waiting()).state == "done"

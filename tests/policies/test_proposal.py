@@ -2,7 +2,7 @@
 
 import pytest
 
-from balancer.policies.proposal import ForeignKey, Proposal, TableFacts, Unsharded, obstacles, propose
+from balancer.policies.proposal import LITTLE, ForeignKey, Proposal, TableFacts, Unsharded, obstacles, propose
 
 pytestmark = pytest.mark.quick
 
@@ -33,8 +33,9 @@ def test_tables_of_one_tenant_stay_together() -> None:
     )
     assert groups(found) == [(("public.orders", "public.items"), "user_id")]
     assert (found.groups[0].tablets, found.groups[0].layout) == (8, "hash")
-    assert [left.table for left in found.left] == ["public.users"]
-    assert "referenced by public.orders" in found.left[0].reason
+    assert [(one.name, one.roots) for one in found.references] == [("users", ("public.users",))]
+    assert found.references[0].reason == "small, and public.orders refers to it: every node gets a copy"
+    assert found.left == ()
 
 
 def test_the_key_is_the_column_that_most_bytes_have_without_wider_keys() -> None:
@@ -97,3 +98,43 @@ def test_an_empty_database_and_tables_without_a_key_are_no_mistake() -> None:
 
 def test_a_huge_table_has_no_more_tablets_than_a_file_takes() -> None:
     assert propose([table("a", 1e9, "id", "id")], GB).groups[0].tablets == 8192
+
+
+def refer(to: str) -> ForeignKey:
+    return ForeignKey(f"to_{to}", (f"{to}_id",), to, ("id",))
+
+
+def test_what_reference_tables_refer_to_comes_with_them() -> None:
+    orders = table("orders", 5, "user_id city_id kind_id", "user_id", refer("city"), refer("kind"))
+    small = [table("city", 0.001, "id country_id", "id", refer("country")), table("country", 0.001, "id", "id")]
+    found = propose([orders, *small, table("kind", 0.001, "id", "id"), table("other", 0.001, "id", "id")], GB)
+    assert [(one.name, one.roots) for one in found.references] == [("city", ("city", "country")), ("kind", ("kind",))]
+    assert [left.table for left in found.left] == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("referenced", "others", "reason"),
+    [
+        (table("city", 0.001, "id"), [], "it has no primary key"),
+        (table("city", 0.4, "id", "id", refer("city")), [], "its foreign key to_city points to city"),
+        (
+            table("city", 0.001, "id big_id", "id", refer("big")),
+            [table("big", 4, "id", "id")],
+            "does not pair the key",
+        ),
+    ],
+)
+def test_what_cannot_be_on_every_node_is_no_reference_table(
+    referenced: TableFacts, others: list[TableFacts], reason: str
+) -> None:
+    found = propose([table("orders", 5, "user_id city_id", "user_id", refer("city")), referenced, *others], GB)
+    assert found.references == ()
+    assert [left.table for left in found.left] == ["city"]
+    assert reason in found.left[0].reason
+
+
+def test_a_table_of_a_few_megabytes_is_small_in_a_small_database() -> None:
+    orders = TableFacts("orders", 1 << 20, (("user_id", BIG), ("city_id", BIG)), (("user_id",),), (refer("city"),))
+    for size, copied in ((LITTLE, 1), (LITTLE + 1, 0)):
+        city = TableFacts("city", size, (), (("id",),))
+        assert len(propose([orders, city], GB).references) == copied
