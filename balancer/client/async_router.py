@@ -18,7 +18,7 @@ from psycopg_pool import AsyncConnectionPool
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
 from balancer.client.attachments import Attachments
 from balancer.client.block_connections import AsyncBlockConnection
-from balancer.client.explaining import Explanation
+from balancer.client.explaining import KeyExplanation
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.open_blocks import WARN_AFTER, OpenBlocks
@@ -120,7 +120,7 @@ class AsyncRouter:
         """The newest snapshot of the directory known here."""
         return self._routes.snapshot
 
-    def explain(self, table: str, key: AnyKey = NO_KEY) -> Explanation:
+    def explain(self, table: str, key: AnyKey = NO_KEY) -> KeyExplanation:
         """Where a key is, why there, and whether it is being moved: `print(router.explain("orders", 7))`."""
         return self._routes.explain(table, key)
 

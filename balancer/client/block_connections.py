@@ -5,12 +5,9 @@ of SQLAlchemy's, say) would otherwise commit rows that the block may still want 
 of ownership. Nested blocks (`connection.transaction()`) are savepoints, as always. `pools` makes these connections.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from psycopg import Transaction
 
 from balancer.client.locate import Location
 from balancer.errors import UserError
@@ -23,16 +20,6 @@ class BlockConnection(psycopg.Connection[Any]):
     """Whether a block has it; the pool itself may roll back what comes back to it half-way."""
     location: Location | None = None
     """Of a block of `transaction`: what was proven."""
-    pipelined: psycopg.Pipeline | None = None
-    """Of a function of `run` with `pipelined`."""
-
-    @contextmanager
-    def transaction(self, savepoint_name: str | None = None, force_rollback: bool = False) -> Iterator[Transaction]:
-        """As psycopg's. It goes by the state of the transaction, so a BEGIN that is on its way is waited for."""
-        if self.pipelined is not None:
-            self.pipelined.sync()
-        with super().transaction(savepoint_name, force_rollback) as inner:
-            yield inner
 
     def commit(self) -> None:
         _refuse(self.lent, "commit")

@@ -9,7 +9,7 @@ from balancer.outside import quoted
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class KeyExplanation:
     """The parts of the answer; as text, the answer itself."""
 
     table: str
@@ -33,7 +33,7 @@ class Explanation:
         )
 
 
-def explain(snapshot: Snapshot, table_name: str, key: AnyKey, age: float) -> Explanation:
+def explain(snapshot: Snapshot, table_name: str, key: AnyKey, age: float) -> KeyExplanation:
     """Raises `UserError` for an unknown table or a key that does not fit it."""
     found = locate_key(snapshot, table_name, key)
     table, tablet = snapshot.table(table_name), snapshot.tablet(found.tablet)
@@ -46,7 +46,7 @@ def explain(snapshot: Snapshot, table_name: str, key: AnyKey, age: float) -> Exp
         why = f"{shown} is of remainder {tablet.bounds.remainder} of {tablet.bounds.modulus}, tablet {tablet.id}"
     if tablet.state is not TabletState.OWNED:
         why += f" ({tablet.state})"
-    return Explanation(
+    return KeyExplanation(
         table_name,
         found.node,
         found.tablet,

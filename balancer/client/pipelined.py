@@ -51,8 +51,7 @@ def _tried(loan: Loan, location: Location, wish: Wish, function: Callable[[psyco
     committing = False
     opening, _, hold = wish.opening(location).decode().partition("; ")
     try:
-        with connection.pipeline() as pipeline:
-            connection.pipelined = pipeline
+        with connection.pipeline():
             connection.execute(opening)
             if hold:
                 writing = "false" if wish.read_only else "true"
@@ -69,8 +68,6 @@ def _tried(loan: Loan, location: Location, wish: Wish, function: Callable[[psyco
         if committing and classify(error) is Failure.LOST:
             raise OutcomeUnknown(f"the connection to node {location.node} broke during COMMIT") from error
         raise
-    finally:
-        connection.pipelined = None
     if ended.statusmessage != "COMMIT":
         raise UserError(_SWALLOWED)
     return result

@@ -15,7 +15,7 @@ from balancer.client.attachments import Attachments
 from balancer.client.blocking_hands import BlockingHands
 from balancer.client.bulk_load import BulkLoad
 from balancer.client.every_shard import EveryShard, Shard, Values, scan
-from balancer.client.explaining import Explanation
+from balancer.client.explaining import KeyExplanation
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.key_cover import KeyStretch
 from balancer.client.locate import NO_KEY, AnyKey
@@ -125,7 +125,7 @@ class Router(BlockingHands):
         """The newest snapshot of the directory known here."""
         return self._routes.snapshot
 
-    def explain(self, table: str, key: AnyKey = NO_KEY) -> Explanation:
+    def explain(self, table: str, key: AnyKey = NO_KEY) -> KeyExplanation:
         """Where a key is, why there, and whether it is being moved: `print(router.explain("orders", 7))`."""
         return self._routes.explain(table, key)
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from balancer.client.explaining import Explanation, explain
+from balancer.client.explaining import KeyExplanation, explain
 from balancer.client.locate import NO_KEY, AnyKey, Location
 from balancer.client.lookup import Maps
 from balancer.clock import Clock, SystemClock
@@ -73,7 +73,7 @@ class Routes:
 
         return find
 
-    def explain(self, table: str, key: AnyKey = NO_KEY) -> Explanation:
+    def explain(self, table: str, key: AnyKey = NO_KEY) -> KeyExplanation:
         """See `Router.explain`."""
         return explain(self.snapshot, table, key, self._follower.age())
 

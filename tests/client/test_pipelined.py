@@ -96,7 +96,7 @@ def test_errors_roll_back(shards: Shards, router: Router) -> None:
 
 
 def test_a_nested_block_is_a_savepoint_and_commits_nothing(shards: Shards, router: Router) -> None:
-    """psycopg goes by the state of the connection, which is idle as long as BEGIN is on its way."""
+    """psycopg waits for a BEGIN that is on its way before it asks for the state of the transaction: we rely on that."""
 
     def nested(link: Link) -> None:
         with link.transaction():

@@ -18,6 +18,6 @@ waits while the tablet is switched. Without an open `shard` every query of a sha
 changes are made on all nodes by `balancer ddl`: `manage.py shard_ddl` writes what a migration wants.
 """
 
-from balancer.client.django.shards import Shard, ShardRouter, run, shard
+from balancer.client.django.shards import ShardBlock, ShardRouter, run, shard
 
-__all__ = ["Shard", "ShardRouter", "run", "shard"]
+__all__ = ["ShardBlock", "ShardRouter", "run", "shard"]

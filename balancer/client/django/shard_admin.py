@@ -14,7 +14,7 @@ from django.contrib import admin, messages
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 
-from balancer.client.django.shards import Shard, shard
+from balancer.client.django.shards import ShardBlock, shard
 from balancer.client.locate import parse_key
 from balancer.errors import UserError
 
@@ -30,7 +30,7 @@ class ShardAdmin(admin.ModelAdmin):
 
     def get_queryset(self, request: HttpRequest) -> Any:
         found = super().get_queryset(request)
-        opened: Shard | None = getattr(request, "shard", None)
+        opened: ShardBlock | None = getattr(request, "shard", None)
         return found.filter(**{self.shard_key: opened.key}) if opened and self.shard_key else found
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
@@ -95,7 +95,7 @@ class ShardAdmin(admin.ModelAdmin):
         return HttpResponse(page, status=400 if error else 200)
 
 
-def where(opened: Shard) -> str:
+def where(opened: ShardBlock) -> str:
     """What every page says."""
     found = opened.location
     return f"table {opened.table}, key {opened.key!r}: node {found.node}, tablet {found.tablet}, epoch {found.epoch}"

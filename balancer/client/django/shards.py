@@ -36,7 +36,7 @@ class _RolledBack(Exception):
     """`transaction.set_rollback(True)` was said inside."""
 
 
-class Shard(ContextDecorator):
+class ShardBlock(ContextDecorator):
     """A block on the owner of a key. May be opened again when it has ended, but not by two threads at once."""
 
     def __init__(self, table: str, key: AnyKey, using: str | None, options: dict[str, Any]) -> None:
@@ -47,8 +47,8 @@ class Shard(ContextDecorator):
         self._open: list[AbstractContextManager[Any]] = []
         self._outer = False
 
-    def _recreate_cm(self) -> "Shard":
-        return Shard(self.table, self.key, self._using, self._options)
+    def _recreate_cm(self) -> "ShardBlock":
+        return ShardBlock(self.table, self.key, self._using, self._options)
 
     @property
     def alias(self) -> str:
@@ -65,7 +65,7 @@ class Shard(ContextDecorator):
         """Node, tablet and epoch of the key; of an open block, those that were proven."""
         return self._wrapper().location or self.router.locate(self.table, self.key)
 
-    def __enter__(self) -> "Shard":
+    def __enter__(self) -> "ShardBlock":
         wrapper = self._wrapper()
         if wrapper.location is not None:
             self._open.append(self._nested(wrapper.location))
@@ -132,12 +132,12 @@ def shard(
     read_only: bool = False,
     isolation: Isolation = Isolation.READ_COMMITTED,
     patience: float = PATIENCE,
-) -> Shard:
+) -> ShardBlock:
     """A block, or a decorator, in which sharded models are on the owner of a key: see `Router.transaction`.
 
     Inside another block for the same tablet it is a savepoint.
     """
-    return Shard(table, key, using, {"read_only": read_only, "isolation": isolation, "patience": patience})
+    return ShardBlock(table, key, using, {"read_only": read_only, "isolation": isolation, "patience": patience})
 
 
 def run(
