@@ -18,6 +18,7 @@ from psycopg_pool import AsyncConnectionPool
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
 from balancer.client.attachments import Attachments
 from balancer.client.block_connections import AsyncBlockConnection
+from balancer.client.counters import Counters
 from balancer.client.explaining import KeyExplanation
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.locate import NO_KEY, AnyKey
@@ -81,6 +82,7 @@ class AsyncRouter:
         *,
         samples: bool = True,
         warn_after: float = WARN_AFTER,
+        tracer: Any = None,
     ) -> None:
         settings = pools or PoolSettings()
         self._routes = routes
@@ -93,9 +95,11 @@ class AsyncRouter:
             ),
         )
         self._sampler = Sampler(routes) if samples else None
+        self.counters = Counters(tracer)
+        """What it has met (waits, retries, moves): `values()` for a metrics system."""
         self._blocks = OpenBlocks(warn_after)
         routes.watch(self._blocks.look)
-        self.attachments = Attachments(routes, settings, self._sampler, self._blocks)
+        self.attachments = Attachments(routes, settings, self._sampler, self._blocks, self.counters)
         """As `Router.attachments`."""
         self._ended = EndedDecisions()
         self._ids: dict[str, AsyncIds] = {}
@@ -109,11 +113,12 @@ class AsyncRouter:
         *,
         samples: bool = True,
         warn_after: float = WARN_AFTER,
+        tracer: Any = None,
         **directory: Any,
     ) -> "AsyncRouter":
         """Opens the directory at this address and loads it."""
         routes = await asyncio.to_thread(Routes.open, url, **directory)
-        return cls(routes, pools, samples=samples, warn_after=warn_after)
+        return cls(routes, pools, samples=samples, warn_after=warn_after, tracer=tracer)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -143,7 +148,9 @@ class AsyncRouter:
         if self._sampler is not None:
             self._sampler.note(table, key, weight, not read_only)
         clock = self._routes.clock
-        wish = Wish(clock.monotonic() + patience, isolation, read_only, proof=self._routes.proof)
+        wish = Wish(
+            clock.monotonic() + patience, isolation, read_only, proof=self._routes.proof, wait=self.counters.wait(table)
+        )
         held = await self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
         block = self._blocks.opened(table, held.location, clock.monotonic())
         held.loan.connection.location = held.location
@@ -169,7 +176,7 @@ class AsyncRouter:
         """Awaits `function(connection)` in a transaction, and again where it must be; see `Router.run`."""
         clock = self._routes.clock
         deadline = clock.monotonic() + patience
-        attempts = Attempts(deadline, clock.monotonic)
+        attempts = Attempts(deadline, clock.monotonic, self.counters)
         while True:
             left = deadline - clock.monotonic()
             try:
@@ -212,7 +219,7 @@ class AsyncRouter:
         """Awaits `function(tx)` in an atomic transaction, and again where it must be; see `Router.run_atomic`."""
         clock = self._routes.clock
         deadline = clock.monotonic() + patience
-        attempts = Attempts(deadline, clock.monotonic)
+        attempts = Attempts(deadline, clock.monotonic, self.counters)
         while True:
             left = deadline - clock.monotonic()
             try:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
+from balancer.client.counters import Counters
 from balancer.client.open_blocks import OpenBlocks
 from balancer.client.pools import PoolSettings
 from balancer.client.routing import Routes
@@ -26,11 +27,14 @@ Kept = TypeVar("Kept", bound=Attached)
 class Attachments:
     """One of each kind. May be used from several threads."""
 
-    def __init__(self, routes: Routes, settings: PoolSettings, sampler: Sampler | None, blocks: OpenBlocks) -> None:
+    def __init__(
+        self, routes: Routes, settings: PoolSettings, sampler: Sampler | None, blocks: OpenBlocks, counters: Counters
+    ) -> None:
         self.routes = routes
         self.settings = settings
         self.sampler = sampler
         self.blocks = blocks
+        self.counters = counters
         self._lock = threading.Lock()
         self._kept: dict[type[Attached], Attached] | None = {}
 

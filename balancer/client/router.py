@@ -14,6 +14,7 @@ from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisio
 from balancer.client.attachments import Attachments
 from balancer.client.blocking_hands import BlockingHands
 from balancer.client.bulk_load import BulkLoad
+from balancer.client.counters import Counters
 from balancer.client.every_shard import EveryShard, Shard, Values, scan
 from balancer.client.explaining import KeyExplanation
 from balancer.client.id_blocks import Ids, LocatedIds
@@ -87,6 +88,7 @@ class Router(BlockingHands):
         *,
         samples: bool = True,
         warn_after: float = WARN_AFTER,
+        tracer: Any = None,
     ) -> None:
         settings = pools or PoolSettings()
         super().__init__(routes, settings)
@@ -94,9 +96,11 @@ class Router(BlockingHands):
         """`locate(table, key)`: the node, tablet and epoch of a key, from memory. `UserError` for an unknown table or
         an unfit key. Not a method of its own: it is called for every statement of an application."""
         self._sampler = Sampler(routes) if samples else None
+        self.counters = Counters(tracer)
+        """What it has met (waits, retries, moves): `values()` for a metrics system."""
         self._blocks = OpenBlocks(warn_after)
         routes.watch(self._blocks.look)
-        self.attachments = Attachments(routes, settings, self._sampler, self._blocks)
+        self.attachments = Attachments(routes, settings, self._sampler, self._blocks, self.counters)
         """What frameworks keep with this router: engines of SQLAlchemy, say. Closed with it."""
         self._parts = BlockParts(routes, self._sampler, self._blocks)
         self._ended = EndedDecisions()
@@ -111,14 +115,16 @@ class Router(BlockingHands):
         *,
         samples: bool = True,
         warn_after: float = WARN_AFTER,
+        tracer: Any = None,
         **directory: Any,
     ) -> "Router":
         """Opens the directory at this address and loads it; nodes are connected to when they are first needed.
 
         `samples=False` switches off the reports of keys in use. A block that is open for longer than `warn_after`
-        seconds is named in the log `balancer.client`, once for each place. Further arguments are the directory's own.
+        seconds is named in the log `balancer.client`, once for each place. `tracer`: of OpenTelemetry, see
+        `counters`. Further arguments are the directory's own.
         """
-        return cls(Routes.open(url, **directory), pools, samples=samples, warn_after=warn_after)
+        return cls(Routes.open(url, **directory), pools, samples=samples, warn_after=warn_after, tracer=tracer)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -158,7 +164,9 @@ class Router(BlockingHands):
         `weight` is what the key counts for in the samples.
         """
         clock = self._routes.clock
-        wish = Wish(clock.monotonic() + patience, isolation, read_only, proof=self._routes.proof)
+        wish = Wish(
+            clock.monotonic() + patience, isolation, read_only, proof=self._routes.proof, wait=self.counters.wait(table)
+        )
         return TransactionBlock(self, self._parts, table, key, wish=wish, weight=weight)
 
     def run(
@@ -183,7 +191,7 @@ class Router(BlockingHands):
         """
         clock = self._routes.clock
         deadline = clock.monotonic() + patience
-        attempts = Attempts(deadline, clock.monotonic)
+        attempts = Attempts(deadline, clock.monotonic, self.counters)
         while True:
             left = deadline - clock.monotonic()
             try:
@@ -238,7 +246,7 @@ class Router(BlockingHands):
         """Runs `function(tx)` in an atomic transaction, and again from its start where that is asked for; see `run`."""
         clock = self._routes.clock
         deadline = clock.monotonic() + patience
-        attempts = Attempts(deadline, clock.monotonic)
+        attempts = Attempts(deadline, clock.monotonic, self.counters)
         while True:
             left = deadline - clock.monotonic()
             try:

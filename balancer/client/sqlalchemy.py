@@ -67,7 +67,13 @@ class _Place:
         if kept.sampler is not None:
             kept.sampler.note(self.table, self.key, self.weight, not self.read_only)
         monotonic = kept.routes.clock.monotonic
-        wish = Wish(monotonic() + self.patience, self.isolation, self.read_only, proof=kept.routes.proof)
+        wish = Wish(
+            monotonic() + self.patience,
+            self.isolation,
+            self.read_only,
+            proof=kept.routes.proof,
+            wait=kept.counters.wait(self.table),
+        )
         held = self.engines.drive(enter(kept.routes.finder(self.table, self.key), wish, monotonic))
         connection: sqlalchemy.Connection = held.loan.connection
         self.block.location, self.block.began, self.block.connection = held.location, monotonic(), connection
@@ -262,7 +268,7 @@ class _Tries:
     ) -> None:
         self._clock = router.attachments.routes.clock
         self._deadline = self._clock.monotonic() + patience
-        self._attempts = Attempts(self._deadline, self._clock.monotonic)
+        self._attempts = Attempts(self._deadline, self._clock.monotonic, router.attachments.counters)
         self._open: Callable[..., Any] = partial(session, router, table, key, **options)
 
     def block(self, function: Callable[[Session], Any]) -> Any:

@@ -14,6 +14,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from balancer.client.blocking_hands import BlockingHands
+from balancer.client.failures import classify_entry
 from balancer.client.locate import AnyKey
 from balancer.client.open_blocks import OpenBlock, OpenBlocks
 from balancer.client.pools import Loan
@@ -96,9 +97,11 @@ class TransactionBlock(AbstractContextManager[psycopg.Connection[Any]]):
             loan = Loan(pool, connection)
             with connection.lock:
                 connection.wait(command(connection, self._wish.opening(location)))
-        except psycopg.Error:
+        except psycopg.Error as error:
             if loan is not None:
                 self._put_away(loan)
+            if self._wish.wait is not None:
+                self._wish.wait.refused(location, classify_entry(error), self._parts.routes.clock.monotonic())
             return None
         except BaseException:
             if loan is not None:

@@ -15,6 +15,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.sql import Composed
 
+from balancer.client.counters import Wait
 from balancer.client.failures import Failure, classify, classify_entry
 from balancer.client.locate import Location
 from balancer.client.pools import Loan
@@ -120,6 +121,15 @@ class Wish:
     """A statement that follows in the same message."""
     proof: bool = True
     """False only where there is one database that owns everything: see `testing`."""
+    wait: Wait | None = None
+    """Told of what the beginning meets."""
+
+    def refused(self, location: Location, failure: Failure, now: float) -> None:
+        """A try was in vain; past the deadline it was the last."""
+        if self.wait is not None:
+            self.wait.refused(location, failure, now)
+            if now >= self.deadline:
+                self.wait.over(location, now, gave_up=True)
 
     def opening(self, location: Location) -> bytes:
         """BEGIN and the proof of ownership: one message, one round trip."""
@@ -202,7 +212,9 @@ def _begun(
                 raise
             # What a node has said tells more than that the last try had no time left.
             seen = seen if failure is Failure.LOST else failure
-            left = wish.deadline - monotonic()
+            now = monotonic()
+            left = wish.deadline - now
+            wish.refused(location, failure, now)
             if left <= 0:
                 raise Unavailable(too_late(location, seen)) from error
         except BaseException:
@@ -210,6 +222,8 @@ def _begun(
                 yield GiveBack(loan)
             raise
         else:
+            if wish.wait is not None:
+                wish.wait.over(location, monotonic())
             return Held(location, loan), answer
         yield AwaitChange(version, min(pause, left))
         pause = min(pause * 1.5, LONGEST_PAUSE)

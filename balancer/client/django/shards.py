@@ -147,7 +147,7 @@ def run(
     opened = shard(table, key, **options)
     clock = opened.router.attachments.routes.clock
     deadline = clock.monotonic() + patience
-    attempts = Attempts(deadline, clock.monotonic)
+    attempts = Attempts(deadline, clock.monotonic, opened.router.counters)
     while True:
         left = deadline - clock.monotonic()
         try:
