@@ -23,7 +23,7 @@ from balancer.client.explaining import KeyExplanation
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.open_blocks import WARN_AFTER, OpenBlocks
-from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async
+from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async, primary_of
 from balancer.client.retry import Attempts
 from balancer.client.router import PATIENCE
 from balancer.client.routing import Routes
@@ -91,7 +91,10 @@ class AsyncRouter:
         self._pools: PoolBook[NodePool] = PoolBook(
             routes,
             lambda node, dsn: AsyncConnectionPool(
-                dsn, connection_class=AsyncBlockConnection, configure=prepare_async, **settings.arguments(node)
+                primary_of(dsn),
+                connection_class=AsyncBlockConnection,
+                configure=prepare_async,
+                **settings.arguments(node),
             ),
         )
         self._sampler = Sampler(routes) if samples else None

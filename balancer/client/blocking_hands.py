@@ -11,7 +11,7 @@ import psycopg
 from psycopg_pool import ConnectionPool
 
 from balancer.client.block_connections import BlockConnection
-from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare
+from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare, primary_of
 from balancer.client.routing import Routes
 from balancer.client.transaction_steps import (
     AwaitChange,
@@ -53,7 +53,7 @@ class BlockingHands:
         self._pools: PoolBook[NodePool] = PoolBook(
             routes,
             lambda node, dsn: ConnectionPool(
-                dsn, connection_class=BlockConnection, configure=prepare, **settings.arguments(node)
+                primary_of(dsn), connection_class=BlockConnection, configure=prepare, **settings.arguments(node)
             ),
         )
         self._known: tuple[object, dict[str, NodePool]] = (None, {})
@@ -73,6 +73,10 @@ class BlockingHands:
                 found.open()
             known[1][node] = found
         return found
+
+    def _used_nodes(self) -> list[str]:
+        """Nodes that have a pool, and are still there."""
+        return [node for node in self._pools.names() if node in self._routes.snapshot.nodes]
 
     def _close_pools(self) -> None:
         closing = self._pools.clear()

@@ -26,7 +26,7 @@ from balancer.client.async_router import cancellations
 from balancer.client.attachments import Attachments
 from balancer.client.blocking_hands import driven
 from balancer.client.failures import Failure, classify
-from balancer.client.pools import LOOK_FOR_US, Loan, PoolBook
+from balancer.client.pools import LOOK_FOR_US, Loan, PoolBook, primary_of
 from balancer.client.transaction_steps import (
     LONGEST_BORROW,
     AwaitChange,
@@ -157,7 +157,7 @@ class NodeEngines:
 
         @event.listens_for(engine, "do_connect")
         def _address(dialect: Any, record: Any, arguments: list[Any], parameters: dict[str, Any]) -> None:
-            arguments[:] = [dsn]
+            arguments[:] = [primary_of(dsn)]
 
         @event.listens_for(engine, "connect")
         def _prepare(connection: Any, record: Any) -> None:

@@ -24,6 +24,7 @@ from balancer.client.open_blocks import WARN_AFTER, OpenBlocks
 from balancer.client.pipelined import run_pipelined
 from balancer.client.pools import Loan, PoolSettings
 from balancer.client.rekeying import rekeying
+from balancer.client.replicas import ReplicaBlock, ReplicaReads, parse_token, seconds_of, token_of
 from balancer.client.retry import Attempts
 from balancer.client.routing import Routes
 from balancer.client.sampler import Sampler
@@ -34,6 +35,7 @@ from balancer.client.transaction_steps import (
     Wish,
 )
 from balancer.directory.snapshot import Snapshot
+from balancer.errors import UserError
 
 if TYPE_CHECKING:
     from balancer.client.bulk import Rows
@@ -152,6 +154,9 @@ class Router(BlockingHands):
         isolation: Isolation = Isolation.READ_COMMITTED,
         patience: float = PATIENCE,
         weight: float = 1.0,
+        replica: bool = False,
+        max_lag: float | str = 1.0,
+        token: str = "",
     ) -> AbstractContextManager[Connection]:
         """A connection in a transaction on the node that owns the key; committed at the end of the block.
 
@@ -162,12 +167,30 @@ class Router(BlockingHands):
         a switch waits for it. With `read_only` it has one snapshot for all its statements and holds up nothing.
         Only rows of this key's tablet are proven to be here. `OutcomeUnknown` if the connection breaks during COMMIT.
         `weight` is what the key counts for in the samples.
+
+        With `read_only` and `replica` a standby of the node answers, if the node's address has several hosts and a
+        standby has replayed what the primary had written within `max_lag` (seconds, or "1s"), and what `token` has seen; else the
+        owner does.
         """
         clock = self._routes.clock
         wish = Wish(
             clock.monotonic() + patience, isolation, read_only, proof=self._routes.proof, wait=self.counters.wait(table)
         )
-        return TransactionBlock(self, self._parts, table, key, wish=wish, weight=weight)
+        if not replica:
+            return TransactionBlock(self, self._parts, table, key, wish=wish, weight=weight)
+        if not read_only:
+            raise UserError("replica=True is for reading: give read_only=True as well")
+        block = ReplicaBlock(self, self._parts, table, key, wish=wish, weight=weight)
+        block.read_from(self.attachments.get(ReplicaReads, ReplicaReads), seconds_of(max_lag), parse_token(token))
+        return block
+
+    def token(self) -> str:
+        """What has been written so far, on every node that this router has used: for `token=` of a later reader.
+
+        Ask for it after the commit, and hand it on with the answer (a cookie, a header): a reader that gives it sees at
+        least that.
+        """
+        return token_of({node: self._pool(node) for node in self._used_nodes()})
 
     def run(
         self,

@@ -32,7 +32,7 @@ def test_blocks_run_in_their_order(shards: Shards) -> None:
     for text in marked("run"):
         exec(compile(text, "applications.md", "exec"), {"url": shards.url, "user_id": 42, "asyncio": asyncio})
     rows = [row for node in shards.dsns for row in shards.node(node).execute("SELECT n, note FROM orders ORDER BY n")]
-    assert rows == [(1, "seen"), (2, "renamed"), (3, "")]
+    assert rows == [(1, "paid"), (2, "renamed"), (3, "")]
 
 
 def test_a_block_on_plain_tables(postgres18: PostgresServer) -> None:
