@@ -169,8 +169,8 @@ class Router(BlockingHands):
         `weight` is what the key counts for in the samples.
 
         With `read_only` and `replica` a standby of the node answers, if the node's address has several hosts and a
-        standby has replayed what the primary had written within `max_lag` (seconds, or "1s"), and what `token` has seen; else the
-        owner does.
+        standby has replayed what the primary had written within `max_lag` (seconds, or "1s"), and what `token` has
+        seen; else the owner does.
         """
         clock = self._routes.clock
         wish = Wish(
