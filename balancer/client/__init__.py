@@ -8,12 +8,14 @@ from balancer.client.every_shard import Shard
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.locate import Location, RowId, locate_key, parse_key
 from balancer.client.merging import summed, top
+from balancer.client.outgoing import AsyncRoutedConnection, RoutedConnection
 from balancer.client.pools import PoolSettings
 from balancer.client.router import Atomic, Router, TabletAnswer
 from balancer.client.transaction_steps import Isolation
 
 __all__ = [
     "AsyncAtomic",
+    "AsyncRoutedConnection",
     "AsyncRouter",
     "Atomic",
     "Ids",
@@ -21,6 +23,7 @@ __all__ = [
     "LocatedIds",
     "Location",
     "PoolSettings",
+    "RoutedConnection",
     "Router",
     "RowId",
     "Shard",

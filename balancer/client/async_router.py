@@ -17,12 +17,13 @@ from psycopg_pool import AsyncConnectionPool
 
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
 from balancer.client.attachments import Attachments
-from balancer.client.block_connections import AsyncBlockConnection
+from balancer.client.blocking_hands import message_of
 from balancer.client.counters import Counters
 from balancer.client.explaining import KeyExplanation
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.open_blocks import WARN_AFTER, OpenBlocks
+from balancer.client.outgoing import AsyncRoutedConnection, Outgoing, Tickets
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async, primary_of
 from balancer.client.retry import Attempts
 from balancer.client.router import PATIENCE
@@ -35,6 +36,7 @@ from balancer.client.transaction_steps import (
     ExecuteEach,
     GiveBack,
     Isolation,
+    Query,
     Request,
     Undo,
     Wish,
@@ -47,8 +49,8 @@ from balancer.directory.snapshot import Snapshot
 if TYPE_CHECKING:
     from balancer.client.bulk import Rows
 
-Connection = psycopg.AsyncConnection[Any]
-NodePool = AsyncConnectionPool[AsyncBlockConnection]
+Connection = AsyncRoutedConnection
+NodePool = AsyncConnectionPool[Connection]
 Result = TypeVar("Result")
 Outcome = TypeVar("Outcome")
 
@@ -92,7 +94,7 @@ class AsyncRouter:
             routes,
             lambda node, dsn: AsyncConnectionPool(
                 primary_of(dsn),
-                connection_class=AsyncBlockConnection,
+                connection_class=AsyncRoutedConnection,
                 configure=prepare_async,
                 **settings.arguments(node),
             ),
@@ -105,6 +107,7 @@ class AsyncRouter:
         self.attachments = Attachments(routes, settings, self._sampler, self._blocks, self.counters)
         """As `Router.attachments`."""
         self._ended = EndedDecisions()
+        self._tickets = Tickets()
         self._ids: dict[str, AsyncIds] = {}
         self._located_ids: dict[str, AsyncLocatedIds] = {}
 
@@ -156,15 +159,23 @@ class AsyncRouter:
         )
         held = await self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
         block = self._blocks.opened(table, held.location, clock.monotonic())
-        held.loan.connection.location = held.location
+        connection: Connection = held.loan.connection
+        connection.location = held.location
+        outgoing = connection.outgoing = None if read_only else Outgoing(self._routes, self._tickets, table, key)
         try:
-            yield held.loan.connection
+            yield connection
+            if outgoing is not None and outgoing.sent:
+                await self._drive(outgoing.prepare())
         except BaseException:
             self._blocks.forget(block)
+            connection.outgoing = None
             await self._drive(leave(held, failed=True))
             raise
         self._blocks.forget(block)
+        connection.outgoing = None
         await self._drive(leave(held, failed=False))
+        if outgoing is not None and outgoing.sent:
+            await self._drive(outgoing.deliver())
 
     async def run(
         self,
@@ -290,6 +301,9 @@ class AsyncRouter:
             case ExecuteEach(orders):
                 answers = await asyncio.gather(*(_execute(*order) for order in orders), return_exceptions=True)
                 return [_error(answer) for answer in answers]
+            case Query(loan, transactions, values):
+                async with psycopg.AsyncClientCursor(loan.connection) as cursor:
+                    return await _rows_of(await cursor.execute(message_of(cursor, transactions, values)))
             case Undo(loan):
                 await loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):
@@ -298,6 +312,18 @@ class AsyncRouter:
             case AwaitChange(version, timeout):
                 await asyncio.to_thread(self._routes.wait, version, timeout)
         return None
+
+
+async def _rows_of(cursor: psycopg.AsyncCursor[Any]) -> list[list[Any]]:
+    """The rows of each transaction of a message."""
+    found: list[list[Any]] = [[]]
+    while True:
+        if cursor.description is not None:
+            found[-1] += await cursor.fetchall()
+        elif cursor.statusmessage == "COMMIT":
+            found.append([])
+        if not cursor.nextset():
+            return found[:-1]
 
 
 async def _execute(loan: Loan, statements: bytes) -> None:

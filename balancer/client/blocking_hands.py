@@ -4,13 +4,14 @@ It has the pools, one for each node. `async_router` has its own hands; what is d
 `transaction_steps` and `atomic_steps` alone.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg.sql import Composed
 from psycopg_pool import ConnectionPool
 
-from balancer.client.block_connections import BlockConnection
+from balancer.client.outgoing import RoutedConnection
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare, primary_of
 from balancer.client.routing import Routes
 from balancer.client.transaction_steps import (
@@ -25,7 +26,7 @@ from balancer.client.transaction_steps import (
 )
 from balancer.client.wire import answers, command, send
 
-NodePool = ConnectionPool[BlockConnection]
+NodePool = ConnectionPool[RoutedConnection]
 Outcome = TypeVar("Outcome")
 
 
@@ -53,7 +54,7 @@ class BlockingHands:
         self._pools: PoolBook[NodePool] = PoolBook(
             routes,
             lambda node, dsn: ConnectionPool(
-                primary_of(dsn), connection_class=BlockConnection, configure=prepare, **settings.arguments(node)
+                primary_of(dsn), connection_class=RoutedConnection, configure=prepare, **settings.arguments(node)
             ),
         )
         self._known: tuple[object, dict[str, NodePool]] = (None, {})
@@ -102,11 +103,7 @@ class BlockingHands:
                 return _execute_each(orders)
             case Query(loan, transactions, values):
                 with psycopg.ClientCursor(loan.connection) as cursor:
-                    # Without parameters of its own the message is sent as it is: many statements, one round trip.
-                    texts = [
-                        f"{opening.decode()}; {cursor.mogrify(one, values)}; COMMIT" for opening, one in transactions
-                    ]
-                    return _rows_of(cursor.execute("; ".join(texts)))
+                    return _rows_of(cursor.execute(message_of(cursor, transactions, values)))
             case Undo(loan):
                 loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):
@@ -115,6 +112,11 @@ class BlockingHands:
             case AwaitChange(version, timeout):
                 self._routes.wait(version, timeout)
         return None
+
+
+def message_of(cursor: Any, transactions: Sequence[tuple[bytes, Composed]], values: Any) -> str:
+    """Whole transactions as one text. Without parameters of its own it is sent as it is: one round trip."""
+    return "; ".join(f"{opening.decode()}; {cursor.mogrify(one, values)}; COMMIT" for opening, one in transactions)
 
 
 def _rows_of(cursor: psycopg.Cursor[Any]) -> list[list[Any]]:

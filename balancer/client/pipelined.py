@@ -7,7 +7,7 @@ try that was refused is made again by `run`, which may: the function has no effe
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -15,6 +15,7 @@ from psycopg.pq import TransactionStatus
 from balancer.client.blocking_hands import BlockingHands
 from balancer.client.failures import Failure, classify
 from balancer.client.locate import Location
+from balancer.client.outgoing import RoutedConnection
 from balancer.client.pools import Loan
 from balancer.client.transaction_steps import LONGEST_BORROW, AwaitChange, Borrow, GiveBack, Undo, Wish
 from balancer.errors import OutcomeUnknown, UserError
@@ -29,7 +30,7 @@ def run_pipelined(
     hands: BlockingHands,
     find: Callable[[], tuple[int, Location]],
     wish: Wish,
-    function: Callable[[psycopg.Connection[Any]], Result],
+    function: Callable[[RoutedConnection], Result],
     left: float,
 ) -> Result:
     """Raises what `run` judges: the driver's errors; `OutcomeUnknown` if the connection broke once COMMIT was sent."""
@@ -46,7 +47,7 @@ def run_pipelined(
         _put_back(hands, loan)
 
 
-def _tried(loan: Loan, location: Location, wish: Wish, function: Callable[[psycopg.Connection[Any]], Result]) -> Result:
+def _tried(loan: Loan, location: Location, wish: Wish, function: Callable[[RoutedConnection], Result]) -> Result:
     connection = loan.connection
     committing = False
     opening, _, hold = wish.opening(location).decode().partition("; ")

@@ -21,8 +21,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool
 
 from balancer.client.attachments import Attachments
-from balancer.client.block_connections import BlockConnection
 from balancer.client.locate import Location
+from balancer.client.outgoing import RoutedConnection
 from balancer.client.pools import Loan, PoolBook, prepare
 from balancer.client.transaction_block import TransactionBlock
 from balancer.client.transaction_steps import LONGEST_BORROW, Held
@@ -30,7 +30,7 @@ from balancer.client.wire import command
 from balancer.errors import Unavailable, UserError
 from balancer.outside import quoted
 
-ReplicaPool = ConnectionPool[BlockConnection]
+ReplicaPool = ConnectionPool[RoutedConnection]
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s|m)")
 KEPT = 64
@@ -79,7 +79,7 @@ class ReplicaReads:
             kept.routes,
             lambda node, dsn: ConnectionPool(
                 make_conninfo(dsn, target_session_attrs="prefer-standby"),
-                connection_class=BlockConnection,
+                connection_class=RoutedConnection,
                 configure=prepare,
                 **arguments(f"{node}, standbys"),
             ),

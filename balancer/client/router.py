@@ -21,6 +21,7 @@ from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.key_cover import KeyStretch
 from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.open_blocks import WARN_AFTER, OpenBlocks
+from balancer.client.outgoing import RoutedConnection, Tickets
 from balancer.client.pipelined import run_pipelined
 from balancer.client.pools import Loan, PoolSettings
 from balancer.client.rekeying import rekeying
@@ -40,7 +41,7 @@ from balancer.errors import UserError
 if TYPE_CHECKING:
     from balancer.client.bulk import Rows
 
-Connection = psycopg.Connection[Any]
+Connection = RoutedConnection
 Result = TypeVar("Result")
 
 PATIENCE = 10.0
@@ -104,7 +105,8 @@ class Router(BlockingHands):
         routes.watch(self._blocks.look)
         self.attachments = Attachments(routes, settings, self._sampler, self._blocks, self.counters)
         """What frameworks keep with this router: engines of SQLAlchemy, say. Closed with it."""
-        self._parts = BlockParts(routes, self._sampler, self._blocks)
+        self._tickets = Tickets()
+        self._parts = BlockParts(routes, self._sampler, self._blocks, self._tickets)
         self._ended = EndedDecisions()
         self._ids: dict[str, Ids] = {}
         self._located_ids: dict[str, LocatedIds] = {}
@@ -166,7 +168,7 @@ class Router(BlockingHands):
         raises `Unavailable`; nothing was done. Once the block has begun, the tablet stays until it ends: keep it short,
         a switch waits for it. With `read_only` it has one snapshot for all its statements and holds up nothing.
         Only rows of this key's tablet are proven to be here. `OutcomeUnknown` if the connection breaks during COMMIT.
-        `weight` is what the key counts for in the samples.
+        `weight` is what the key counts for in the samples. `connection.send` sends messages to other keys.
 
         With `read_only` and `replica` a standby of the node answers, if the node's address has several hosts and a
         standby has replayed what the primary had written within `max_lag` (seconds, or "1s"), and what `token` has

@@ -8,7 +8,7 @@ COMMIT directly, and everything that is not a plain commit is left to `leave`.
 
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -17,6 +17,7 @@ from balancer.client.blocking_hands import BlockingHands
 from balancer.client.failures import classify_entry
 from balancer.client.locate import AnyKey
 from balancer.client.open_blocks import OpenBlock, OpenBlocks
+from balancer.client.outgoing import Outgoing, RoutedConnection, Tickets
 from balancer.client.pools import Loan
 from balancer.client.routing import Routes
 from balancer.client.sampler import Sampler
@@ -32,9 +33,10 @@ class BlockParts(NamedTuple):
     routes: Routes
     sampler: Sampler | None
     blocks: OpenBlocks
+    tickets: Tickets
 
 
-class TransactionBlock(AbstractContextManager[psycopg.Connection[Any]]):
+class TransactionBlock(AbstractContextManager[RoutedConnection]):
     """One block; opened once."""
 
     __slots__ = ("_hands", "_held", "_key", "_noted", "_parts", "_table", "_weight", "_wish")
@@ -51,8 +53,8 @@ class TransactionBlock(AbstractContextManager[psycopg.Connection[Any]]):
         self._held: Held | None = None
         self._noted: OpenBlock | None = None
 
-    def __enter__(self) -> psycopg.Connection[Any]:
-        routes, sampler, blocks = self._parts
+    def __enter__(self) -> RoutedConnection:
+        routes, sampler, blocks, tickets = self._parts
         if sampler is not None:
             sampler.note(self._table, self._key, self._weight, not self._wish.read_only)
         monotonic = routes.clock.monotonic
@@ -61,8 +63,10 @@ class TransactionBlock(AbstractContextManager[psycopg.Connection[Any]]):
             held = self._hands._drive(enter(routes.finder(self._table, self._key), self._wish, monotonic))
         self._held = held
         self._noted = blocks.opened(self._table, held.location, monotonic())
-        connection: psycopg.Connection[Any] = held.loan.connection
-        connection.location = held.location  # type: ignore[attr-defined]
+        connection: RoutedConnection = held.loan.connection
+        connection.location = held.location
+        if not self._wish.read_only:
+            connection.outgoing = Outgoing(routes, tickets, self._table, self._key)
         return connection
 
     def __exit__(
@@ -72,9 +76,26 @@ class TransactionBlock(AbstractContextManager[psycopg.Connection[Any]]):
         assert held is not None
         assert noted is not None
         self._parts.blocks.forget(noted)
+        connection: RoutedConnection = held.loan.connection
+        outgoing, connection.outgoing = connection.outgoing, None
+        if kind is not None:
+            self._hands._drive(leave(held, failed=True))
+            return
+        if outgoing is None or not outgoing.sent:
+            self._commit(held)
+            return
+        try:
+            self._hands._drive(outgoing.prepare())
+        except BaseException:
+            self._hands._drive(leave(held, failed=True))
+            raise
+        self._hands._drive(leave(held, failed=False))
+        self._hands._drive(outgoing.deliver())
+
+    def _commit(self, held: Held) -> None:
         connection = held.loan.connection
-        if kind is not None or connection.pgconn.transaction_status != _OPEN:
-            self._hands._drive(leave(held, failed=kind is not None))
+        if connection.pgconn.transaction_status != _OPEN:
+            self._hands._drive(leave(held, failed=False))
             return
         try:
             with connection.lock:

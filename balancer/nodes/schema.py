@@ -20,6 +20,7 @@ from balancer.nodes import (
     expired_functions,
     fence_functions,
     locks,
+    message_functions,
     own_schema,
     proof,
     proven_views,
@@ -106,6 +107,7 @@ STEPS: tuple[str, ...] = (
     decisions.STEP,
     "SELECT",  # functions have changed: what refuses writes to expired keys
     "SELECT",  # functions have changed: those of reference tables
+    message_functions.STEP,
 )
 """What brings a node's tables from version n to n + 1."""
 
@@ -133,7 +135,7 @@ _ENTER = """
 
 FUNCTIONS = _ENTER + fence_functions.FUNCTIONS + locks.FUNCTIONS + client_functions.FUNCTIONS
 FUNCTIONS += proof.FUNCTIONS + proven_views.FUNCTIONS + rewind_functions.FUNCTIONS + decisions.FUNCTIONS
-FUNCTIONS += expired_functions.FUNCTIONS + reference_functions.FUNCTIONS
+FUNCTIONS += expired_functions.FUNCTIONS + reference_functions.FUNCTIONS + message_functions.FUNCTIONS
 """What the newest version has; a change of these appends a step, if only an empty one."""
 
 

@@ -66,7 +66,7 @@ def pair(server_folder: Path, tmp_path: Path) -> Iterator[Pair]:
         primary = stack.enter_context(postgres(server_folder / f"primary-{tmp_path.name}", 18))
         shards = stack.enter_context(new_shards(tmp_path, stack.enter_context(databases(primary))))
         other = stack.enter_context(standby(primary, server_folder / f"standby-{tmp_path.name}", 18))
-        both = make_conninfo(shards.dsns["pg-a"], host="127.0.0.1,127.0.0.1", port=f"{primary.port},{other.port}")
+        both = make_conninfo(shards.dsns["pg-a"], host="127.0.0.1,127.0.0.1", port=f"{other.port},{primary.port}")
         snapshot = shards.directory.snapshot()
         change = Put(replace(snapshot.nodes["pg-a"], dsn=both))
         shards.directory.commit(Transaction((change,), snapshot.version, "standby", "test"))
@@ -93,6 +93,7 @@ def test_a_standby_that_lags_behind_is_not_asked(pair: Pair) -> None:
     mine = user_of(pair.shards, 1)
     pair.write(mine, 1)
     pair.caught_up()
+    assert pair.read(mine, max_lag=30.0) == (True, 1), "a position is known that it has replayed"
     pair.pause()
     pair.write(mine, 2)
     assert pair.read(mine, max_lag=0.0) == (False, 2), "every position is too old by then"
@@ -111,6 +112,22 @@ def test_a_moved_tablet_is_read_where_it_is(pair: Pair) -> None:
     assert pair.read(mine, max_lag=30.0) == (False, 2)
     pair.resume()
     assert pair.read(mine, max_lag=30.0) == (False, 2)
+
+
+def test_a_tablet_that_was_away_is_told_by_its_epoch(pair: Pair) -> None:
+    """The standby's rows are those of before, and by its position alone it would be young enough."""
+    mine = user_of(pair.shards, 1)
+    pair.write(mine, 1)
+    pair.caught_up()
+    assert pair.read(mine, max_lag=60.0) == (True, 1)
+    pair.pause()
+    pair.shards.switch(1, "pg-b")
+    pair.write(mine, 2)
+    pair.shards.switch(1, "pg-a")
+    wait_until(lambda: pair.router.locate("orders", mine) == ("pg-a", 1, 3))
+    assert pair.read(mine, max_lag=60.0) == (False, 2)
+    pair.resume()
+    assert pair.read(mine, max_lag=60.0) == (True, 2)
 
 
 def test_a_promoted_standby_is_followed(pair: Pair) -> None:
