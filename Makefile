@@ -34,8 +34,8 @@ soak: setup-dev servers  ## an instance under load for ten minutes, its figures 
 fuzz: setup-dev servers  ## generated input for everything that takes input, SECONDS=60 each; SEED=7 repeats, WORDS=imports runs a part
 	$(BIN)/python -m tests.support.fuzz_main --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(WORDS)
 
-bank: setup-dev servers  ## transfers between nodes while everything moves and dies, SECONDS=120; BANK_SEED=7 repeats
-	$(BIN)/python -m tests.support.bank $(or $(SECONDS),120)
+bank: setup-dev servers  ## transfers between nodes while everything moves and dies, SECONDS=120; BANK_SEED=7 repeats; TABLETS=64 MOVES=2 SECONDS=3600 ends when each has moved twice
+	$(BIN)/python -m tests.support.bank $(or $(SECONDS),120) $(or $(TABLETS),16) $(or $(MOVES),0)
 
 crash-matrix: setup-dev servers  ## every state × everybody killed, JOBS=3 cells at a time; WORDS='split daemon' runs a part
 	$(BIN)/python -m tests.support.crash_matrix_main -j $(or $(JOBS),3) $(WORDS)

@@ -51,6 +51,7 @@ class Instruments:
         self._declare_nodes()
         self._declare_plans()
         self._declare_migrations()
+        self._declare_checks()
         self._declare_process()
 
     def _declare_bundles(self) -> None:
@@ -268,6 +269,27 @@ class Instruments:
             "Comparisons of source and target before a commit: equal, different.",
             ("bundle", "result"),
             "bundles × 2 results",
+        )
+
+    def _declare_checks(self) -> None:
+        kind, per_kind = ("bundle", "kind"), "bundles × 9 kinds of checks"
+        self.check_findings = self._gauge(
+            "check_findings", "What the consistency checker has found and not found gone since.", kind, per_kind
+        )
+        self.check_unchecked = self._gauge(
+            "check_unchecked", "What the round of checks could not look at, so far.", kind, per_kind
+        )
+        self.check_ended = self._gauge(
+            "check_timestamp_seconds", "When all of a kind was last looked at, since 1970.", kind, per_kind
+        )
+        self.check_overdue = self._gauge(
+            "check_overdue_seconds",
+            "By how much a whole round of checks is late: it may take as long as the time between two.",
+            ("bundle",),
+            "one per bundle",
+        )
+        self.check_rows = self._gauge(
+            "check_rows", "Rows that the present or last round of checks has read.", ("bundle",), "one per bundle"
         )
 
     def _declare_process(self) -> None:

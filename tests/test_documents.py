@@ -27,7 +27,7 @@ def test_the_transitions_are_those_of_the_machine() -> None:
 def test_the_modules_that_the_walks_pass_are_there() -> None:
     text = (TREE / "docs" / "architecture.md").read_text()
     walks = text[text.index("## Walks") : text.index("## Transitions")]
-    names = re.findall(r"`((?:api|cli|client|daemon|migration|nodes|planner|policies|polling)/[a-z_]+)`", walks)
+    names = re.findall(r"`((?:api|checks|cli|client|daemon|migration|nodes|planner|policies|polling)/[a-z_]+)`", walks)
     assert len(names) > 25
     missing = [name for name in names if not (TREE / "balancer" / f"{name}.py").exists()]
     assert missing == []

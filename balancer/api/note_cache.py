@@ -7,6 +7,7 @@ from typing import Final
 from balancer.api.shapes import HistoryEntry
 from balancer.api.source import Source
 from balancer.api.views import history
+from balancer.checks.book_notes import TOPIC as CHECKS
 from balancer.directory.model import Json
 from balancer.directory.snapshot import Snapshot
 
@@ -14,16 +15,20 @@ PROGRESS: Final = "progress"
 """The topic under which running migrations publish how far they are."""
 KEEP_SECONDS: Final = 0.5
 RECENT: Final = 30
+CHECK_SECONDS: Final = 5.0
+"""As often as the leader writes down how far a round has come."""
 
 
 class Notes:
-    """The migrations' progress and the newest history."""
+    """The migrations' progress, the checks' results and the newest history."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._lock = threading.Lock()
         self._progress: Mapping[str, Json] = {}
         self._asked = -float("inf")
+        self._checks: Mapping[str, Json] = {}
+        self._checks_asked = -float("inf")
         self._recent: tuple[int, list[HistoryEntry]] = (-1, [])
 
     def progress(self, snapshot: Snapshot) -> Mapping[str, Json]:
@@ -36,6 +41,15 @@ class Notes:
                 self._progress = self._source.directory().published(PROGRESS)
                 self._asked = now
             return self._progress
+
+    def checks(self) -> Mapping[str, Json]:
+        """What the consistency checker has found, by bundle."""
+        with self._lock:
+            now = self._source.clock.monotonic()
+            if now - self._checks_asked >= CHECK_SECONDS:
+                self._checks = self._source.directory().published(CHECKS)
+                self._checks_asked = now
+            return self._checks
 
     def recent(self, snapshot: Snapshot) -> list[HistoryEntry]:
         """The newest commits; asked for again when the version has changed."""

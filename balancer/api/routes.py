@@ -18,6 +18,7 @@ from balancer.api.problems import RESPONSES
 from balancer.api.sample_notes import publish
 from balancer.api.source import Source
 from balancer.api.views import bundles, heat, history, migrations, overview, plans, route, tablets
+from balancer.api.views.check_results import check_results
 from balancer.api.views.schedule import schedule
 from balancer.directory.model import TabletState
 from balancer.planner.recorder import LAYERS
@@ -121,6 +122,11 @@ def add_records(router: APIRouter, source: Source, notes: Notes) -> None:
         progress = notes.progress(snapshot)
         return answer(migrations.page(snapshot, progress, which=which, bundle=bundle, tablet=tablet, limit=limit))
 
+    @router.get("/checks", response_model=list[shapes.ChecksShape])
+    def get_checks() -> Any:
+        """What the consistency checker has found, and its rounds over time."""
+        return check_results(notes.checks())
+
     @router.get("/history", response_model=shapes.HistoryPage)
     def get_history(
         bundle: Bundle = None,
@@ -201,5 +207,6 @@ def _overview_tag(source: Source, notes: Notes) -> str:
         int(source.tick_age() / 10),
         *((name, state.at.timestamp(), state.sentence) for name, state in sorted(source.states().items())),
         dumps(notes.progress(follower.snapshot), sort_keys=True, default=str),
+        dumps(notes.checks(), sort_keys=True, default=str),
     ]
     return f'"{blake2b(repr(parts).encode(), digest_size=12).hexdigest()}"'

@@ -340,6 +340,45 @@ class SampleAnswer(Document):
     taken: int
 
 
+class FindingShape(Document):
+    """Something that the consistency checker has found."""
+
+    kind: str
+    text: str
+    table: str
+    tablet: int | None
+    node: str
+    root: str
+    count: int
+    advice: str
+    first: float = Field(description="when it was first seen")
+    last: float
+
+
+class CheckRoundShape(Document):
+    """A round of the consistency checker that is over."""
+
+    number: int
+    began: float
+    ended: float
+    rows: int
+    findings: int
+    unchecked: int
+
+
+class ChecksShape(Document):
+    """The consistency checker of one bundle."""
+
+    bundle: str
+    round: int = Field(description="the present or last round")
+    kind: str = Field(description="what is being looked at; empty: the round is over")
+    rows: int
+    findings: list[FindingShape]
+    more: int = Field(description="findings beyond those that are kept")
+    unchecked: list[str] = Field(description="why something could not be looked at")
+    past: list[CheckRoundShape] = Field(description="rounds over time, oldest first")
+
+
 class Overview(Document):
     """Everything the page shows first, in one answer."""
 
@@ -353,4 +392,5 @@ class Overview(Document):
     running: int
     quarantined: list[TabletShape]
     hot: list[TabletShape]
+    checks: list[ChecksShape]
     history: list[HistoryEntry]

@@ -1,10 +1,12 @@
 """`balancer doctor [--fix]`: what migrations left on the nodes, and where nodes and directory disagree."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated
 
 import typer
 
+from balancer.checks.book_notes import read_books
 from balancer.cli.output import Output, OutputOption, say, show_rows
 from balancer.cli.places import ConfigOption, operator
 from balancer.directory.configured import open_configured
@@ -33,6 +35,7 @@ def doctor(
     addresses = partial(address_in, settings)
     with open_configured(settings.daemon) as directory:
         exposures = [Finding(DIRECTORY, text, command=SECURE) for text in directory.exposures(everything=True)]
+        exposures += [found for found in _of_checks(directory) if node is None or found.node in node]
         findings = examine(directory, addresses, node)
         if fix and findings:
             for repaired in _fix(directory, addresses, node):
@@ -44,6 +47,14 @@ def doctor(
     show_rows(rows, COLUMNS, output, empty="nothing is wrong")
     if findings:
         raise typer.Exit(1)
+
+
+def _of_checks(directory: Directory) -> Iterator[Finding]:
+    """What the leader's consistency checker has found and not found gone since."""
+    for bundle, book in sorted(read_books(directory).items()):
+        for standing in book.standing.values():
+            found = standing.anomaly
+            yield Finding(found.node or f"({bundle})", f"check of {found.kind}: {found.text}", command=found.advice)
 
 
 def _repair(found: Finding) -> str:

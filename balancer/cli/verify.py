@@ -1,17 +1,21 @@
 """`balancer verify`: whether the nodes hold what the directory says of a table or a tablet. Only reads.
 
-Every node of the bundle is asked, not only the owners: somebody else might claim a tablet too.
+Every node of the bundle is asked, not only the owners: somebody else might claim a tablet too. What was in motion while
+they were asked is no finding, see `balancer.checks.ground`. `--deep` and `--watch` are the consistency checker.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
+from balancer.checks.ground import Bracket
 from balancer.cli.bounds_text import bounds_text
 from balancer.cli.output import Output, OutputOption, say, show_json, show_rows
 from balancer.cli.places import ConfigOption, open_configured
+from balancer.cli.verify_rounds import Wanted, run_deep, run_watch, show_books
 from balancer.clock import SystemClock
 from balancer.directory.model import Table, Tablet
 from balancer.directory.snapshot import Snapshot
@@ -43,22 +47,55 @@ _WHOLE_NODE = frozenset(
 
 
 def verify(
-    what: Annotated[str, typer.Argument(metavar="TABLE|TABLET", help="a table's name, or a tablet's id")],
+    what: Annotated[
+        str | None,
+        typer.Argument(metavar="[TABLE|TABLET]", help="a table's name, or a tablet's id; else what the leader found"),
+    ] = None,
     count: Annotated[bool, typer.Option("--count", help="count the rows instead of estimating: reads all")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="every check of [checks], once, now: reads all")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="the same over and over, gently, until interrupted")] = False,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Checks that each tablet is attached on its owner, owned with its epoch, and claimed by nobody else.
 
-    Exit code 1 if anything is wrong.
+    With --deep or --watch also its rows, copies, sequences and the application's invariants; without a table, all that
+    is configured. Without anything: what the leader's own checks have found. Exit code 1 if anything is wrong.
     """
     settings = load_settings(config)
     with open_configured(settings.daemon) as directory:
+        if deep or watch:
+            run = run_watch if watch else run_deep
+            return run(settings, directory, _chosen(settings, directory.snapshot(), what), output)
+        if what is None:
+            return show_books(directory, output)
         snapshot = directory.snapshot()
+        table, tablets = wanted(snapshot, what)
+        poll = _polled(settings, snapshot, table.bundle)
+        bracket = Bracket(snapshot, directory.snapshot())
+    return _show(settings, table, tablets, VerifiedPoll(poll, bracket, count), output)
+
+
+def _chosen(settings: Settings, snapshot: Snapshot, what: str | None) -> Wanted:
+    if what is None:
+        return Wanted(list(settings.bundles.values()))
     table, tablets = wanted(snapshot, what)
-    poll = _polled(settings, snapshot, table.bundle)
+    return Wanted([settings.bundle(table.bundle)], table.name, tablets[0].id if what.isdigit() else None)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedPoll:
+    """What the nodes said, and the map before and after."""
+
+    poll: ClusterPoll
+    bracket: Bracket
+    count: bool
+
+
+def _show(settings: Settings, table: Table, tablets: Sequence[Tablet], seen: VerifiedPoll, output: Output) -> None:
+    poll, count, snapshot = seen.poll, seen.count, seen.bracket.before
     counts = _counted(settings, table, tablets) if count else {}
-    rows = [_row(snapshot, table, tablet, poll, counts) for tablet in tablets]
+    rows = [_row(seen, table, tablet, counts) for tablet in tablets]
     trouble = [*_node_trouble(snapshot, table.bundle, poll), *_root_trouble(settings, table, poll)]
     wrong = len(trouble) + sum(1 for row in rows if row["finding"] and not row["busy"])
     if output is Output.JSON:
@@ -91,11 +128,10 @@ def _polled(settings: Settings, snapshot: Snapshot, bundle: str) -> ClusterPoll:
         poller.close()
 
 
-def _row(
-    snapshot: Snapshot, table: Table, tablet: Tablet, poll: ClusterPoll, counts: dict[int, int | str]
-) -> dict[str, Any]:
-    running = snapshot.migration_of(tablet.id)
-    findings = [f"node {node}: {text}" for node, text in _disagreements(poll, tablet.id)]
+def _row(seen: VerifiedPoll, table: Table, tablet: Tablet, counts: dict[int, int | str]) -> dict[str, Any]:
+    poll, running = seen.poll, seen.bracket.before.migration_of(tablet.id)
+    still = running is not None or seen.bracket.still(tablet.id)
+    findings = [f"node {node}: {text}" for node, text in _disagreements(poll, tablet.id) if still]
     counted = counts.get(tablet.id)
     if isinstance(counted, str):
         findings.append(counted)

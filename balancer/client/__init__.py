@@ -4,13 +4,14 @@ It needs the directory and psycopg; neither the daemon nor numpy (except for `gr
 """
 
 from balancer.client.async_router import AsyncAtomic, AsyncRouter
-from balancer.client.every_shard import Shard
+from balancer.client.checked_rows import WrongKey
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.locate import Location, RowId, locate_key, parse_key
 from balancer.client.merging import summed, top
 from balancer.client.outgoing import AsyncRoutedConnection, RoutedConnection
 from balancer.client.pools import PoolSettings
 from balancer.client.router import Atomic, Router, TabletAnswer
+from balancer.client.shard_steps import Shard
 from balancer.client.transaction_steps import Isolation
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "RowId",
     "Shard",
     "TabletAnswer",
+    "WrongKey",
     "locate_key",
     "parse_key",
     "summed",

@@ -8,30 +8,44 @@ The directory is followed by a thread; whatever waits for it here waits in anoth
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
+from balancer.client.async_shards import AsyncEveryShard, load_async, scan_async
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
 from balancer.client.attachments import Attachments
-from balancer.client.blocking_hands import message_of
+from balancer.client.bulk_load import BulkLoad
+from balancer.client.checked_rows import KeyGuard, guarded_async
 from balancer.client.counters import Counters
 from balancer.client.explaining import KeyExplanation
 from balancer.client.id_blocks import Ids, LocatedIds
+from balancer.client.key_cover import KeyStretch
 from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.open_blocks import WARN_AFTER, OpenBlocks
 from balancer.client.outgoing import AsyncRoutedConnection, Outgoing, Tickets
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async, primary_of
 from balancer.client.retry import Attempts
-from balancer.client.router import PATIENCE
+from balancer.client.router import AT_ONCE, BATCH, PATIENCE, TabletAnswer
 from balancer.client.routing import Routes
 from balancer.client.sampler import Sampler
+from balancer.client.shard_steps import Shard, ShardSteps, Values
 from balancer.client.transaction_steps import (
     AwaitChange,
     Borrow,
+    CopyRows,
     Execute,
     ExecuteEach,
     GiveBack,
@@ -43,7 +57,7 @@ from balancer.client.transaction_steps import (
     enter,
     leave,
 )
-from balancer.client.wire import command
+from balancer.client.wire import async_rows_of, command, together
 from balancer.directory.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -149,6 +163,7 @@ class AsyncRouter:
         isolation: Isolation = Isolation.READ_COMMITTED,
         patience: float = PATIENCE,
         weight: float = 1.0,
+        checked: bool = False,
     ) -> AsyncIterator[Connection]:
         """A connection in a transaction on the node that owns the key; see `Router.transaction`."""
         if self._sampler is not None:
@@ -163,7 +178,8 @@ class AsyncRouter:
         connection.location = held.location
         outgoing = connection.outgoing = None if read_only else Outgoing(self._routes, self._tickets, table, key)
         try:
-            yield connection
+            async with guarded_async(KeyGuard(self._routes, table, key, held)) if checked else nullcontext():
+                yield connection
             if outgoing is not None and outgoing.sent:
                 await self._drive(outgoing.prepare())
         except BaseException:
@@ -243,6 +259,67 @@ class AsyncRouter:
                 pause = attempts.pause_after(error)
             await asyncio.sleep(pause)
 
+    def each(
+        self,
+        table: str,
+        function: Callable[[Shard, Connection], Awaitable[Result]],
+        *,
+        read_only: bool = True,
+        at_once: int = AT_ONCE,
+        patience: float = PATIENCE,
+    ) -> AsyncGenerator[Result, None]:
+        """Awaits `function(shard, connection)` for every tablet once, in tasks; see `Router.each`."""
+        every = self._every(table, at_once, patience)
+
+        async def work(stretch: KeyStretch) -> Result:
+            async with every.transaction(stretch, read_only=read_only) as (shard, connection):
+                return await function(shard, connection)
+
+        return every.run(work)
+
+    async def map(
+        self,
+        table: str,
+        statement: str,
+        values: Values = None,
+        *,
+        at_once: int = AT_ONCE,
+        patience: float = PATIENCE,
+    ) -> AsyncGenerator[TabletAnswer, None]:
+        """Asks every tablet once; see `Router.map`."""
+        async with aclosing(self._every(table, at_once, patience).ask_all(statement, values)) as answers:
+            async for answer in answers:
+                yield TabletAnswer(*answer)
+
+    def scan(
+        self,
+        table: str,
+        statement: str,
+        values: Values = None,
+        *,
+        at_once: int = AT_ONCE,
+        patience: float = PATIENCE,
+    ) -> AsyncGenerator[tuple[Any, ...], None]:
+        """The rows of every tablet, streamed, in no order; see `Router.scan`."""
+        return scan_async(self._every(table, at_once, patience), statement, values)
+
+    async def copy_into(
+        self,
+        table: str,
+        rows: Iterable[Sequence[Any]] | AsyncIterable[Sequence[Any]],
+        columns: Sequence[str],
+        *,
+        root: str | None = None,
+        batch: int = BATCH,
+        patience: float = PATIENCE,
+    ) -> int:
+        """COPY of many rows, each to the node that owns its key; see `Router.copy_into`."""
+        work = BulkLoad(self._routes, table, root=root, columns=columns, patience=patience)
+        return await load_async(work, self._drive, rows, batch)
+
+    def _every(self, table: str, at_once: int, patience: float) -> AsyncEveryShard:
+        return AsyncEveryShard(ShardSteps(self._routes, table, at_once=at_once, patience=patience), self._drive)
+
     def ids(self, table: str) -> "AsyncIds":
         """Globally unique, roughly increasing 64-bit ids for rows of a table."""
         return self._ids.get(table) or self._ids.setdefault(table, AsyncIds(Ids(self._routes, table)))
@@ -303,7 +380,11 @@ class AsyncRouter:
                 return [_error(answer) for answer in answers]
             case Query(loan, transactions, values):
                 async with psycopg.AsyncClientCursor(loan.connection) as cursor:
-                    return await _rows_of(await cursor.execute(message_of(cursor, transactions, values)))
+                    return await async_rows_of(await cursor.execute(together(cursor, transactions, values)))
+            case CopyRows(loan, statement, rows):
+                async with loan.connection.cursor() as cursor, cursor.copy(statement) as copy:
+                    for row in rows:
+                        await copy.write_row(row)
             case Undo(loan):
                 await loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):
@@ -312,18 +393,6 @@ class AsyncRouter:
             case AwaitChange(version, timeout):
                 await asyncio.to_thread(self._routes.wait, version, timeout)
         return None
-
-
-async def _rows_of(cursor: psycopg.AsyncCursor[Any]) -> list[list[Any]]:
-    """The rows of each transaction of a message."""
-    found: list[list[Any]] = [[]]
-    while True:
-        if cursor.description is not None:
-            found[-1] += await cursor.fetchall()
-        elif cursor.statusmessage == "COMMIT":
-            found.append([])
-        if not cursor.nextset():
-            return found[:-1]
 
 
 async def _execute(loan: Loan, statements: bytes) -> None:

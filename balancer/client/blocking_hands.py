@@ -4,11 +4,10 @@ It has the pools, one for each node. `async_router` has its own hands; what is d
 `transaction_steps` and `atomic_steps` alone.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg.sql import Composed
 from psycopg_pool import ConnectionPool
 
 from balancer.client.outgoing import RoutedConnection
@@ -17,6 +16,7 @@ from balancer.client.routing import Routes
 from balancer.client.transaction_steps import (
     AwaitChange,
     Borrow,
+    CopyRows,
     Execute,
     ExecuteEach,
     GiveBack,
@@ -24,7 +24,7 @@ from balancer.client.transaction_steps import (
     Request,
     Undo,
 )
-from balancer.client.wire import answers, command, send
+from balancer.client.wire import answers, command, rows_of, send, together
 
 NodePool = ConnectionPool[RoutedConnection]
 Outcome = TypeVar("Outcome")
@@ -103,7 +103,12 @@ class BlockingHands:
                 return _execute_each(orders)
             case Query(loan, transactions, values):
                 with psycopg.ClientCursor(loan.connection) as cursor:
-                    return _rows_of(cursor.execute(message_of(cursor, transactions, values)))
+                    return rows_of(cursor.execute(together(cursor, transactions, values)))
+            case CopyRows(loan, statement, rows):
+                with loan.connection.cursor() as cursor, cursor.copy(statement) as copy:
+                    write = copy.write_row
+                    for row in rows:
+                        write(row)
             case Undo(loan):
                 loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):
@@ -112,23 +117,6 @@ class BlockingHands:
             case AwaitChange(version, timeout):
                 self._routes.wait(version, timeout)
         return None
-
-
-def message_of(cursor: Any, transactions: Sequence[tuple[bytes, Composed]], values: Any) -> str:
-    """Whole transactions as one text. Without parameters of its own it is sent as it is: one round trip."""
-    return "; ".join(f"{opening.decode()}; {cursor.mogrify(one, values)}; COMMIT" for opening, one in transactions)
-
-
-def _rows_of(cursor: psycopg.Cursor[Any]) -> list[list[Any]]:
-    """The rows of each transaction of a message."""
-    found: list[list[Any]] = [[]]
-    while True:
-        if cursor.description is not None:
-            found[-1] += cursor.fetchall()
-        elif cursor.statusmessage == "COMMIT":
-            found.append([])
-        if not cursor.nextset():
-            return found[:-1]
 
 
 def _execute_each(orders: tuple[tuple[Loan, bytes], ...]) -> list[psycopg.Error | None]:

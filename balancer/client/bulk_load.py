@@ -4,29 +4,27 @@ Rows go in batches, one COPY and one transaction per node and batch, whose node 
 A batch of a node is there whole or not at all; one that a switch has refused is located again and sent again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from itertools import islice
 from operator import itemgetter
 from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.pq import TransactionStatus
 
 from balancer.client.failures import Failure, classify, classify_entry
 from balancer.client.locate import NO_KEY, AnyKey, Location
 from balancer.client.pools import Loan
 from balancer.client.retry import Attempts
 from balancer.client.routing import Routes
-from balancer.client.transaction_steps import LONGEST_BORROW, Borrow, Execute, GiveBack, Request, Undo
+from balancer.client.transaction_steps import LONGEST_BORROW, Borrow, CopyRows, Execute, GiveBack, Request, Undo
 from balancer.directory.model import Table
 from balancer.errors import OutcomeUnknown, Unavailable, UserError
 from balancer.relation_names import Name, parse_name
 
 Row = Sequence[Any]
-Perform = Callable[[Request], Any]
+Drive = Callable[[Generator[Request, Any, Any]], Any]
 Share = tuple[str, set[Location], list[Row]]
 """A node, its tablets that are proven, and the rows that it gets."""
 Refusal = tuple[psycopg.Error, list[Row]] | None
@@ -36,13 +34,12 @@ MOST_PROVEN = 64
 
 
 class BulkLoad:
-    """One call. `perform` is the router's: it borrows connections and sends statements."""
+    """One call: which node gets which rows, and the steps of one transaction. Without any I/O of its own."""
 
     def __init__(
-        self, routes: Routes, perform: Perform, table: str, *, root: str | None, columns: Sequence[str], patience: float
+        self, routes: Routes, table: str, *, root: str | None, columns: Sequence[str], patience: float
     ) -> None:
         self._routes = routes
-        self._perform = perform
         self._table: Table = routes.snapshot.table(table)
         self._name = table
         self._patience = patience
@@ -51,39 +48,21 @@ class BulkLoad:
         self._copy = sql.SQL("COPY {} ({}) FROM STDIN").format(into.identifier, listed)
         self._key = _key_of(self._table, columns)
 
-    def load(self, rows: Iterable[Row], batch: int) -> int:
-        """Sends all rows; returns how many. What a failure leaves out is said with it."""
-        done = 0
-        source = iter(rows)
-        nodes = len(self._routes.snapshot.nodes) or 1
-        with ThreadPoolExecutor(min(nodes, 16), thread_name_prefix="copy") as threads:
-            part = list(islice(source, batch))
-            while part:
-                sent = [threads.submit(self._send, share) for share in self._shares(part)]
-                following = list(islice(source, batch))  # read while the servers are busy
-                try:
-                    self._finish(sent, threads)
-                except (Unavailable, OutcomeUnknown) as error:
-                    raise type(error)(f"{error}; the {done} rows before this batch are there") from error
-                done += len(part)
-                part = following
-        return done
+    @property
+    def version(self) -> int:
+        """Of the map: to be read before rows are shared out, for `wait`."""
+        return self._routes.snapshot.version
 
-    def _finish(self, sent: list[Future[Refusal]], threads: ThreadPoolExecutor) -> None:
-        """Until every share of a batch is there."""
+    def wait(self, version: int, seconds: float) -> None:
+        """For another map than the one that refused rows were shared out by."""
+        self._routes.wait(version, seconds)
+
+    def attempts(self) -> Attempts:
+        """How long a batch may be tried again."""
         clock = self._routes.clock
-        attempts = Attempts(clock.monotonic() + self._patience, clock.monotonic)
-        while True:
-            version = self._routes.snapshot.version
-            wait(sent)  # all of them: a batch that goes on after its failure was raised would be a surprise
-            refused = [answer for answer in (one.result() for one in sent) if answer is not None]
-            if not refused:
-                return
-            self._routes.wait(version, attempts.pause_after(refused[0][0]))
-            rows = [row for _, left in refused for row in left]
-            sent = [threads.submit(self._send, share) for share in self._shares(rows)]
+        return Attempts(clock.monotonic() + self._patience, clock.monotonic)
 
-    def _shares(self, rows: list[Row]) -> Iterator[Share]:
+    def shares(self, rows: list[Row]) -> Iterator[Share]:
         """By node: the tablets that get a row, and the rows."""
         try:
             snapshot, places = self._routes.grouped(self._name, list(map(self._key, rows)))
@@ -108,21 +87,19 @@ class BulkLoad:
             share[1].append(row)
         return ((node, *share) for node, share in shares.items())
 
-    def _send(self, share: Share) -> Refusal:
+    def send(self, share: Share) -> Generator[Request, Any, Refusal]:
         """One transaction on one node. Returns an error that another try may cure: then nothing was done."""
         node, tablets, rows = share
         loan: Loan | None = None
-        began = False
+        began = committed = False
         try:
-            loan = self._perform(Borrow(node, LONGEST_BORROW))
+            loan = yield Borrow(node, LONGEST_BORROW)
             assert loan is not None
-            self._perform(Execute(loan, _opening(tablets if self._routes.proof else set())))
+            yield Execute(loan, _opening(tablets if self._routes.proof else set()))
             began = True
-            with loan.connection.cursor() as cursor, cursor.copy(self._copy) as copy:
-                write = copy.write_row
-                for row in rows:
-                    write(row)
-            self._commit(loan, node)
+            yield CopyRows(loan, self._copy, rows)
+            yield from _commit(loan, node)
+            committed = True
         except psycopg.Error as error:
             if (classify if began else classify_entry)(error) is Failure.OTHER:
                 raise
@@ -131,22 +108,68 @@ class BulkLoad:
             return None
         finally:
             if loan is not None:
-                self._roll_back(loan)
-                self._perform(GiveBack(loan))
+                yield from _put_away(loan, committed)
 
-    def _roll_back(self, loan: Loan) -> None:
-        """What was not committed; after a commit nothing is sent."""
-        if loan.connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
-            with suppress(psycopg.Error):  # a broken connection is discarded when it is given back
-                self._perform(Undo(loan))
 
-    def _commit(self, loan: Loan, node: str) -> None:
-        try:
-            self._perform(Execute(loan, b"COMMIT"))
-        except psycopg.Error as error:
-            if classify(error) is Failure.LOST:
-                raise OutcomeUnknown(f"the connection to node {node} broke while a batch was committed") from error
-            raise
+class ThreadedLoad:
+    """A load by several threads. `drive` is the router's: it borrows connections and sends statements."""
+
+    def __init__(self, work: BulkLoad, drive: Drive, nodes: int) -> None:
+        self._work = work
+        self._drive = drive
+        self._nodes = nodes
+
+    def load(self, rows: Iterable[Row], batch: int) -> int:
+        """Sends all rows; returns how many. What a failure leaves out is said with it."""
+        done = 0
+        source = iter(rows)
+        with ThreadPoolExecutor(min(self._nodes or 1, 16), thread_name_prefix="copy") as threads:
+            part = list(islice(source, batch))
+            while part:
+                sent = self._sent(threads, part)
+                following = list(islice(source, batch))  # read while the servers are busy
+                try:
+                    self._finish(sent, threads)
+                except (Unavailable, OutcomeUnknown) as error:
+                    raise type(error)(f"{error}; the {done} rows before this batch are there") from error
+                done += len(part)
+                part = following
+        return done
+
+    def _sent(self, threads: ThreadPoolExecutor, rows: list[Row]) -> list[Future[Refusal]]:
+        return [threads.submit(self._drive, self._work.send(share)) for share in self._work.shares(rows)]
+
+    def _finish(self, sent: list[Future[Refusal]], threads: ThreadPoolExecutor) -> None:
+        """Until every share of a batch is there."""
+        attempts = self._work.attempts()
+        while True:
+            version = self._work.version
+            wait(sent)  # all of them: a batch that goes on after its failure was raised would be a surprise
+            refused = [answer for answer in (one.result() for one in sent) if answer is not None]
+            if not refused:
+                return
+            self._work.wait(version, attempts.pause_after(refused[0][0]))
+            sent = self._sent(threads, [row for _, left in refused for row in left])
+
+
+def _commit(loan: Loan, node: str) -> Generator[Request, Any, None]:
+    try:
+        yield Execute(loan, b"COMMIT")
+    except psycopg.Error as error:
+        if classify(error) is Failure.LOST:
+            raise OutcomeUnknown(f"the connection to node {node} broke while a batch was committed") from error
+        raise
+
+
+def _put_away(loan: Loan, committed: bool) -> Generator[Request, Any, None]:
+    """Ends what was not committed, and gives the connection back."""
+    try:
+        if not committed and not loan.connection.closed:
+            yield Undo(loan)
+    except psycopg.Error:
+        pass  # a broken connection is discarded when it is given back
+    finally:
+        yield GiveBack(loan)
 
 
 def _opening(tablets: set[Location]) -> bytes:

@@ -13,9 +13,9 @@ import psycopg
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
 from balancer.client.attachments import Attachments
 from balancer.client.blocking_hands import BlockingHands
-from balancer.client.bulk_load import BulkLoad
+from balancer.client.bulk_load import BulkLoad, ThreadedLoad
 from balancer.client.counters import Counters
-from balancer.client.every_shard import EveryShard, Shard, Values, scan
+from balancer.client.every_shard import EveryShard, scan
 from balancer.client.explaining import KeyExplanation
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.key_cover import KeyStretch
@@ -29,6 +29,7 @@ from balancer.client.replicas import ReplicaBlock, ReplicaReads, parse_token, se
 from balancer.client.retry import Attempts
 from balancer.client.routing import Routes
 from balancer.client.sampler import Sampler
+from balancer.client.shard_steps import Shard, ShardSteps, Values
 from balancer.client.transaction_block import BlockParts, TransactionBlock
 from balancer.client.transaction_steps import (
     Isolation,
@@ -156,6 +157,7 @@ class Router(BlockingHands):
         isolation: Isolation = Isolation.READ_COMMITTED,
         patience: float = PATIENCE,
         weight: float = 1.0,
+        checked: bool = False,
         replica: bool = False,
         max_lag: float | str = 1.0,
         token: str = "",
@@ -168,7 +170,9 @@ class Router(BlockingHands):
         raises `Unavailable`; nothing was done. Once the block has begun, the tablet stays until it ends: keep it short,
         a switch waits for it. With `read_only` it has one snapshot for all its statements and holds up nothing.
         Only rows of this key's tablet are proven to be here. `OutcomeUnknown` if the connection breaks during COMMIT.
-        `weight` is what the key counts for in the samples. `connection.send` sends messages to other keys.
+        `weight` is what the key counts for in the samples. `connection.send` sends messages to other keys. With
+        `checked`, statements that name or return keys of other tablets raise `WrongKey` as far as that can be seen
+        (`client.checked_rows`): for an application's tests.
 
         With `read_only` and `replica` a standby of the node answers, if the node's address has several hosts and a
         standby has replayed what the primary had written within `max_lag` (seconds, or "1s"), and what `token` has
@@ -179,10 +183,10 @@ class Router(BlockingHands):
             clock.monotonic() + patience, isolation, read_only, proof=self._routes.proof, wait=self.counters.wait(table)
         )
         if not replica:
-            return TransactionBlock(self, self._parts, table, key, wish=wish, weight=weight)
+            return TransactionBlock(self, self._parts, table, key, wish=wish, weight=weight, checked=checked)
         if not read_only:
             raise UserError("replica=True is for reading: give read_only=True as well")
-        block = ReplicaBlock(self, self._parts, table, key, wish=wish, weight=weight)
+        block = ReplicaBlock(self, self._parts, table, key, wish=wish, weight=weight, checked=checked)
         block.read_from(self.attachments.get(ReplicaReads, ReplicaReads), seconds_of(max_lag), parse_token(token))
         return block
 
@@ -362,11 +366,11 @@ class Router(BlockingHands):
 
         A batch is there whole on a node or not at all. `root`: another than the table's first.
         """
-        work = BulkLoad(self._routes, self._perform, table, root=root, columns=columns, patience=patience)
-        return work.load(rows, batch)
+        work = BulkLoad(self._routes, table, root=root, columns=columns, patience=patience)
+        return ThreadedLoad(work, self._drive, len(self.snapshot.nodes)).load(rows, batch)
 
     def _every(self, table: str, at_once: int, patience: float) -> EveryShard:
-        return EveryShard(self._routes, self._drive, table, at_once=at_once, patience=patience)
+        return EveryShard(ShardSteps(self._routes, table, at_once=at_once, patience=patience), self._drive)
 
     def ids(self, table: str) -> Ids:
         """Globally unique, roughly increasing 64-bit ids for rows of a table."""

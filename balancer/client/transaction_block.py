@@ -14,6 +14,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from balancer.client.blocking_hands import BlockingHands
+from balancer.client.checked_rows import KeyGuard, guarded
 from balancer.client.failures import classify_entry
 from balancer.client.locate import AnyKey
 from balancer.client.open_blocks import OpenBlock, OpenBlocks
@@ -39,10 +40,18 @@ class BlockParts(NamedTuple):
 class TransactionBlock(AbstractContextManager[RoutedConnection]):
     """One block; opened once."""
 
-    __slots__ = ("_hands", "_held", "_key", "_noted", "_parts", "_table", "_weight", "_wish")
+    __slots__ = ("_checked", "_guard", "_hands", "_held", "_key", "_noted", "_parts", "_table", "_weight", "_wish")
 
     def __init__(
-        self, hands: BlockingHands, parts: BlockParts, table: str, key: AnyKey, *, wish: Wish, weight: float
+        self,
+        hands: BlockingHands,
+        parts: BlockParts,
+        table: str,
+        key: AnyKey,
+        *,
+        wish: Wish,
+        weight: float,
+        checked: bool,
     ) -> None:
         self._hands = hands
         self._parts = parts
@@ -50,6 +59,8 @@ class TransactionBlock(AbstractContextManager[RoutedConnection]):
         self._key = key
         self._wish = wish
         self._weight = weight
+        self._checked = checked
+        self._guard: AbstractContextManager[None] | None = None
         self._held: Held | None = None
         self._noted: OpenBlock | None = None
 
@@ -67,7 +78,19 @@ class TransactionBlock(AbstractContextManager[RoutedConnection]):
         connection.location = held.location
         if not self._wish.read_only:
             connection.outgoing = Outgoing(routes, tickets, self._table, self._key)
+        if self._checked:
+            self._guarded(held)
         return connection
+
+    def _guarded(self, held: Held) -> None:
+        """Statements are looked at, until the block ends."""
+        guard = guarded(KeyGuard(self._parts.routes, self._table, self._key, held))
+        try:
+            guard.__enter__()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._guard = guard
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -76,6 +99,8 @@ class TransactionBlock(AbstractContextManager[RoutedConnection]):
         assert held is not None
         assert noted is not None
         self._parts.blocks.forget(noted)
+        if self._guard is not None:
+            self._guard.__exit__(None, None, None)
         connection: RoutedConnection = held.loan.connection
         outgoing, connection.outgoing = connection.outgoing, None
         if kind is not None:

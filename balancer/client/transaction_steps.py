@@ -66,6 +66,14 @@ class Query(NamedTuple):
     values: Any
 
 
+class CopyRows(NamedTuple):
+    """COPY of rows from here."""
+
+    loan: Loan
+    statement: Composed
+    rows: Sequence[Sequence[Any]]
+
+
 class Undo(NamedTuple):
     """ROLLBACK."""
 
@@ -85,7 +93,7 @@ class AwaitChange(NamedTuple):
     timeout: float
 
 
-Request = Borrow | Execute | ExecuteEach | Query | Undo | GiveBack | AwaitChange
+Request = Borrow | Execute | ExecuteEach | Query | CopyRows | Undo | GiveBack | AwaitChange
 Steps = Generator[Request, Any, "Held"]
 
 

@@ -5,12 +5,14 @@ parameters, no rows and nothing to prepare. Not for ROLLBACK, after which psycop
 goes through a cursor. Each router waits for the steps in its own way (`Connection.wait`), so both stay interruptible.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from psycopg import generators
 from psycopg.abc import PQGen
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus
+from psycopg.sql import Composed
 
 _FATAL = ExecStatus.FATAL_ERROR
 
@@ -32,3 +34,32 @@ def command(connection: Any, statements: bytes) -> PQGen[None]:
     """Both, for one connection."""
     connection.pgconn.send_query(statements)
     yield from answers(connection)
+
+
+def together(cursor: Any, transactions: Sequence[tuple[bytes, Composed]], values: Any) -> str:
+    """Whole transactions as one message. Without parameters of its own it is sent as it is: one round trip."""
+    return "; ".join(f"{opening.decode()}; {cursor.mogrify(one, values)}; COMMIT" for opening, one in transactions)
+
+
+def rows_of(cursor: Any) -> list[list[Any]]:
+    """The rows of each transaction of such a message; they are all here when the message has been answered."""
+    found: list[list[Any]] = [[]]
+    while True:
+        if cursor.description is not None:
+            found[-1] += cursor.fetchall()
+        elif cursor.statusmessage == "COMMIT":
+            found.append([])
+        if not cursor.nextset():
+            return found[:-1]
+
+
+async def async_rows_of(cursor: Any) -> list[list[Any]]:
+    """The same of a cursor whose fetching is awaited."""
+    found: list[list[Any]] = [[]]
+    while True:
+        if cursor.description is not None:
+            found[-1] += await cursor.fetchall()
+        elif cursor.statusmessage == "COMMIT":
+            found.append([])
+        if not cursor.nextset():
+            return found[:-1]

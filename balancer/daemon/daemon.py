@@ -14,6 +14,8 @@ from balancer.api.source import LeaderView
 from balancer.clock import Clock
 from balancer.daemon.bouncing import bouncing_of
 from balancer.daemon.campaign import LeaderLoop
+from balancer.daemon.check_keeper import LOOK_SECONDS as CHECK_SECONDS
+from balancer.daemon.check_keeper import CheckKeeper
 from balancer.daemon.enrol import enrol
 from balancer.daemon.exposure_watch import ExposureWatch
 from balancer.daemon.forwarding import ForwardingUpdater
@@ -54,6 +56,7 @@ MESSAGES = "messages between shards"
 MESSAGES_SECONDS = 1.0
 FORGETTING_SECONDS = 60.0
 LONGEST_DELIVERY = 20.0
+CHECKS = "checks of {}"
 HOUSEKEEPING_SECONDS = 60.0
 COMMAND_SECONDS = 0.5
 
@@ -76,6 +79,7 @@ class Daemon:
         self._references: ReferenceKeeper | None = None
         self._messages: MessageService | None = None
         self._messages_due = self._forgetting_due = 0.0  # monotonic
+        self._checks: CheckKeeper | None = None
         self._enrol_again = False
         self._exposures = ExposureWatch(self.directory, self._instruments)
         self._reporter = Reporter(self._instruments)
@@ -236,6 +240,8 @@ class Daemon:
             jobs[name] = settings.daemon.tick, partial(self._ticks.run, name)
             jobs[REFERENCES.format(name)] = settings.daemon.tick, partial(self._keep_references, name)
             jobs[LEFTOVERS.format(name)] = LOOK_SECONDS, partial(self._look_for_leftovers, name)
+            if settings.bundles[name].checks.enable:
+                jobs[CHECKS.format(name)] = CHECK_SECONDS, partial(self._check, name)
         self._ticker.set(jobs)
 
     def _keep_house(self) -> None:
@@ -274,6 +280,15 @@ class Daemon:
             keeper.keep(bundle)
         except BalancerError as error:
             log.warning("copies of reference tables wait", bundle=bundle, error=str(error))
+
+    def _check(self, bundle: str) -> None:
+        keeper = self._checks
+        if keeper is None or self.leading is None:
+            return
+        try:
+            keeper.keep(bundle)
+        except BalancerError as error:
+            log.warning("checks wait", bundle=bundle, error=str(error))
 
     def _look_for_leftovers(self, bundle: str) -> None:
         if self.leading is not None:
@@ -321,6 +336,14 @@ class Daemon:
         self._housekeeping = Housekeeping(directory, leadership, self.settings, self._clock, leading.forget_decisions)
         self._references = references
         self._messages = MessageService(leadership, self.address, self._clock)
+        self._checks = CheckKeeper(
+            directory,
+            leadership,
+            addresses=self.address,
+            settings=self.settings,
+            reporter=self._reporter,
+            clock=self._clock,
+        )
         if self._bouncing is not None:
             self._bouncing.recover()
         for bundle in self.settings().bundles:
@@ -340,6 +363,9 @@ class Daemon:
         service, self._messages = self._messages, None
         if service is not None:
             service.close()
+        checks, self._checks = self._checks, None
+        if checks is not None:
+            checks.close()
         if leading is not None:
             leading.leadership.resign()
             leading.pool.close(POOL_PATIENCE)

@@ -31,6 +31,7 @@ from balancer.nodes.forwarding import (
     set_servers,
 )
 from balancer.nodes.proven_views import Proven, make_views, prune
+from balancer.nodes.rekey_refusal import explain_rekeys
 from balancer.nodes.schema import upgrade_schema
 from balancer.polling.poller import ClusterPoll
 
@@ -97,6 +98,7 @@ def _look_at_roots(forwards: Sequence[Forward], cursor: Cursor) -> int:
 
 def _show(mine: Sequence[Forward], role: str, cursor: Cursor) -> int:
     make_views(cursor, [Proven(one.tablet, one.place.partition) for one in mine], role)
+    explain_rekeys(cursor, [one.place for one in mine], role)
     return 0
 
 

@@ -23,6 +23,7 @@ from balancer.errors import BalancerError, Unavailable
 
 POLL_SECONDS = 0.02
 PORT_PATIENCE = 2.0
+_SERVERS = ("java", "postgres")
 
 _clock = SystemClock()
 _started: list["subprocess.Popen[bytes]"] = []  # a server we started is our child until it has been reaped
@@ -149,6 +150,17 @@ def children(pid: int) -> list[int]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
                 found.append(int(entry.name))
+    return found
+
+
+def servers_below(folder: Path) -> list[int]:
+    """The servers that work below a folder, whether or not they have a pid file: one that has just been started, by a
+    process that was killed before it could write that down, has none."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        words = command_line(int(entry.name)).split(" ")
+        if Path(words[0]).name in _SERVERS and any(word.startswith(f"{folder}/") for word in words[1:]):
+            found.append(int(entry.name))
     return found
 
 

@@ -61,6 +61,8 @@ def stop_servers(folder: Path) -> None:
         pid = process.read_pid(pid_file, pid_file.parent)
         if pid is not None:
             process.stop(pid, pid_file.parent, signal.SIGTERM, PATIENCE)
+    for pid in process.servers_below(folder):
+        process.stop(pid, folder, signal.SIGTERM, PATIENCE)
 
 
 def main() -> None:

@@ -120,12 +120,18 @@ class ZooKeeperServer:
         pid = self.pid()
         if pid is not None:
             process.stop(pid, self.folder, signal.SIGTERM, STOP_PATIENCE)
-        self._pid_file.unlink(missing_ok=True)
+        self._end_others()
 
     def kill(self) -> None:
         """SIGKILL."""
         pid = self.pid()
         if pid is not None:
+            process.kill(pid, self.folder)
+        self._end_others()
+
+    def _end_others(self) -> None:
+        """Of this folder, whose numbers are not in the file any more: two must not work on one folder."""
+        for pid in process.servers_below(self.folder):
             process.kill(pid, self.folder)
         self._pid_file.unlink(missing_ok=True)
 

@@ -5,6 +5,7 @@
 
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from typing import NamedTuple
 
 from balancer.clock import SystemClock
 from balancer.directory.snapshot import Snapshot
@@ -28,8 +29,18 @@ PAUSE = 0.1
 MENDS = "the leader makes it again, or `balancer status` says why not"
 
 
-def copy_findings(snapshot: Snapshot, links: Links, reached: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Node and finding, of the nodes that can be reached."""
+class CopyFinding(NamedTuple):
+    """What is wrong with a node's copy of a reference table."""
+
+    node: str
+    text: str
+    table: str = ""
+    differs: bool = False
+    """Whether it has other rows than its home, which the leader does not mend."""
+
+
+def copy_findings(snapshot: Snapshot, links: Links, reached: Collection[str]) -> Iterator[CopyFinding]:
+    """Of the nodes that can be reached."""
     streams: dict[str, Streams] = {}
     for node in reached:
         with suppress(BalancerError), translated(node):  # one that has just gone away is told with the next look
@@ -41,22 +52,22 @@ def copy_findings(snapshot: Snapshot, links: Links, reached: Collection[str]) ->
     yield from _of_nobody(snapshot, references, streams)
 
 
-def _of_copies(links: Links, reference: ReferenceTable, streams: dict[str, Streams]) -> Iterator[tuple[str, str]]:
+def _of_copies(links: Links, reference: ReferenceTable, streams: dict[str, Streams]) -> Iterator[CopyFinding]:
     name, home = reference.table.name, reference.home
     for node, stream in reference.streams.items():
         if node not in streams:
             continue
         if stream not in streams[node].subscriptions:
-            yield node, f"has no copy of the reference table {name}, or an old one: {MENDS}"
+            yield CopyFinding(node, f"has no copy of the reference table {name}, or an old one: {MENDS}", name)
         elif not streams[home].slots.get(stream):
-            yield node, f"its copy of the reference table {name} does not follow {home}: {MENDS}"
+            yield CopyFinding(node, f"its copy of the reference table {name} does not follow {home}: {MENDS}", name)
         else:
             yield from _of_rows(links, reference, node)
 
 
-def _of_rows(links: Links, reference: ReferenceTable, node: str) -> Iterator[tuple[str, str]]:
+def _of_rows(links: Links, reference: ReferenceTable, node: str) -> Iterator[CopyFinding]:
     """A copy that is only behind is none: it is looked at until it has what its home had, or for some seconds."""
-    home, stream = reference.home, reference.streams[node]
+    home, stream, name = reference.home, reference.streams[node], reference.table.name
     clock = SystemClock()
     try:
         with links.data(home) as here, links.data(node) as there:
@@ -69,10 +80,11 @@ def _of_rows(links: Links, reference: ReferenceTable, node: str) -> Iterator[tup
                         break
                     clock.sleep(PAUSE)
                 if _contents(there, reference) != rows and _contents(here, reference) == rows:
-                    yield node, f"its copy of the reference table {reference.table.name} has other rows than {home}"
+                    text = f"its copy of the reference table {name} has other rows than {home}"
+                    yield CopyFinding(node, text, name, differs=True)
                     return
     except BalancerError as error:
-        yield node, f"its copy of the reference table {reference.table.name} cannot be compared: {error}"
+        yield CopyFinding(node, f"its copy of the reference table {name} cannot be compared: {error}", name)
 
 
 def _contents(connection: Connection, reference: ReferenceTable) -> list[tuple[int, int]]:
@@ -81,7 +93,7 @@ def _contents(connection: Connection, reference: ReferenceTable) -> list[tuple[i
 
 def _of_nobody(
     snapshot: Snapshot, references: list[ReferenceTable], streams: dict[str, Streams]
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[CopyFinding]:
     for node, there in streams.items():
         wanted = {
             stream
@@ -91,4 +103,5 @@ def _of_nobody(
         }
         for stream in sorted(there.all() - wanted):
             if snapshot.migration_of(tablet_of(stream)) is None:
-                yield node, f"leftover: stream {stream_name(stream)} of a reference table; the leader takes it away"
+                text = f"leftover: stream {stream_name(stream)} of a reference table; the leader takes it away"
+                yield CopyFinding(node, text)

@@ -71,7 +71,7 @@ def examine(directory: Directory, addresses: Addresses, nodes: Sequence[str] | N
                     facts[node] = facts_on(links.control(node), roots)
             except (Unavailable, Refused) as error:
                 found.append(Finding(node, f"cannot be examined: {error}"))
-        found += [Finding(node, text) for node, text in copy_findings(snapshot, links, facts)]
+        found += [Finding(one.node, one.text) for one in copy_findings(snapshot, links, facts)]
     finally:
         links.close()
     return [*found, *(Finding(node, text) for node, text in compare_roots(facts))]

@@ -6,6 +6,7 @@ postgres_fdw that leads to the partition's view on its owner (`proven_views`). A
 the cluster. Between a switch and the next `set_forwards` it is refused with the code for "try again".
 
 What it is not: a transaction that writes through it to several nodes is not atomic (postgres_fdw commits node by node).
+So a row does not get the key of another tablet through it (`rekey_refusal`).
 Called inside a `node_transaction`.
 """
 
@@ -21,6 +22,7 @@ from balancer.nodes.connection import Address, Cursor, full_conninfo, keep_out_o
 from balancer.nodes.names import Name
 from balancer.nodes.partition import Place
 from balancer.nodes.proven_views import remove_views, view_of
+from balancer.nodes.rekey_refusal import remove_explanations
 
 SCHEMA = "balancer_all"
 _SERVER_OPTIONS = ("host", "port", "dbname", "sslmode", "sslrootcert")
@@ -143,6 +145,7 @@ def remove_forwarding(cursor: Cursor) -> None:
     """Takes everything away again; the extension stays, it may be somebody else's too."""
     cursor.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(SCHEMA)))
     remove_views(cursor)
+    remove_explanations(cursor)
     cursor.execute("SELECT srvname FROM pg_foreign_server WHERE srvname LIKE %s", (_server("%"),))
     for (name,) in cursor.fetchall():
         cursor.execute(sql.SQL("DROP SERVER {} CASCADE").format(sql.Identifier(name)))

@@ -16,8 +16,8 @@ from uuid import UUID, uuid4
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from balancer.errors import Refused
 from balancer.nodes.connection import Connection, Cursor, Statement, last_rows, run_together
+from balancer.nodes.deferred_code import check_deferred as check_deferred
 from balancer.nodes.message_functions import KEPT
 from balancer.nodes.names import Name
 
@@ -175,29 +175,6 @@ def _as_role(
     run_together(cursor, [become, create, sql.SQL("RESET ROLE"), select])
     (row,) = last_rows(cursor)
     return row
-
-
-_DEFERRED = """
-SELECT coalesce(
-    (SELECT min(format('trigger %%I of %%s', t.tgname, t.tgrelid::regclass)) FROM pg_trigger t
-     JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_roles r ON r.oid = p.proowner
-     WHERE t.tgdeferrable AND NOT r.rolsuper AND r.rolname <> current_user),
-    (SELECT min(format('constraint %%I of %%s', c.conname, c.conrelid::regclass)) FROM pg_constraint c
-     JOIN pg_class k ON k.oid = c.conrelid JOIN pg_roles r ON r.oid = k.relowner
-     WHERE c.contype = 'x' AND c.condeferrable AND NOT r.rolsuper AND r.rolname <> current_user))
-"""
-
-
-def check_deferred(cursor: Cursor, *, trusted: bool) -> None:
-    """Before the commit of a transaction in which others' code ran: none of it may run with our rights."""
-    if trusted or cursor.connection.info.server_version >= 180000:
-        return
-    row = cursor.execute(_DEFERRED).fetchone()
-    if row is not None and row[0] is not None:
-        raise Refused(
-            f"the deferrable {row[0]} would run with the balancer's rights: only the sender itself delivers here; or"
-            " say trust_table_owners = true under [migration]"
-        )
 
 
 def forget_session(connection: Connection) -> None:

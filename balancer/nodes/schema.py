@@ -25,6 +25,7 @@ from balancer.nodes import (
     proof,
     proven_views,
     reference_functions,
+    rekey_functions,
     rewind_functions,
 )
 from balancer.nodes.connection import Address, Connection, Cursor, Statement, run_together
@@ -108,6 +109,8 @@ STEPS: tuple[str, ...] = (
     "SELECT",  # functions have changed: what refuses writes to expired keys
     "SELECT",  # functions have changed: those of reference tables
     message_functions.STEP,
+    "SELECT",  # functions have changed: what an UPDATE of the key through balancer_all is told
+    "SELECT",  # functions have changed: a further proof in a transaction sees partitions that came meanwhile
 )
 """What brings a node's tables from version n to n + 1."""
 
@@ -136,6 +139,7 @@ _ENTER = """
 FUNCTIONS = _ENTER + fence_functions.FUNCTIONS + locks.FUNCTIONS + client_functions.FUNCTIONS
 FUNCTIONS += proof.FUNCTIONS + proven_views.FUNCTIONS + rewind_functions.FUNCTIONS + decisions.FUNCTIONS
 FUNCTIONS += expired_functions.FUNCTIONS + reference_functions.FUNCTIONS + message_functions.FUNCTIONS
+FUNCTIONS += rekey_functions.FUNCTIONS
 """What the newest version has; a change of these appends a step, if only an empty one."""
 
 

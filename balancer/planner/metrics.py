@@ -19,6 +19,8 @@ from balancer.instruments import MESSAGE_OUTCOMES, Instruments
 from balancer.planner.loads import imbalance, node_loads
 from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
 from balancer.policies.bundle_view import BundleView, PlanResult
+from balancer.policies.check_options import CheckOptions
+from balancer.policies.checking import CheckBook, counts, overdue
 from balancer.settings import Mode
 
 Values = Mapping[tuple[str, ...], float]
@@ -87,6 +89,19 @@ class Reporter:
             self._set(i.messages_age, bundle, {(bundle, node): one.oldest for node, one in here.items()})
         for outcome in MESSAGE_OUTCOMES:
             i.messages_delivered.labels(outcome).inc(outcomes.get(outcome, 0))
+
+    def checks(self, bundle: str, book: CheckBook, options: CheckOptions, now: float) -> None:
+        """The consistency checker: what stands, what could not be looked at, and how late it is."""
+        i, round_ = self.instruments, book.round
+        unchecked = {} if round_ is None else round_.unchecked
+        kinds = [str(kind) for kind in options.kinds]
+        found = counts(book)
+        self._set(i.check_findings, bundle, {(bundle, kind): found[kind] for kind in kinds})
+        self._set(i.check_unchecked, bundle, {(bundle, kind): len(unchecked.get(kind, ())) for kind in kinds})
+        ended: Values = {(bundle, kind): book.ended[kind] for kind in kinds if kind in book.ended}
+        self._set(i.check_ended, bundle, ended)
+        self._set(i.check_overdue, bundle, {(bundle,): overdue(book, options, now)})
+        self._set(i.check_rows, bundle, {(bundle,): round_.rows if round_ else 0})
 
     def started(self, bundle: str, kind: str, code: str) -> None:
         """An action became a migration."""

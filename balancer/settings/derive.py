@@ -58,6 +58,8 @@ def _plain(value: Any) -> Any:
         return build(_MADE[type(value)], value)
     if isinstance(value, dict):
         return {key: _plain(member) for key, member in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
     return value
 
 
@@ -74,6 +76,8 @@ def _annotation(hint: Any) -> Any:
         return Union[tuple(_annotation(argument) for argument in arguments)]  # noqa: UP007 - built at run time
     if origin is collections.abc.Mapping:
         return dict[arguments[0], _annotation(arguments[1])]  # type: ignore[misc, valid-type]
+    if origin is tuple and is_dataclass(arguments[0]):
+        return tuple[_annotation(arguments[0]), ...]  # type: ignore[misc]
     return hint
 
 

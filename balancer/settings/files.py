@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from balancer.outside import quoted
+from balancer.policies.check_options import CheckOptions
 from balancer.policies.options import (
     BalancerOptions,
     BudgetOptions,
@@ -314,6 +315,7 @@ BalancerSection: Any = model_of(BalancerOptions)
 HeatSection: Any = model_of(HeatOptions)
 PlacementSection: Any = model_of(PlacementOptions)
 RuleSection: Any = model_of(PlacementRule)
+CheckSection: Any = model_of(CheckOptions)
 
 
 class BundleFile(_EnvironmentFirst):
@@ -331,6 +333,7 @@ class BundleFile(_EnvironmentFirst):
     heat: HeatSection = HeatSection()
     placement: PlacementSection = PlacementSection()
     migration: MigrationSection = MigrationSection()
+    checks: CheckSection = CheckSection()
     nodes: dict[str, NodeSection] = {}
     tables: dict[str, TableSection] = {}
     rules: list[RuleSection] = []

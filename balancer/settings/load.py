@@ -18,6 +18,7 @@ from pydantic_settings.exceptions import SettingsError
 from balancer.errors import UserError
 from balancer.outside import one_line, read_secret_file, read_text_file, visible
 from balancer.policies.bundle_view import NodeView
+from balancer.policies.check_options import CheckOptions
 from balancer.policies.options import (
     BalancerOptions,
     BudgetOptions,
@@ -29,6 +30,7 @@ from balancer.policies.options import (
 )
 from balancer.settings import rules
 from balancer.settings.autonomy import Mode
+from balancer.settings.checks_section import check_checks
 from balancer.settings.derive import build
 from balancer.settings.files import BundleFile, DaemonFile, NodeSection
 from balancer.settings.message_handlers import MessageSettings, check_message
@@ -86,6 +88,7 @@ class BundleSettings:
     given: Mapping[str, Any] = field(repr=False, default_factory=dict)
     """The keys that the file itself sets: where a value came from."""
     forwarding: bool = False
+    checks: CheckOptions = field(default_factory=CheckOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +206,10 @@ def _load_bundle(file: Path, daemon: BaseModel | None, mistakes: list[Mistake]) 
         mistakes.extend(Mistake(str(file), f"tables.{name}.{key}", message) for key, message in found)
         found = _message_mistakes(_table(name, section).messages, options.tables[name])
         mistakes.extend(Mistake(str(file), f"tables.{name}.{key}", message) for key, message in found)
+    checks = build(CheckOptions, read.checks)
+    tables = {name: _table(name, section) for name, section in read.tables.items()}
+    found_in_checks = check_checks(checks, tables)
+    mistakes.extend(Mistake(str(file), f"checks.{key}", message) for key, message in found_in_checks)
     groups = {name: group.flat() for name, group in options.balancer.groups.items()}
     options = replace(options, balancer=replace(options.balancer, groups=groups))
     nodes = {name: _node(name, section, file, mistakes) for name, section in read.nodes.items()}
@@ -217,9 +224,10 @@ def _load_bundle(file: Path, daemon: BaseModel | None, mistakes: list[Mistake]) 
         options=options,
         migration=migration,
         nodes=nodes,
-        tables={name: _table(name, section) for name, section in read.tables.items()},
+        tables=tables,
         given=given,
         forwarding=read.forwarding,
+        checks=checks,
     )
 
 

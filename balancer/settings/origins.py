@@ -35,6 +35,7 @@ def _values(bundle: BundleSettings) -> Iterator[tuple[str, Any]]:
     yield from _flat("placement", options.placement)
     yield from _flat("migration", bundle.migration)
     yield from _flat("migration", options.budgets)
+    yield from _flat("checks", bundle.checks)
     for name, node in bundle.nodes.items():
         yield from _flat(f"nodes.{name}", node, leave_out=("id",))
     for name, table in bundle.tables.items():

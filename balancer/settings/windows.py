@@ -33,6 +33,12 @@ def heat_schedule(settings: Settings, bundle: BundleSettings) -> Applicable:
     return applicable(Level("heat", heat.schedule, heat.enable), *_levels(settings, bundle))
 
 
+def check_schedule(settings: Settings, bundle: BundleSettings) -> Applicable:
+    """For the consistency checker."""
+    checks = bundle.checks
+    return applicable(Level("checks", checks.schedule, checks.enable), *_levels(settings, bundle))
+
+
 def in_zone(bundle: BundleSettings, found: Applicable) -> Schedule:
     """The formula on the bundle's wall clock."""
     return found.schedule(ZoneInfo(bundle.timezone))

@@ -1,13 +1,17 @@
 """The commands that look at a running cluster and steer it, as a user calls them, with a daemon that leads."""
 
 import json
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from balancer.client.locate import locate_key
 from balancer.embedded.postgres import PostgresServer
+from tests.support.commands import started
 from tests.support.running import ROWS, Running, product, until
 
 
@@ -190,6 +194,31 @@ def test_verify_finds_a_node_that_contradicts_the_directory(running: Running) ->
     assert f"tablet {tablet['tablet']} is claimed here with epoch 9" in claimed.out
     assert running.balancer("verify", "nothing").code == 2
     assert running.balancer("doctor").out == "nothing is wrong\n"
+
+
+def test_verify_checks_rows_too_once_or_until_it_is_interrupted(running: Running) -> None:
+    good = running.balancer("verify", "events", "--deep")
+    assert (good.code, good.out) == (0, "nothing is wrong\n"), good.err
+    tablet = of_table(running, "events")[0]
+    stray = "CREATE TABLE restored PARTITION OF events FOR VALUES FROM (150) TO (151)"
+    free = other(locate_key(running.snapshot(), "events", 150).node)
+    command = ("-m", "balancer", "verify", "events", "--watch", "--output", "json", "--config", str(running.config))
+    with running.databases[free].connect() as connection, started(*command, stdout=subprocess.PIPE) as watching:
+        connection.execute(stray)
+        try:
+            bad = running.balancer("verify", "events", "--deep", "--output", "json")
+            assert bad.code == 1
+            (found,) = json.loads(bad.out)["findings"]
+            assert (found["kind"], found["node"], found["root"]) == ("strays", free, "public.events")
+            assert watching.stdout is not None
+            assert json.loads(watching.stdout.readline())["event"] == "found"
+        finally:
+            connection.execute("DROP TABLE restored")
+        assert json.loads(watching.stdout.readline())["event"] == "gone"
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(30) == 1, "something was found"
+    assert running.balancer("verify", str(tablet["tablet"]), "--deep").code == 0
+    assert "no bundle has been checked yet" in running.balancer("verify").out
 
 
 def test_hot_shows_what_the_leader_saw(running: Running) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -13,6 +14,7 @@ from balancer.errors import OutcomeUnknown, Refused, Unavailable, UserError
 from balancer.nodes.decisions import decided, prepared_parts
 from balancer.prepared_id import parse_prepared
 from tests.support.atomic_victim import Standing
+from tests.support.fleet import until
 from tests.support.shards import Shards, databases, new_shards, user_of
 
 
@@ -283,3 +285,28 @@ def test_a_participant_that_cannot_be_prepared_takes_the_prepared_ones_back(
                 work(router)
             assert left_prepared(shards) == []
             assert shards.count() == 0
+
+
+def test_a_tablet_that_arrives_while_the_block_is_open_is_seen_by_the_next_statement(any_shards: Shards) -> None:
+    """The block has used the root by then, and PostgreSQL does not look again at what it knows of a relation that the
+    transaction has locked: a prepared statement, as psycopg makes them by itself, would find no row, without a word."""
+    shards, here = any_shards, user_of(any_shards, 2)
+    with Router.connect(shards.url, PoolSettings(size=2), samples=False) as router:
+        for tablet, words in ((1, "UPDATE orders SET n = n"), (3, "SELECT n FROM orders")):
+            statement, coming = f"{words} WHERE user_id = %s", user_of(shards, tablet)
+            for user in (here, coming):
+                with router.transaction("orders", user) as connection:
+                    connection.execute("INSERT INTO orders VALUES (%s, 1) ON CONFLICT DO NOTHING", (user,))
+            with router.atomic() as tx:
+                for _ in range(3):
+                    assert tx.on("orders", here).execute(statement, (here,), prepare=True).rowcount == 1
+                shards.switch(tablet, "pg-b")
+                until(lambda coming=coming: router.locate("orders", coming).node == "pg-b", 10, "the router to know")  # type: ignore[misc]
+                assert tx.on("orders", coming).execute(statement, (coming,), prepare=True).rowcount == 1, words
+                assert tx.nodes == ("pg-b",)
+
+
+@pytest.fixture
+def any_shards(tmp_path: Path, any_postgres: PostgresServer) -> Iterator[Shards]:
+    with databases(any_postgres) as dsns, new_shards(tmp_path, dsns) as made:
+        yield made

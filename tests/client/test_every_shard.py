@@ -2,12 +2,17 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
-from balancer.client import Router, every_shard, summed, top
+from balancer.client import Router, shard_steps, summed, top
+from balancer.client.key_cover import tablet_finder
+from balancer.client.locate import Location
 from balancer.errors import Unavailable, UserError
+from balancer.nodes.names import Name
+from balancer.nodes.proof import set_proof
 from tests.support.fleet import until
 from tests.support.shards import Shards, user_of
 
@@ -48,10 +53,38 @@ def test_a_moved_tablet_is_asked_where_it_went_and_its_former_owner_not_at_all(f
     assert next(answer.node for answer in answers if answer.tablet == 1) == other
 
 
+def test_a_former_owner_that_an_old_map_names_is_not_believed(
+    filled: Router, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It still has the rows as they were; what was written since is at the new owner."""
+    former, real = shards.tablet(1), tablet_finder
+    other = next(node for node in shards.dsns if node != former.node)
+    fence = shards.fence(1)
+    shards.copy(1, other)
+    shards.seal(1, fence)
+    shards.open(shards.commit(1, other))
+    shards.node(other).execute("INSERT INTO orders VALUES (%s, 1000000)", (user_of(shards, 1),))
+    until(lambda: filled.snapshot.tablet(1).node == other, 10, "the router to know")
+    asked: list[int] = []
+
+    def old_map(newest: Any, tablet: int) -> Any:
+        def find() -> tuple[int, Location]:
+            asked.append(tablet)
+            if asked.count(1) <= 2 and tablet == 1:  # once for the group, once by itself
+                return 0, Location(former.node, 1, former.epoch)
+            return real(newest, tablet)()
+
+        return find
+
+    monkeypatch.setattr(shard_steps, "tablet_finder", old_map)
+    assert whole(filled) == (2001, sum(row[1] for row in ROWS) + 1_000_000)
+    assert asked.count(1) >= 3, "the former owner was asked, and refused"
+
+
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message for each tablet: else those of a node are asked before a test can do anything between them."""
-    monkeypatch.setattr(every_shard, "MOST_TOGETHER", 1)
+    monkeypatch.setattr(shard_steps, "MOST_TOGETHER", 1)
 
 
 @pytest.mark.usefixtures("one_by_one")
@@ -133,6 +166,15 @@ def test_rows_that_a_switch_has_refused_are_sent_to_the_new_owner(shards: Shards
 
     assert router.copy_into("orders", rows(), ["user_id", "n", "note"], batch=250) == 2000  # type: ignore[arg-type]
     assert whole(router) == (2000, sum(row[1] for row in ROWS))
+
+
+def test_a_load_proves_every_tablet_that_it_writes_to(shards: Shards, router: Router) -> None:
+    """Roots that take only proven writes take it."""
+    for name in shards.dsns:
+        with shards.node(name).transaction(), shards.node(name).cursor() as cursor:
+            set_proof(cursor, [Name("public", "orders")], wanted=True)
+    assert router.copy_into("orders", ROWS, ["user_id", "n", "note"], batch=500) == 2000
+    assert shards.count() == 2000
 
 
 def test_what_cannot_be_loaded_is_said(router: Router, shards: Shards) -> None:

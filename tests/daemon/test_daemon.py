@@ -104,6 +104,7 @@ def instance(fleet: Fleet, clock: SystemClock | None = None, config: Path | None
 
 
 def test_autonomous_balances_by_itself_and_feeds_every_metric(fleet: Fleet) -> None:
+    fleet.write("autonomous", checks="enable = true\nshare = 1.0")
     with instance(fleet) as running:
         registry = running.daemon.instruments.registry
         fed: set[str] = set()

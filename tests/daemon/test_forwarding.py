@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -397,3 +398,50 @@ def test_no_password_stands_in_a_servers_log(shards: Shards, postgres15: Postgre
     written = postgres15.log.read_bytes()[known:].decode(errors="replace")
     assert "CREATE PUBLICATION" in written, "statements are logged"
     assert [line for line in written.splitlines() if PASSWORD in line or postgres15.password() in line] == []
+
+
+REKEYS = (
+    "UPDATE balancer_all.orders SET user_id = {new} WHERE user_id = {old}",
+    "UPDATE balancer_all.orders SET user_id = {new} WHERE user_id = {old} AND random() < 2",  # row by row
+    "UPDATE balancer_all.orders SET note = 'x', user_id = {new} WHERE user_id = {old}",
+    "UPDATE balancer_all.orders SET user_id = user_id + {new} - {old} WHERE user_id = {old}",
+)
+
+
+def test_a_key_of_another_tablet_is_refused_in_one_sentence_and_nothing_moves(shards: Shards) -> None:
+    forward(shards)
+    old = user_of(shards, 1)
+    shards.node("pg-b").execute("INSERT INTO balancer_all.orders VALUES (%s, 1), (%s, 2)", (old, old))
+    assert [shards.tablet(number).node for number in (1, 2, 3)] == ["pg-a", "pg-b", "pg-a"]
+    for tablet in (2, 3):  # of another node, and of the same
+        new = user_of(shards, tablet)
+        for asked, statement in product(shards.dsns, REKEYS):
+            with pytest.raises(psycopg.Error, match=r"through balancer_all: use router\.rekey") as refused:
+                shards.node(asked).execute(statement.format(old=old, new=new).encode())
+            assert refused.value.sqlstate == "TB008"
+            assert (shards.count(old), shards.count(new)) == (2, 0), statement
+
+
+def test_a_key_of_the_same_tablet_and_one_that_does_not_change_are_taken(shards: Shards) -> None:
+    forward(shards)
+    old = user_of(shards, 1)
+    same = user_of(shards, 1, old)
+    for asked in shards.dsns:
+        node = shards.node(asked)
+        node.execute("DELETE FROM balancer_all.orders")
+        node.execute("INSERT INTO balancer_all.orders VALUES (%s, 1)", (old,))
+        node.execute("UPDATE balancer_all.orders SET user_id = %s, note = 'as it was' WHERE user_id = %s", (old, old))
+        node.execute("UPDATE balancer_all.orders SET user_id = %s WHERE user_id = %s", (same, old))
+        assert (shards.count(old), shards.count(same)) == (0, 1)
+
+
+def test_plain_updates_on_the_node_move_rows_between_its_tablets_as_before(shards: Shards) -> None:
+    forward(shards)
+    old, new = user_of(shards, 1), user_of(shards, 3)
+    node = shards.node("pg-a")
+    node.execute("INSERT INTO orders VALUES (%s, 1)", (old,))
+    node.execute("UPDATE orders SET user_id = %s WHERE user_id = %s", (new, old))
+    assert (shards.count(old), shards.count(new)) == (0, 1)
+    stop_forwarding(shards.directory.snapshot(), "shop", address(shards).__getitem__)
+    left = node.execute("SELECT count(*) FROM pg_trigger WHERE tgname = '!balancer_rekey'").fetchone()
+    assert left == (0,)

@@ -61,7 +61,7 @@ def test_every_metric_that_tells_of_trouble_has_a_rule() -> None:
         *("balancer_leader", "balancer_tick_errors_total", "balancer_node_reachable", "balancer_leftovers"),
         *("balancer_quarantined_tablets", "balancer_configuration_reload_failed", "balancer_node_disagreements"),
         *("balancer_verifications_total", "balancer_directory_age_seconds", "balancer_node_rewound"),
-        "balancer_directory_open",
+        *("balancer_directory_open", "balancer_check_findings", "balancer_check_overdue_seconds"),
     }
     assert trouble <= used
 

@@ -44,6 +44,7 @@ def test_the_books_of_an_honest_bank_are_right() -> None:
         ("begun 1.1 1 2 5\nrefused 1.1\n", {1: (995, "1.1;"), 2: (1005, "1.1;")}, "refused and stands (1, 1)"),
         ("begun 1.1 1 2 5\n", {1: (995, "1.1;")}, "unknown and stands (1, 0)"),
         ("begun 1.1 1 2 5\ndone 1.1\n", {1: (990, "1.1;1.1;"), 2: (1010, "1.1;1.1;")}, "stands (2, 2)"),
+        ("begun 1.1 1 2 5\nmissing 1.1\n", {}, "did not find an account of 1 and 2"),
         ("", {1: (999, "")}, "the sum is 599999"),
     ],
 )

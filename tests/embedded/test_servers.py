@@ -11,6 +11,7 @@ import pytest
 
 from balancer.embedded import process
 from balancer.embedded.postgres import PostgresServer, embedded_binaries, system_binaries
+from balancer.embedded.reaper import Keeper
 from balancer.embedded.zookeeper_server import ZooKeeperServer
 from balancer.errors import UserError
 from tests.support.commands import started
@@ -35,6 +36,25 @@ def test_the_servers_do_not_run_as_root(postgres18: PostgresServer) -> None:
     assert Path(f"/proc/{pid}").stat().st_uid != 0 or os.geteuid() == 0
     if os.geteuid() == 0:
         assert Path(f"/proc/{pid}").stat().st_uid != 0
+
+
+def test_a_server_whose_number_nobody_has_written_down_ends_with_its_keeper(server_folder: Path) -> None:
+    """Its starter was killed right after it had started it."""
+    folder = server_folder / "unwritten"
+    with Keeper(folder):
+        server = ZooKeeperServer(folder / "zookeeper")
+        server.start()
+        pid = server.pid()
+        assert pid is not None
+        (folder / "zookeeper" / "server.pid").unlink()
+        assert process.servers_below(folder) == [pid]
+        server.start()  # it is not known any more: another one takes its place
+        assert process.command_line(pid) == ""
+        pid = server.pid()
+        assert pid is not None
+        (folder / "zookeeper" / "server.pid").unlink()
+    assert process.servers_below(folder) == []
+    assert process.command_line(pid) == ""
 
 
 def test_data_and_port_outlive_a_kill(server_folder: Path) -> None:

@@ -37,11 +37,13 @@ from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.names import parse_name
 from balancer.nodes.replication import marker_statements
 from balancer.planner.metrics import Reporter
+from balancer.policies.check_options import CheckKind, CheckOptions
 from balancer.polling.reference_streams import reference_tables
 from balancer.settings import MigrationSettings
 from balancer.tables.adopt import TableRequest
 from balancer.tables.create import create
 from balancer.tables.reference import adopt_reference, inspect_reference
+from tests.support.checking import checked
 from tests.support.cluster import AMPLE
 from tests.support.fleet import until
 from tests.support.opening import connect
@@ -187,6 +189,8 @@ def test_every_node_has_a_copy_that_follows_and_refuses_writes(world: World) -> 
 def test_a_copy_that_is_lost_old_or_different_is_named_and_filled_again(world: World) -> None:
     world.follow()
     world.alike()
+    copies = CheckOptions(kinds=(CheckKind.COPIES,))
+    assert checked(world, copies, cluster="directory") == []
     slots = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
     with psycopg.connect(world.dsns["b"], autocommit=True) as connection:
         connection.execute("SET session_replication_role TO replica")
@@ -194,6 +198,9 @@ def test_a_copy_that_is_lost_old_or_different_is_named_and_filled_again(world: W
         connection.execute("INSERT INTO countries (code, name) VALUES ('xx', 'Nowhere')")
     [found] = examine(world.directory, world.address)
     assert (found.node, found.text) == ("b", "its copy of the reference table countries has other rows than a")
+    [anomaly] = checked(world, copies, cluster="directory")
+    assert (anomaly.node, anomaly.table, anomaly.text) == ("b", "countries", f"node b: {found.text}")
+    assert "the leader fills it again" in anomaly.advice
     snapshot = world.directory.snapshot()
     accepted = replace(snapshot.nodes["b"], generation=1)  # as `node rejoin` leaves a node that had gone back in time
     world.directory.commit(Transaction((Put(accepted),), snapshot.version, "rejoin", "test"))

@@ -10,9 +10,12 @@ from playwright.sync_api import Browser, Page, expect
 
 from balancer.api.app import create_app
 from balancer.api.server import ApiServer
+from balancer.checks.book_notes import write_book
 from balancer.directory.model import Bundle, Node, Put, Remove, Tablet
 from balancer.planner.recorder import Recorder
 from balancer.planner.state import StateWord
+from balancer.policies.check_options import CheckKind
+from balancer.policies.checking import Anomaly, CheckBook, CheckRound, PastRound, Standing
 from balancer.policies.day_report import DayReport
 from balancer.policies.keys import KeyType, encode_key
 from tests.support.browser import visit
@@ -43,6 +46,7 @@ def test_everything_is_shown_without_a_complaint_and_from_one_host(browser: Brow
         wait_for(seen.page, "#plans", "pg-c carries 30 % more")
         wait_for(seen.page, "#schedules", "always open")
         wait_for(seen.page, "#history-list", "table orders (hash)")
+        wait_for(seen.page, "#check-list", "No bundle is checked")
         wait_for(seen.page, "#hot", "1004")
         wait_for(seen.page, "#legend", "rows/s")
         assert seen.page.locator("#alarm").is_hidden()
@@ -281,3 +285,19 @@ def test_all_of_it_can_be_reached_by_keyboard(browser: Browser, server: ApiServe
             seen.page.keyboard.press("Tab")
             reached.add(seen.page.evaluate("document.activeElement.id || document.activeElement.className || ''"))
         assert {"skip", "table", "dimension", "heat", "history-tablet", "history-node"} <= reached
+
+
+def test_what_the_checks_have_found_is_shown_with_the_next_step(
+    browser: Browser, server: ApiServer, instance: Instance
+) -> None:
+    found = Anomaly(CheckKind.BOUNDS, "<b>3 rows</b> outside of tablet 3", "orders", 3, "pg-a", advice="move them")
+    past = PastRound(6, 100.0, 160.0, 40, 12_000, 3.0, 1, 0)
+    round_ = CheckRound(7, 200.0, CheckKind.ORPHANS, rows=500, why=("node pg-c: does not answer",))
+    book = CheckBook(round_, {found.key: Standing(found, 150.0, 160.0, 6)}, past=(past,))
+    write_book(instance.directory(), "shop", book)
+    with visit(browser, server.url) as seen:
+        for text in ("1 found", "<b>3 rows</b> outside of tablet 3", "move them", "round 7 is at orphans"):
+            wait_for(seen.page, "#check-list", text)
+        wait_for(seen.page, "#check-list", "Not checked: node pg-c: does not answer")
+        wait_for(seen.page, "#check-list", "12000")
+        assert seen.complaints == []

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).parents[2]
-MODULES = ("balancer/settings/migration.py", "balancer/settings/files.py", "policies/options.py")
+MODULES = (
+    "balancer/settings/migration.py",
+    "balancer/settings/files.py",
+    "policies/options.py",
+    "policies/check_options.py",
+)
 QUANTITIES = {"int", "float", "Seconds", "Bytes", "Duration", "Size"}
 PAIRS = (("Larger", "smaller"), ("Longer", "shorter"), ("More", "fewer"), ("Higher", "lower"))
 

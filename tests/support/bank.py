@@ -1,13 +1,16 @@
 """`make bank`: money moves between accounts on three servers by atomic transactions and by messages, while their
-tablets move and clients, servers, the directory and the instance are killed. `python -m tests.support.bank SECONDS`.
+tablets move and clients, servers, the directory and the instance are killed. It is run as
+`python -m tests.support.bank SECONDS [TABLETS [MOVES]]`.
 
 At the end every transfer is in both accounts or in neither, acknowledged ones are there, refused ones are not, messages
-to accounts that are not there have come back, the sum is what it was, and nothing is left prepared or waits.
+to accounts that are not there have come back, the sum is what it was, and nothing is left prepared or waits, nor any
+server. With MOVES it goes on until every tablet has moved so often, and SECONDS are the longest that this may take.
 `BANK_SEED` repeats a run.
 """
 
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -21,9 +24,10 @@ from random import Random
 from balancer.client import PoolSettings, Router
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
-from balancer.directory.model import Command, Put
+from balancer.directory.model import Command, CommandState, Put, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.embedded.postgres import PostgresServer
+from balancer.embedded.process import servers_below
 from balancer.embedded.zookeeper_server import ZooKeeperServer
 from balancer.errors import BalancerError
 from balancer.nodes.connection import Address
@@ -39,6 +43,11 @@ from tests.support.servers import fast_place, kept, new_database, postgres
 ACCOUNTS = 600
 TELLERS = 3
 TABLETS = 16
+TELL_EVERY = 10.0
+OFTEN, SELDOM = (0.0, 1.3), (2.0, 8.0)
+"""Seconds between two troubles; seldom enough that a move gets through where every tablet must."""
+AT_ONCE = 3
+"""Tablets that move at the same time."""
 CREDIT = "UPDATE orders SET n = n + (%(amount)s)::bigint, note = note || %(mark)s WHERE id = %(id)s"
 BACK = "UPDATE orders SET n = n + (%(amount)s)::bigint, note = replace(note, %(mark)s, '') WHERE id = %(id)s"
 
@@ -107,17 +116,40 @@ class Bank:
         self.keeper.start()
 
     def move_something(self) -> None:
-        """To the next node, whatever the balance."""
+        """Some of those that have moved least, to the next node, whatever the balance."""
         with suppress(BalancerError):
             snapshot = self.directory.snapshot()
-            free = [one for one in snapshot.tablets(snapshot.table("orders").id) if one.id not in snapshot.busy]
-            if len(free) > TABLETS - 3:
-                tablet = self.chance.choice(free)
-                names = sorted(self.servers)
+            waiting = [one for one in snapshot.commands.values() if one.state is CommandState.WAITING]
+            room = AT_ONCE - len(snapshot.busy) - len(waiting)
+            free = [one for one in self.tablets() if one.id not in snapshot.busy]
+            self.chance.shuffle(free)
+            names = sorted(self.servers)
+            for tablet in sorted(free, key=lambda one: one.epoch)[: max(0, room)]:
                 target = names[(names.index(tablet.node) + 1) % len(names)]
+                arguments = {"tablet": str(tablet.id), "node": target}
                 now = time.time()
-                command = Command(f"c{now}", "move", {"tablet": str(tablet.id), "node": target}, "bank", now)
-                self.directory.commit(transaction([Put(command)], snapshot.version))
+                command = Command(f"c{now}.{tablet.id}", "move", arguments, "bank", now)
+                self.directory.commit(transaction([Put(command)], self.directory.snapshot().version))
+
+    def tablets(self) -> list[Tablet]:
+        snapshot = self.directory.snapshot()
+        return list(snapshot.tablets(snapshot.table("orders").id))
+
+    def done(self, moves: int) -> bool:
+        """Whether every tablet has moved so often; no, where the directory is just away."""
+        with suppress(BalancerError):
+            return min(self.moves()) >= moves
+        return False
+
+    def progress(self, moves: int) -> str:
+        with suppress(BalancerError):
+            made = self.moves()
+            return f"{sum(min(one, moves) for one in made)} of {moves * len(made)} moves"
+        return "the directory does not answer"
+
+    def moves(self) -> list[int]:
+        """How often each tablet has moved: its epoch tells, and no record of a migration is needed."""
+        return [tablet.epoch - 1 for tablet in self.tablets()]
 
     def close(self) -> None:
         for teller in self.tellers:
@@ -144,12 +176,9 @@ class Bank:
             with connect(Address(name, dsn)) as connection:
                 yield from (part.gid for part in prepared_parts(connection))
 
-    def moved(self) -> int:
-        return sum(record.state == "done" for record in self.directory.snapshot().migrations.values())
-
 
 @contextmanager
-def banks(folder: Path, seed: int) -> Iterator[Bank]:
+def banks(folder: Path, seed: int, tablets: int) -> Iterator[Bank]:
     with ExitStack() as stack:
         stack.enter_context(kept(folder))
         versions = {"a": 15, "b": 18, "c": 18}
@@ -162,7 +191,7 @@ def banks(folder: Path, seed: int) -> Iterator[Bank]:
         (folder / "pgpass").chmod(0o600)
         keeper = stack.enter_context(ZooKeeperServer(folder / "zookeeper"))
         dsns = {name: stack.enter_context(new_database(server)).dsn for name, server in servers.items()}
-        fleet = Fleet(folder, f"zk://{keeper.address}/bank", dsns, tablets=TABLETS)
+        fleet = Fleet(folder, f"zk://{keeper.address}/bank", dsns, tablets=tablets)
         fleet.bundle = {
             "tablet_balancer_config": "enable_cell_balancer = false",
             "tables.orders.messages.credit": f'apply = "{CREDIT}"\nreverse = "{BACK}"\nattempts = 3',
@@ -213,7 +242,9 @@ def faults(log: str, accounts: dict[int, tuple[int, str]]) -> list[str]:
     for transfer, (_, _, payer, payee, _) in begun.items():
         there = notes[int(payer)][transfer], notes[int(payee)][transfer]
         end = ends.get(transfer, "unknown")
-        allowed = {"done": [(1, 1)], "refused": [(0, 0)]}.get(end, [(0, 0), (1, 1)])
+        if end == "missing":
+            found.append(f"transfer {transfer} did not find an account of {payer} and {payee}, which are both there")
+        allowed = {"done": [(1, 1)], "refused": [(0, 0)], "missing": [(0, 0)]}.get(end, [(0, 0), (1, 1)])
         if int(payee) > ACCOUNTS:
             allowed = [(0, 0)]  # it has come back, or was never sent
         if there not in allowed:
@@ -221,35 +252,52 @@ def faults(log: str, accounts: dict[int, tuple[int, str]]) -> list[str]:
     return found
 
 
-def run(folder: Path, seconds: float, seed: int) -> list[str]:
+def run(folder: Path, seconds: float, seed: int, tablets: int = TABLETS, moves: int = 0) -> list[str]:
     """Runs it; returns what is wrong."""
-    with banks(folder, seed) as bank:
-        ends = time.monotonic() + seconds
-        while time.monotonic() < ends:
-            bank.move_something()
-            time.sleep(bank.chance.uniform(0.2, 1.5))
-            bank.trouble()
+    with banks(folder, seed, tablets) as bank:
+        _work(bank, seconds, moves)
         bank.close()
         until(bank.quiet, 180, "the end of every move, transaction and message")
         log = bank.log.read_text()
         ends_of = Counter(line.split()[0] for line in log.splitlines())
+        moved = bank.moves()
         sent = sum(line.startswith("done #") for line in log.splitlines())
         failed = bank.messages("failed")
-        print(f"transfers: {dict(ends_of)}; messages: {sent} sent, {failed} came back")
-        print(f"migrations done: {bank.moved()}; troubles: {dict(bank.made)}")
+        print(f"transfers: {dict(ends_of)}; messages: {sent} sent, {failed} came back; troubles: {dict(bank.made)}")
+        print(f"moves: {sum(moved)} of {len(moved)} tablets, each {min(moved)} to {max(moved)} times")
         assert ends_of["done"] > sent > 0, "no transfer of one kind got through"
-        assert bank.moved() > 0, "nothing has moved"
-        return faults(log, books(bank))
+        assert sum(moved) > 0, "nothing has moved"
+        assert min(moved) >= moves, f"some tablet has moved {min(moved)} times only"
+        found = faults(log, books(bank))
+    left = servers_below(folder)
+    return [*found, *(f"process {pid} is left behind" for pid in left)]
+
+
+def _work(bank: Bank, seconds: float, moves: int) -> None:
+    """Moves and troubles, until the time is over or every tablet has moved so often."""
+    began = told = time.monotonic()
+    trouble_at = began
+    while time.monotonic() < began + seconds and not (moves and bank.done(moves)):
+        bank.move_something()
+        time.sleep(0.2)
+        if time.monotonic() > trouble_at:
+            bank.trouble()
+            trouble_at = time.monotonic() + bank.chance.uniform(*(SELDOM if moves else OFTEN))
+        if moves and time.monotonic() > told + TELL_EVERY:
+            told = time.monotonic()
+            print(f"{told - began:.0f} s: {bank.progress(moves)}; troubles: {dict(bank.made)}", flush=True)
 
 
 def main() -> int:
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 120.0
+    given = sys.argv[1:]
+    seconds, tablets, moves = map(float, (*given, *("120", str(TABLETS), "0")[len(given) :]))
     seed = int(os.environ.get("BANK_SEED") or random.SystemRandom().randrange(1_000_000))
     print(f"BANK_SEED={seed}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers and folder are tidied up as after Ctrl-C
     with tempfile.TemporaryDirectory(prefix="bank-", dir=fast_place()) as made:
         folder = Path(made)
         folder.chmod(0o755)
-        found = run(folder, seconds, seed)
+        found = run(folder, seconds, seed, int(tablets), int(moves))
     print(*(found or ["every transfer is whole"]), sep="\n")
     return 1 if found else 0
 

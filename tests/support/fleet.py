@@ -131,14 +131,14 @@ def until(condition: Callable[[], object], seconds: float = 60.0, what: str = "i
 class Process:
     """`balancer run` as a process of its own."""
 
-    def __init__(self, config: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, config: Path, environment: Mapping[str, str] | None = None, program: str = "balancer") -> None:
         self.log = config.with_suffix(".log")
         clean = {name: value for name, value in os.environ.items() if not name.startswith("BALANCER_")}
         clean["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         self.url = f"http://{load_settings(config).daemon.http.listen}"
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "balancer", "run", "--config", str(config)],
+                [sys.executable, "-m", program, "run", "--config", str(config)],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

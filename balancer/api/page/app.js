@@ -1,7 +1,7 @@
 // The page: asks /v1/overview again and again, and draws what it says. All of it is read-only.
 import { byId, clock, duration, element, fill } from "./dom.js";
 import { createHeat } from "./heat.js";
-import { drawHistory, drawMigrations, drawNodes, drawPlans, drawSchedules } from "./sections.js";
+import { drawChecks, drawHistory, drawMigrations, drawNodes, drawPlans, drawSchedules } from "./sections.js";
 
 const PERIOD = 2000;
 const HIDDEN_PERIOD = 15000;
@@ -57,6 +57,7 @@ function draw() {
   drawMigrations(chosen(overview.migrations, "bundle"), chosen(overview.quarantined, "bundle"), serverNow());
   drawPlans(chosen(overview.plans, "bundle"));
   drawSchedules(chosen(overview.schedules, "bundle"), serverNow());
+  drawChecks(chosen(overview.checks, "bundle"));
   if (!page.filtered) drawHistory(overview.history);
 }
 

@@ -214,6 +214,28 @@ function strip(one, now) {
   return drawn;
 }
 
+export function drawChecks(checks) {
+  if (!checks.length) return fill("check-list", element("p", { class: "quiet" }, "No bundle is checked: [checks] in its file switches it on."));
+  return fill("check-list", ...checks.map(checkBlock));
+}
+
+function checkBlock(one) {
+  const count = one.findings.length + one.more;
+  const last = one.past[one.past.length - 1];
+  const state = one.kind ? `round ${one.round} is at ${one.kind}, ${number(one.rows)} rows so far` : `round ${one.round} is over`;
+  const found = one.findings.map((finding) => [clock(finding.first), finding.kind, finding.text, finding.advice]);
+  const rounds = one.past.slice(-10).reverse().map((past) => [past.number, clock(past.ended), duration(past.ended - past.began), past.rows, past.findings, past.unchecked]);
+  return element(
+    "div", { "data-checks": one.bundle, class: "scroll" },
+    element("h3", {}, `${one.bundle}: `, element("span", { class: count ? "blocked" : "balanced" }, count ? `${count} found` : last ? "nothing found" : "not finished yet")),
+    element("p", { class: "quiet" }, state),
+    found.length ? table(["Since", "Kind", "What", "Next step"], found) : null,
+    one.more ? element("p", { class: "quiet" }, `and ${one.more} more`) : null,
+    ...one.unchecked.map((why) => element("p", { class: "quiet" }, `Not checked: ${why}`)),
+    rounds.length ? table(["Round", "Ended", "Took", "Rows", "Found", "Not checked"], rounds) : null,
+  );
+}
+
 export function drawHistory(entries) {
   if (!entries.length) return fill("history-list", element("p", { class: "quiet" }, "Nothing found."));
   const rows = entries.map((one) => {

@@ -7,6 +7,7 @@ from balancer.api.note_cache import Notes
 from balancer.api.shapes import Overview
 from balancer.api.source import Source
 from balancer.api.views import bundles, migrations, plans, tablets
+from balancer.api.views.check_results import check_results
 from balancer.api.views.schedule import schedule
 
 _FEW: Final = 30
@@ -29,6 +30,7 @@ def overview(source: Source, notes: Notes) -> Overview:
         running=page.running,
         quarantined=tablets.quarantined(source, states, _FEW),
         hot=tablets.hottest(source, states, 10),
+        checks=check_results(notes.checks()),
         history=notes.recent(snapshot),
     )
 

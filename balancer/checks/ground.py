@@ -1,0 +1,172 @@
+"""What a look stands on: the directory, the nodes' connections, and the proof that what was seen was not in motion.
+
+Why a move gives no false alarm
+===============================
+
+*Rows of a tablet* are read on a node that proves within the same transaction, by `balancer.hold`, that it owns the
+tablet with the epoch of the map (`on_owner`). One that moves refuses, and is asked where it went.
+
+*What nodes say of themselves* (claims, attached partitions) has no such proof. It is looked at between two readings of
+the map. A difference counts only where the tablet was in no migration in either, its record is the same in both, and no
+migration of it came and went in between, which a finished migration's record tells (`Bracket`). Whatever a migration
+does to a node it does after its record was written and before that is finished. So what is then seen on a node that
+is not as the map says has not been made by a migration.
+
+*And everything is looked at twice* before it is reported (`policies.checking.confirmed`): an operator's DDL, a claim
+that the leader is just closing and a server that restarts are not ours to prove.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from balancer.clock import Clock
+from balancer.directory.contract import Directory
+from balancer.directory.model import Migration, Table, Tablet
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import BalancerError
+from balancer.migration.context import partitions_of
+from balancer.migration.links import Links
+from balancer.nodes.connection import Connection, ConnectionHolder, Cursor, translated
+from balancer.nodes.held_reads import NotHeld, held_read
+from balancer.nodes.names import Name
+from balancer.nodes.owners_code import check_owners_code
+from balancer.nodes.readable import check_readable
+from balancer.policies.checking import Look
+from balancer.polling.poller import Poller
+from balancer.settings import BundleSettings
+
+ATTEMPTS = 50
+PAUSE = 0.1
+"""Seconds: a switch takes some tens of milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """One bundle, as the checker reaches it. Belongs to one thread."""
+
+    bundle: BundleSettings
+    directory: Directory
+    links: Links
+    poller: Poller
+    readers: ConnectionHolder
+    """For the application's own statements."""
+    clock: Clock
+    tables: frozenset[str] | None = None
+    """None: all of the bundle; else only these."""
+    tablets: frozenset[int] | None = None
+    sums: Mapping[str, str] = field(default_factory=dict)
+    """Of the application, as they were at their first look."""
+
+    def snapshot(self) -> Snapshot:
+        """The newest map."""
+        return self.directory.snapshot()
+
+    def wanted(self, table: Table) -> bool:
+        """Whether a table is to be looked at."""
+        return table.bundle == self.bundle.name and (self.tables is None or table.name in self.tables)
+
+    def concerns(self, tablet: int) -> bool:
+        """Whether a tablet is to be looked at."""
+        return self.tablets is None or tablet in self.tablets
+
+    def trusts(self, node: str) -> bool:
+        """Whether code of tables' owners may run there with our rights."""
+        return self.links.address(node).trusts_owners
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """Two readings of the map, around what was seen on the nodes."""
+
+    before: Snapshot
+    after: Snapshot
+    moved: frozenset[str] = field(init=False)
+    """Migrations that were at work at some moment between the two."""
+
+    def __post_init__(self) -> None:
+        earlier = self.before.migrations
+        ids = {
+            record.id
+            for record in (*earlier.values(), *self.after.migrations.values())
+            if not record.finished or record.id not in earlier
+        }
+        object.__setattr__(self, "moved", frozenset(ids))
+
+    def still(self, tablet: int) -> bool:
+        """Whether nothing was done to a tablet between the two."""
+        same = self.before.find_tablet(tablet) == self.after.find_tablet(tablet)
+        return same and not any(tablet in _tablets_of(record) for record in self._records())
+
+    def in_motion(self) -> frozenset[Name]:
+        """The partitions that migrations may have made, attached or taken away between the two."""
+        return frozenset(
+            name
+            for record in self._records()
+            for snapshot in (self.before, self.after)
+            if (table := snapshot.tables.get(record.table)) is not None
+            for tablet in _before_and_after(snapshot, record)
+            for name in partitions_of(table, tablet)
+        )
+
+    def _records(self) -> Iterator[Migration]:
+        for number in self.moved:
+            record = self.after.migrations.get(number) or self.before.migrations.get(number)
+            assert record is not None, "it was in one of the two"
+            yield record
+
+
+def _tablets_of(record: Migration) -> set[int]:
+    return {*record.sources, *(tablet.id for tablet in record.targets)}
+
+
+def _before_and_after(snapshot: Snapshot, record: Migration) -> Iterator[Tablet]:
+    yield from record.targets
+    for number in record.sources:
+        if (tablet := snapshot.find_tablet(number)) is not None:
+            yield tablet
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTablet:
+    """A tablet whose owner has proven it, and the transaction in which it has."""
+
+    table: Table
+    tablet: Tablet
+    cursor: Cursor
+
+    def check_readable(self, ground: Ground, *partitions: Name, root: Name | None = None) -> None:
+        """Raises `Refused` where reading would run code of the tables' owners with our rights."""
+        trusted = ground.trusts(self.tablet.node)
+        check_readable(self.cursor, partitions, trusted=trusted)
+        if root is not None and not trusted:
+            check_owners_code(self.cursor, [root])
+
+
+Work = Callable[[HeldTablet], Look]
+
+
+def on_owner(ground: Ground, tablet: int, work: Work) -> Look:
+    """Does it on the node that owns the tablet, wherever that is by now. One that is gone has nothing to be looked at:
+    what took its place comes later in the round."""
+    for _ in range(ATTEMPTS):
+        snapshot = ground.snapshot()
+        found = snapshot.find_tablet(tablet)
+        if found is None:
+            return Look()
+        try:
+            with holding(ground, found) as cursor:
+                return work(HeldTablet(snapshot.tables[found.table], found, cursor))
+        except NotHeld:
+            ground.clock.sleep(PAUSE)
+        except BalancerError as error:
+            return Look(unchecked=f"tablet {tablet}: {error}")
+    return Look(unchecked=f"tablet {tablet}: it was moving each time it was asked")
+
+
+@contextmanager
+def holding(ground: Ground, tablet: Tablet) -> Iterator[Cursor]:
+    """A short transaction on the tablet's owner, with its proof."""
+    connection: Connection = ground.links.control(tablet.node)
+    with translated(tablet.node), held_read(connection, tablet.id, tablet.epoch) as cursor:
+        yield cursor

@@ -1,0 +1,185 @@
+"""Looks at the rows of tablets, some pages at a time: outside of their bounds, without their parents, ids of nobody."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from balancer.checks.ground import Ground, HeldTablet, on_owner
+from balancer.client.locate import SEQUENCE_BITS
+from balancer.directory.id_space import BLOCK, counter_of
+from balancer.directory.model import Table
+from balancer.directory.snapshot import Snapshot
+from balancer.migration.context import places
+from balancer.nodes.names import Name, parse_name
+from balancer.nodes.partition import root_oid
+from balancer.nodes.references import Reference, read_references
+from balancer.nodes.row_checks import Counted, largest_id, orphan_rows, outside_rows
+from balancer.policies.check_options import CheckKind
+from balancer.policies.checking import Anomaly, CheckUnit, Look
+
+
+def tablets_with_keys(ground: Ground, snapshot: Snapshot) -> Sequence[int]:
+    """The tablets whose rows must lie within bounds."""
+    return tablet_ids(ground, snapshot, [table for table in snapshot.tables.values() if not table.whole])
+
+
+def tablets_with_rows(ground: Ground, snapshot: Snapshot) -> Sequence[int]:
+    """The tablets that may have foreign keys: all but reference tables."""
+    return tablet_ids(ground, snapshot, [table for table in snapshot.tables.values() if not table.everywhere])
+
+
+def tablets_with_ids(ground: Ground, snapshot: Snapshot) -> Sequence[int]:
+    """The tablets with a column that is filled from `router.ids`."""
+    named = {column.table for column in ground.bundle.checks.ids}
+    return tablet_ids(ground, snapshot, [table for table in snapshot.tables.values() if table.name in named])
+
+
+def tablet_ids(ground: Ground, snapshot: Snapshot, tables: Sequence[Table]) -> Sequence[int]:
+    """Of these tables, as far as they are wanted, in order."""
+    if ground.tablets is not None:
+        return sorted(ground.tablets)
+    columns = [np.frombuffer(snapshot.columns(table.id).ids, np.int64) for table in tables if ground.wanted(table)]
+    return np.unique(np.concatenate(columns)).tolist() if columns else []
+
+
+def look_at_bounds(ground: Ground, unit: CheckUnit) -> Look:
+    """Rows outside of their tablet's part of the key space, in one root."""
+
+    def look(held: HeldTablet) -> Look:
+        table, tablet = held.table, held.tablet
+        if table.whole:
+            return Look()
+        place = places(table, tablet)[unit.item]
+        held.check_readable(ground, place.partition, root=place.root)
+        oid = root_oid(held.cursor, place.root)
+        found = outside_rows(held.cursor, place, oid, _page(unit, tablet.epoch))
+        more = unit.item + 1 < len(table.roots)
+        if not found.bad:
+            return _paged(found, tablet.epoch, more)
+        text = f"{place.partition} has {found.bad} rows outside of the bounds of tablet {tablet.id}"
+        anomaly = Anomaly(
+            CheckKind.BOUNDS,
+            f"{text} on node {tablet.node}, such as {', '.join(found.examples)}",
+            table=table.name,
+            tablet=tablet.id,
+            node=tablet.node,
+            root=str(place.root),
+            count=found.bad,
+            advice=f"copy them to where their keys belong (balancer route {table.name} KEY), then delete them here",
+        )
+        return _paged(found, tablet.epoch, more, anomaly)
+
+    return on_owner(ground, unit.subject, look)
+
+
+def look_for_orphans(ground: Ground, unit: CheckUnit) -> Look:
+    """Rows that refer to a row of a colocated root, or of a reference table, that is not there."""
+
+    def look(held: HeldTablet) -> Look:
+        table, tablet = held.table, held.tablet
+        rules = list(_references(ground, held))
+        if unit.item >= len(rules):
+            return Look()
+        rule = rules[unit.item]
+        leaves = {place.root: place.partition for place in places(table, tablet)}
+        child, parent = leaves[rule.root], leaves.get(rule.referenced, rule.referenced)
+        held.check_readable(ground, child, parent)
+        page = _page(unit, tablet.epoch)
+        found = orphan_rows(held.cursor, child, parent, rule, page)
+        more = unit.item + 1 < len(rules)
+        if not found.bad:
+            return _paged(found, tablet.epoch, more)
+        columns = ", ".join(rule.columns)
+        text = (
+            f"{found.bad} rows of {child} on node {tablet.node} refer by {columns} to rows that {parent} does not have"
+        )
+        anomaly = Anomaly(
+            CheckKind.ORPHANS,
+            f"{text}, such as {', '.join(found.examples)}",
+            table=table.name,
+            tablet=tablet.id,
+            node=tablet.node,
+            root=str(rule.root),
+            count=found.bad,
+            advice=f"bring the rows of {rule.referenced} back, or delete these of {rule.root}",
+            about=f"{columns} of {rule.referenced}",
+        )
+        return _paged(found, tablet.epoch, more, anomaly)
+
+    return on_owner(ground, unit.subject, look)
+
+
+def _references(ground: Ground, held: HeldTablet) -> Iterator[Reference]:
+    """Declared in the bundle's file, and the foreign keys of the roots.
+
+    PostgreSQL enforces these for writers; not for rows that came with triggers off, as copies and replication write
+    them, nor where a key is NOT VALID or NOT ENFORCED.
+    """
+    roots = [parse_name(root) for root in held.table.roots]
+    for rule in ground.bundle.checks.orphans:
+        child = parse_name(rule.child)
+        if child in roots:
+            yield Reference(child, rule.columns, parse_name(rule.parent), rule.parent_columns)
+    everywhere = _reference_roots(ground)
+    for found in read_references(held.cursor, roots):
+        if found.referenced in everywhere or _colocated(found, held.table):
+            yield found
+
+
+def _reference_roots(ground: Ground) -> set[Name]:
+    tables = ground.snapshot().tables.values()
+    return {parse_name(root) for table in tables if table.everywhere for root in table.roots}
+
+
+def _colocated(reference: Reference, table: Table) -> bool:
+    """Whether the row that is referred to is in the same tablet: its key is the referring row's own."""
+    if reference.referenced not in [parse_name(root) for root in table.roots]:
+        return False
+    key = [column.name for column in table.key_columns]
+    pairs = set(zip(reference.columns, reference.referenced_columns, strict=True))
+    return all((name, name) in pairs for name in key)
+
+
+def look_at_ids(ground: Ground, unit: CheckUnit) -> Look:
+    """Ids in rows that the directory has not handed out: it will, a second time."""
+
+    def look(held: HeldTablet) -> Look:
+        table, tablet = held.table, held.tablet
+        columns = [one for one in ground.bundle.checks.ids if one.table == table.name]
+        if unit.item >= len(columns):
+            return Look()
+        wanted = columns[unit.item]
+        by_root = {place.root: place.partition for place in places(table, tablet)}
+        root = parse_name(wanted.root) if wanted.root else parse_name(table.roots[0])
+        held.check_readable(ground, by_root[root])
+        page = _page(unit, tablet.epoch)
+        found, largest = largest_id(held.cursor, by_root[root], wanted.column, SEQUENCE_BITS, page)
+        more = unit.item + 1 < len(columns)
+        # After the rows: an id in a row was handed out before the row was written.
+        start = counter_of(ground.snapshot(), table.id).next
+        limit = start + ground.directory.blocks().get(table.id, 0) * BLOCK
+        if largest < limit:
+            return _paged(found, tablet.epoch, more)
+        anomaly = Anomaly(
+            CheckKind.IDS,
+            f"{by_root[root]} on node {tablet.node} has the id {largest} in {wanted.column}, and the directory has"
+            f" handed out ids below {limit} only: it will hand this one out again",
+            table=table.name,
+            tablet=tablet.id,
+            node=tablet.node,
+            root=str(root),
+            advice=f"was an old export of the directory imported? take ids from above {largest} until it is passed",
+            about=wanted.column,
+        )
+        return _paged(found, tablet.epoch, more, anomaly)
+
+    return on_owner(ground, unit.subject, look)
+
+
+def _page(unit: CheckUnit, epoch: int) -> int:
+    """Where to go on; from the beginning where the tablet has another owner by now, whose rows lie elsewhere."""
+    return unit.page if unit.epoch == epoch else 0
+
+
+def _paged(found: Counted, epoch: int, more: bool, *anomalies: Anomaly) -> Look:
+    return Look(anomalies, found.rows, found.next_page, epoch, more=more)

@@ -1,0 +1,171 @@
+"""Work on every tablet of a table in tasks of one event loop: `AsyncRouter.each`, `map`, `scan` and `copy_into`.
+
+What is asked, and what is left to ask, is the business of `shard_steps` and `bulk_load`.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar
+
+from balancer.client.bulk_load import BulkLoad, Refusal
+from balancer.client.bulk_load import Row as LoadedRow
+from balancer.client.key_cover import KeyStretch, Vanished
+from balancer.client.shard_steps import PAGE, PAGES, Answer, Found, Questions, Row, Shard, ShardSteps, Values
+from balancer.client.transaction_steps import Held, Request, leave
+from balancer.errors import OutcomeUnknown, Unavailable
+
+Outcome = TypeVar("Outcome")
+
+
+class AsyncDrive(Protocol):
+    """The router's: it awaits for requests."""
+
+    def __call__(self, steps: Generator[Request, Any, Outcome]) -> Awaitable[Outcome]: ...
+
+
+class AsyncEveryShard:
+    """One table's tablets, asked by several tasks. Belongs to one call."""
+
+    def __init__(self, steps: ShardSteps, drive: AsyncDrive) -> None:
+        self._steps = steps
+        self._drive = drive
+
+    def run(self, work: Callable[[KeyStretch], Awaitable[Outcome]]) -> AsyncGenerator[Outcome, None]:
+        """Awaits it for every tablet; answers as they come."""
+
+        async def one(group: list[KeyStretch]) -> list[Found[Outcome]]:
+            try:
+                return [(group[0], (await work(group[0]),))]
+            except Vanished:
+                return [(group[0], ())]
+
+        return self._run(self._steps.one_by_one(), one)
+
+    def ask_all(self, statement: str, values: Values) -> AsyncGenerator[Answer, None]:
+        """Tablet, node and rows of each answer."""
+
+        async def group(together: list[KeyStretch]) -> list[Found[Answer]]:
+            return await self._drive(self._steps.ask_group(statement, values, together))
+
+        return self._run(self._steps.in_groups(statement), group)
+
+    async def _run(
+        self, questions: Questions[Outcome], work: Callable[[list[KeyStretch]], Awaitable[list[Found[Outcome]]]]
+    ) -> AsyncGenerator[Outcome, None]:
+        running: set[asyncio.Task[list[Found[Outcome]]]] = set()
+        try:
+            while questions.waiting or running:
+                while questions.waiting and len(running) < self._steps.at_once:
+                    running.add(asyncio.ensure_future(_wrapped(work, questions.waiting.pop(0))))
+                ready, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in ready:
+                    for answer in questions.answered(task.result()):
+                        yield answer
+        except Unavailable as error:
+            raise questions.failed(error) from error
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)  # their connections are given back before we end
+
+    @asynccontextmanager
+    async def transaction(self, stretch: KeyStretch, *, read_only: bool) -> AsyncIterator[tuple[Shard, Any]]:
+        """A transaction on the tablet's owner."""
+        held: Held = await self._drive(self._steps.begin(stretch, read_only=read_only))
+        try:
+            yield self._steps.shard(stretch, held.location.node), held.loan.connection
+        except BaseException:
+            await self._drive(leave(held, failed=True))
+            raise
+        await self._drive(leave(held, failed=False))
+
+
+async def _wrapped(work: Callable[[Any], Awaitable[Outcome]], given: Any) -> Outcome:
+    return await work(given)
+
+
+async def scan_async(every: AsyncEveryShard, statement: str, values: Values) -> AsyncGenerator[Row, None]:
+    """Rows of all tablets, streamed: a few pages are kept, however many rows there are. In no order."""
+    pages: asyncio.Queue[list[Row] | None] = asyncio.Queue(PAGES)
+
+    async def read(stretch: KeyStretch) -> None:
+        async with (
+            every.transaction(stretch, read_only=True) as (shard, connection),
+            connection.cursor(name="balancer_scan") as cursor,
+        ):
+            await cursor.execute(shard.format(statement), values)
+            while page := await cursor.fetchmany(PAGE):
+                await pages.put(page)
+
+    async def work() -> None:
+        try:
+            async for _ in every.run(read):
+                pass
+        finally:
+            await pages.put(None)
+
+    task = asyncio.ensure_future(work())
+    try:
+        while (page := await pages.get()) is not None:
+            for row in page:
+                yield row
+        await task
+    finally:
+        if not task.done():
+            task.cancel()
+            while not task.done():  # one that waits for room in the queue, or puts its last word there
+                while not pages.empty():
+                    pages.get_nowait()
+                await asyncio.sleep(0)
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def load_async(
+    work: BulkLoad, drive: AsyncDrive, rows: Iterable[LoadedRow] | AsyncIterable[LoadedRow], batch: int
+) -> int:
+    """Sends all rows; returns how many. What a failure leaves out is said with it."""
+    done = 0
+    async for part in _batches(rows, batch):
+        try:
+            await _load(work, drive, part)
+        except (Unavailable, OutcomeUnknown) as error:
+            raise type(error)(f"{error}; the {done} rows before this batch are there") from error
+        done += len(part)
+    return done
+
+
+async def _load(work: BulkLoad, drive: AsyncDrive, rows: list[LoadedRow]) -> None:
+    attempts = work.attempts()
+    while rows:
+        version = work.version
+        sent = [asyncio.ensure_future(_wrapped(drive, work.send(share))) for share in work.shares(rows)]
+        # All of them: a batch that goes on after its failure was raised would be a surprise.
+        ended: list[Refusal | BaseException] = await asyncio.gather(*sent, return_exceptions=True)
+        for answer in ended:
+            if isinstance(answer, BaseException):
+                raise answer
+        refused = [answer for answer in ended if answer is not None and not isinstance(answer, BaseException)]
+        rows = [row for _, left in refused for row in left]
+        if refused:
+            await asyncio.to_thread(work.wait, version, attempts.pause_after(refused[0][0]))
+
+
+async def _batches(rows: Iterable[LoadedRow] | AsyncIterable[LoadedRow], size: int) -> AsyncIterator[list[LoadedRow]]:
+    part: list[LoadedRow] = []
+    async for row in _each(rows):
+        part.append(row)
+        if len(part) == size:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+async def _each(rows: Iterable[LoadedRow] | AsyncIterable[LoadedRow]) -> AsyncIterator[LoadedRow]:
+    if isinstance(rows, AsyncIterable):
+        async for row in rows:
+            yield row
+    else:
+        for row in rows:
+            yield row
