@@ -208,7 +208,7 @@ class AsyncRouter:
         deadline = clock.monotonic() + patience
         attempts = Attempts(deadline, clock.monotonic, self.counters)
         while True:
-            left = deadline - clock.monotonic()
+            left = attempts.left()
             try:
                 async with self.transaction(
                     table, key, read_only=read_only, isolation=isolation, patience=left
@@ -251,7 +251,7 @@ class AsyncRouter:
         deadline = clock.monotonic() + patience
         attempts = Attempts(deadline, clock.monotonic, self.counters)
         while True:
-            left = deadline - clock.monotonic()
+            left = attempts.left()
             try:
                 async with self.atomic(isolation=isolation, patience=left, lock_timeout=lock_timeout) as tx:
                     return await function(tx)

@@ -222,7 +222,7 @@ class Router(BlockingHands):
         deadline = clock.monotonic() + patience
         attempts = Attempts(deadline, clock.monotonic, self.counters)
         while True:
-            left = deadline - clock.monotonic()
+            left = attempts.left()
             try:
                 if pipelined:
                     if self._sampler is not None:
@@ -277,7 +277,7 @@ class Router(BlockingHands):
         deadline = clock.monotonic() + patience
         attempts = Attempts(deadline, clock.monotonic, self.counters)
         while True:
-            left = deadline - clock.monotonic()
+            left = attempts.left()
             try:
                 with self.atomic(isolation=isolation, patience=left, lock_timeout=lock_timeout) as tx:
                     return function(tx)
