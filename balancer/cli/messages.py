@@ -1,7 +1,7 @@
 """`balancer messages`: makes tables ready for messages between shards, shows those that wait, and deals with them."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
@@ -10,6 +10,7 @@ import typer
 
 from balancer.cli.output import Output, OutputOption, fail, say, show_json, show_rows, tell
 from balancer.cli.places import ConfigOption, operator
+from balancer.client.locate import locate_key, parse_key
 from balancer.clock import SystemClock
 from balancer.directory.configured import open_configured
 from balancer.directory.model import Table, Tablet
@@ -154,7 +155,17 @@ def dismiss(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Takes a message that was given up, and reversed, out of the lists. To send it again is the application's."""
-    _act(message, "failed", mail.dismiss, "is dismissed", config, output, dry_run=dry_run)
+    _act(message, "failed", mail.dismiss, "is dismissed", config, output, dry_run=dry_run, before=_note_dismissed)
+
+
+def _note_dismissed(settings: Settings, snapshot: Snapshot, row: mail.MailRow) -> None:
+    """The inbox first: "failed" there without a row at the sender would be taken for a lost reversal."""
+    target = next((table for table in message_tables(snapshot) if table.name == row.target), None)
+    if target is None:
+        return  # nobody is left to remember it
+    tablet = snapshot.tablet(locate_key(snapshot, target.name, parse_key(target, row.key)).tablet)
+    with _at(settings, snapshot, tablet) as cursor:
+        mail.note_dismissed(cursor, mail_leaf(target, tablet, 1), row.id)
 
 
 def _act(
@@ -166,6 +177,7 @@ def _act(
     output: Output,
     *,
     dry_run: bool,
+    before: Callable[[Settings, Snapshot, mail.MailRow], None] = lambda *_: None,
 ) -> None:
     try:
         wanted = UUID(message)
@@ -177,20 +189,27 @@ def _act(
         found = [one for one in _found(settings, snapshot, _STATES, wanted) if one[2].state == state]
         if not found:
             raise UserError(f"no message {message} is {state}; `balancer messages list` shows those that are there")
-        table, tablet, _ = found[0]
+        table, tablet, row = found[0]
         if not dry_run:
-            hold = mail.hold_statement((tablet.id, tablet.epoch))
-            node = tablet.node
-            with (
-                closing(connect(address_in(settings, node), purpose="messages")) as connection,
-                node_transaction(connection, snapshot.epoch, node, durable=True, together=[hold]) as cursor,
-            ):
+            before(settings, snapshot, row)
+            with _at(settings, snapshot, tablet) as cursor:
                 if not work(cursor, mail_leaf(table, tablet, 0), wanted):
                     raise UserError(f"message {message} is not {state} any more")
     if output is Output.JSON:
         show_json({"message": message, "node": tablet.node, "done": not dry_run})
     else:
         say(f"message {message} of node {tablet.node} {f'{what}: nothing was done yet' if dry_run else what}")
+
+
+@contextmanager
+def _at(settings: Settings, snapshot: Snapshot, tablet: Tablet) -> Iterator[Cursor]:
+    """A transaction on a tablet's owner, which has proven to be it."""
+    hold, node = mail.hold_statement((tablet.id, tablet.epoch)), tablet.node
+    with (
+        closing(connect(address_in(settings, node), purpose="messages")) as connection,
+        node_transaction(connection, snapshot.epoch, node, durable=True, together=[hold]) as cursor,
+    ):
+        yield cursor
 
 
 def _found(

@@ -40,7 +40,8 @@ _INBOX_COLUMNS = """
     message_sender_key text[] NOT NULL,
     message_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     message_gone timestamptz,
-    message_gone_by text
+    message_gone_by text,
+    message_dismissed boolean NOT NULL DEFAULT false
 """
 _SENT = ("message_number", "message_target", "message_key", "message_name", "message_body")
 _RECEIVED = ("message_id", "message_outcome", "message_name", "message_sender", "message_sender_key")
