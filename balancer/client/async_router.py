@@ -19,6 +19,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, asynccontextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psycopg
@@ -37,6 +38,7 @@ from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.open_blocks import WARN_AFTER, OpenBlocks
 from balancer.client.outgoing import AsyncRoutedConnection, Outgoing, Tickets
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async, primary_of
+from balancer.client.rekeying import rekey_rows_async, rekeying
 from balancer.client.retry import Attempts
 from balancer.client.router import AT_ONCE, BATCH, PATIENCE, TabletAnswer
 from balancer.client.routing import Routes
@@ -258,6 +260,11 @@ class AsyncRouter:
             except psycopg.Error as error:
                 pause = attempts.pause_after(error)
             await asyncio.sleep(pause)
+
+    async def rekey(self, table: str, old: AnyKey, new: AnyKey, *, patience: float = PATIENCE) -> int:
+        """Gives the rows of a key another one, atomically; see `Router.rekey`."""
+        work = rekeying(self._routes.snapshot.table(table), old, new)
+        return await self.run_atomic(partial(rekey_rows_async, work), patience=patience)
 
     def each(
         self,

@@ -6,6 +6,7 @@ with Router.connect("zk://zk1:2181/shop") as router, router.transaction("orders"
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import psycopg
@@ -24,7 +25,7 @@ from balancer.client.open_blocks import WARN_AFTER, OpenBlocks
 from balancer.client.outgoing import RoutedConnection, Tickets
 from balancer.client.pipelined import run_pipelined
 from balancer.client.pools import Loan, PoolSettings
-from balancer.client.rekeying import rekeying
+from balancer.client.rekeying import rekey_rows, rekeying
 from balancer.client.replicas import ReplicaBlock, ReplicaReads, parse_token, seconds_of, token_of
 from balancer.client.retry import Attempts
 from balancer.client.routing import Routes
@@ -292,12 +293,7 @@ class Router(BlockingHands):
         an insertion.
         """
         work = rekeying(self._routes.snapshot.table(table), old, new)
-
-        def change(tx: Atomic) -> int:
-            taken = work.take(tx.on(table, old))
-            return work.put(tx.on(table, new), taken)
-
-        return self.run_atomic(change, patience=patience)
+        return self.run_atomic(partial(rekey_rows, work), patience=patience)
 
     def each(
         self,
