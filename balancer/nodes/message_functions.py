@@ -10,7 +10,8 @@ The argument
 
  1. *No message without its change, no change without its message*: both are one transaction on one tablet. Its commit
     waits for the disk whatever the application has chosen (`send_message`): otherwise a crash could take the change
-    back after the target had the message.
+    back after the target had the message. One of a part of an atomic transaction is delivered only after that part is
+    committed, not when it is decided: until then nobody sees it, and 6 would take it for gone.
  2. *Applied once.* The row in the inbox is unique by key and message and is written by the transaction that applies it.
     Whoever comes second waits for the first, then finds the row and changes nothing. `balancer.hold` has proven
     that the node owns the target's tablet, and the inbox has travelled with it, so there is one inbox to ask.
