@@ -1,7 +1,7 @@
 """`balancer messages`: makes tables ready for messages between shards, shows those that wait, and deals with them."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
@@ -18,7 +18,7 @@ from balancer.directory.open import cluster_name
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, UserError
 from balancer.nodes import message_delivery as mail
-from balancer.nodes.connection import Cursor, connect, translated
+from balancer.nodes.connection import Connection, Cursor, connect, translated
 from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.names import Name
 from balancer.polling.addresses import address_in, connected
@@ -31,6 +31,7 @@ from balancer.tables.message_switch import (
     message_tables,
     switch_on,
 )
+from balancer.tables.message_switch_off import check_unused, switch_off
 
 app = typer.Typer(help="Messages between shards: make tables ready, see what waits or failed.", no_args_is_help=True)
 
@@ -90,6 +91,41 @@ def enable(
     else:
         what = f"its {done.tablets} tablets have an outbox and an inbox" if done.tablets else "it was so before"
         say(f"table {table} is ready for messages: {what}")
+
+
+@app.command("disable")
+def disable(
+    bundle: BundleArgument,
+    table: TableArgument,
+    dry_run: DryRunOption = False,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Takes a table's outbox and inbox away again. Refused while a message waits, has failed or is remembered."""
+    settings = load_settings(config)
+    found = settings.bundle(bundle)
+    with open_configured(settings.daemon) as directory, ExitStack() as stack:
+        snapshot = directory.snapshot()
+        known = snapshot.table(table)
+        if known.bundle != bundle:
+            raise UserError(f"table {table} is in bundle {known.bundle}, not in {bundle}")
+        nodes = stack.enter_context(connected(found, "messages"))
+        far = {one.bundle for one in message_tables(snapshot)} - {bundle}
+        others: dict[str, Connection] = {}
+        for name in sorted(far):
+            others |= stack.enter_context(connected(settings.bundle(name), "messages"))
+        done = known.message_roots is not None
+        if dry_run and done:
+            check_unused(snapshot, known, {**nodes, **others})
+        elif not dry_run:
+            handlers = message_handlers(settings)
+            done = switch_off(table, directory, nodes, others, handlers, author=operator(), tell=tell)
+    if output is Output.JSON:
+        show_json({"table": table, "had_messages": done, "done": not dry_run})
+    elif dry_run:
+        say(f"the outbox and the inbox of table {table} would be dropped" if done else f"table {table} has no messages")
+    else:
+        say(f"table {table} has no messages{'' if done else ': it was so before'}")
 
 
 @app.command("list")

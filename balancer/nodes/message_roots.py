@@ -77,6 +77,11 @@ WHERE a.attrelid = to_regclass(%(root)s)
 """
 
 
+CLOSED = "balancer_closed"
+"""The constraint that lets no row in."""
+_IS_CLOSED = "SELECT FROM pg_constraint WHERE conrelid = to_regclass(%s) AND conname = %s"
+
+
 @dataclass(frozen=True, slots=True)
 class MessageRoots:
     """Of one table: its first root, which says how it is cut, and its two roots for messages."""
@@ -119,6 +124,15 @@ def make_message_roots(cursor: Cursor, roots: MessageRoots) -> bool:
         cursor.execute(_index(roots.inbox, "message_at", "message_gone IS NULL"))
         cursor.execute(_index(roots.inbox, "message_gone", "message_gone IS NOT NULL"))
     return True
+
+
+def open_message_roots(cursor: Cursor, roots: MessageRoots) -> None:
+    """Takes back what closes them (`tables.message_switch_off`), where an interruption has left it."""
+    for root in (roots.outbox, roots.inbox):
+        found = cursor.execute(_IS_CLOSED, (str(root), CLOSED)).fetchone()
+        if found is not None:
+            drop = sql.SQL("ALTER TABLE {} DROP CONSTRAINT {}")
+            cursor.execute(drop.format(root.identifier, sql.Identifier(CLOSED)))
 
 
 def _index(root: Name, column: str, where: str) -> sql.Composed:
