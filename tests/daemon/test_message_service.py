@@ -180,6 +180,8 @@ def _deal_with_messages(fleet: Fleet, router: Router, users: dict[str, list[int]
     refused = balancer("messages", "retry", str(sent), "--config", fleet.config)
     assert (refused.code, "is pending" in refused.err) == (2, True)
     messages("dismiss", str(sent))
+    looked = balancer("verify", "orders", "--deep", "--config", fleet.config)
+    assert looked.code == 0, f"its target was told, else it would seem never to be reversed: {looked.out}{looked.err}"
     for words in (("disable", "shop", "orders", "--dry-run"), ("disable", "shop", "orders")):
         refused = balancer("messages", *words, "--config", fleet.config)
         assert (refused.code == 0, "so that none is applied twice" in refused.err) == (False, True), refused.err
