@@ -17,6 +17,7 @@ import pytest
 from playwright.sync_api import expect
 
 from balancer.api.app import create_app
+from balancer.api.page_files import PAGE_PATHS
 from balancer.api.server import ApiServer
 from tests.support.browser import chromium, visit
 from tests.support.bundle_states import state_of, view_of_snapshot
@@ -84,7 +85,7 @@ def timed(client: httpx.Client, path: str, rounds: int) -> tuple[float, int]:
 def test_the_first_paint_and_the_heat_map(server: ApiServer) -> None:
     rows: list[tuple[object, ...]] = []
     with httpx.Client(base_url=server.url, timeout=60, headers={"Accept-Encoding": "gzip"}) as client:
-        files = ["/", "/style.css", "/app.js", "/dom.js", "/heat.js", "/sections.js", "/icon.svg"]
+        files = sorted(PAGE_PATHS)
         sizes = [timed(client, path, 1)[1] for path in files]
         overview, overview_size = timed(client, "/v1/overview", 9)
         heat, heat_size = timed(client, "/v1/heatmap?bundle=shop&table=orders0&dimension=writes", 15)
@@ -112,7 +113,7 @@ def every_tablet(client: httpx.Client) -> tuple[object, ...]:
 
 def test_the_first_paint_in_a_browser(server: ApiServer) -> None:
     with chromium() as browser, visit(browser, server.url) as seen:
-        expect(seen.page.locator("#node-list")).to_contain_text("pg-000", timeout=60_000)
+        expect(seen.page.locator("#labels")).to_contain_text("pg-000", timeout=60_000)
         painted = seen.page.evaluate("performance.getEntriesByType('paint').map(entry => entry.startTime).pop()")
         before = seen.api_requests()
         script = """
@@ -121,7 +122,7 @@ def test_the_first_paint_in_a_browser(server: ApiServer) -> None:
               .reduce((sum, entry) => sum + entry.transferSize, 0)
         """
         transferred = seen.page.evaluate(script)
-        expect(seen.page.locator("#legend")).to_contain_text("columns", timeout=60_000)
+        expect(seen.page.locator("#legend")).to_contain_text("stretches", timeout=60_000)
         assert seen.complaints == []
     rows = [
         ("first contentful paint, ms", painted),

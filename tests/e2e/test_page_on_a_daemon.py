@@ -88,7 +88,7 @@ def test_a_hot_tablet_its_split_and_its_moves_are_seen_as_they_happen(server_fol
         wait_for(page, "#finished", "split of tablet")
         wait_for(page, "#finished", "move of tablet")
         wait_for(page, "#hot", "pg-b")
-        expect(page.locator("#legend")).to_contain_text("columns", timeout=PATIENCE)
+        expect(page.locator("#legend")).to_contain_text("stretches", timeout=PATIENCE)
         assert page.evaluate("window.never_reloaded") is True
         assert seen.complaints == []
         take_picture(page)
