@@ -115,8 +115,8 @@ function drawNow(bundle, running) {
     byId("steer").dataset.key = key;
     fill("steer", ...actions.ofBundle(bundle));
   }
-  drawRunning(running, serverNow(), actions.ofMigration);
-  drawQuarantined(ofBundle(page.overview.quarantined), actions.ofQuarantined);
+  drawRunning(running, serverNow(), actions.may(), actions.ofMigration);
+  drawQuarantined(ofBundle(page.overview.quarantined), actions.may(), actions.ofQuarantined);
   drawNext(ofBundle(page.overview.plans)[0], bundle, running.length, { key: actions.may(), of: actions.ofAction, ofPlan: (plan) => actions.ofPlan(plan, bundle) });
 }
 
@@ -144,7 +144,7 @@ function drawPast() {
   if (page.picture) cluster.update(page.picture, page.at === null ? ofBundle(page.overview.nodes) : [], running, serverNow());
   keys.update(ofBundle(page.overview.tables), finished, page.at);
   if (page.series) timeline.update(page.series.times, finished, serverNow());
-  if (page.at !== null) drawRunning(running, moment, () => []);
+  if (page.at !== null) drawRunning(running, moment, "past", () => []);
 }
 
 async function travel(at) {

@@ -11,9 +11,10 @@ export function describe(one) {
   return `${one.operation} of ${tablets} of ${one.table}, ${where}`;
 }
 
-export function drawRunning(running, now, actions) {
+// The keys say whether there were buttons: who signs in gets them at once.
+export function drawRunning(running, now, may, actions) {
   if (!running.length) return fill("running", quiet("Nothing is being migrated."));
-  return keyed("running", running, (one) => one.id, (one) => runningCard(one, actions), (made, one) => updateCard(made, one, now));
+  return keyed("running", running, (one) => `${one.id} ${may}`, (one) => runningCard(one, actions), (made, one) => updateCard(made, one, now));
 }
 
 function runningCard(one, actions) {
@@ -47,8 +48,8 @@ function updateCard(made, one, now) {
   made.title = one.reason;
 }
 
-export function drawQuarantined(quarantined, release) {
-  fillOnce("quarantined", quarantined, () => (quarantined.length ? [element(
+export function drawQuarantined(quarantined, may, release) {
+  fillOnce("quarantined", [quarantined, may], () => (quarantined.length ? [element(
     "div", { class: "move trouble" }, element("b", {}, "In quarantine, until an operator has looked at them"),
     ...quarantined.map((one) => element("p", {}, `tablet ${one.id} of ${one.table} on ${one.node} `, release(one))),
   )] : []));
