@@ -101,7 +101,7 @@ function draw() {
   const [schedule] = ofBundle(overview.schedules);
   drawWindows(schedule, serverNow());
   drawFinished(migrations.filter((one) => one.finished));
-  panel.update(overview.nodes, serverNow(), page.ticked !== bundle.at);
+  panel.update(overview.nodes, serverNow());
   if (page.at !== null) return;
   drawChip(bundle.word);
   const down = ofBundle(overview.nodes).some((node) => !node.reachable && node.state !== "lost");
@@ -117,7 +117,7 @@ function drawNow(bundle, running) {
   }
   drawRunning(running, serverNow(), actions.may(), actions.ofMigration);
   drawQuarantined(ofBundle(page.overview.quarantined), actions.may(), actions.ofQuarantined);
-  drawNext(ofBundle(page.overview.plans)[0], bundle, running.length, { key: actions.may(), of: actions.ofAction, ofPlan: (plan) => actions.ofPlan(plan, bundle) });
+  drawNext(ofBundle(page.overview.plans)[0], bundle, running.flatMap((one) => one.sources), { key: actions.may(), of: actions.ofAction, ofPlan: (plan) => actions.ofPlan(plan, bundle) });
 }
 
 // Pictures and series change with each tick of the bundle; what runs changes between them.

@@ -11,6 +11,9 @@ const axis = (format, size = 58) => ({
   stroke: css("--quiet"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line"), width: 1, size: 4 }, size, font: "11px system-ui, sans-serif",
   values: format && ((_, values) => values.map((value) => (value === null ? "" : format(value)))),
 });
+// Ticks of bytes at whole units, which are powers of 1024.
+const SIZES = [0, 1, 2, 3, 4].flatMap((power) => [1, 2, 5, 10, 20, 50, 100, 200, 500].map((step) => step * 1024 ** power));
+const sizes = () => ({ ...axis(bytes), incrs: SIZES });
 const hour = (seconds) => { const at = new Date(seconds * 1000); return `${String(at.getHours()).padStart(2, "0")}:${String(at.getMinutes()).padStart(2, "0")}`; };
 const time = () => ({ ...axis(hour, 28), space: 60 });
 const mean = (values) => values.reduce((sum, one) => sum + one, 0) / (values.length || 1);
@@ -60,9 +63,9 @@ export function createCharts() {
       box: figure(`${NAMES[dimension]} per node`, says, [...named.map(swatch), names.length > named.length ? `grey: ${names.length - named.length} more` : ""]),
       data: [series.times, fair.map((one) => one * (1 + BAND)), fair.map((one) => one * (1 - BAND)), ...names.map((name) => series.times.map((_, at) => value(name, at)))],
       options: {
-        hooks: { draw: [marker] }, scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } }, axes: [time(), axis(format)],
+        hooks: { draw: [marker] }, scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } }, axes: [time(), dimension === 0 ? sizes() : axis(format)],
         bands: [{ series: [1, 2], fill: css("--band") }],
-        series: [{}, { stroke: css("--green"), width: 0.5 }, { stroke: css("--green"), width: 0.5 }, ...names.map((name) => ({ stroke: colour(name), width: named.includes(name) ? 2 : 1, points: { show: false } }))],
+        series: [{}, { stroke: css("--green"), width: 0.5, points: { show: false } }, { stroke: css("--green"), width: 0.5, points: { show: false } }, ...names.map((name) => ({ stroke: colour(name), width: named.includes(name) ? 2 : 1, points: { show: false } }))],
       },
     };
   }
@@ -115,7 +118,7 @@ export function createCharts() {
     return {
       box: figure(`Bytes moved per ${step === 300 ? "five minutes" : "hour"}`, `${bytes(total)} in all`),
       data: [sums.map((_, place) => start + (place + 0.5) * step), sums],
-      options: { scales: { x: { range: [start, start + sums.length * step] }, y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } }, axes: [time(), axis(bytes)],
+      options: { scales: { x: { range: [start, start + sums.length * step] }, y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } }, axes: [time(), sizes()],
         series: [{}, { stroke: css("--blue"), fill: css("--blue"), paths: window.uPlot.paths.bars({ size: [0.85] }), points: { show: false } }] },
     };
   }

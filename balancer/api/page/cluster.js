@@ -25,8 +25,12 @@ export function createCluster(open) {
     Object.assign(state, { picture, now, nodes: new Map(nodes.map((node) => [node.id, node])), migrations });
     lay();
     const glides = state.before && !lessMotion.matches && state.layout.count <= MOST_GLIDING && changed(state.before, state.layout);
+    // One glide at a time: the frames of the last one go on with the new places.
+    const gliding = state.began > 0;
     state.began = glides ? performance.now() : 0;
-    paint(performance.now());
+    if (!glides) state.before = null;
+    prepare();
+    if (!gliding || !glides) paint(performance.now());
   }
 
   function lay() {
@@ -65,46 +69,64 @@ export function createCluster(open) {
     canvas.setAttribute("aria-label", `${state.picture.tablets} tablets on ${rows.length} nodes`);
   }
 
-  function paint(time) {
+  // Everything that is the same in all frames of a glide is found out once: where each block comes from, its colour, and
+  // an order in which each colour is set only once.
+  function prepare() {
     const { layout, picture, before } = state;
+    const by = byId("paint").value;
+    const colours = rampText();
+    const most = by === "reads" ? picture.most_reads : picture.most_writes;
+    const from = new Int32Array(layout.count).fill(-1);
+    const paints = new Map();
+    picture.nodes.forEach((row, place) => {
+      const values = by === "reads" ? row.reads : row.writes;
+      const stale = state.nodes.get(row.id)?.reachable === false;
+      row.ids.forEach((id, block) => {
+        const at = layout.starts[place] + block;
+        from[at] = before?.places.get(id) ?? -1;
+        const colour = by === "table" ? nameColour(row.tables[block]) : colours[level(values[block] / row.tablets[block], most)];
+        const key = `${stale ? 0.35 : 1} ${colour}`;
+        if (!paints.has(key)) paints.set(key, []);
+        paints.get(key).push(at);
+      });
+    });
+    state.prepared = { from, paints, track: css("--track") };
+  }
+
+  function paint(time) {
+    const { layout, picture } = state;
     const ratio = window.devicePixelRatio || 1;
     const [width, height] = [Math.round(layout.width * ratio), Math.round(layout.total * ratio)];
     if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
     const context = canvas.getContext("2d");
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, layout.width, layout.total);
-    context.fillStyle = css("--track");
+    context.fillStyle = state.prepared.track;
     picture.nodes.forEach((_, row) => context.fillRect(0, row * layout.step, layout.width, layout.height));
-    const part = state.began ? Math.min(1, (time - state.began) / GLIDE) : 1;
+    const part = state.began ? Math.max(0, Math.min(1, (time - state.began) / GLIDE)) : 1;
     paintBlocks(context, 1 - (1 - part) ** 3);
     if (part < 1) requestAnimationFrame(paint);
-    else state.began = 0;
-    if (part === 1 && before) state.before = null;
+    else Object.assign(state, { began: 0, before: null });
   }
 
   function paintBlocks(context, part) {
-    const { layout, picture, before } = state;
-    const by = byId("paint").value;
-    const colours = rampText();
-    const most = by === "reads" ? picture.most_reads : picture.most_writes;
-    const inner = layout.height;
-    picture.nodes.forEach((row, place) => {
-      const values = by === "reads" ? row.reads : row.writes;
-      const stale = state.nodes.get(row.id)?.reachable === false;
-      for (let block = 0; block < row.ids.length; block += 1) {
-        const at = layout.starts[place] + block;
+    const { layout, before } = state;
+    const { from, paints } = state.prepared;
+    for (const [key, blocks] of paints) {
+      const space = key.indexOf(" ");
+      context.globalAlpha = Number(key.slice(0, space));
+      context.fillStyle = key.slice(space + 1);
+      for (const at of blocks) {
         let [x, y, w] = [layout.x[at], layout.y[at], layout.w[at]];
-        const from = part < 1 ? before?.places.get(row.ids[block]) : undefined;
-        if (from !== undefined) {
-          x = before.x[from] + (x - before.x[from]) * part;
-          y = before.y[from] + (y - before.y[from]) * part;
-          w = before.w[from] + (w - before.w[from]) * part;
-        }
-        context.globalAlpha = (stale ? 0.35 : 1) * (part < 1 && from === undefined ? part : 1);
-        context.fillStyle = by === "table" ? nameColour(row.tables[block]) : colours[level(values[block] / row.tablets[block], most)];
-        context.fillRect(x, y, w > 3 ? w - 1 : Math.max(w, 0.4), inner);
+        const old = from[at];
+        if (part < 1 && old >= 0) {
+          x = before.x[old] + (x - before.x[old]) * part;
+          y = before.y[old] + (y - before.y[old]) * part;
+          w = before.w[old] + (w - before.w[old]) * part;
+        } else if (part < 1) w *= part; // what is new, as after a split, grows
+        context.fillRect(x, y, w > 3 ? w - 1 : Math.max(w, 0.4), layout.height);
       }
-    });
+    }
     context.globalAlpha = 1;
   }
 
@@ -238,8 +260,9 @@ export function createCluster(open) {
 
   function again() {
     if (!state.picture || !byId("stage").clientWidth) return;
-    state.began = 0;
+    Object.assign(state, { began: 0, before: null });
     lay();
+    prepare();
     paint(performance.now());
   }
 

@@ -91,6 +91,7 @@ export function bytes(value) {
 
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
+  if (seconds === 0) return "0 s";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 90) return `${plain.format(seconds)} s`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;

@@ -47,7 +47,7 @@ function progressLine(bundle, schedule, now) {
 function reason(bundle) {
   if (!bundle.score) return "";
   const { now, after_plan: after } = bundle.score;
-  return after - now >= 0.5 ? `balance ${now.toFixed(0)} of 100, ${after.toFixed(0)} after the plan` : `balance ${now.toFixed(0)} of 100`;
+  return after - now >= 0.5 ? `balance ${now.toFixed(0)} of 100, ${after.toFixed(0)} after the plan` : "";
 }
 
 function paused(bundle) {

@@ -62,20 +62,23 @@ export function drawNext(plan, bundle, running, actions) {
 }
 
 function planParts(plan, bundle, running, actions) {
-  const shown = plan.actions.slice(0, 8);
+  // What runs is shown under Now, and not twice.
+  const due = plan.actions.filter((one) => !one.tablets.some((id) => running.includes(id)));
+  const shown = due.slice(0, 8);
   const told = (one, at) => (at && shown[at - 1].reason === one.reason ? null : element("span", { class: "reason quiet" }, one.reason));
   const rows = shown.map((one, at) => element(
     "li", { title: one.reason }, element("b", {}, `${one.kind} ${one.tablets.join(" + ")}`),
     element("span", { class: "quiet" }, `${one.target && one.target !== one.source ? `${one.source} → ${one.target}` : one.source} · ${bytes(one.bytes)}`),
     ...actions.of(one), told(one, at),
   ));
-  const more = plan.action_count - shown.length;
+  const more = plan.action_count - plan.actions.length + due.length - shown.length;
+  const said = plan.notes.some((note) => note.includes(`${plan.pending_moves} more moves`));
   const kept = Object.entries(plan.counts);
   return [
     rows.length ? element("ul", { class: "next" }, ...rows) : null,
     more > 0 ? quiet(`and ${more} more`) : null,
-    plan.pending_moves ? quiet(`${plan.pending_moves} more moves (${bytes(plan.pending_bytes)}) follow as the budgets allow.`) : null,
-    !rows.length && !plan.pending_moves ? quiet(running ? "Nothing more after what runs now." : "Nothing is planned.") : null,
+    plan.pending_moves && !said ? quiet(`${plan.pending_moves} more moves (${bytes(plan.pending_bytes)}) follow as the budgets allow.`) : null,
+    !rows.length && !plan.pending_moves ? quiet(running.length ? "Nothing more after what runs now." : "Nothing is planned.") : null,
     ...plan.node_changes.map((one) => quiet(`node ${one.node} becomes ${one.condition}: ${one.reason}`)),
     ...plan.notes.map(quiet),
     ...actions.ofPlan(plan),

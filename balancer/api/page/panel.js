@@ -1,4 +1,5 @@
-// The side panel: everything about one tablet or one node. Asked for when it is opened, and again while it is open.
+// The side panel: everything about one tablet or one node. Asked for when it is opened, and not with every tick: the
+// planner is asked for it, and the answers say of when they are.
 import { bounds, byId, bytes, clock, duration, element, number, svg } from "./dom.js";
 import { describe } from "./lists.js";
 
@@ -109,9 +110,8 @@ export function createPanel(askJson, actions) {
   return {
     open,
     refresh,
-    update(nodes, now, ticked) {
+    update(nodes, now) {
       Object.assign(state, { nodes, now });
-      if (ticked) refresh();
     },
   };
 }
