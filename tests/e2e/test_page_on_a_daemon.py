@@ -81,6 +81,12 @@ def take_pictures(page: Page, what: str, looks: tuple[str, ...] = ("",)) -> None
         page.screenshot(path=Path(folder or "") / f"page-{what}{suffix}.png")
 
 
+def kill_node(folder: Path, node: str) -> None:
+    """As a machine does that loses its power."""
+    (file,) = (found for found in folder.rglob("postmaster.pid") if node in found.parts)
+    os.kill(int(file.read_text().splitlines()[0]), signal.SIGKILL)
+
+
 def until_balanced(page: Page) -> None:
     """A quiet cluster, where pictures are wanted; else nobody waits for it."""
     if os.environ.get("BALANCER_SCREENSHOTS"):
@@ -101,15 +107,19 @@ def test_a_hot_tablet_its_split_and_its_moves_are_seen_as_they_happen(server_fol
         expect(page.locator("#labels button")).not_to_have_count(0, timeout=PATIENCE)
         take_pictures(page, "imbalance")
         expect(page.locator("#arrows .flight").first).to_be_attached(timeout=PATIENCE)
-        take_pictures(page, "moving", ("", "-dark", "-phone"))
         wait_for(page, "#finished", "split of tablet")
         wait_for(page, "#finished", "move of tablet")
+        take_pictures(page, "moving", ("", "-dark", "-phone"))
         wait_for(page, "#hot", "pg-b")
         expect(page.locator("#legend")).to_contain_text("stretches", timeout=PATIENCE)
         assert page.evaluate("window.never_reloaded") is True
         assert seen.complaints == []
         until_balanced(page)
         take_pictures(page, "balanced", ("", "-dark"))
+        kill_node(folder, "pg-c")
+        wait_for(page, "#truth", "Pg-c is down")
+        wait_for(page, "[data-node=pg-c]", "down for")
+        take_pictures(page, "node-lost")
         process.send_signal(signal.SIGTERM)
         wait_for(page, "#alarm", "No answer from the daemon")
         take_pictures(page, "lost")
