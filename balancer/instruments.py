@@ -17,6 +17,8 @@ _FAST: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 _PAUSES: Final = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0)
 _MIGRATIONS: Final = (1.0, 5.0, 15.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0, 10800.0, 43200.0)
 
+MESSAGE_OUTCOMES: Final = ("applied", "failed", "refused", "waiting")
+"""What the label `outcome` of messages may be: what an attempt of the leader's came to."""
 DIMENSIONS: Final = ("bytes", "memory", "write_rate", "read_rate", "tablets")
 """What the label `dimension` may be: the names of `[placement] dimensions` in a bundle's file."""
 
@@ -165,6 +167,21 @@ class Instruments:
             node,
             per_node,
         )
+        self.messages_pending = self._gauge(
+            "messages_pending",
+            "Messages between shards that tablets of the node have sent and that are not settled.",
+            node,
+            per_node,
+        )
+        self.messages_failed = self._gauge(
+            "messages_failed",
+            "Messages of the node's tablets that were given up, and that nobody has dismissed.",
+            node,
+            per_node,
+        )
+        self.messages_age = self._gauge(
+            "messages_oldest_seconds", "Age of the oldest message that waits on the node; 0: none does.", node, per_node
+        )
         self.missing_copies = self._gauge(
             "reference_copies_missing",
             "Reference tables of which the node has no copy that follows the home.",
@@ -285,6 +302,12 @@ class Instruments:
             ("outcome",),
             "6 outcomes × buckets",
             _FAST,
+        )
+        self.messages_delivered = self._counter(
+            "messages_delivered",
+            "What the leader's attempts to deliver messages came to: applied, failed, refused, waiting.",
+            ("outcome",),
+            "4 outcomes",
         )
         self.directory_age = self._gauge(
             "directory_age_seconds", "How stale this instance's view of the directory may be.", (), one

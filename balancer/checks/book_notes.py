@@ -4,18 +4,20 @@ One note per bundle. Anybody who may write notes may leave one, so the reader ta
 an empty book, and the round begins from nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, Final
+from decimal import Decimal
+from typing import Any, Final, TypeVar
 
 from balancer.directory.contract import Directory
 from balancer.directory.model import Json
 from balancer.policies.check_options import CheckKind
-from balancer.policies.checking import MOST_STANDING, Anomaly, CheckBook, CheckRound, PastRound, Standing
+from balancer.policies.checking import KEPT_ROUNDS, MOST_STANDING, Anomaly, CheckBook, CheckRound, PastRound, Standing
 
 TOPIC: Final = "checks"
 """The topic of the notes; their names are those of the bundles."""
 MOST_TEXT: Final = 600
+Piece = TypeVar("Piece")
 
 
 def write_book(directory: Directory, bundle: str, book: CheckBook) -> None:
@@ -48,18 +50,24 @@ def book_note(book: CheckBook) -> dict[str, Json]:
 
 def book_of(note: Json) -> CheckBook:
     """The other way."""
+    # Part by part: what another version knows and this one does not must not cost the first values of sums.
+    nothing: tuple[Standing, ...] = ()
+    standing = _read(lambda: tuple(map(_standing, note["standing"]))[:MOST_STANDING], nothing)
+    return CheckBook(
+        _read(lambda: _round(note["round"]), None),
+        {one.anomaly.key: one for one in standing},
+        _read(lambda: int(note["more"]), 0),
+        _read(lambda: tuple(_past(one) for one in note["past"])[-KEPT_ROUNDS:], ()),
+        _read(lambda: {str(kind): float(at) for kind, at in note["ended"].items()}, dict[str, float]()),
+        _read(lambda: {str(name): str(Decimal(value)) for name, value in note["sums"].items()}, dict[str, str]()),
+    )
+
+
+def _read(part: Callable[[], Piece], otherwise: Piece) -> Piece:
     try:
-        standing = [_standing(one) for one in note["standing"]][:MOST_STANDING]
-        return CheckBook(
-            _round(note["round"]),
-            {one.anomaly.key: one for one in standing},
-            int(note["more"]),
-            tuple(_past(one) for one in note["past"]),
-            {str(kind): float(at) for kind, at in note["ended"].items()},
-            {str(name): str(value) for name, value in note["sums"].items()},
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return CheckBook()
+        return part()
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+        return otherwise
 
 
 def _standing_note(one: Standing) -> dict[str, Json]:

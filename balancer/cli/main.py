@@ -68,6 +68,7 @@ PANELS: Final[Mapping[str, Mapping[str, str]]] = {
         "doctor": "balancer.cli.doctor:doctor",
         "verify": "balancer.cli.verify:verify",
         "transactions": "balancer.cli.transactions:app",
+        "messages": "balancer.cli.messages:app",
         "tablet": "balancer.cli.lost:app",
         "simulate": "balancer.cli.simulate:simulate_file",
         "record": "balancer.cli.record_polls:record",

@@ -8,6 +8,7 @@ from balancer.client.checked_rows import WrongKey
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.locate import Location, RowId, locate_key, parse_key
 from balancer.client.merging import summed, top
+from balancer.client.outgoing import AsyncRoutedConnection, RoutedConnection
 from balancer.client.pools import PoolSettings
 from balancer.client.router import Atomic, Router, TabletAnswer
 from balancer.client.shard_steps import Shard
@@ -15,6 +16,7 @@ from balancer.client.transaction_steps import Isolation
 
 __all__ = [
     "AsyncAtomic",
+    "AsyncRoutedConnection",
     "AsyncRouter",
     "Atomic",
     "Ids",
@@ -22,6 +24,7 @@ __all__ = [
     "LocatedIds",
     "Location",
     "PoolSettings",
+    "RoutedConnection",
     "Router",
     "RowId",
     "Shard",

@@ -31,6 +31,7 @@ from balancer.client.checked_rows import KeyGuard, guarded_async
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.key_cover import KeyStretch
 from balancer.client.locate import NO_KEY, AnyKey
+from balancer.client.outgoing import AsyncRoutedConnection, Outgoing, Tickets
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async
 from balancer.client.retry import Attempts
 from balancer.client.router import AT_ONCE, BATCH, PATIENCE, TabletAnswer
@@ -58,7 +59,7 @@ from balancer.directory.snapshot import Snapshot
 if TYPE_CHECKING:
     from balancer.client.bulk import Rows
 
-Connection = psycopg.AsyncConnection[Any]
+Connection = AsyncRoutedConnection
 NodePool = AsyncConnectionPool[Connection]
 Result = TypeVar("Result")
 Outcome = TypeVar("Outcome")
@@ -92,10 +93,14 @@ class AsyncRouter:
         self.locate = routes.locate
         """`locate(table, key)`: as `Router.locate`."""
         self._pools: PoolBook[NodePool] = PoolBook(
-            routes, lambda node, dsn: AsyncConnectionPool(dsn, configure=prepare_async, **settings.arguments(node))
+            routes,
+            lambda node, dsn: AsyncConnectionPool(
+                dsn, connection_class=AsyncRoutedConnection, configure=prepare_async, **settings.arguments(node)
+            ),
         )
         self._sampler = Sampler(routes) if samples else None
         self._ended = EndedDecisions()
+        self._tickets = Tickets()
         self._ids: dict[str, AsyncIds] = {}
         self._located_ids: dict[str, AsyncLocatedIds] = {}
 
@@ -134,13 +139,21 @@ class AsyncRouter:
         clock = self._routes.clock
         wish = Wish(clock.monotonic() + patience, isolation, read_only)
         held = await self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
+        connection: Connection = held.loan.connection
+        outgoing = connection.outgoing = None if read_only else Outgoing(self._routes, self._tickets, table, key)
         try:
             async with guarded_async(KeyGuard(self._routes, table, key, held)) if checked else nullcontext():
-                yield held.loan.connection
+                yield connection
+            if outgoing is not None and outgoing.sent:
+                await self._drive(outgoing.prepare())
         except BaseException:
+            connection.outgoing = None
             await self._drive(leave(held, failed=True))
             raise
+        connection.outgoing = None
         await self._drive(leave(held, failed=False))
+        if outgoing is not None and outgoing.sent:
+            await self._drive(outgoing.deliver())
 
     async def run(
         self,

@@ -6,6 +6,7 @@ PostgreSQL writes whole rows, so that every type goes through as it is. Generate
 
 from typing import Any, NamedTuple, Protocol
 
+import psycopg
 from psycopg import sql
 
 from balancer.client.locate import AnyKey
@@ -35,14 +36,27 @@ class Rekeying(NamedTuple):
 
     @property
     def roots(self) -> tuple[Name, ...]:
-        return tuple(map(parse_name, self.table.roots))
+        """Those with rows of the application. What is remembered of messages belongs to the key that they were for."""
+        ours = self.table.message_roots or ()
+        return tuple(parse_name(root) for number, root in enumerate(self.table.roots) if number not in ours)
+
+    def check_messages(self, connection: Executor) -> None:
+        """Raises a serialization failure while messages of the old key wait: they would be reversed nowhere."""
+        if self.table.message_roots is None:
+            return
+        outbox = parse_name(self.table.roots[self.table.message_roots[0]])
+        statement = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(outbox.identifier, self._where)
+        if connection.execute(statement, self.old).fetchone()[0]:
+            raise psycopg.errors.SerializationFailure(
+                "messages of the old key are not settled yet: try again; `balancer messages list` shows them"
+            )
 
     def take(self, connection: Executor) -> list[list[str]]:
         """Deletes the rows of the old key; returns them by root, as PostgreSQL writes rows."""
+        self.check_messages(connection)
         taken: list[list[str]] = []
         for root in reversed(self.roots):
-            where = sql.SQL(" AND ").join(sql.SQL("{} = %s").format(sql.Identifier(name)) for name in self._names)
-            statement = sql.SQL("DELETE FROM {} AS r WHERE {} RETURNING r::text").format(root.identifier, where)
+            statement = sql.SQL("DELETE FROM {} AS r WHERE {} RETURNING r::text").format(root.identifier, self._where)
             taken.insert(0, [str(row[0]) for row in connection.execute(statement, self.old).fetchall()])
         return taken
 
@@ -69,6 +83,10 @@ class Rekeying(NamedTuple):
             root.identifier,
         )
         connection.execute(statement, [*(fresh[name] for name in names if name in fresh), rows])
+
+    @property
+    def _where(self) -> sql.Composed:
+        return sql.SQL(" AND ").join(sql.SQL("{} = %s").format(sql.Identifier(name)) for name in self._names)
 
     @property
     def _names(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from balancer.client.every_shard import EveryShard, scan
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.key_cover import KeyStretch
 from balancer.client.locate import NO_KEY, AnyKey
+from balancer.client.outgoing import Outgoing, RoutedConnection, Tickets
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare
 from balancer.client.rekeying import rekeying
 from balancer.client.retry import Attempts
@@ -45,7 +46,7 @@ from balancer.directory.snapshot import Snapshot
 if TYPE_CHECKING:
     from balancer.client.bulk import Rows
 
-Connection = psycopg.Connection[Any]
+Connection = RoutedConnection
 NodePool = ConnectionPool[Connection]
 Result = TypeVar("Result")
 Outcome = TypeVar("Outcome")
@@ -97,10 +98,14 @@ class Router:
         """`locate(table, key)`: the node, tablet and epoch of a key, from memory. `UserError` for an unknown table or
         an unfit key. Not a method of its own: it is called for every statement of an application."""
         self._pools: PoolBook[NodePool] = PoolBook(
-            routes, lambda node, dsn: ConnectionPool(dsn, configure=prepare, **settings.arguments(node))
+            routes,
+            lambda node, dsn: ConnectionPool(
+                dsn, connection_class=RoutedConnection, configure=prepare, **settings.arguments(node)
+            ),
         )
         self._sampler = Sampler(routes) if samples else None
         self._ended = EndedDecisions()
+        self._tickets = Tickets()
         self._ids: dict[str, Ids] = {}
         self._located_ids: dict[str, LocatedIds] = {}
 
@@ -147,21 +152,30 @@ class Router:
         raises `Unavailable`; nothing was done. Once the block has begun, the tablet stays until it ends: keep it short,
         a switch waits for it. With `read_only` it has one snapshot for all its statements and holds up nothing.
         Only rows of this key's tablet are proven to be here. `OutcomeUnknown` if the connection breaks during COMMIT.
-        `weight` is what the key counts for in the samples. With `checked`, statements that name or return keys of
-        other tablets raise `WrongKey` as far as that can be seen (`client.checked_rows`): for an application's tests.
+        `weight` is what the key counts for in the samples. `connection.send` sends messages to other keys. With
+        `checked`, statements that name or return keys of other tablets raise `WrongKey` as far as that can be seen
+        (`client.checked_rows`): for an application's tests.
         """
         if self._sampler is not None:
             self._sampler.note(table, key, weight, not read_only)
         clock = self._routes.clock
         wish = Wish(clock.monotonic() + patience, isolation, read_only)
         held = self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
+        connection: Connection = held.loan.connection
+        outgoing = connection.outgoing = None if read_only else Outgoing(self._routes, self._tickets, table, key)
         try:
             with guarded(KeyGuard(self._routes, table, key, held)) if checked else nullcontext():
-                yield held.loan.connection
+                yield connection
+            if outgoing is not None and outgoing.sent:
+                self._drive(outgoing.prepare())
         except BaseException:
+            connection.outgoing = None
             self._drive(leave(held, failed=True))
             raise
+        connection.outgoing = None
         self._drive(leave(held, failed=False))
+        if outgoing is not None and outgoing.sent:
+            self._drive(outgoing.deliver())
 
     def run(
         self,

@@ -22,6 +22,7 @@ from balancer.daemon.forwarding import ForwardingUpdater
 from balancer.daemon.housekeeping import Housekeeping
 from balancer.daemon.leader_duties import Leading
 from balancer.daemon.leftovers import LOOK_SECONDS, LeftoverWatch
+from balancer.daemon.message_service import MessageService
 from balancer.daemon.migration_metrics import MigrationMetrics
 from balancer.daemon.notify import Notifier
 from balancer.daemon.pool import MigrationPool
@@ -51,6 +52,10 @@ POOL_PATIENCE = 10.0
 HOUSEKEEPING = "housekeeping of the leader"  # a space keeps these names apart from those of bundles
 LEFTOVERS = "leftovers of {}"
 REFERENCES = "reference tables of {}"
+MESSAGES = "messages between shards"
+MESSAGES_SECONDS = 1.0
+FORGETTING_SECONDS = 60.0
+LONGEST_DELIVERY = 20.0
 CHECKS = "checks of {}"
 HOUSEKEEPING_SECONDS = 60.0
 COMMAND_SECONDS = 0.5
@@ -72,6 +77,8 @@ class Daemon:
         self._leading: Leading | None = None
         self._housekeeping: Housekeeping | None = None
         self._references: ReferenceKeeper | None = None
+        self._messages: MessageService | None = None
+        self._messages_due = self._forgetting_due = 0.0  # monotonic
         self._checks: CheckKeeper | None = None
         self._enrol_again = False
         self._exposures = ExposureWatch(self.directory, self._instruments)
@@ -225,7 +232,10 @@ class Daemon:
 
     def _set_jobs(self) -> None:
         settings = self.settings()
-        jobs: dict[str, tuple[float, Callable[[], None]]] = {HOUSEKEEPING: (HOUSEKEEPING_SECONDS, self._keep_house)}
+        jobs: dict[str, tuple[float, Callable[[], None]]] = {
+            HOUSEKEEPING: (HOUSEKEEPING_SECONDS, self._keep_house),
+            MESSAGES: (MESSAGES_SECONDS, self._deliver_messages),
+        }
         for name in settings.bundles:
             jobs[name] = settings.daemon.tick, partial(self._ticks.run, name)
             jobs[REFERENCES.format(name)] = settings.daemon.tick, partial(self._keep_references, name)
@@ -239,6 +249,28 @@ class Daemon:
         keeper = self._housekeeping
         if keeper is not None and self.leading is not None:
             keeper.run()
+
+    def _deliver_messages(self) -> None:
+        """As long as there is something to deliver: the next look would come a second later."""
+        began = self._clock.monotonic()
+        if began < self._messages_due:
+            return
+        service, until = self._messages, began + LONGEST_DELIVERY
+        try:
+            while service is not None and self.leading is not None and self._clock.monotonic() < until:
+                snapshot = self.follower().snapshot
+                done = service.look(snapshot)
+                self._reporter.messages(snapshot, done.nodes, done.outcomes)
+                if self._clock.monotonic() >= self._forgetting_due:
+                    self._forgetting_due = self._clock.monotonic() + FORGETTING_SECONDS
+                    service.forget(snapshot)
+                if not done.settled:
+                    break
+                began = self._clock.monotonic()
+        except BalancerError as error:
+            log.warning("messages wait", error=str(error))
+        # A look at very many tablets takes the nodes some time: no more than a tenth of it.
+        self._messages_due = self._clock.monotonic() + min(5.0, 9 * (self._clock.monotonic() - began))
 
     def _keep_references(self, bundle: str) -> None:
         keeper = self._references
@@ -303,6 +335,7 @@ class Daemon:
         )
         self._housekeeping = Housekeeping(directory, leadership, self.settings, self._clock, leading.forget_decisions)
         self._references = references
+        self._messages = MessageService(leadership, self.address, self._clock)
         self._checks = CheckKeeper(
             directory,
             leadership,
@@ -327,6 +360,9 @@ class Daemon:
 
     def _deposed(self) -> None:
         leading, self._leading, self._housekeeping, self._references = self._leading, None, None, None
+        service, self._messages = self._messages, None
+        if service is not None:
+            service.close()
         checks, self._checks = self._checks, None
         if checks is not None:
             checks.close()

@@ -39,13 +39,17 @@ log = structlog.get_logger()
 
 
 def forwards_of(snapshot: Snapshot, bundle: str) -> list[Forward]:
-    """Every partition of the bundle's tables, with its owner."""
+    """Every partition of the bundle's tables, with its owner.
+
+    Without outboxes and inboxes: through another node's login anybody could write as whom a message was sent.
+    """
     return [
         Forward(tablet.id, place, tablet.node)
         for table in snapshot.tables.values()
         if table.bundle == bundle and not table.everywhere
         for tablet in snapshot.tablets(table.id)
-        for place in places(table, tablet)
+        for number, place in enumerate(places(table, tablet))
+        if number not in (table.message_roots or ())
     ]
 
 

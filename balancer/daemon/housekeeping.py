@@ -12,6 +12,7 @@ import structlog
 
 from balancer.clock import Clock
 from balancer.daemon.enrol import enrol
+from balancer.daemon.message_keeper import MessageKeeper
 from balancer.daemon.proofs import ProofKeeper
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import (
@@ -60,10 +61,19 @@ class Housekeeping:
         self._settings = settings
         self._clock = clock
         self._proofs = ProofKeeper(leadership.epoch, clock)
+        self._messages = MessageKeeper(leadership.epoch, clock)
 
     def run(self) -> None:
         """Everything once."""
-        for part in (self.enrol, self.forget, self.forget_notes, self.keep_proofs, self.forget_decisions):
+        parts = (
+            self.enrol,
+            self.forget,
+            self.forget_notes,
+            self.keep_proofs,
+            self.keep_messages,
+            self.forget_decisions,
+        )
+        for part in parts:
             try:
                 part()
             except BalancerError as error:
@@ -96,6 +106,10 @@ class Housekeeping:
         if self._clock.monotonic() >= self._decisions_due:
             self._decisions_due = self._clock.monotonic() + DECISIONS_EVERY  # also if a node does not answer
             self._forget_decisions(self._directory.snapshot())
+
+    def keep_messages(self) -> None:
+        """Nodes know what messages do, as the configuration says it, on nodes that joined later, too."""
+        self._messages.keep(self._directory.snapshot(), self._settings())
 
     def keep_proofs(self) -> None:
         """Roots refuse unproven writes where the configuration wants it, on nodes that joined later, too."""

@@ -80,7 +80,19 @@ def _faults(after: Overlay, changes: Sequence[Change], standing: bool = False) -
             yield from _removal_faults(after, kind, key)
     yield from _coverage_faults(after)
     yield from _busy_faults(after)
+    yield from _root_change_faults(after)
     yield from _name_faults(after)
+
+
+def _root_change_faults(after: Overlay) -> Iterator[str]:
+    """A table that is given another root has no migration that would leave it behind."""
+    for (kind, key), table in after.changed.items():
+        before = after.find_before(kind, key) if kind is RecordKind.TABLE else None
+        if before is None or table is None or before.roots == table.roots:
+            continue
+        for migration in after.every(RecordKind.MIGRATION):
+            if not migration.finished and migration.table == table.id:
+                yield f"the roots of table {table.name!r} cannot change during migration {migration.id}"
 
 
 def _removal_faults(after: Overlay, kind: RecordKind, key: str) -> Iterator[str]:

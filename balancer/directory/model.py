@@ -53,6 +53,11 @@ CLOSED_BY_DAEMON = "closed by the daemon: "
 """How the reason of a closed node begins that may be opened again without an operator."""
 
 
+OUTBOX = "balancer_outbox_{}"
+INBOX = "balancer_inbox_{}"
+"""Names of the roots of a table, by its id, that hold its messages; see `balancer.nodes.message_functions`."""
+
+
 class Layout(StrEnum):
     """How a table's key space is cut."""
 
@@ -178,6 +183,13 @@ class Table:
     @property
     def key_types(self) -> tuple[KeyType, ...]:
         return tuple(column.type for column in self.key_columns)
+
+    @property
+    def message_roots(self) -> tuple[int, int] | None:
+        """Which of its roots are the outbox and the inbox of its messages; None: it takes no part in any."""
+        names = [root.rpartition(".")[2] for root in self.roots]
+        outbox, inbox = (word.format(self.id) for word in (OUTBOX, INBOX))
+        return (names.index(outbox), names.index(inbox)) if {outbox, inbox} <= {*names} else None
 
     def columns_of(self, root: int) -> tuple[KeyColumn, ...]:
         """By which PostgreSQL partitions the root with this number."""

@@ -132,6 +132,15 @@ def _migration_faults(before: Record | None, migration: Migration, find: Find, s
         for tablet_id in migration.sources:
             if find(RecordKind.TABLET, tablet_id) is None:
                 yield f"{what} names tablet {tablet_id}, which does not exist"
+        yield from _root_faults(what, migration, find)
+
+
+def _root_faults(what: str, migration: Migration, find: Find) -> Iterator[str]:
+    """One that was planned before the table was given another root would leave that behind."""
+    table: Table | None = find(RecordKind.TABLE, migration.table)
+    for target in migration.targets:
+        if table is not None and target.partitions and len(target.partitions) != len(table.roots):
+            yield f"{what} would carry {len(target.partitions)} of the {len(table.roots)} roots of table {table.name!r}"
 
 
 def _node_faults(_: Record | None, node: Node, find: Find, _standing: bool) -> Iterator[str]:

@@ -5,10 +5,13 @@ check) then runs with the owner's rights, and cannot take ours back as it could 
 concurrently, which PostgreSQL itself does with the rights of the table's owner.
 """
 
+from uuid import uuid4
+
 from psycopg import sql
 
 from balancer.errors import Refused
 from balancer.nodes.connection import Connection, Cursor, printed, run_single, translated
+from balancer.nodes.deferred_code import check_deferred
 from balancer.nodes.names import MAX_BYTES, Name
 from balancer.nodes.partition import hash_text
 
@@ -26,7 +29,7 @@ _INDEX_OF_LEAF = """
     ORDER BY i.inhparent IS NULL
 """
 _RUN = """
-    CREATE FUNCTION pg_temp.balancer_ddl(statement text) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
+    CREATE FUNCTION pg_temp.{}(statement text) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = public, pg_temp AS $run$ BEGIN EXECUTE statement; END $run$
 """
 
@@ -39,13 +42,19 @@ def owner_of(cursor: Connection | Cursor, table: Name) -> str:
     return str(row[0])
 
 
-def run_as_owner(cursor: Cursor, role: str, statement: str) -> None:
-    """Carries a statement out with the rights of a role, and of nobody else, inside the caller's transaction."""
+def run_as_owner(cursor: Cursor, role: str, statement: str, *, trusted: bool) -> None:
+    """Carries a statement out with the rights of a role, and of nobody else, inside the caller's transaction.
+
+    The function has a new name each time: what the role's code left in this session is never called for it. `trusted`:
+    whether the role's deferred triggers may run with our rights at the commit.
+    """
+    name = sql.Identifier(f"balancer_ddl_{uuid4().hex}")
     cursor.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(role)))
-    cursor.execute(_RUN)
+    cursor.execute(sql.SQL(_RUN).format(name))
     cursor.execute("RESET ROLE")
-    cursor.execute("SELECT pg_temp.balancer_ddl(%s)", (statement,))
-    cursor.execute("DROP FUNCTION pg_temp.balancer_ddl(text)")
+    cursor.execute(sql.SQL("SELECT pg_temp.{}(%s::text)").format(name), (statement,))
+    cursor.execute(sql.SQL("DROP FUNCTION pg_temp.{}(text)").format(name))
+    check_deferred(cursor, trusted=trusted)
 
 
 def is_leaf(cursor: Connection | Cursor, table: Name) -> bool:

@@ -36,7 +36,8 @@ _CONTENTS = """
             ELSE format('balancer.%I is not the ordinary table that tablet-balancer made', c.relname)
             END INTO wrong
         FROM pg_class c
-        WHERE c.relnamespace = home AND c.relname IN ('node', 'tablet', 'marker', 'ddl_step', 'decision')
+        WHERE c.relnamespace = home AND c.relname IN ('node', 'tablet', 'marker', 'ddl_step', 'decision',
+                                                             'message_table', 'message_handler')
           AND (NOT c.relowner = ANY (us) OR c.relkind <> 'r' OR c.relpersistence <> 'p' OR c.relrowsecurity
                OR EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = c.oid)
                OR EXISTS (SELECT FROM pg_inherits i WHERE c.oid IN (i.inhrelid, i.inhparent)))

@@ -20,6 +20,7 @@ from balancer.nodes import (
     expired_functions,
     fence_functions,
     locks,
+    message_functions,
     own_schema,
     proof,
     proven_views,
@@ -107,6 +108,7 @@ STEPS: tuple[str, ...] = (
     decisions.STEP,
     "SELECT",  # functions have changed: what refuses writes to expired keys
     "SELECT",  # functions have changed: those of reference tables
+    message_functions.STEP,
     "SELECT",  # functions have changed: what an UPDATE of the key through balancer_all is told
     "SELECT",  # functions have changed: a further proof in a transaction sees partitions that came meanwhile
 )
@@ -136,7 +138,8 @@ _ENTER = """
 
 FUNCTIONS = _ENTER + fence_functions.FUNCTIONS + locks.FUNCTIONS + client_functions.FUNCTIONS
 FUNCTIONS += proof.FUNCTIONS + proven_views.FUNCTIONS + rewind_functions.FUNCTIONS + decisions.FUNCTIONS
-FUNCTIONS += expired_functions.FUNCTIONS + reference_functions.FUNCTIONS + rekey_functions.FUNCTIONS
+FUNCTIONS += expired_functions.FUNCTIONS + reference_functions.FUNCTIONS + message_functions.FUNCTIONS
+FUNCTIONS += rekey_functions.FUNCTIONS
 """What the newest version has; a change of these appends a step, if only an empty one."""
 
 

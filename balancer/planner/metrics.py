@@ -8,12 +8,14 @@ import math
 import threading
 from collections import Counter as Tally
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import numpy as np
 from prometheus_client import Gauge
 
 from balancer.directory.model import Migration, MigrationKind, NodeState
-from balancer.instruments import Instruments
+from balancer.directory.snapshot import Snapshot
+from balancer.instruments import MESSAGE_OUTCOMES, Instruments
 from balancer.planner.loads import imbalance, node_loads
 from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
 from balancer.policies.bundle_view import BundleView, PlanResult
@@ -22,6 +24,14 @@ from balancer.policies.checking import CheckBook, counts, overdue
 from balancer.settings import Mode
 
 Values = Mapping[tuple[str, ...], float]
+
+
+class MailCount(Protocol):
+    """Of one node."""
+
+    pending: int
+    failed: int
+    oldest: float
 
 
 class Reporter:
@@ -68,6 +78,17 @@ class Reporter:
         """Copies of reference tables, by node: how many are missing, and how far the others are behind at most."""
         self._set(self.instruments.missing_copies, bundle, {(bundle, node): n for node, n in missing.items()})
         self._set(self.instruments.copy_lag, bundle, {(bundle, node): lag for node, lag in lags.items()})
+
+    def messages(self, snapshot: Snapshot, nodes: Mapping[str, MailCount], outcomes: Mapping[str, int]) -> None:
+        """Messages between shards: what waits on each node, and what the leader has brought to an end."""
+        i = self.instruments
+        for bundle in {node.bundle for node in snapshot.nodes.values()}:
+            here = {node: count for node, count in nodes.items() if snapshot.nodes[node].bundle == bundle}
+            self._set(i.messages_pending, bundle, {(bundle, node): one.pending for node, one in here.items()})
+            self._set(i.messages_failed, bundle, {(bundle, node): one.failed for node, one in here.items()})
+            self._set(i.messages_age, bundle, {(bundle, node): one.oldest for node, one in here.items()})
+        for outcome in MESSAGE_OUTCOMES:
+            i.messages_delivered.labels(outcome).inc(outcomes.get(outcome, 0))
 
     def checks(self, bundle: str, book: CheckBook, options: CheckOptions, now: float) -> None:
         """The consistency checker: what stands, what could not be looked at, and how late it is."""

@@ -30,6 +30,7 @@ from balancer.policies.options import (
 )
 from balancer.settings.autonomy import Mode
 from balancer.settings.derive import check_formula, model_of
+from balancer.settings.message_handlers import ATTEMPTS
 from balancer.settings.migration import MigrationSettings
 from balancer.settings.units import Dsn, parse_duration, parse_size
 
@@ -250,6 +251,20 @@ class NodeSection(Section):
         return self
 
 
+class MessageSection(Section):
+    """`[tables.NAME.messages.MESSAGE]`: see `message_handlers`."""
+
+    apply: str
+    """The statement that applies it, where the target is; `%(name)s` is a value of the message or of the target's
+    key."""
+    reverse: str = ""
+    """The statement that takes the sender's change back when the message was given up, with the sender's key; empty:
+    nothing is taken back."""
+    attempts: Annotated[int, Field(ge=1, le=1000)] = ATTEMPTS
+    """How often it is tried before it is given up, with longer and longer waits, if it is refused. More: what refuses
+    it has more time to pass; fewer: the sender is told sooner."""
+
+
 class _TableShape(Section):
     """What a table is; what decides about it comes from `policies.options.TableOptions`."""
 
@@ -271,11 +286,13 @@ class _TableShape(Section):
     """Whether `table adopt` makes the sequences of serial and identity columns count in steps of 1024, each node from
     another number on, so that nodes never hand out the same. Off: such a table is not made on a second node, because a
     sequence that counts otherwise than before is the application's to decide."""
+    messages: dict[str, MessageSection] = {}
+    """What it understands; `balancer messages enable` makes a table ready for them."""
 
     @model_validator(mode="after")
     def _a_key_fits_the_layout(self) -> Self:
         if self.layout in ("whole", "everywhere"):
-            unfit = {"key", "splits", "tablets", "spread_sequences"} | (
+            unfit = {"key", "splits", "tablets", "spread_sequences", "messages"} | (
                 {"require_proof"} if self.layout == "everywhere" else set()
             )
             for name in sorted(unfit & self.model_fields_set):

@@ -33,6 +33,7 @@ from balancer.settings.autonomy import Mode
 from balancer.settings.checks_section import check_checks
 from balancer.settings.derive import build
 from balancer.settings.files import BundleFile, DaemonFile, NodeSection
+from balancer.settings.message_handlers import MessageSettings, check_message
 from balancer.settings.migration import MigrationSettings
 from balancer.settings.mistakes import ConfigurationError, Mistake, translate
 from balancer.settings.placement_rules import check_rules
@@ -69,6 +70,7 @@ class TableSettings:
     splits: tuple[Any, ...]
     require_proof: bool = False
     spread_sequences: bool = False
+    messages: Mapping[str, MessageSettings] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,8 @@ def _load_bundle(file: Path, daemon: BaseModel | None, mistakes: list[Mistake]) 
     for name, section in read.tables.items():
         found = rules.check_periods(options.tables[name], _table(name, section).layout)
         mistakes.extend(Mistake(str(file), f"tables.{name}.{key}", message) for key, message in found)
+        found = _message_mistakes(_table(name, section).messages, options.tables[name])
+        mistakes.extend(Mistake(str(file), f"tables.{name}.{key}", message) for key, message in found)
     checks = build(CheckOptions, read.checks)
     tables = {name: _table(name, section) for name, section in read.tables.items()}
     found_in_checks = check_checks(checks, tables)
@@ -244,6 +248,14 @@ def _broken_rules(options: BundleOptions, migration: MigrationSettings) -> Itera
     for name, table in options.tables.items():
         for key, message in rules.check_table(table, options.balancer.groups):
             yield f"tables.{name}.{key}", message
+
+
+def _message_mistakes(messages: Mapping[str, MessageSettings], options: TableOptions) -> Iterator[tuple[str, str]]:
+    for name, message in messages.items():
+        for key, sentence in check_message(name, message):
+            yield f"messages.{name}.{key}".rstrip("."), sentence
+    if messages and options.expire_after is not None:
+        yield "messages", "cannot be had with expire_after: messages would expire before they are delivered"
 
 
 def _node(name: str, section: NodeSection, file: Path, mistakes: list[Mistake]) -> NodeSettings:
@@ -295,6 +307,7 @@ def _table(name: str, section: Any) -> TableSettings:
         splits=tuple(section.splits),
         require_proof=section.require_proof,
         spread_sequences=section.spread_sequences,
+        messages={key: MessageSettings(one.apply, one.reverse, one.attempts) for key, one in section.messages.items()},
     )
 
 

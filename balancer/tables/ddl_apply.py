@@ -205,7 +205,7 @@ class ChangeRunner:
     def _statement(self, node: str, change: SchemaChange, number: int, step: DdlStep) -> None:
         with self._transaction(node) as cursor:
             if ddl_journal.note_step(cursor, change.id, number, step.digest):
-                ddl_statements.run_as_owner(cursor, self._role(cursor, step, change.role), step.text)
+                self._run(node, cursor, self._role(cursor, step, change.role), step.text)
 
     def _index(self, node: str, change: SchemaChange, number: int, step: DdlStep) -> None:
         assert step.index is not None
@@ -215,7 +215,7 @@ class ChangeRunner:
             return
         with self._transaction(node) as cursor:
             if not ddl_statements.index_is_there(cursor, index, plan.root):
-                ddl_statements.run_as_owner(cursor, self._role(cursor, step, change.role), _on_root_only(step))
+                self._run(node, cursor, self._role(cursor, step, change.role), _on_root_only(step))
         connection = self._connection(node)
         with translated(node):
             connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{round(LOCK_TIMEOUT * 1000)}ms",))
@@ -232,7 +232,7 @@ class ChangeRunner:
         with self._transaction(node) as cursor:
             role = self._role(cursor, step, change.role)
             for statement in statements:
-                ddl_statements.run_as_owner(cursor, role, statement)
+                self._run(node, cursor, role, statement)
             if step.index is not None:
                 index = Name(step.index.root.schema, step.index.name)
                 ddl_statements.drop_leaf_indexes(cursor, index, step.index.root)
@@ -249,13 +249,16 @@ class ChangeRunner:
                     continue
                 text = step.text if step.index is None else _on_root_only(step)
                 try:
-                    ddl_statements.run_as_owner(cursor, self._role(cursor, step, role), text)
+                    self._run(node, cursor, self._role(cursor, step, role), text)
                 except psycopg.errors.LockNotAvailable:
                     raise
                 except psycopg.Error as error:
                     raise Refused(
                         f"{shown(step.text)}: node {node} refuses it: {error.diag.message_primary}"
                     ) from error
+
+    def _run(self, node: str, cursor: Cursor, role: str, statement: str) -> None:
+        ddl_statements.run_as_owner(cursor, role, statement, trusted=self._addresses[node].trusts_owners)
 
     def _role(self, cursor: Cursor, step: DdlStep, role: str) -> str:
         if role:

@@ -14,7 +14,11 @@ import psycopg
 import pytest
 
 from balancer.client import PoolSettings, Router
+from balancer.clock import SystemClock
+from balancer.daemon.message_service import MessageService
 from balancer.embedded.postgres import PostgresServer
+from balancer.nodes.connection import Address
+from tests.support.mailing import switch_messages_on
 from tests.support.servers import new_folder, postgres
 from tests.support.shards import Shards, databases, new_shards, user_of
 from tests.support.tables import show_table
@@ -178,3 +182,82 @@ def test_copy_into_beside_bare_copy(shards: Shards, router: Router) -> None:
         ["how", "rows/s", "speed by bare"],
         [(name, ROWS / statistics.median(taken), base / statistics.median(taken)) for name, taken in timings.items()],
     )
+
+
+def test_messages_beside_two_updates_by_hand(shards: Shards, router: Router) -> None:
+    """The same two changes on two nodes: by a message, and committed by hand one after the other, without a promise."""
+    switch_messages_on(shards)
+    users = user_of(shards, 1), user_of(shards, 2)
+    places = [router.locate("orders", user).node for user in users]
+    assert places[0] != places[1]
+    for user in users:
+        with router.transaction("orders", user) as connection:
+            connection.execute("INSERT INTO orders VALUES (%s, 1000000)", (user,))
+    change = "UPDATE orders SET n = n + %s WHERE user_id = %s"
+
+    def message(deliver: bool) -> None:
+        with router.transaction("orders", users[0]) as connection:
+            connection.execute(change, (-1, users[0]))
+            connection.send("orders", users[1], "credit", {"amount": 1, "mark": ""}, deliver=deliver)
+
+    def routed() -> None:
+        for user in users:
+            with router.transaction("orders", user) as connection:
+                connection.execute(change, (0, user))
+
+    links = [psycopg.connect(shards.dsns[place], autocommit=True) for place in places]
+
+    def by_hand() -> None:
+        for link, user in zip(links, users, strict=True):
+            with link.transaction():
+                link.execute(change, (0, user))
+
+    found = medians(
+        {
+            "a message, delivered and settled": lambda: message(True),
+            "two of router.transaction": routed,
+            "by hand": by_hand,
+        }
+    )
+    delay = found["a message, delivered and settled"] - medians({"stored": lambda: message(False)})["stored"]
+    base = found["by hand"]
+    rows = [(name, taken, taken / base) for name, taken in found.items()]
+    rows.append(("of the message, after it is stored: its delay", delay, delay / base))
+    show_table("one thread, two nodes, fsync on", ["how", "ms (median)", "times by hand"], rows)
+    for link in links:
+        link.close()
+    _show_rates(shards, router)
+
+
+def _show_rates(shards: Shards, router: Router) -> None:
+    """How many a second by several senders, and by the leader alone from an outbox that is full."""
+    senders = [user_of(shards, number) for number in range(3, 3 + AT_ONCE)]
+    targets = [user_of(shards, number) for number in range(20, 20 + AT_ONCE)]
+    for user in (*senders, *targets):
+        with router.transaction("orders", user) as connection:
+            connection.execute("INSERT INTO orders VALUES (%s, 1000000)", (user,))
+
+    def send(number: int, deliver: bool) -> None:
+        for _ in range(ROUNDS // 4):
+            with router.transaction("orders", senders[number]) as connection:
+                body = {"amount": 1, "mark": ""}
+                connection.send("orders", targets[number], "credit", body, deliver=deliver)
+
+    rates: list[tuple[str, float]] = []
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        for name, deliver in ((f"{AT_ONCE} senders deliver", True), (f"{AT_ONCE} senders only store", False)):
+            began = time.perf_counter()
+            list(threads.map(send, range(AT_ONCE), [deliver] * AT_ONCE))
+            rates.append((name, AT_ONCE * (ROUNDS // 4) / (time.perf_counter() - began)))
+    for node in shards.dsns:
+        shards.node(node).execute("UPDATE balancer_outbox_1 SET message_due = message_sent")
+    addresses = {node: Address(node, dsn) for node, dsn in shards.dsns.items()}
+    with shards.leading() as leader:
+        service = MessageService(leader.leadership, addresses.__getitem__, SystemClock())
+        began, settled = time.perf_counter(), 0
+        while done := service.look(shards.directory.snapshot()).settled:
+            settled += done
+        rates.append(("the leader delivers them", settled / (time.perf_counter() - began)))
+        service.close()
+    assert settled >= AT_ONCE * (ROUNDS // 4)
+    show_table("messages a second", ["how", "a second"], rates)

@@ -20,7 +20,7 @@ from tests.support.checking import anomalies, checker_of, run_round
 from tests.support.shards import Leader, Shards
 
 SEED = random.SystemRandom().randrange(1_000_000)
-ROUNDS = 6
+ROUNDS, MIGRATIONS = 4, 5  # at least
 OPTIONS = CheckOptions(
     orphans=(OrphanRule("items", ("user_id", "n"), "orders"),),
     ids=(IdColumn("orders", "n"),),
@@ -121,11 +121,9 @@ def test_moves_splits_and_merges_under_load_give_no_false_alarm(shards: Shards) 
     print(f"seed {SEED}")
     options = replace(OPTIONS)
     with application(shards) as written, movers(shards) as done, checker_of(shards, options, trusted=True) as checker:
-        for _ in range(ROUNDS):
+        while len(checker.book.past) < ROUNDS or sum("done" in one for one in done) < MIGRATIONS:
             book = run_round(checker)
             assert anomalies(book) == []
     print(f"{written[0]} transactions, migrations: {done}; not looked at: {book.round and book.round.why}")
-    assert sum("done" in one for one in done) >= 5
     assert written[0] > 20
-    assert len(book.past) == ROUNDS
-    assert sum(past.unchecked for past in book.past) <= 20, book.round
+    assert sum(past.unchecked for past in book.past) <= 5 * len(book.past), book.round

@@ -310,6 +310,39 @@ def test_what_a_statement_calls_has_the_owners_rights_only(config: Path, databas
         assert all("cannot set parameter" in str(said) for _, said in seen), seen
 
 
+def test_what_a_statement_leaves_to_the_commit_does_not_run_with_our_rights(
+    config: Path, databases: list[Database]
+) -> None:
+    """The owner's default writes to a table whose deferred trigger would run when we commit."""
+    dsns = {name: database.dsn for name, database in zip("ab", databases, strict=True)}
+    trap = """
+        CREATE TABLE public.caught (who text);
+        CREATE TABLE public.bait (n int);
+        CREATE FUNCTION public.late() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN INSERT INTO public.caught VALUES (current_user); RETURN NULL; END $$;
+        CREATE CONSTRAINT TRIGGER late AFTER INSERT ON public.bait DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION public.late();
+        CREATE FUNCTION public.lure() RETURNS int LANGUAGE plpgsql VOLATILE AS
+            $$ BEGIN INSERT INTO public.bait VALUES (1); RETURN 1; END $$;
+    """
+    with plain_role(dsns, trap) as role:
+        for database in databases:
+            with database.connect() as connection:
+                connection.execute(f"ALTER TABLE orders OWNER TO {role}".encode())
+                leaves = connection.execute(
+                    "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'orders'::regclass"
+                ).fetchall()
+                for (leaf,) in leaves:
+                    connection.execute(f"ALTER TABLE {leaf} OWNER TO {role}".encode())
+        change = config.parent / "trap.sql"
+        change.write_text("ALTER TABLE orders ADD COLUMN x int DEFAULT public.lure()")
+        code, _, err = apply(config, change, "--allow-rewrite")
+        assert (code, "the deferrable trigger late of" in err) == (4, True), err
+        for database in databases:
+            with database.connect() as connection:
+                assert connection.execute("SELECT * FROM public.caught WHERE who <> %s", (role,)).fetchall() == []
+
+
 def test_what_an_interrupted_build_has_left_is_built_again(config: Path, databases: list[Database]) -> None:
     with databases[0].connect() as connection:
         with pytest.raises(psycopg.errors.UniqueViolation):

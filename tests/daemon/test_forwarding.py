@@ -18,6 +18,7 @@ from balancer.nodes.connection import Address
 from balancer.polling.poller import ClusterPoll, Poller
 from tests.support.commands import balancer_here as balancer
 from tests.support.forward_login import PASSWORD, ROLE, with_login
+from tests.support.mailing import switch_messages_on
 from tests.support.refusals import refused_with
 from tests.support.shards import Shards, databases, new_shards, user_of
 from tests.support.spy import Spy
@@ -61,6 +62,16 @@ def test_any_node_reads_and_writes_any_key(shards: Shards) -> None:
     owned = [row for node in shards.dsns for row in shards.node(node).execute("SELECT note FROM orders").fetchall()]
     assert owned == [("seen",)] * USERS
     assert forward(shards) == 0, "nothing changed, nothing done"
+
+
+def test_outboxes_and_inboxes_are_not_forwarded(shards: Shards) -> None:
+    """The login of other nodes could write there as whom a message was sent."""
+    for node in map(shards.node, shards.dsns):
+        node.execute("DROP TABLE IF EXISTS balancer_outbox_1, balancer_inbox_1")
+    switch_messages_on(shards)
+    assert forward(shards) == 16, "two nodes, two roots, four tablets"
+    shown = "SELECT count(*) FROM pg_class WHERE relname ~ 'box' AND relnamespace::regnamespace::text ~ '^balancer_'"
+    assert [shards.node(node).execute(shown).fetchone() for node in shards.dsns] == [(0,), (0,)]
 
 
 def test_a_cross_shard_join_is_an_ordinary_query(shards: Shards) -> None:

@@ -94,6 +94,18 @@ def test_a_second_migration_of_a_tablet_is_refused_until_the_first_is_finished()
         check(after, [Put(first)])
 
 
+def test_a_table_is_given_no_root_during_a_migration_nor_a_migration_that_would_leave_one_behind() -> None:
+    grown = replace(HASHED, roots=(*HASHED.roots, "public.more"))
+    first = migration(FIRST, "pg-b")
+    with pytest.raises(Refused, match=f"cannot change during migration {first.id}"):
+        check(view([*small_cluster(), first]), [Put(grown)])
+    named = tuple(f"p{number}" for number in range(len(HASHED.roots)))
+    begun = replace(first, targets=(replace(first.targets[0], partitions=named),))
+    check(view(), [Put(begun)])
+    with pytest.raises(Refused, match=r"would carry \d of the \d roots"):
+        check(apply(view(), [Put(grown)], 2, None).snapshot, [Put(begun)])
+
+
 def test_the_tablets_that_a_split_will_make_belong_to_its_migration() -> None:
     split = replace(migration(FIRST, "pg-a"), targets=(Tablet(1500, 1, Leaf(16, 0), "pg-a"),))
     before = view([*small_cluster(), split])

@@ -1,7 +1,8 @@
 """A teller of the bank: `python -m tests.support.bank_client URL PASSFILE SEED ACCOUNTS LOG`, until it is killed.
 
-Moves money between random accounts by atomic transactions. Every transfer leaves its number in the notes of both
-accounts; what was begun, and what became of it, is in the log: a line before, a line after.
+Moves money between random accounts, by atomic transactions and by messages in turn; now and then a message goes to an
+account that is not there, and must come back. Every transfer leaves its number in the notes of both accounts; what was
+begun, and what became of it, is in the log: a line before, a line after.
 """
 
 import sys
@@ -11,9 +12,10 @@ from random import Random
 
 import psycopg
 
-from balancer.client import Atomic, PoolSettings, Router
+from balancer.client import Atomic, PoolSettings, RoutedConnection, Router
 from balancer.errors import BalancerError, OutcomeUnknown
 
+NOBODY = 0.05
 PAY = "UPDATE orders SET n = n + %s, note = note || %s WHERE id = %s"
 
 
@@ -29,9 +31,31 @@ def main(url: str, passfile: str, seed: str, accounts: str, log: str) -> None:
             transfer = f"{seed}.{number}"
             payer, payee = chance.sample(range(1, int(accounts) + 1), 2)
             amount = chance.randrange(1, 100)
-
+            if number % 2:
+                told.write(f"begun {transfer} {payer} {payee} {amount}\n")
+                told.write(f"{outcome(router, payment(transfer, {payer: -amount, payee: amount}))} {transfer}\n")
+                continue
+            transfer = f"#{transfer}"
+            payee += int(accounts) if chance.random() < NOBODY else 0
             told.write(f"begun {transfer} {payer} {payee} {amount}\n")
-            told.write(f"{outcome(router, payment(transfer, {payer: -amount, payee: amount}))} {transfer}\n")
+            told.write(f"{sent(router, transfer, payer, payee, amount)} {transfer}\n")
+
+
+def sent(router: Router, transfer: str, payer: int, payee: int, amount: int) -> str:
+    """By a message; acknowledged when it is stored."""
+
+    def pay(connection: RoutedConnection) -> None:
+        changed = connection.execute(PAY, (-amount, f"{transfer};", payer))
+        assert changed.rowcount == 1, f"account {payer} is not there"
+        connection.send("orders", payee, "credit", {"amount": amount, "mark": f"{transfer};"})
+
+    try:
+        router.run("orders", payer, pay, patience=20)
+    except OutcomeUnknown:
+        return "unknown"
+    except (BalancerError, psycopg.Error):
+        return "refused"
+    return "done"
 
 
 def payment(transfer: str, changes: dict[int, int]) -> Callable[[Atomic], None]:

@@ -34,6 +34,9 @@ TABLES = """
 retire_grace = "0s"
 moves_per_node = 2
 
+[checks]
+share = 1.0
+
 [tables.orders]
 roots = ["public.orders"]
 layout = "hash"

@@ -1,0 +1,438 @@
+"""Messages to other keys: applied exactly once, in order, whoever dies when and wherever the tablets go meanwhile."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from balancer.client import AsyncRouter, PoolSettings, Router
+from balancer.clock import SystemClock
+from balancer.daemon.message_service import MessageService
+from balancer.errors import UserError
+from balancer.nodes import message_delivery
+from balancer.nodes.connection import Address
+from balancer.nodes.names import Name, parse_name
+from balancer.nodes.proof import set_proof
+from tests.support.mailing import Mailing, mailings
+from tests.support.opening import connect
+
+
+@pytest.fixture(scope="module")
+def mailing(tmp_path_factory: pytest.TempPathFactory, dsns: list[str]) -> Iterator[Mailing]:
+    with mailings(tmp_path_factory.mktemp("mailing"), dsns) as made:
+        yield made
+
+
+@pytest.fixture
+def pair(mailing: Mailing) -> tuple[int, int]:
+    mailing.router._tickets.shunned.clear()  # what other tests have made unreachable
+    payer, payee = mailing.users(2)
+    return payer, payee
+
+
+class Lost:
+    """The connection breaks right before, or right after, the node has done what has this word in it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, word: str, *, done: bool, until: str = "never") -> None:
+        self.seen = 0
+        self.mended = False
+        perform = Router._perform
+
+        def lose(router: Router, request: Any) -> object:
+            if until in repr(request):
+                self.mended = True
+                router._tickets.shunned.clear()
+            if self.mended or word not in repr(request):
+                return perform(router, request)
+            self.seen += 1
+            if done:
+                perform(router, request)
+            request.loan.connection.close()
+            raise psycopg.OperationalError("the connection is lost")
+
+        monkeypatch.setattr(Router, "_perform", lose)
+        self._mended = monkeypatch, perform
+
+    def mend(self) -> None:
+        monkeypatch, perform = self._mended
+        monkeypatch.setattr(Router, "_perform", perform)
+
+
+def test_a_message_is_applied_and_forgotten_by_its_sender(mailing: Mailing, pair: tuple[int, int]) -> None:
+    payer, payee = pair
+    mailing.pay(payer, payee, mark="it's 100 %s")
+    assert (mailing.book(payer), mailing.book(payee)) == ((95, ""), (105, "it's 100 %s"))
+    assert mailing.outbox(payer) == []
+    assert mailing.inbox(payee) == [("applied", None)]
+
+
+def test_nothing_is_sent_by_a_transaction_that_fails(mailing: Mailing, pair: tuple[int, int]) -> None:
+    payer, payee = pair
+
+    def fail() -> None:
+        with mailing.router.transaction("orders", payer) as connection:
+            connection.send("orders", payee, "credit", {"amount": 5, "mark": ""})
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    mailing.look()
+    assert mailing.book(payee) == (100, "")
+    assert mailing.outbox(payer) == []
+
+
+@pytest.mark.parametrize("word", ["deliver_message", "settle_message"])
+@pytest.mark.parametrize("done", [False, True])
+def test_a_lost_answer_applies_it_once(
+    mailing: Mailing, pair: tuple[int, int], monkeypatch: pytest.MonkeyPatch, word: str, done: bool
+) -> None:
+    payer, payee = pair
+    lost = Lost(monkeypatch, word, done=done)
+    mailing.pay(payer, payee)
+    assert lost.seen > 0
+    lost.mend()
+    mailing.look()
+    assert (mailing.book(payer), mailing.book(payee)) == ((95, ""), (105, "x"))
+    assert mailing.outbox(payer) == []
+
+
+def test_what_was_applied_is_known_after_its_tablet_has_changed(
+    mailing: Mailing, pair: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target's tablet moves, is split, is merged between an apply and its lost answer; the sender's moves, too."""
+    payer, payee = pair
+    parts: list[int] = []
+
+    def both_move() -> None:
+        parts.append(mailing.away(payee))
+        mailing.away(payer)
+
+    def split() -> None:
+        parts.extend(part.id for part in mailing.move.split(parts.pop()).targets)
+
+    def merge() -> None:
+        assert mailing.move.merge(parts).state == "done"
+
+    for number, change in enumerate((both_move, split, merge), 1):
+        mailing.router._tickets.shunned.clear()
+        lost = Lost(monkeypatch, "deliver_message", done=True)
+        mailing.pay(payer, payee)
+        lost.mend()
+        assert mailing.book(payee) == (100 + 5 * number, "x" * number)
+        assert len(mailing.outbox(payer)) == 1
+        change()
+        mailing.caught_up()
+        mailing.look()
+        assert mailing.book(payee) == (100 + 5 * number, "x" * number), change.__name__
+        assert (len(mailing.outbox(payer)), len(mailing.inbox(payee))) == (0, number)
+
+
+def test_what_nobody_has_delivered_travels_with_its_sender(mailing: Mailing, pair: tuple[int, int]) -> None:
+    payer, payee = pair
+    mailing.pay(payer, payee, deliver=False)
+    mailing.move.split(mailing.away(payer))
+    mailing.caught_up()
+    assert mailing.book(payee) == (100, "")
+    mailing.look()
+    assert (mailing.book(payee), mailing.outbox(payer)) == ((105, "x"), [])
+
+
+def test_the_order_of_one_sender_is_kept(mailing: Mailing, pair: tuple[int, int]) -> None:
+    """A message that waits is not overtaken, neither by the sender's next nor by one of the same transaction."""
+    payer, payee = pair
+    mailing.pay(payer, payee, mark="a", deliver=False)
+    with mailing.router.transaction("orders", payer) as connection:
+        for mark in "bc":
+            connection.send("orders", payee, "credit", {"amount": 0, "mark": mark})
+    assert mailing.book(payee) == (100, "")
+    while mailing.look().settled:
+        pass
+    mailing.pay(payer, payee, mark="d")
+    assert mailing.book(payee)[1] == "abcd"
+
+
+def test_two_of_one_transaction_are_delivered_in_their_order(mailing: Mailing, pair: tuple[int, int]) -> None:
+    payer, payee = pair
+    with mailing.router.transaction("orders", payer) as connection:
+        for mark in "ab":
+            connection.send("orders", payee, "credit", {"amount": 0, "mark": mark})
+    assert (mailing.book(payee)[1], mailing.outbox(payer)) == ("ab", [])
+
+
+def test_senders_of_one_key_wait_for_each_other(mailing: Mailing, pair: tuple[int, int]) -> None:
+    """Who sends later has the higher number, also where the one before is not committed yet."""
+    payer, payee = pair
+    with mailing.router.transaction("orders", payer) as connection:
+        connection.send("orders", payee, "credit", {"amount": 0, "mark": "a"}, deliver=False)
+        other = threading.Thread(target=mailing.pay, args=(payer, payee), kwargs={"mark": "b", "deliver": False})
+        other.start()
+        node = mailing.shards.node(mailing.router.locate("orders", payer).node)
+        waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory' AND classid = 1835365235"
+        for _ in range(1000):
+            if node.execute(waits).fetchone() == (1,):
+                break
+        else:
+            pytest.fail("the second sender has not waited")
+    other.join()
+    while mailing.look().settled:
+        pass
+    assert mailing.book(payee)[1] == "ab"
+
+
+def test_deliverers_that_race_apply_each_message_once_and_in_order(mailing: Mailing) -> None:
+    """Senders deliver what the leader delivers, and two leaders do at the same time."""
+    users = mailing.users(6)
+    pairs = list(zip(users[:3], users[3:], strict=True))
+    addresses = {node: Address(node, dsn) for node, dsn in mailing.shards.dsns.items()}
+    services = [MessageService(mailing.move.leadership, addresses.__getitem__, SystemClock()) for _ in range(2)]
+    over = threading.Event()
+
+    def send(pair: tuple[int, int]) -> None:
+        for number in range(60):
+            mailing.pay(*pair, amount=1, mark=f"{number} ", deliver=number % 7 != 0)
+
+    def serve(service: MessageService) -> None:
+        with connect(addresses["pg-a"]) as first, connect(addresses["pg-b"]) as second:
+            while not over.is_set():
+                for link in (first, second):
+                    link.execute("UPDATE balancer_outbox_1 SET message_due = message_sent WHERE message_tries = 0")
+                service.look(mailing.shards.directory.snapshot())
+
+    with ThreadPoolExecutor(5) as threads:
+        serving = [threads.submit(serve, service) for service in services]
+        try:
+            list(threads.map(send, pairs))
+        finally:
+            over.set()
+        for one in serving:
+            one.result()
+    for service in services:
+        service.close()
+    while mailing.look().settled:
+        pass
+    for payer, payee in pairs:
+        assert mailing.book(payer)[0] == 40
+        assert mailing.book(payee) == (160, "".join(f"{number} " for number in range(60)))
+
+
+def test_a_message_that_is_refused_is_tried_again_then_given_back(mailing: Mailing, pair: tuple[int, int]) -> None:
+    payer, payee = pair
+    mailing.pay(payer, payee, amount=-95, mark="x")  # leaves 5, and nobody may have less than 10
+    assert (mailing.book(payer), mailing.book(payee)) == ((195, ""), (100, ""))
+    assert mailing.look().outcomes == {"refused": 1}
+    ((state, tries, reason),) = mailing.outbox(payer)
+    assert (state, tries) == ("pending", 1)
+    assert "rich" in str(reason)
+    assert mailing.look().outcomes == {"failed": 1}
+    ((state, _, reason),) = mailing.outbox(payer)
+    assert state == "failed"
+    assert "rich" in str(reason)
+    assert mailing.inbox(payee) == [("failed", reason)]
+    assert (mailing.book(payer), mailing.book(payee)) == ((100, "x"), (100, ""))
+    mailing.look()
+    assert mailing.book(payer) == (100, "x")
+
+
+def test_what_can_be_applied_at_the_second_try_is(mailing: Mailing, pair: tuple[int, int]) -> None:
+    payer, payee = pair
+    mailing.pay(payer, payee, amount=-95, deliver=False)
+    mailing.pay(payer, payee, amount=0, mark="behind", deliver=False)
+    assert mailing.look().outcomes == {"refused": 1}
+    at = mailing.router.locate("orders", payer)
+    mine = (
+        f"UPDATE balancer_outbox_1_t{at.tablet} SET message_due = now() + %s * interval '1 s' WHERE message_number = %s"
+    )
+    for number, seconds in ((1, 60), (2, -60)):
+        mailing.shards.node(at.node).execute(mine, (seconds, number))
+    assert mailing.service.look(mailing.shards.directory.snapshot()).outcomes == {}
+    assert mailing.book(payee) == (100, ""), "the one behind it waits"
+    with mailing.router.transaction("orders", payee) as connection:
+        connection.execute("UPDATE orders SET n = 200 WHERE user_id = %s", (payee,))
+    while mailing.look().settled:
+        pass
+    assert mailing.book(payee) == (105, "xbehind")
+
+
+def test_whoever_comes_late_for_what_was_given_up_changes_nothing(mailing: Mailing, pair: tuple[int, int]) -> None:
+    """A deliverer that has read the message before it was given up comes afterwards, and could apply it by then."""
+    payer, payee = pair
+    mailing.pay(payer, payee, amount=-95)
+    at = mailing.router.locate("orders", payer)
+    node = mailing.shards.node(at.node)
+    leaf = Name("public", f"balancer_outbox_1_t{at.tablet}")
+    node.execute(f"UPDATE {leaf} SET message_due = now()")
+    (letter,) = message_delivery.proven_letters(node, (at.tablet, at.epoch), leaf, ["user_id"], "orders")
+    mailing.look()
+    mailing.look()
+    assert mailing.book(payer) == (100, "x")
+    with mailing.router.transaction("orders", payee) as connection:
+        connection.execute("UPDATE orders SET n = 200 WHERE user_id = %s", (payee,))
+    there = mailing.router.locate("orders", payee)
+    target = mailing.shards.node(there.node)
+    with target.transaction(), target.cursor() as cursor:
+        clock = message_delivery.clock_of(target)
+        assert message_delivery.deliver_letter(cursor, letter, "orders", there.node, clock)[0] == "failed"
+    with node.transaction(), node.cursor() as cursor:
+        assert message_delivery.settle_failed(cursor, letter, "orders", "once more") is False
+    assert mailing.book(payer) == (100, "x"), "it is given back once"
+    assert mailing.book(payee) == (200, "")
+
+
+def test_a_message_without_a_row_is_no_message_applied(mailing: Mailing, pair: tuple[int, int]) -> None:
+    payer, payee = pair
+    with mailing.router.transaction("orders", payee) as connection:
+        connection.execute("DELETE FROM orders WHERE user_id = %s", (payee,))
+    mailing.pay(payer, payee)
+    mailing.look()
+    mailing.look()
+    assert mailing.book(payer) == (100, "x")
+    assert mailing.inbox(payee) == [("failed", "it changes no row")]
+
+
+def test_without_a_reversal_it_is_only_said(mailing: Mailing, pair: tuple[int, int]) -> None:
+    payer, payee = pair
+    with mailing.router.transaction("orders", payer) as connection:
+        connection.send("orders", payee, "lasting", {"amount": -1000, "mark": ""})
+    mailing.look()
+    mailing.look()
+    ((state, _, _),) = mailing.outbox(payer)
+    assert (state, mailing.book(payer)) == ("failed", (100, ""))
+
+
+def test_the_inbox_forgets_only_what_nobody_can_deliver_any_more(
+    mailing: Mailing, pair: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payer, payee = pair
+    lost = Lost(monkeypatch, "deliver_message", done=True)
+    mailing.pay(payer, payee)
+    lost.mend()
+    mailing.forget()
+    mailing.forget()
+    assert mailing.inbox(payee) == [("applied", None)], "its sender has not forgotten it"
+    mailing.look()
+    mailing.forget("2 hours")
+    mailing.forget("2 hours")
+    assert mailing.inbox(payee) == [("applied", None)], "somebody may have read it shortly before"
+    mailing.away(payee)
+    mailing.forget("0.5 seconds")
+    assert mailing.inbox(payee) == [("applied", None)], "another server's clock has marked it"
+    mailing.forget()
+    assert mailing.inbox(payee) == []
+    assert mailing.book(payee) == (105, "x")
+
+
+@pytest.mark.parametrize("ticket", ["clock_timestamp() - interval '11 minutes'", "NULL"])
+def test_a_delivery_without_a_valid_ticket_is_late(mailing: Mailing, pair: tuple[int, int], ticket: str) -> None:
+    """Whoever comes when the inbox may have forgotten applies nothing."""
+    payer, payee = pair
+    mailing.pay(payer, payee, deliver=False)
+    at = mailing.router.locate("orders", payee)
+    call = (
+        f"SELECT outcome FROM balancer.deliver_message('orders', '{{{payee}}}', gen_random_uuid(), 'credit',"
+        f" '{{\"amount\": 5, \"mark\": \"\"}}', 'orders', '{{{payer}}}', current_user, '{at.node}', {ticket})"
+    )
+    with mailing.router.transaction("orders", payee) as connection:
+        assert connection.execute(call).fetchone() == ("late",)
+    other = call.replace(ticket, "clock_timestamp()").replace(at.node, "pg-elsewhere")
+    with mailing.router.transaction("orders", payee) as connection:
+        assert connection.execute(other).fetchone() == ("late",)
+    assert mailing.book(payee) == (100, "")
+
+
+def test_a_ticket_from_after_the_commit_is_not_used(
+    mailing: Mailing, pair: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would not say that the message was there after it: the leader delivers."""
+    payer, payee = pair
+    node = mailing.router.locate("orders", payee).node
+    mailing.router._tickets.of.pop(node, None)
+    lost = Lost(monkeypatch, "clock_timestamp", done=False, until="b'COMMIT'")
+    mailing.pay(payer, payee)
+    assert lost.seen > 0
+    assert lost.mended
+    assert mailing.book(payee) == (100, "")
+    mailing.look()
+    assert mailing.book(payee) == (105, "x")
+
+
+def test_what_cannot_be_sent_is_one_sentence(mailing: Mailing, pair: tuple[int, int]) -> None:
+    payer, payee = pair
+
+    def send(name: str, body: dict[str, Any], table: str = "orders", key: Any = payee) -> None:
+        with mailing.router.transaction("orders", payer) as connection:
+            connection.send(table, key, name, body)
+
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="needs a value for: mark"):
+        send("credit", {"amount": 1})
+    with pytest.raises(psycopg.Error, match="table orders has no message debit"):
+        send("debit", {})
+    with pytest.raises(UserError, match="nowhere"):
+        send("credit", {"amount": 1, "mark": ""}, table="nowhere")
+    with pytest.raises(UserError, match="does not fit table orders"):
+        send("credit", {"amount": 1, "mark": ""}, key="seven")
+    with pytest.raises(UserError, match="plain values"):
+        send("credit", {"amount": object(), "mark": ""})
+    with mailing.router.atomic() as tx, pytest.raises(UserError, match="inside of `transaction`"):
+        tx.on("orders", payer).send("orders", payee, "credit", {"amount": 1, "mark": ""})
+    assert mailing.outbox(payer) == []
+
+
+def test_values_are_never_text_of_a_statement(mailing: Mailing, pair: tuple[int, int]) -> None:
+    payer, payee = pair
+    hostile = "'); UPDATE orders SET n = 0; -- %(amount)s $1 {}"
+    mailing.pay(payer, payee, mark=hostile)
+    assert mailing.book(payee) == (105, hostile)
+    mailing.pay(payer, payee, mark=hostile, deliver=False)
+    mailing.look()
+    assert mailing.book(payee) == (110, hostile * 2)
+
+
+def test_roots_that_require_a_proof_take_messages(mailing: Mailing, pair: tuple[int, int]) -> None:
+    payer, payee = pair
+    roots = [parse_name(root) for root in mailing.shards.directory.snapshot().table("orders").roots]
+    assert len(roots) == 4
+    for wanted in (True, False):
+        for node in map(mailing.shards.node, mailing.shards.dsns):
+            with node.transaction(), node.cursor() as cursor:
+                assert set_proof(cursor, roots, wanted=wanted) == 4
+        if wanted:
+            mailing.pay(payer, payee)
+            mailing.pay(payer, payee, deliver=False)
+            due = "UPDATE balancer_outbox_1_t{0} SET message_due = message_sent".format
+            at = mailing.router.locate("orders", payer)
+            mailing.shards.node(at.node).execute(due(at.tablet).encode())
+            assert mailing.service.look(mailing.shards.directory.snapshot()).outcomes["applied"] == 1
+    assert (mailing.book(payee), mailing.outbox(payer)) == ((110, "xx"), [])
+
+
+def test_a_key_whose_messages_wait_is_not_rekeyed(mailing: Mailing, pair: tuple[int, int]) -> None:
+    payer, payee = pair
+    (third,) = mailing.users(1)
+    mailing.pay(payer, payee, deliver=False)
+    with pytest.raises(psycopg.errors.SerializationFailure, match="not settled yet"):
+        mailing.router.rekey("orders", payer, third + 1000, patience=0.1)
+    mailing.look()
+    assert mailing.router.rekey("orders", payer, third + 1000) == 1
+    assert mailing.book(third + 1000) == (95, "")
+    assert mailing.router.rekey("orders", payee, third + 2000) == 1
+    assert mailing.inbox(payee) == [("applied", None)], "it belongs to the key that the message was for"
+
+
+def test_asyncio(mailing: Mailing, pair: tuple[int, int]) -> None:
+    payer, payee = pair
+
+    async def pay() -> None:
+        async with (
+            await AsyncRouter.connect(mailing.shards.url, PoolSettings(size=4), samples=False) as router,
+            router.transaction("orders", payer) as connection,
+        ):
+            await connection.execute("UPDATE orders SET n = n - 5 WHERE user_id = %s", (payer,))
+            await connection.send("orders", payee, "credit", {"amount": 5, "mark": "x"})
+
+    asyncio.run(pay())
+    assert (mailing.book(payer), mailing.book(payee)) == ((95, ""), (105, "x"))
+    assert mailing.outbox(payer) == []
