@@ -65,9 +65,9 @@ servers:  ## ZooKeeper and PostgreSQL 15 from the distribution, where they are m
 	sh deploy/servers.sh servers
 
 lock: setup-dev  ## renew the pinned lists from the ranges in pyproject.toml, and the NOTICE of what an image contains (needs uv)
-	uv pip compile -q --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate --extra embedded -o requirements.txt pyproject.toml
-	uv pip compile -q --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate --extra embedded --extra dev -c requirements.txt -o requirements-dev.txt pyproject.toml
-	uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header --no-annotate -c requirements.txt -o requirements-runtime.txt pyproject.toml
+	uv pip compile -q --no-emit-package tablet-balancer-client --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate --extra embedded -o requirements.txt pyproject.toml
+	uv pip compile -q --no-emit-package tablet-balancer-client --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate --extra embedded --extra dev -c requirements.txt -o requirements-dev.txt pyproject.toml
+	uv pip compile -q --no-emit-package tablet-balancer-client --universal --generate-hashes --python-version 3.11 --no-header --no-annotate -c requirements.txt -o requirements-runtime.txt pyproject.toml
 	$(MAKE) setup-dev
 	$(BIN)/python -m tests.support.pins notice > NOTICE
 

@@ -24,6 +24,7 @@ MODULES = {
     "tablets": "the command and the document over HTTP",
 }
 CLASSES = {
+    "Command": "an operator's wish in the directory; Django calls every command of manage.py so",
     "KeyColumn": "a key's column in the directory and, with its collation, on a node",
     "PageMap": "what the client needs of the directory's, as a protocol",
 }

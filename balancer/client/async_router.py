@@ -26,13 +26,17 @@ from psycopg_pool import AsyncConnectionPool
 
 from balancer.client.async_shards import AsyncEveryShard, load_async, scan_async
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
+from balancer.client.attachments import Attachments
 from balancer.client.bulk_load import BulkLoad
 from balancer.client.checked_rows import KeyGuard, guarded_async
+from balancer.client.counters import Counters
+from balancer.client.explaining import KeyExplanation
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.key_cover import KeyStretch
 from balancer.client.locate import NO_KEY, AnyKey
+from balancer.client.open_blocks import WARN_AFTER, OpenBlocks
 from balancer.client.outgoing import AsyncRoutedConnection, Outgoing, Tickets
-from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async
+from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async, primary_of
 from balancer.client.retry import Attempts
 from balancer.client.router import AT_ONCE, BATCH, PATIENCE, TabletAnswer
 from balancer.client.routing import Routes
@@ -87,7 +91,15 @@ class AsyncAtomic:
 class AsyncRouter:
     """Finds the node of a key and runs transactions there; for one event loop. See `Router` for what is promised."""
 
-    def __init__(self, routes: Routes, pools: PoolSettings | None = None, *, samples: bool = True) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        pools: PoolSettings | None = None,
+        *,
+        samples: bool = True,
+        warn_after: float = WARN_AFTER,
+        tracer: Any = None,
+    ) -> None:
         settings = pools or PoolSettings()
         self._routes = routes
         self.locate = routes.locate
@@ -95,10 +107,19 @@ class AsyncRouter:
         self._pools: PoolBook[NodePool] = PoolBook(
             routes,
             lambda node, dsn: AsyncConnectionPool(
-                dsn, connection_class=AsyncRoutedConnection, configure=prepare_async, **settings.arguments(node)
+                primary_of(dsn),
+                connection_class=AsyncRoutedConnection,
+                configure=prepare_async,
+                **settings.arguments(node),
             ),
         )
         self._sampler = Sampler(routes) if samples else None
+        self.counters = Counters(tracer)
+        """What it has met (waits, retries, moves): `values()` for a metrics system."""
+        self._blocks = OpenBlocks(warn_after)
+        routes.watch(self._blocks.look)
+        self.attachments = Attachments(routes, settings, self._sampler, self._blocks, self.counters)
+        """As `Router.attachments`."""
         self._ended = EndedDecisions()
         self._tickets = Tickets()
         self._ids: dict[str, AsyncIds] = {}
@@ -106,16 +127,27 @@ class AsyncRouter:
 
     @classmethod
     async def connect(
-        cls, url: str, pools: PoolSettings | None = None, *, samples: bool = True, **directory: Any
+        cls,
+        url: str,
+        pools: PoolSettings | None = None,
+        *,
+        samples: bool = True,
+        warn_after: float = WARN_AFTER,
+        tracer: Any = None,
+        **directory: Any,
     ) -> "AsyncRouter":
         """Opens the directory at this address and loads it."""
         routes = await asyncio.to_thread(Routes.open, url, **directory)
-        return cls(routes, pools, samples=samples)
+        return cls(routes, pools, samples=samples, warn_after=warn_after, tracer=tracer)
 
     @property
     def snapshot(self) -> Snapshot:
         """The newest snapshot of the directory known here."""
         return self._routes.snapshot
+
+    def explain(self, table: str, key: AnyKey = NO_KEY) -> KeyExplanation:
+        """Where a key is, why there, and whether it is being moved: `print(router.explain("orders", 7))`."""
+        return self._routes.explain(table, key)
 
     def group(self, table: str, keys: Any) -> "dict[str, Rows]":
         """For each node that owns any of these keys, which of them. Needs numpy."""
@@ -137,9 +169,13 @@ class AsyncRouter:
         if self._sampler is not None:
             self._sampler.note(table, key, weight, not read_only)
         clock = self._routes.clock
-        wish = Wish(clock.monotonic() + patience, isolation, read_only)
+        wish = Wish(
+            clock.monotonic() + patience, isolation, read_only, proof=self._routes.proof, wait=self.counters.wait(table)
+        )
         held = await self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
+        block = self._blocks.opened(table, held.location, clock.monotonic())
         connection: Connection = held.loan.connection
+        connection.location = held.location
         outgoing = connection.outgoing = None if read_only else Outgoing(self._routes, self._tickets, table, key)
         try:
             async with guarded_async(KeyGuard(self._routes, table, key, held)) if checked else nullcontext():
@@ -147,9 +183,11 @@ class AsyncRouter:
             if outgoing is not None and outgoing.sent:
                 await self._drive(outgoing.prepare())
         except BaseException:
+            self._blocks.forget(block)
             connection.outgoing = None
             await self._drive(leave(held, failed=True))
             raise
+        self._blocks.forget(block)
         connection.outgoing = None
         await self._drive(leave(held, failed=False))
         if outgoing is not None and outgoing.sent:
@@ -168,7 +206,7 @@ class AsyncRouter:
         """Awaits `function(connection)` in a transaction, and again where it must be; see `Router.run`."""
         clock = self._routes.clock
         deadline = clock.monotonic() + patience
-        attempts = Attempts(deadline, clock.monotonic)
+        attempts = Attempts(deadline, clock.monotonic, self.counters)
         while True:
             left = deadline - clock.monotonic()
             try:
@@ -211,7 +249,7 @@ class AsyncRouter:
         """Awaits `function(tx)` in an atomic transaction, and again where it must be; see `Router.run_atomic`."""
         clock = self._routes.clock
         deadline = clock.monotonic() + patience
-        attempts = Attempts(deadline, clock.monotonic)
+        attempts = Attempts(deadline, clock.monotonic, self.counters)
         while True:
             left = deadline - clock.monotonic()
             try:
@@ -297,6 +335,7 @@ class AsyncRouter:
             await pool.close()
         if self._sampler is not None:
             await asyncio.to_thread(self._sampler.close)
+        await self.attachments.aclose()
         await asyncio.to_thread(self._routes.close)
 
     async def __aenter__(self) -> Self:
@@ -310,13 +349,13 @@ class AsyncRouter:
         try:
             request = next(steps)
             while True:
-                cancelled = _cancelled()
+                cancelled = cancellations()
                 try:
                     answer = await self._perform(request)
                 except BaseException as error:  # noqa: BLE001 - the steps decide what becomes of it
                     # Where a statement fails while psycopg cancels it, psycopg raises its error in place of the
                     # cancellation: the steps would try again, and the task would live on.
-                    request = steps.throw(asyncio.CancelledError() if _cancelled() > cancelled else error)
+                    request = steps.throw(asyncio.CancelledError() if cancellations() > cancelled else error)
                 else:
                     request = steps.send(answer)
         except StopIteration as stop:
@@ -331,7 +370,9 @@ class AsyncRouter:
                     await retired.close(timeout=0)
                 if pool.closed:
                     await pool.open()
-                return Loan(pool, await pool.getconn(timeout))
+                connection = await pool.getconn(timeout)
+                connection.lent = True
+                return Loan(pool, connection)
             case Execute(loan, statements):
                 await _execute(loan, statements)
             case ExecuteEach(orders):
@@ -347,6 +388,7 @@ class AsyncRouter:
             case Undo(loan):
                 await loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):
+                loan.connection.lent = False
                 await asyncio.shield(loan.pool.putconn(loan.connection))  # half given back it would be nobody's
             case AwaitChange(version, timeout):
                 await asyncio.to_thread(self._routes.wait, version, timeout)
@@ -366,7 +408,7 @@ def _error(answer: BaseException | None) -> psycopg.Error | None:
     return answer
 
 
-def _cancelled() -> int:
+def cancellations() -> int:
     """How often this task has been told to end."""
     task = asyncio.current_task()
     return task.cancelling() if task is not None else 0

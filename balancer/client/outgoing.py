@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from balancer.client.block_connections import AsyncBlockConnection, BlockConnection
 from balancer.client.locate import AnyKey, RowId, key_values
 from balancer.client.routing import Routes
 from balancer.client.transaction_steps import Request, Wish, ask
@@ -190,7 +191,7 @@ def _text(value: object) -> str:
     raise TypeError(f"{type(value).__name__} is none")
 
 
-class RoutedConnection(psycopg.Connection[Any]):
+class RoutedConnection(BlockConnection):
     """A connection of a router's pool: psycopg's own, and `send` inside of `Router.transaction`."""
 
     outgoing: Outgoing | None = None
@@ -209,7 +210,7 @@ class RoutedConnection(psycopg.Connection[Any]):
         return outgoing.note(values, key, self.execute(SEND, values).fetchone(), deliver=deliver)
 
 
-class AsyncRoutedConnection(psycopg.AsyncConnection[Any]):
+class AsyncRoutedConnection(AsyncBlockConnection):
     """The same for `AsyncRouter`."""
 
     outgoing: Outgoing | None = None

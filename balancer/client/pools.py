@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from balancer.client.routing import Routes
 from balancer.errors import UserError
@@ -46,19 +47,28 @@ class PoolSettings:
 # A statement whose client is gone goes on to its end and keeps its locks; with this the server looks every second
 # whether there is still somebody to answer. Not in the connection's options: PgBouncer takes few of those. Servers on
 # some systems cannot look, and refuse the value.
-_LOOK_FOR_US = "SET client_connection_check_interval TO '1s'"
+LOOK_FOR_US = "SET client_connection_check_interval TO '1s'"
 
 
 def prepare(connection: psycopg.Connection[Any]) -> None:
     """Of a blocking pool: `configure`."""
     with contextlib.suppress(psycopg.errors.InvalidParameterValue):
-        connection.execute(_LOOK_FOR_US)
+        connection.execute(LOOK_FOR_US)
 
 
 async def prepare_async(connection: psycopg.AsyncConnection[Any]) -> None:
     """Of an asynchronous pool: `configure`."""
     with contextlib.suppress(psycopg.errors.InvalidParameterValue):
-        await connection.execute(_LOOK_FOR_US)
+        await connection.execute(LOOK_FOR_US)
+
+
+def primary_of(dsn: str) -> str:
+    """An address with several hosts is that of a primary and its standbys: whichever takes writes is meant, also after
+    a failover. One that says itself what it wants is left as it is."""
+    parts = conninfo_to_dict(dsn)
+    if "," not in str(parts.get("host") or "") or "target_session_attrs" in parts:
+        return dsn
+    return make_conninfo(dsn, target_session_attrs="read-write")
 
 
 class Loan(NamedTuple):
@@ -90,6 +100,11 @@ class PoolBook(Generic[Pool]):
             fresh = self._make(node, dsn)
             self._pools[node] = (dsn, fresh)
         return fresh, known[1] if known else None
+
+    def names(self) -> list[str]:
+        """The nodes that have one."""
+        with self._lock:
+            return list(self._pools)
 
     def clear(self) -> list[Pool]:
         """All pools, to be closed; none is given out afterwards."""

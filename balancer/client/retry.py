@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import psycopg
 
+from balancer.client.counters import Counters
 from balancer.client.failures import Failure, classify
 
 _FIRST, _LONGEST = 0.002, 0.2
@@ -12,7 +13,8 @@ _FIRST, _LONGEST = 0.002, 0.2
 class Attempts:
     """The tries of one transaction until a deadline (monotonic seconds)."""
 
-    def __init__(self, deadline: float, monotonic: Callable[[], float]) -> None:
+    def __init__(self, deadline: float, monotonic: Callable[[], float], counters: Counters | None = None) -> None:
+        self._counters = counters
         self._deadline = deadline
         self._monotonic = monotonic
         self._pause = _FIRST
@@ -24,6 +26,8 @@ class Attempts:
         """
         if classify(error) is Failure.OTHER or self._monotonic() + self._pause >= self._deadline:
             raise error
+        if self._counters is not None:
+            self._counters.retried(classify(error))
         pause = self._pause
         self._pause = min(pause * 2, _LONGEST)
         return pause

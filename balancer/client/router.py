@@ -5,51 +5,45 @@ with Router.connect("zk://zk1:2181/shop") as router, router.transaction("orders"
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import psycopg
-from psycopg_pool import ConnectionPool
 
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
+from balancer.client.attachments import Attachments
+from balancer.client.blocking_hands import BlockingHands
 from balancer.client.bulk_load import BulkLoad, ThreadedLoad
-from balancer.client.checked_rows import KeyGuard, guarded
+from balancer.client.counters import Counters
 from balancer.client.every_shard import EveryShard, scan
+from balancer.client.explaining import KeyExplanation
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.key_cover import KeyStretch
 from balancer.client.locate import NO_KEY, AnyKey
-from balancer.client.outgoing import Outgoing, RoutedConnection, Tickets
-from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare
+from balancer.client.open_blocks import WARN_AFTER, OpenBlocks
+from balancer.client.outgoing import RoutedConnection, Tickets
+from balancer.client.pipelined import run_pipelined
+from balancer.client.pools import Loan, PoolSettings
 from balancer.client.rekeying import rekeying
+from balancer.client.replicas import ReplicaBlock, ReplicaReads, parse_token, seconds_of, token_of
 from balancer.client.retry import Attempts
 from balancer.client.routing import Routes
 from balancer.client.sampler import Sampler
 from balancer.client.shard_steps import Shard, ShardSteps, Values
+from balancer.client.transaction_block import BlockParts, TransactionBlock
 from balancer.client.transaction_steps import (
-    AwaitChange,
-    Borrow,
-    CopyRows,
-    Execute,
-    ExecuteEach,
-    GiveBack,
     Isolation,
-    Query,
     Request,
-    Undo,
     Wish,
-    enter,
-    leave,
 )
-from balancer.client.wire import answers, command, rows_of, send, together
 from balancer.directory.snapshot import Snapshot
+from balancer.errors import UserError
 
 if TYPE_CHECKING:
     from balancer.client.bulk import Rows
 
 Connection = RoutedConnection
-NodePool = ConnectionPool[Connection]
 Result = TypeVar("Result")
-Outcome = TypeVar("Outcome")
 
 PATIENCE = 10.0
 """Seconds a transaction may take to begin: much longer than a switch, shorter than a user waits."""
@@ -88,41 +82,63 @@ class Atomic:
         return self._steps.nodes
 
 
-class Router:
+class Router(BlockingHands):
     """Finds the node of a key and runs transactions there."""
 
-    def __init__(self, routes: Routes, pools: PoolSettings | None = None, *, samples: bool = True) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        pools: PoolSettings | None = None,
+        *,
+        samples: bool = True,
+        warn_after: float = WARN_AFTER,
+        tracer: Any = None,
+    ) -> None:
         settings = pools or PoolSettings()
-        self._routes = routes
+        super().__init__(routes, settings)
         self.locate = routes.locate
         """`locate(table, key)`: the node, tablet and epoch of a key, from memory. `UserError` for an unknown table or
         an unfit key. Not a method of its own: it is called for every statement of an application."""
-        self._pools: PoolBook[NodePool] = PoolBook(
-            routes,
-            lambda node, dsn: ConnectionPool(
-                dsn, connection_class=RoutedConnection, configure=prepare, **settings.arguments(node)
-            ),
-        )
         self._sampler = Sampler(routes) if samples else None
-        self._ended = EndedDecisions()
+        self.counters = Counters(tracer)
+        """What it has met (waits, retries, moves): `values()` for a metrics system."""
+        self._blocks = OpenBlocks(warn_after)
+        routes.watch(self._blocks.look)
+        self.attachments = Attachments(routes, settings, self._sampler, self._blocks, self.counters)
+        """What frameworks keep with this router: engines of SQLAlchemy, say. Closed with it."""
         self._tickets = Tickets()
+        self._parts = BlockParts(routes, self._sampler, self._blocks, self._tickets)
+        self._ended = EndedDecisions()
         self._ids: dict[str, Ids] = {}
         self._located_ids: dict[str, LocatedIds] = {}
 
     @classmethod
     def connect(
-        cls, url: str, pools: PoolSettings | None = None, *, samples: bool = True, **directory: Any
+        cls,
+        url: str,
+        pools: PoolSettings | None = None,
+        *,
+        samples: bool = True,
+        warn_after: float = WARN_AFTER,
+        tracer: Any = None,
+        **directory: Any,
     ) -> "Router":
         """Opens the directory at this address and loads it; nodes are connected to when they are first needed.
 
-        `samples=False` switches off the reports of keys in use. Further arguments are the directory's own.
+        `samples=False` switches off the reports of keys in use. A block that is open for longer than `warn_after`
+        seconds is named in the log `balancer.client`, once for each place. `tracer`: of OpenTelemetry, see
+        `counters`. Further arguments are the directory's own.
         """
-        return cls(Routes.open(url, **directory), pools, samples=samples)
+        return cls(Routes.open(url, **directory), pools, samples=samples, warn_after=warn_after, tracer=tracer)
 
     @property
     def snapshot(self) -> Snapshot:
         """The newest snapshot of the directory known here."""
         return self._routes.snapshot
+
+    def explain(self, table: str, key: AnyKey = NO_KEY) -> KeyExplanation:
+        """Where a key is, why there, and whether it is being moved: `print(router.explain("orders", 7))`."""
+        return self._routes.explain(table, key)
 
     def group(self, table: str, keys: Any) -> "dict[str, Rows]":
         """For each node that owns any of these keys, which of them: their places, as an array. Needs numpy.
@@ -132,7 +148,6 @@ class Router:
         """
         return self._routes.group(table, keys)
 
-    @contextmanager
     def transaction(
         self,
         table: str,
@@ -143,7 +158,10 @@ class Router:
         patience: float = PATIENCE,
         weight: float = 1.0,
         checked: bool = False,
-    ) -> Iterator[Connection]:
+        replica: bool = False,
+        max_lag: float | str = 1.0,
+        token: str = "",
+    ) -> AbstractContextManager[Connection]:
         """A connection in a transaction on the node that owns the key; committed at the end of the block.
 
         A whole table has no key: leave it out.
@@ -155,27 +173,30 @@ class Router:
         `weight` is what the key counts for in the samples. `connection.send` sends messages to other keys. With
         `checked`, statements that name or return keys of other tablets raise `WrongKey` as far as that can be seen
         (`client.checked_rows`): for an application's tests.
+
+        With `read_only` and `replica` a standby of the node answers, if the node's address has several hosts and a
+        standby has replayed what the primary had written within `max_lag` (seconds, or "1s"), and what `token` has
+        seen; else the owner does.
         """
-        if self._sampler is not None:
-            self._sampler.note(table, key, weight, not read_only)
         clock = self._routes.clock
-        wish = Wish(clock.monotonic() + patience, isolation, read_only)
-        held = self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
-        connection: Connection = held.loan.connection
-        outgoing = connection.outgoing = None if read_only else Outgoing(self._routes, self._tickets, table, key)
-        try:
-            with guarded(KeyGuard(self._routes, table, key, held)) if checked else nullcontext():
-                yield connection
-            if outgoing is not None and outgoing.sent:
-                self._drive(outgoing.prepare())
-        except BaseException:
-            connection.outgoing = None
-            self._drive(leave(held, failed=True))
-            raise
-        connection.outgoing = None
-        self._drive(leave(held, failed=False))
-        if outgoing is not None and outgoing.sent:
-            self._drive(outgoing.deliver())
+        wish = Wish(
+            clock.monotonic() + patience, isolation, read_only, proof=self._routes.proof, wait=self.counters.wait(table)
+        )
+        if not replica:
+            return TransactionBlock(self, self._parts, table, key, wish=wish, weight=weight, checked=checked)
+        if not read_only:
+            raise UserError("replica=True is for reading: give read_only=True as well")
+        block = ReplicaBlock(self, self._parts, table, key, wish=wish, weight=weight, checked=checked)
+        block.read_from(self.attachments.get(ReplicaReads, ReplicaReads), seconds_of(max_lag), parse_token(token))
+        return block
+
+    def token(self) -> str:
+        """What has been written so far, on every node that this router has used: for `token=` of a later reader.
+
+        Ask for it after the commit, and hand it on with the answer (a cookie, a header): a reader that gives it sees at
+        least that.
+        """
+        return token_of({node: self._pool(node) for node in self._used_nodes()})
 
     def run(
         self,
@@ -186,18 +207,28 @@ class Router:
         read_only: bool = False,
         isolation: Isolation = Isolation.READ_COMMITTED,
         patience: float = PATIENCE,
+        pipelined: bool = False,
     ) -> Result:
         """Runs `function(connection)` in a transaction, and again from its start where that is asked for.
 
         Serialization failures, deadlocks, lost connections (before COMMIT) and fences are retried within `patience`
         seconds; the function must therefore have no effects outside of its transaction.
+
+        With `pipelined` the proof travels with the first statement and COMMIT with the last (psycopg's pipeline mode):
+        one round trip where nothing is read, two where something is. A statement's error, and its `rowcount`, are then
+        known where rows are fetched, or at the end; COPY cannot be used.
         """
         clock = self._routes.clock
         deadline = clock.monotonic() + patience
-        attempts = Attempts(deadline, clock.monotonic)
+        attempts = Attempts(deadline, clock.monotonic, self.counters)
         while True:
             left = deadline - clock.monotonic()
             try:
+                if pipelined:
+                    if self._sampler is not None:
+                        self._sampler.note(table, key, 1.0, not read_only)
+                    wish = Wish(deadline, isolation, read_only, proof=self._routes.proof)
+                    return run_pipelined(self, self._routes.finder(table, key), wish, function, left)
                 with self.transaction(
                     table, key, read_only=read_only, isolation=isolation, patience=left
                 ) as connection:
@@ -244,7 +275,7 @@ class Router:
         """Runs `function(tx)` in an atomic transaction, and again from its start where that is asked for; see `run`."""
         clock = self._routes.clock
         deadline = clock.monotonic() + patience
-        attempts = Attempts(deadline, clock.monotonic)
+        attempts = Attempts(deadline, clock.monotonic, self.counters)
         while True:
             left = deadline - clock.monotonic()
             try:
@@ -353,8 +384,8 @@ class Router:
         """Closes pools and directory. Idempotent."""
         if self._sampler is not None:
             self._sampler.close()
-        for pool in self._pools.clear():
-            pool.close()
+        self._close_pools()
+        self.attachments.close()
         self._routes.close()
 
     def __enter__(self) -> Self:
@@ -362,68 +393,3 @@ class Router:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _drive(self, steps: Generator[Request, Any, Outcome]) -> Outcome:
-        """Blocking calls for requests; what they raise goes back into the steps."""
-        try:
-            request = next(steps)
-            while True:
-                try:
-                    answer = self._perform(request)
-                except BaseException as error:  # noqa: BLE001 - the steps decide what becomes of it
-                    request = steps.throw(error)
-                else:
-                    request = steps.send(answer)
-        except StopIteration as stop:
-            outcome: Outcome = stop.value
-            return outcome
-
-    def _perform(self, request: Request) -> object:
-        match request:
-            case Borrow(node, timeout):
-                pool, retired = self._pools.find(node)
-                if retired is not None:
-                    retired.close(timeout=0)
-                if pool.closed:
-                    pool.open()
-                return Loan(pool, pool.getconn(timeout))
-            case Execute(loan, statements):
-                connection = loan.connection
-                with connection.lock:
-                    connection.wait(command(connection, statements))
-            case ExecuteEach(orders):
-                return _execute_each(orders)
-            case Query(loan, transactions, values):
-                with psycopg.ClientCursor(loan.connection) as cursor:
-                    return rows_of(cursor.execute(together(cursor, transactions, values)))
-            case CopyRows(loan, statement, rows):
-                with loan.connection.cursor() as cursor, cursor.copy(statement) as copy:
-                    write = copy.write_row
-                    for row in rows:
-                        write(row)
-            case Undo(loan):
-                loan.connection.execute("ROLLBACK", prepare=False)
-            case GiveBack(loan):
-                loan.pool.putconn(loan.connection)
-            case AwaitChange(version, timeout):
-                self._routes.wait(version, timeout)
-        return None
-
-
-def _execute_each(orders: tuple[tuple[Loan, bytes], ...]) -> list[psycopg.Error | None]:
-    """Every message is on its way before the first answer is waited for."""
-    found: dict[int, psycopg.Error] = {}
-    for at, (loan, statements) in enumerate(orders):
-        try:
-            send(loan.connection, statements)
-        except psycopg.Error as error:
-            found[at] = error
-    for at, (loan, _) in enumerate(orders):
-        if at in found:
-            continue
-        try:
-            with loan.connection.lock:
-                loan.connection.wait(answers(loan.connection))
-        except psycopg.Error as error:
-            found[at] = error
-    return [found.get(at) for at in range(len(orders))]

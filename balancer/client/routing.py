@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from balancer.client.explaining import KeyExplanation, explain
 from balancer.client.locate import NO_KEY, AnyKey, Location
 from balancer.client.lookup import Maps
 from balancer.clock import Clock, SystemClock
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 class Routes:
     """The directory in memory. May be used from several threads."""
 
+    proof = True
+    """Whether nodes must prove that they own a tablet: everywhere but in `testing`."""
+
     def __init__(self, directory: Directory, clock: Clock | None = None, cluster: str = "cluster") -> None:
         self.directory = directory
         self.cluster = cluster
@@ -32,6 +36,7 @@ class Routes:
         self._memories = self._maps.memories
         self._lock = threading.Lock()
         self._closed = False
+        self._watchers: list[Callable[[float], None]] = []
         # Looking at the follower in each `locate` would cost as much as all the rest of it.
         self._thread = threading.Thread(target=self._keep_newest, name="routes", daemon=True)
         self._thread.start()
@@ -67,6 +72,14 @@ class Routes:
             return maps.snapshot.version, maps.table(table).locate(key)
 
         return find
+
+    def explain(self, table: str, key: AnyKey = NO_KEY) -> KeyExplanation:
+        """See `Router.explain`."""
+        return explain(self.snapshot, table, key, self._follower.age())
+
+    def watch(self, look: Callable[[float], None]) -> None:
+        """Has this called about once a second, with the monotonic time."""
+        self._watchers.append(look)
 
     def group(self, table: str, keys: Any) -> "dict[str, Rows]":
         """See `Router.group`."""
@@ -106,6 +119,8 @@ class Routes:
     def _keep_newest(self) -> None:
         while not self._closed:
             self._follower.wait(self._newest().snapshot.version, 1.0)
+            for look in self._watchers:
+                look(self.clock.monotonic())
 
     def _newest(self) -> Maps:
         snapshot = self._follower.snapshot

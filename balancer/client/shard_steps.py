@@ -166,4 +166,5 @@ class ShardSteps:
         return tablet_finder(lambda: self._routes.snapshot, stretch.tablet)
 
     def _wish(self, *, read_only: bool = True) -> Wish:
-        return Wish(self._routes.clock.monotonic() + self._patience, Isolation.READ_COMMITTED, read_only)
+        deadline = self._routes.clock.monotonic() + self._patience
+        return Wish(deadline, Isolation.READ_COMMITTED, read_only, proof=self._routes.proof)

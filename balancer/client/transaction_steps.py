@@ -15,6 +15,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.sql import Composed
 
+from balancer.client.counters import Wait
 from balancer.client.failures import Failure, classify, classify_entry
 from balancer.client.locate import Location
 from balancer.client.pools import Loan
@@ -114,6 +115,7 @@ def _opening(isolation: Isolation, read_only: bool) -> bytes:
 _OPENINGS = {
     (isolation, read_only): _opening(isolation, read_only) for isolation in Isolation for read_only in (True, False)
 }
+_UNPROVEN = {kind: opening.partition(b";")[0] for kind, opening in _OPENINGS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +127,22 @@ class Wish:
     read_only: bool = False
     also: bytes = b""
     """A statement that follows in the same message."""
+    proof: bool = True
+    """False only where there is one database that owns everything: see `testing`."""
+    wait: Wait | None = None
+    """Told of what the beginning meets."""
+
+    def refused(self, location: Location, failure: Failure, now: float) -> None:
+        """A try was in vain; past the deadline it was the last."""
+        if self.wait is not None:
+            self.wait.refused(location, failure, now)
+            if now >= self.deadline:
+                self.wait.over(location, now, gave_up=True)
 
     def opening(self, location: Location) -> bytes:
         """BEGIN and the proof of ownership: one message, one round trip."""
+        if not self.proof:
+            return _UNPROVEN[self.isolation, self.read_only] + self.also
         return _OPENINGS[self.isolation, self.read_only] % (location.tablet, location.epoch) + self.also
 
 
@@ -205,7 +220,9 @@ def _begun(
                 raise
             # What a node has said tells more than that the last try had no time left.
             seen = seen if failure is Failure.LOST else failure
-            left = wish.deadline - monotonic()
+            now = monotonic()
+            left = wish.deadline - now
+            wish.refused(location, failure, now)
             if left <= 0:
                 raise Unavailable(too_late(location, seen)) from error
         except BaseException:
@@ -213,6 +230,8 @@ def _begun(
                 yield GiveBack(loan)
             raise
         else:
+            if wish.wait is not None:
+                wish.wait.over(location, monotonic())
             return Held(location, loan), answer
         yield AwaitChange(version, min(pause, left))
         pause = min(pause * 1.5, LONGEST_PAUSE)
@@ -231,11 +250,16 @@ def leave(held: Held, failed: bool) -> Generator[Request, Any, None]:
     except psycopg.Error as error:
         if failed:
             return  # the block's own error is what the caller sees; the server ends the transaction by itself
-        if classify(error) is Failure.LOST:
-            raise OutcomeUnknown(f"the connection to node {held.location.node} broke during COMMIT") from error
+        check_outcome(held, error)
         raise
     finally:
         yield GiveBack(loan)
+
+
+def check_outcome(held: Held, error: psycopg.Error) -> None:
+    """Of an error during COMMIT: raises `OutcomeUnknown` where the answer was lost."""
+    if classify(error) is Failure.LOST:
+        raise OutcomeUnknown(f"the connection to node {held.location.node} broke during COMMIT") from error
 
 
 def _put_away(loan: Loan) -> Generator[Request, Any, None]:

@@ -27,6 +27,7 @@ from balancer.nodes import (
     reference_functions,
     rekey_functions,
     rewind_functions,
+    sequences,
 )
 from balancer.nodes.connection import Address, Connection, Cursor, Statement, run_together
 from balancer.nodes.names import Name
@@ -111,6 +112,7 @@ STEPS: tuple[str, ...] = (
     message_functions.STEP,
     "SELECT",  # functions have changed: what an UPDATE of the key through balancer_all is told
     "SELECT",  # functions have changed: a further proof in a transaction sees partitions that came meanwhile
+    "SELECT",  # functions have changed: a sequence that was restarted is not put back
 )
 """What brings a node's tables from version n to n + 1."""
 
@@ -139,7 +141,7 @@ _ENTER = """
 FUNCTIONS = _ENTER + fence_functions.FUNCTIONS + locks.FUNCTIONS + client_functions.FUNCTIONS
 FUNCTIONS += proof.FUNCTIONS + proven_views.FUNCTIONS + rewind_functions.FUNCTIONS + decisions.FUNCTIONS
 FUNCTIONS += expired_functions.FUNCTIONS + reference_functions.FUNCTIONS + message_functions.FUNCTIONS
-FUNCTIONS += rekey_functions.FUNCTIONS
+FUNCTIONS += rekey_functions.FUNCTIONS + sequences.FUNCTIONS
 """What the newest version has; a change of these appends a step, if only an empty one."""
 
 

@@ -43,15 +43,32 @@ def raise_statements(values: Sequence[tuple[str, int]]) -> list[Statement]:
     It goes on in its own steps: nodes whose sequences do not meet (odd here, even there) must not begin to. Where it
     would go beyond its end it is put there: the next nextval is told by PostgreSQL, and the tablet opens.
     """
-    return [sql.SQL(_RAISE).format(name=sql.Literal(name), value=sql.Literal(value)) for name, value in values]
+    raised = sql.SQL("SELECT balancer.raise_sequence({name}, {value})")
+    return [raised.format(name=sql.Literal(name), value=sql.Literal(value)) for name, value in values]
 
 
-_RAISE = """
-    SELECT setval(oid, least(greatest(base + steps * step, least_value), greatest_value)::bigint)
-    FROM (SELECT oid, step, base, least_value, greatest_value, floor(({value} - base)::numeric / step) AS steps
-          FROM (SELECT seqrelid::regclass AS oid, seqincrement::numeric AS step, seqmin AS least_value,
-                       seqmax AS greatest_value,
-                       coalesce(pg_sequence_last_value(seqrelid), seqstart - seqincrement)::numeric AS base
-                FROM pg_sequence WHERE seqrelid = to_regclass({name})) AS here) AS ahead
-    WHERE steps > 0
+FUNCTIONS = """
+    -- Lets a sequence give out nothing up to a value. Where it stands is read from itself: one that was restarted and
+    -- not used since is not where it began.
+    CREATE OR REPLACE FUNCTION balancer.raise_sequence(name text, value bigint) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    DECLARE
+        sequence regclass := to_regclass(name);
+        shape pg_sequence;
+        base numeric;
+        steps numeric;
+    BEGIN
+        SELECT * INTO shape FROM pg_sequence WHERE seqrelid = sequence;
+        IF NOT found THEN
+            RETURN;
+        END IF;
+        EXECUTE format('SELECT last_value - CASE WHEN is_called THEN 0 ELSE %s::numeric END FROM %s',
+                       shape.seqincrement, sequence) INTO base;
+        steps := floor((value - base) / shape.seqincrement);
+        IF steps > 0 THEN
+            base := base + steps * shape.seqincrement;
+            PERFORM setval(sequence, least(greatest(base, shape.seqmin), shape.seqmax)::bigint);
+        END IF;
+    END $$;
+    REVOKE ALL ON FUNCTION balancer.raise_sequence(text, bigint) FROM PUBLIC;
 """

@@ -147,8 +147,20 @@ def test_cost_of_a_routed_transaction(tmp_path: Path, durable: PostgresServer) -
             with connection.transaction():
                 connection.execute("SELECT n FROM orders WHERE user_id = %s LIMIT 1", (key,)).fetchall()
 
+        def piped(key: int) -> None:
+            router.run("orders", key, lambda c: c.execute(insert, (key, next(numbers))) and None, pipelined=True)
+
+        def piped_read(key: int) -> None:
+            select = "SELECT n FROM orders WHERE user_id = %s LIMIT 1"
+            router.run("orders", key, lambda c: c.execute(select, (key,)).fetchall(), read_only=True, pipelined=True)
+
         rows = []
-        for name, ours, theirs in (("insert", routed, bare), ("select", read, bare_read)):
+        for name, ours, theirs in (
+            ("insert", routed, bare),
+            ("select", read, bare_read),
+            ("insert, run pipelined", piped, bare),
+            ("select, run pipelined", piped_read, bare_read),
+        ):
             mine, other = _alternating(ours, theirs)
             rows.append((name, TRANSACTIONS, mine * 1e3, other * 1e3, mine / other))
     columns = ("transaction", "of each", "routed, ms (median)", "bare psycopg, ms (median)", "ratio")

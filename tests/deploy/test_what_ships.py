@@ -51,6 +51,7 @@ def test_no_embedded_server_and_no_test_tool_is_in_an_image() -> None:
     )
     installed = [line for line in commands("RUN") if "pip install" in line]
     assert [line.rpartition(" ")[2] for line in installed] == ["requirements-runtime.txt", "."]
+    assert installed[1].endswith(" ./packaging/client ."), "both halves of the package"
     assert "--no-deps" in installed[1]
 
 

@@ -45,7 +45,7 @@ def build(folder: Path) -> None:
 
 def put(what: Path, target: Path, *, into: bool) -> None:
     if what.is_dir():
-        shutil.copytree(what, target, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(what, target, symlinks=what.name == "packaging", ignore=shutil.ignore_patterns("__pycache__"))
     else:
         shutil.copy(what, target / what.name if into else target)
 

@@ -50,8 +50,7 @@ def pins(name: str) -> list[Requirement]:
 
 def needed() -> set[str]:
     """Every package that the dependencies in pyproject.toml lead to, by what the installed packages say."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    waiting = [Requirement(text) for text in project["dependencies"]]
+    waiting = [*dependencies("."), *dependencies("packaging/client")]
     found: set[tuple[str, str]] = set()
     while waiting:
         wanted = waiting.pop()
@@ -65,6 +64,13 @@ def needed() -> set[str]:
                 if one.marker is None or _applies(one, extra):
                     waiting.append(one)
     return {name for name, _ in found}
+
+
+def dependencies(folder: str) -> list[Requirement]:
+    """What one of our two distributions says that it needs; the other one is no package from elsewhere."""
+    project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+    found = [Requirement(text) for text in project["dependencies"]]
+    return [one for one in found if one.name != "tablet-balancer-client"]
 
 
 def runtime() -> str:

@@ -1,0 +1,92 @@
+"""Blocks that are open, and the ones that have been for too long: a switch waits for them, and every pause grows.
+
+A block notes the frame that opened it, nothing more: that costs less than a microsecond. The routes' own thread looks
+once a second, and only for a block that is too old it writes down where it was opened, once for each such place, as a
+warning of the logger `balancer.client`. Keys are not logged: they may be people.
+"""
+
+import logging
+import sys
+import traceback
+from types import FrameType
+
+from balancer.client.locate import Location
+
+LOG = logging.getLogger("balancer.client")
+WARN_AFTER = 10.0
+"""Seconds: far longer than a transaction of one request, far shorter than what an operator wants a move to wait."""
+
+
+_OWN = ("balancer.client", "contextlib")
+
+
+class OpenBlock:
+    """One block, by the frame that opened it (the first that is not ours). Its line is kept: the frame goes on inside
+    the block."""
+
+    def __init__(self, table: str, frame: FrameType) -> None:
+        self.table = table
+        self.location: Location | None = None
+        self.began = 0.0
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
+            frame = frame.f_back
+        self._frame = frame
+        self._line = frame.f_lineno
+
+    def since(self) -> float | None:
+        """When its transaction began (monotonic seconds); None: it has none."""
+        return self.began
+
+    def opening(self) -> traceback.StackSummary:
+        """The traceback of its opening. Frames outside of the block's own stand still."""
+        frames = [(self._frame, self._line)]
+        while (outer := frames[-1][0].f_back) is not None:
+            frames.append((outer, outer.f_lineno))
+        return traceback.StackSummary.extract(iter(frames[::-1]))
+
+
+class OpenBlocks:
+    """All of a router. Blocks come and go from many threads; one thread looks."""
+
+    def __init__(self, warn_after: float) -> None:
+        self._warn_after = warn_after
+        self._open: dict[int, OpenBlock] = {}
+        self._warned: set[tuple[str, int | None]] = set()
+
+    def note(self, block: OpenBlock) -> None:
+        """`forget` it when it ends."""
+        self._open[id(block)] = block
+
+    def opened(self, table: str, location: Location, now: float) -> OpenBlock:
+        """A block whose transaction has begun."""
+        block = OpenBlock(table, sys._getframe(2))
+        block.location = location
+        block.began = now
+        self._open[id(block)] = block
+        return block
+
+    def forget(self, block: OpenBlock) -> None:
+        self._open.pop(id(block), None)
+
+    def look(self, now: float) -> None:
+        """Warns of what has become too old."""
+        for block in list(self._open.values()):
+            since = block.since()
+            if since is not None and now - since >= self._warn_after:
+                self._warn(block, now - since)
+
+    def _warn(self, block: OpenBlock, seconds: float) -> None:
+        opening, location = block.opening(), block.location
+        place = (opening[-1].filename, opening[-1].lineno)
+        if location is None or place in self._warned:
+            return
+        self._warned.add(place)
+        LOG.warning(
+            "a block for table %s has been open for %.1f s: until it ends, tablet %s on node %s cannot be moved."
+            " It was opened here (this place is named once):\n%s",
+            block.table,
+            seconds,
+            location.tablet,
+            location.node,
+            "".join(opening.format()).rstrip(),
+        )
