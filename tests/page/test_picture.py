@@ -86,7 +86,7 @@ def test_a_node_that_is_down_comes_first_and_is_no_part_of_the_mean(
     draining = replace(state.nodes[2], state="draining", reason="drained by ann")
     instance.report(replace(state, nodes=(state.nodes[0], silent, draining), sentence="working: again"))
     with visit(browser, server.url) as seen:
-        wait_for(seen.page, "#truth", "Pg-b is down since")
+        wait_for(seen.page, "#truth", "pg-b is down since")
         wait_for(seen.page, "#truth", ": 4 tablets")
         wait_for(seen.page, '[data-node="pg-b"]', "down for")
         wait_for(seen.page, '[data-node="pg-c"]', "draining")

@@ -15,7 +15,9 @@ const axis = (format, size = 58) => ({
 const SIZES = [0, 1, 2, 3, 4].flatMap((power) => [1, 2, 5, 10, 20, 50, 100, 200, 500].map((step) => step * 1024 ** power));
 const sizes = () => ({ ...axis(bytes), incrs: SIZES });
 const hour = (seconds) => { const at = new Date(seconds * 1000); return `${String(at.getHours()).padStart(2, "0")}:${String(at.getMinutes()).padStart(2, "0")}`; };
-const time = () => ({ ...axis(hour, 28), space: 60 });
+const exact = (seconds) => `${hour(seconds)}:${String(Math.floor(seconds) % 60).padStart(2, "0")}`;
+const inTime = (_, values) => values.map(values.length > 1 && values[1] - values[0] < 60 ? exact : hour);
+const time = () => ({ ...axis(null, 28), values: inTime, space: 70 });
 const mean = (values) => values.reduce((sum, one) => sum + one, 0) / (values.length || 1);
 
 export function createCharts() {

@@ -18,7 +18,7 @@ export function drawChip(word) {
 export function drawTruth(bundle, schedule, now, down) {
   const line = bundle.word === "working" || bundle.word.startsWith("waiting") ? progressLine(bundle, schedule, now) : "";
   const [first, second] = line && !down ? [line, bundle.headline] : [bundle.headline, line || reason(bundle)];
-  put("truth", capital(first));
+  put("truth", down ? first : capital(first)); // a node is called as it is written
   put("why", [second, paused(bundle)].filter(Boolean).join(" · "));
   const overall = byId("overall");
   const progress = bundle.progress;

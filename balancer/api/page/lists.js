@@ -80,7 +80,7 @@ function planParts(plan, bundle, running, actions) {
     plan.pending_moves && !said ? quiet(`${plan.pending_moves} more moves (${bytes(plan.pending_bytes)}) follow as the budgets allow.`) : null,
     !rows.length && !plan.pending_moves ? quiet(running.length ? "Nothing more after what runs now." : "Nothing is planned.") : null,
     ...plan.node_changes.map((one) => quiet(`node ${one.node} becomes ${one.condition}: ${one.reason}`)),
-    ...plan.notes.map(quiet),
+    ...plan.notes.map((note) => quiet(note.replace(/^balanced: /, ""))),
     ...actions.ofPlan(plan),
     kept.length ? element("details", {}, element("summary", {}, `Kept back: ${kept.reduce((sum, [, count]) => sum + count, 0)} candidates`),
       element("ul", {}, ...plan.rejections.slice(0, 12).map((one) => element("li", {}, element("b", {}, `${one.kind} ${one.tablets.join(" + ")}${one.target ? ` to ${one.target}` : ""}: `), one.reason)))) : null,
