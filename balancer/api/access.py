@@ -29,10 +29,10 @@ class AccessToken:
     """The bearer token, from the settings or from a file that may be replaced while we run. Beyond loopback one that is
     too short is none."""
 
-    def __init__(self, http: HttpSettings) -> None:
+    def __init__(self, http: HttpSettings, *, reading: bool = False) -> None:
+        given, self._file = (http.read_token, http.read_token_file) if reading else (http.token, http.token_file)
         self._shortest = 1 if is_loopback(http.listen) else SHORTEST_TOKEN
-        self._given = http.token.get_secret_value() if http.token else None
-        self._file = http.token_file
+        self._given = given.get_secret_value() if given else None
         self._read: tuple[tuple[int, int], str] | None = None
 
     def value(self) -> str | None:
@@ -67,6 +67,7 @@ class Access:
 
     def __init__(self, http: HttpSettings) -> None:
         self.token: Final = AccessToken(http)
+        self._reading_token = AccessToken(http, reading=True)
         self._read_requires_token = read_needs_token(http)
         self._loopback = is_loopback(http.listen)
         names = ("localhost", socket.gethostname(), split_address(http.listen)[0], *http.allowed_hosts)
@@ -77,8 +78,17 @@ class Access:
         if path in OPEN_PATHS or (page and method in READING):
             return None
         if method not in READING:
-            return self._change_denial(scheme) or self._token_denial(authorization)
-        return self._token_denial(authorization) if self._read_requires_token else None
+            return self.change_denial(scheme, authorization)
+        if not self._read_requires_token or self._reads(authorization):
+            return None
+        return self._token_denial(authorization)
+
+    def change_denial(self, scheme: str, authorization: str) -> Denial | None:
+        """Why this bearer may change nothing, or None."""
+        denial = self._transport_denial(scheme) or self._token_denial(authorization)
+        if denial is not None and denial.status == 401 and self._reads(authorization):
+            return Denial(403, "this token may read and change nothing")
+        return denial
 
     def host_denial(self, path: str, host: str) -> Denial | None:
         """Why nothing is answered under this Host header. An address is fine: no foreign name can be behind it."""
@@ -91,7 +101,10 @@ class Access:
         """Whether the token was presented: its bearer may change things, and so know where the nodes are."""
         return self._token_denial(authorization) is None
 
-    def _change_denial(self, scheme: str) -> Denial | None:
+    def _reads(self, authorization: str) -> bool:
+        return self._reading_token.matches(_presented(authorization))
+
+    def _transport_denial(self, scheme: str) -> Denial | None:
         if scheme != "https" and not self._loopback:
             return Denial(403, "changes are taken over TLS only, unless the server listens on loopback")
         if self.token.value() is None:
@@ -99,10 +112,15 @@ class Access:
         return None
 
     def _token_denial(self, authorization: str) -> Denial | None:
-        kind, _, presented = authorization.partition(" ")
-        if kind.lower() == "bearer" and self.token.matches(presented.strip()):
+        if self.token.matches(_presented(authorization)):
             return None
         return Denial(401, "a bearer token is needed" if not authorization else "this is not the bearer token")
+
+
+def _presented(authorization: str) -> str:
+    """The bearer token of a header; empty: there is none, which is never the right one."""
+    kind, _, presented = authorization.partition(" ")
+    return presented.strip() if kind.lower() == "bearer" else ""
 
 
 def split_address(listen: str) -> tuple[str, int]:
@@ -148,10 +166,10 @@ def check_http(http: HttpSettings) -> None:
     for name, file in (("tls_certificate", http.tls_certificate), ("tls_key", http.tls_key)):
         if file is not None and not file.is_file():
             raise UserError(f"[http] {name}: there is no file {file}")
-    token = AccessToken(http)
-    if token.given() and token.value() is None:
+    token, reading = AccessToken(http), AccessToken(http, reading=True)
+    if any(one.given() and one.value() is None for one in (token, reading)):
         raise UserError(
-            f"[http] the token has fewer than {SHORTEST_TOKEN} characters, and {http.listen} is not loopback:"
+            f"[http] a token has fewer than {SHORTEST_TOKEN} characters, and {http.listen} is not loopback:"
             " make one with `openssl rand -hex 32`"
         )
     if not read_needs_token(http):
@@ -159,7 +177,7 @@ def check_http(http: HttpSettings) -> None:
     way_out = (
         "" if http.read_requires_token else f" ({http.listen} is not loopback; read_requires_token = false opens it)"
     )
-    if token.value() is None:
+    if token.value() is None and reading.value() is None:
         raise UserError(f"[http] reading needs a token, and there is no token, or its file cannot be read{way_out}")
     if http.tls_certificate is None and not is_loopback(http.listen):
         raise UserError(f"[http] without TLS readers would send the token in clear text: give a certificate{way_out}")

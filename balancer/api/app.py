@@ -24,9 +24,10 @@ class Api:
 
     def __init__(self, source: Source, http: HttpSettings) -> None:
         self.watch = VersionWatch(source.follower)
-        self.fastapi = _application(source, self.watch)
+        access = Access(http)
+        self.fastapi = _application(source, self.watch, access)
         inner: ASGIApp = GZipMiddleware(self.fastapi, minimum_size=1024, compresslevel=5)
-        self.asgi: ASGIApp = Guard(inner, Access(http), source.instruments, source.clock, PAGE_PATHS)
+        self.asgi: ASGIApp = Guard(inner, access, source.instruments, source.clock, PAGE_PATHS)
 
 
 def create_app(source: Source, http: HttpSettings) -> Api:
@@ -34,7 +35,7 @@ def create_app(source: Source, http: HttpSettings) -> Api:
     return Api(source, http)
 
 
-def _application(source: Source, watch: VersionWatch) -> FastAPI:
+def _application(source: Source, watch: VersionWatch, access: Access) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         watch.open()
@@ -52,6 +53,6 @@ def _application(source: Source, watch: VersionWatch) -> FastAPI:
     )
     add_handlers(app)
     app.include_router(health(source))
-    app.include_router(v1(source, watch))
+    app.include_router(v1(source, watch, access))
     app.include_router(page())
     return app

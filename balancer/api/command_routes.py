@@ -6,11 +6,13 @@ from typing import Final
 from fastapi.concurrency import run_in_threadpool
 
 from balancer.api.long_poll import VersionWatch
+from balancer.api.page_shapes import DryRunShape
 from balancer.api.shapes import CommandRequest, CommandShape
 from balancer.api.source import Source
 from balancer.directory.model import Command, CommandState
 from balancer.directory.snapshot import NotFound
 from balancer.planner.commands import submit
+from balancer.planner.dry_runs import command_line, would_do
 
 _SEEN_SECONDS: Final = 5.0
 _STATUSES: Final = {CommandState.DONE: 200, CommandState.REFUSED: 409}
@@ -39,6 +41,21 @@ class Commands:
         await self._watch.newer(version - 1, _SEEN_SECONDS)
         answered = await self._answered(command, wish.wait)
         return Given(shape(answered), _STATUSES.get(answered.state, 202))
+
+    def try_out(self, wish: CommandRequest, host: str) -> DryRunShape:
+        """What the leader would do, by its own code. Raises `Refused` where it would refuse."""
+        configured = self._source.settings().bundles.values()
+        result = would_do(
+            self._source.follower().snapshot,
+            wish.verb,
+            wish.arguments,
+            author=f"{wish.author or 'http'}@{host}",
+            now=self._source.clock.now(),
+            modes={bundle.name: bundle.mode for bundle in configured},
+            options={bundle.name: bundle.options for bundle in configured},
+        )
+        line = command_line(wish.verb, wish.arguments)
+        return DryRunShape(verb=wish.verb, arguments=wish.arguments, result=result, line=line)
 
     async def find(self, command: str, wait: float) -> CommandShape:
         """A command by its id, after the leader has answered it or the time has passed."""

@@ -8,11 +8,21 @@ from fastapi import APIRouter, Header, Response
 
 _TYPES: Final = {
     "index.html": "text/html",
+    "actions.js": "text/javascript",
     "app.js": "text/javascript",
+    "arrows.js": "text/javascript",
+    "charts.js": "text/javascript",
+    "cluster.js": "text/javascript",
     "dom.js": "text/javascript",
-    "heat.js": "text/javascript",
-    "sections.js": "text/javascript",
+    "header.js": "text/javascript",
+    "keys.js": "text/javascript",
+    "lists.js": "text/javascript",
+    "panel.js": "text/javascript",
+    "scales.js": "text/javascript",
+    "timeline.js": "text/javascript",
+    "uplot.js": "text/javascript",
     "style.css": "text/css",
+    "uplot.css": "text/css",
     "icon.svg": "image/svg+xml",
 }
 _PATHS: Final = {f"/{name}": name for name in _TYPES if name != "index.html"} | {"/": "index.html"}

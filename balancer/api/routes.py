@@ -8,12 +8,14 @@ from json import dumps
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
-from pydantic import BaseModel
 
 from balancer.api import shapes
+from balancer.api.access import Access
+from balancer.api.answering import answer
 from balancer.api.command_routes import Commands
 from balancer.api.long_poll import MAX_WAIT, VersionWatch
 from balancer.api.note_cache import Notes
+from balancer.api.page_routes import add_pictures, add_questions, add_trials
 from balancer.api.problems import RESPONSES
 from balancer.api.sample_notes import publish
 from balancer.api.source import Source
@@ -30,19 +32,13 @@ IfNoneMatch = Annotated[str | None, Header(description="the ETag of the answer t
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT, description="seconds to wait for a change, with If-None-Match")]
 
 
-def answer(document: BaseModel, status: int = 200, **headers: str) -> Response:
-    """A document as it is: views make valid ones, so nothing is validated a second time."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Response(document.model_dump_json(), status, named, "application/json")
-
-
 def add_reading(router: APIRouter, source: Source, notes: Notes) -> None:
     """What tells of the cluster and changes nothing."""
 
     @router.get("/status", response_model=shapes.Status)
     def get_status() -> Response:
         """The instance, its leader, and each bundle in one sentence."""
-        return answer(bundles.status(source))
+        return answer(bundles.status(source, notes))
 
     @router.get("/overview", response_model=shapes.Overview)
     def get_overview(if_none_match: IfNoneMatch = None) -> Response:
@@ -102,9 +98,10 @@ def add_reading(router: APIRouter, source: Source, notes: Notes) -> None:
         table: str,
         dimension: Annotated[str, Query(pattern=f"^({'|'.join(LAYERS)})$")] = LAYERS[0],
         rows: Annotated[int, Query(ge=1, le=360, description="most moments; neighbours are joined")] = 120,
+        day: Annotated[bool, Query(description="the last day instead of the last hour")] = False,
     ) -> Response:
-        """The key space of a table over the last hour, aggregated to at most 512 columns."""
-        return answer(heat.heat(source, bundle, table, dimension, rows))
+        """The key space of a table over the last hour or day, aggregated to at most 512 columns."""
+        return answer(heat.heat(source, bundle, table, dimension, rows, day=day))
 
 
 def add_records(router: APIRouter, source: Source, notes: Notes) -> None:
@@ -140,9 +137,8 @@ def add_records(router: APIRouter, source: Source, notes: Notes) -> None:
         return answer(history.page(source.directory(), source.follower().snapshot, wanted, before, limit))
 
 
-def add_waiting(router: APIRouter, source: Source, watch: VersionWatch) -> None:
+def add_waiting(router: APIRouter, source: Source, watch: VersionWatch, commands: Commands) -> None:
     """What may wait: for a change of the directory, or for the leader's answer."""
-    commands = Commands(source, watch)
 
     @router.get("/route/{table}", response_model=shapes.RouteShape)
     async def get_route(
@@ -185,13 +181,17 @@ def add_waiting(router: APIRouter, source: Source, watch: VersionWatch) -> None:
         return answer(shapes.SampleAnswer(taken=taken), 202)
 
 
-def v1(source: Source, watch: VersionWatch) -> APIRouter:
+def v1(source: Source, watch: VersionWatch, access: Access) -> APIRouter:
     """All of it."""
     router = APIRouter(prefix="/v1", responses=RESPONSES)
     notes = Notes(source)
     add_reading(router, source, notes)
     add_records(router, source, notes)
-    add_waiting(router, source, watch)
+    add_pictures(router, source)
+    add_questions(router, source)
+    commands = Commands(source, watch)
+    add_trials(router, commands, access)
+    add_waiting(router, source, watch, commands)
     return router
 
 

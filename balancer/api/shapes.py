@@ -43,6 +43,7 @@ class ScoreShape(Document):
     now: float
     after_plan: float
     bound: float = Field(description="no plan within the budgets can reach more")
+    limit: float = Field(description="no placement of these tablets can reach more")
 
 
 class NodeShape(Document):
@@ -74,13 +75,27 @@ class NodeShape(Document):
     retained_wal_bytes: float
 
 
+class ProgressShape(Document):
+    """How far the work of a bundle has come since it last had nothing to do."""
+
+    begun: float
+    done: int
+    running: int
+    left: int = Field(description="actions that the plan wants and that have not begun")
+    done_bytes: float
+    left_bytes: float = Field(description="of what runs and of what is left")
+    eta: float | None = Field(description="seconds; null: nothing has been copied yet that it could be told from")
+
+
 class BundleShape(Document):
     """A bundle in one sentence and a few figures."""
 
     name: str
     mode: str
     word: str
+    headline: str = Field(description="one short line")
     sentence: str
+    progress: ProgressShape | None = Field(description="null: there is nothing to do")
     at: float = Field(description="when it was last looked at")
     paused: bool
     paused_until: float | None

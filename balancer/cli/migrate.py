@@ -1,6 +1,6 @@
 """`balancer move | split | merge`: an operator's wishes for migrations, given to the leader through the directory.
 
-A dry run asks the very code that the leader asks (`commands.decide`), without telling the leader.
+A dry run asks the very code that the leader asks (`dry_runs`), without telling the leader.
 """
 
 import csv
@@ -24,12 +24,11 @@ from balancer.cli.output import Output, OutputOption, Row, console, say, show_js
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of, operator
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
-from balancer.directory.model import CommandState, RangeBounds
+from balancer.directory.model import RangeBounds
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import BalancerError, Refused, Unavailable, UserError
+from balancer.errors import BalancerError, Unavailable, UserError
 from balancer.migration.progress import TOPIC
-from balancer.planner.commands import decide, request
-from balancer.policies.bundle_view import Action, ActionKind
+from balancer.planner.dry_runs import would_do
 from balancer.policies.key_text import parse_value
 from balancer.policies.keys import KeyMismatch, encode_key
 from balancer.settings import WantedMode
@@ -139,21 +138,7 @@ def encoded_key(snapshot: Snapshot, tablet: str, text: str) -> bytes:
 
 def check_dry(directory: Directory, verb: str, arguments: dict[str, Any]) -> str:
     """What would be done, in words. Raises `Refused` where the leader would refuse."""
-    now = SystemClock().now()
-    answered, outcome = decide(request(verb, arguments, operator(), now), directory.snapshot(), now)
-    if answered.state is CommandState.REFUSED:
-        raise Refused(answered.result)
-    return "; ".join(map(_in_words, outcome.actions)) or outcome.result
-
-
-def _in_words(action: Action) -> str:
-    tablets = ", ".join(map(str, action.tablets))
-    if action.kind is ActionKind.MOVE:
-        return f"move of tablet {tablets} of {action.table} from {action.source} to {action.target}"
-    noun = "tablet" if len(action.tablets) == 1 else "tablets"
-    if action.kind is ActionKind.EXPIRE:
-        return f"expiry of {noun} {tablets} of {action.table} on {action.source}"
-    return f"{action.kind} of {noun} {tablets} of {action.table} into {action.count} on {action.source}"
+    return would_do(directory.snapshot(), verb, arguments, author=operator(), now=SystemClock().now())
 
 
 def _give(verb: str, arguments: dict[str, Any], manner: Manner) -> None:

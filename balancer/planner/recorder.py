@@ -1,4 +1,4 @@
-"""The last hour in memory: each bundle's score, and each table's load along its key space. For eyes only.
+"""The last hour in memory, and coarser the last day: bundles' moments, and loads along key spaces. For eyes only.
 
 The tick records, the API reads. A table's tablets are put, in key order, into at most `BINS` bins; a bin keeps the
 figures of its greatest tablet, because one hot tablet among a hundred cool ones must not drown in a mean. Time is cut
@@ -17,12 +17,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from balancer.planner.moments import DAY_SLOT, DAY_SLOTS, Moments, PastMoment
 from balancer.planner.state import BundleState
 from balancer.policies.bundle_view import BundleView, Ints, TableView
 
 BINS: Final = 512
-TOTAL_CELLS: Final = 8192 * 360
-"""Bins × slots of all tables together: some 40 MB."""
+TOTAL_BINS: Final = (8192, 4096)
+"""Of all tables together, in the hour and in the day: with 360 slots some 40 MB and 20 MB."""
 MIN_BINS: Final = 16
 LAYERS: Final = ("writes", "reads", "bytes")
 
@@ -35,6 +36,8 @@ class Bins:
     """Where the bins of a table begin, as keys that compare in key order."""
 
     starts: tuple[bytes, ...]
+    ids: tuple[int, ...] = ()  # of each bin's first tablet
+    counts: tuple[int, ...] = ()  # of tablets
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,39 @@ class HeatMap:
     present: Present
 
 
+@dataclass(frozen=True, slots=True)
+class PastTable:
+    """A table at one moment of the past."""
+
+    name: str
+    frame: Frame
+
+
+class _Tier:
+    """A length of time in slots of one length."""
+
+    def __init__(self, slot_seconds: float, slots: int, total_bins: int) -> None:
+        self.slot_seconds: Final = slot_seconds
+        self.slots: Final = slots
+        self.total_bins: Final = total_bins
+        self.frames: dict[tuple[str, str], deque[Frame]] = {}
+        self.present: dict[tuple[str, str], Present] = {}
+
+    def forget(self, key: tuple[str, str]) -> None:
+        del self.present[key], self.frames[key]
+
+    def bins(self, tables: int) -> int:
+        """How many bins each of so many tables may have."""
+        return max(MIN_BINS, min(BINS, self.total_bins // max(1, tables)))
+
+    def at(self, key: tuple[str, str], moment: float) -> Frame | None:
+        """The newest frame that began by then; None: all are younger."""
+        slot = int(moment / self.slot_seconds)
+        return next((frame for frame in reversed(self.frames.get(key, ())) if frame.slot <= slot), None)
+
+
 class Recorder:
-    """Keeps the last hour in slots. Safe to use from several threads.
+    """Keeps the last hour in slots, and the last day in longer ones. Safe to use from several threads.
 
     `slot_seconds` is best a tick: from 2 to 10 seconds. Shorter slots leave each table fewer bins.
     """
@@ -77,9 +111,9 @@ class Recorder:
     def __init__(self, slot_seconds: float = 10.0, span_seconds: float = 3600.0) -> None:
         self.slot_seconds: Final = min(10.0, max(2.0, slot_seconds))
         self._slots: Final = int(span_seconds / self.slot_seconds)
-        self._frames: dict[tuple[str, str], deque[Frame]] = {}
-        self._present: dict[tuple[str, str], Present] = {}
-        self._scores: dict[str, deque[tuple[float, float]]] = {}
+        self._hour = _Tier(self.slot_seconds, self._slots, TOTAL_BINS[0] * 360 // self._slots)
+        self._day = _Tier(DAY_SLOT, DAY_SLOTS, TOTAL_BINS[1])
+        self._moments: dict[str, Moments] = {}
         self._nodes: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -87,26 +121,45 @@ class Recorder:
         """Takes one bundle's figures after a tick."""
         at = state.at.timestamp()
         with self._lock:
-            if state.plan is not None:
-                self._add_score(state.bundle, at, state.plan.score_before)
+            self._moments.setdefault(state.bundle, Moments(self.slot_seconds, self._slots)).add(state)
             if state.view is not None:
-                self._add_view(state.view, int(at / self.slot_seconds))
+                for tier in (self._hour, self._day):
+                    self._add_view(tier, state.view, int(at / tier.slot_seconds))
 
     def scores(self, bundle: str) -> Sequence[tuple[float, float]]:
         """Times and scores, oldest first; the last of each slot."""
+        return tuple((one.at, one.score) for one in self.moments(bundle) if one.score is not None)
+
+    def moments(self, bundle: str, *, day: bool = False) -> Sequence[PastMoment]:
+        """What the bundle was like, oldest first: in the last hour, or in the last day."""
         with self._lock:
-            return tuple(self._scores.get(bundle, ()))
+            kept = self._moments.get(bundle)
+            return () if kept is None else kept.day() if day else kept.hour()
+
+    def begun(self, bundle: str) -> float | None:
+        """Since when the bundle has had something to do; None: it has nothing to do."""
+        with self._lock:
+            kept = self._moments.get(bundle)
+            return None if kept is None else kept.begun
 
     def tables(self) -> Sequence[tuple[str, str]]:
         """The bundles and tables of which there is anything to show."""
         with self._lock:
-            return sorted(self._present)
+            return sorted(self._hour.present)
 
-    def heat_map(self, bundle: str, table: str, layer: str) -> HeatMap | None:
-        """One layer of a table over the last hour; None where nothing was recorded."""
+    def past(self, bundle: str, at: float) -> tuple[Sequence[PastTable], Sequence[str]]:
+        """The bundle's tables at a moment, from the finest that is kept of it, and the nodes that owners number."""
         with self._lock:
-            frames = tuple(self._frames.get((bundle, table), ()))
-            present = self._present.get((bundle, table))
+            keys = [key for key in self._hour.present if key[0] == bundle]
+            found = [(key[1], self._hour.at(key, at) or self._day.at(key, at)) for key in keys]
+            return tuple(PastTable(name, frame) for name, frame in found if frame is not None), tuple(self._nodes)
+
+    def heat_map(self, bundle: str, table: str, layer: str, *, day: bool = False) -> HeatMap | None:
+        """One layer of a table over the last hour, or the last day; None where nothing was recorded."""
+        tier = self._day if day else self._hour
+        with self._lock:
+            frames = tuple(tier.frames.get((bundle, table), ()))
+            present = tier.present.get((bundle, table))
             nodes = tuple(self._nodes)
         if not frames or present is None:
             return None
@@ -117,48 +170,48 @@ class Recorder:
         for at, frame in enumerate(frames):
             overlay = laid.get(frame.bins) or laid.setdefault(frame.bins, _Overlay(frame.bins, bins))
             values[at], owners[at] = overlay.lay(frame.cells[number], frame.owners)
-        times = tuple(frame.slot * self.slot_seconds for frame in frames)
+        times = tuple(frame.slot * tier.slot_seconds for frame in frames)
         return HeatMap(times, values, owners, nodes, present)
 
     def forget(self, bundle: str) -> None:
         """The bundle is no longer configured."""
         with self._lock:
-            self._scores.pop(bundle, None)
-            for key in [key for key in self._present if key[0] == bundle]:
-                del self._present[key], self._frames[key]
+            self._moments.pop(bundle, None)
+            for tier in (self._hour, self._day):
+                for key in [key for key in tier.present if key[0] == bundle]:
+                    tier.forget(key)
 
-    def _add_score(self, bundle: str, at: float, score: float) -> None:
-        scores = self._scores.setdefault(bundle, deque(maxlen=self._slots))
-        if scores and int(scores[-1][0] / self.slot_seconds) == int(at / self.slot_seconds):
-            scores.pop()
-        scores.append((at, score))
-
-    def _add_view(self, view: BundleView, slot: int) -> None:
+    def _add_view(self, tier: _Tier, view: BundleView, slot: int) -> None:
         numbers = np.array([self._nodes.setdefault(node.id, len(self._nodes)) for node in view.nodes], dtype=np.int32)
         known = {(view.bundle, table.name) for table in view.tables}
-        for key in [key for key in self._present if key[0] == view.bundle and key not in known]:
-            del self._present[key], self._frames[key]
-        tables = max(1, len(self._present.keys() | known))
-        most = max(MIN_BINS, min(BINS, TOTAL_CELLS // self._slots // tables))
+        for key in [key for key in tier.present if key[0] == view.bundle and key not in known]:
+            tier.forget(key)
+        most = tier.bins(len(tier.present.keys() | known))
         for table in view.tables:
             if table.last > table.first:
-                self._add_table(view, table, numbers, slot, most)
+                _add_table(tier, view, table, numbers, slot=slot, most=most)
 
-    def _add_table(self, view: BundleView, table: TableView, numbers: Owners, slot: int, most: int) -> None:
-        key = view.bundle, table.name
-        frames = self._frames.setdefault(key, deque(maxlen=self._slots))
-        firsts = _firsts(table, most)
-        starts = tuple(_start(view, table, row) for row in firsts.tolist())
-        # One object for equal bins: the overlay of the past is computed once for each.
-        bins = frames[-1].bins if frames and frames[-1].bins.starts == starts else Bins(starts)
-        busiest = _busiest(view, table, firsts)
-        owners: Owners = numbers[view.tablets.node[busiest]]
-        cells = np.stack([_greatest(column, table, firsts) for column in _layers(view)])
-        frame = Frame(slot, bins, cells, owners)
-        if frames and frames[-1].slot == slot:
-            frame = _joined(frames.pop(), frame)
-        frames.append(frame)
-        self._present[key] = Present(view, table, firsts, busiest)
+
+def _add_table(tier: _Tier, view: BundleView, table: TableView, numbers: Owners, *, slot: int, most: int) -> None:
+    key = view.bundle, table.name
+    frames = tier.frames.setdefault(key, deque(maxlen=tier.slots))
+    firsts = _firsts(table, most)
+    starts = tuple(_start(view, table, row) for row in firsts.tolist())
+    # One object for equal bins: the overlay of the past is computed once for each.
+    bins = frames[-1].bins if frames and frames[-1].bins.starts == starts else _bins(view, table, firsts, starts)
+    busiest = _busiest(view, table, firsts)
+    owners: Owners = numbers[view.tablets.node[busiest]]
+    cells = np.stack([_greatest(column, table, firsts) for column in _layers(view)])
+    frame = Frame(slot, bins, cells, owners)
+    if frames and frames[-1].slot == slot:
+        frame = _joined(frames.pop(), frame)
+    frames.append(frame)
+    tier.present[key] = Present(view, table, firsts, busiest)
+
+
+def _bins(view: BundleView, table: TableView, firsts: Ints, starts: tuple[bytes, ...]) -> Bins:
+    counts = np.diff(np.append(firsts, table.last))
+    return Bins(starts, tuple(view.tablets.ids[firsts].tolist()), tuple(counts.tolist()))
 
 
 class _Overlay:

@@ -81,6 +81,9 @@ class HttpSettings(Section):
     token: SecretStr | None = None
     """Bearer token for everything that changes something; None: nothing can be changed over HTTP."""
     token_file: Path | None = None
+    read_token: SecretStr | None = None
+    """Bearer token with which everything can be read and nothing changed; None: there is none of that kind."""
+    read_token_file: Path | None = None
     read_requires_token: bool | None = None
     """Whether reading needs the token too; None: it does, unless the server listens on loopback."""
     allowed_hosts: list[str] = []

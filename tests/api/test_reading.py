@@ -18,7 +18,7 @@ def test_the_status_names_the_leader_and_each_bundle_in_a_sentence(reader: httpx
     assert status["leader"] == {"name": "host-a", "epoch": 7, "is_self": True}
     (bundle,) = status["bundles"]
     assert (bundle["name"], bundle["word"], bundle["sentence"]) == ("shop", "working", "working: 1 move")
-    assert bundle["score"] == {"now": 71.5, "after_plan": 93.0, "bound": 95.0}
+    assert bundle["score"] == {"now": 71.5, "after_plan": 93.0, "bound": 95.0, "limit": 100.0}
     assert bundle["tablets"] == 12
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -62,16 +63,34 @@ def wait_for(page: Page, selector: str, text: str, timeout: float = PATIENCE) ->
     expect(page.locator(selector)).to_contain_text(text, timeout=timeout)
 
 
-def take_picture(page: Page) -> None:
-    """The pictures in the README, where BALANCER_SCREENSHOT names a file for them; a minute later they tell more."""
-    wanted = os.environ.get("BALANCER_SCREENSHOT")
-    if wanted:
-        page.wait_for_timeout(60 * SECONDS)
-        page.set_viewport_size({"width": 1200, "height": 1300})
-        page.screenshot(path=wanted)
-        page.emulate_media(color_scheme="dark")
-        page.wait_for_timeout(3 * SECONDS)
-        page.screenshot(path=Path(wanted).with_stem(f"{Path(wanted).stem}-dark"))
+LOOKS: dict[str, dict[str, Any]] = {
+    "": {"width": 1440, "height": 1240, "scheme": "light"},
+    "-dark": {"width": 1440, "height": 1240, "scheme": "dark"},
+    "-phone": {"width": 390, "height": 844, "scheme": "light"},
+}
+
+
+def take_pictures(page: Page, what: str, looks: tuple[str, ...] = ("",)) -> None:
+    """The pictures in docs/, where BALANCER_SCREENSHOTS names a folder for them."""
+    folder = os.environ.get("BALANCER_SCREENSHOTS")
+    for suffix in looks if folder else ():
+        look = LOOKS[suffix]
+        page.set_viewport_size({"width": look["width"], "height": look["height"]})
+        page.emulate_media(color_scheme=look["scheme"])
+        page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        page.screenshot(path=Path(folder or "") / f"page-{what}{suffix}.png")
+
+
+def kill_node(folder: Path, node: str) -> None:
+    """As a machine does that loses its power."""
+    (file,) = (found for found in folder.rglob("postmaster.pid") if node in found.parts)
+    os.kill(int(file.read_text().splitlines()[0]), signal.SIGKILL)
+
+
+def until_balanced(page: Page) -> None:
+    """A quiet cluster, where pictures are wanted; else nobody waits for it."""
+    if os.environ.get("BALANCER_SCREENSHOTS"):
+        wait_for(page, "#chip", "balanced")
 
 
 @pytest.mark.timeout(600)
@@ -85,13 +104,24 @@ def test_a_hot_tablet_its_split_and_its_moves_are_seen_as_they_happen(server_fol
         wait_for(page, "#facts", "leader demo (this instance)")
         wait_for(page, "#hot", "events")
         page.select_option("#table", label="events")
+        expect(page.locator("#labels button")).not_to_have_count(0, timeout=PATIENCE)
+        take_pictures(page, "imbalance")
+        expect(page.locator("#arrows .flight").first).to_be_attached(timeout=PATIENCE)
         wait_for(page, "#finished", "split of tablet")
         wait_for(page, "#finished", "move of tablet")
+        expect(page.locator("#arrows .flight").first).to_be_attached(timeout=PATIENCE)
+        take_pictures(page, "moving", ("", "-dark", "-phone"))
         wait_for(page, "#hot", "pg-b")
-        expect(page.locator("#legend")).to_contain_text("columns", timeout=PATIENCE)
+        expect(page.locator("#legend")).to_contain_text("stretches", timeout=PATIENCE)
         assert page.evaluate("window.never_reloaded") is True
         assert seen.complaints == []
-        take_picture(page)
+        until_balanced(page)
+        take_pictures(page, "balanced", ("", "-dark"))
+        kill_node(folder, "pg-c")
+        wait_for(page, "#truth", "pg-c is down")
+        wait_for(page, "[data-node=pg-c]", "down for")
+        take_pictures(page, "node-lost")
         process.send_signal(signal.SIGTERM)
         wait_for(page, "#alarm", "No answer from the daemon")
+        take_pictures(page, "lost")
         assert process.wait(60) in (0, -signal.SIGTERM)

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, expect
 
 from balancer.api.app import create_app
 from balancer.api.server import ApiServer
@@ -20,29 +20,19 @@ from balancer.policies.day_report import DayReport
 from balancer.policies.keys import KeyType, encode_key
 from tests.support.browser import visit
 from tests.support.bundle_states import Rate, report_small, view_of_snapshot
-from tests.support.directories import migration, moved, puts, transaction
+from tests.support.directories import migration, moved, puts
 from tests.support.instance import TOKEN, Instance, http_settings
-
-SECONDS = 1000
-
-
-def commit(instance: Instance, *changes: object) -> None:
-    base = instance.directory().snapshot().version
-    version = instance.directory().commit(transaction(changes, base, reason="test"))  # type: ignore[arg-type]
-    instance.follower().wait(version - 1, 5)
-
-
-def wait_for(page: Page, selector: str, text: str) -> None:
-    expect(page.locator(selector)).to_contain_text(text, timeout=20 * SECONDS)
+from tests.support.page_steps import SECONDS, commit, wait_for
 
 
 def test_everything_is_shown_without_a_complaint_and_from_one_host(browser: Browser, server: ApiServer) -> None:
     with visit(browser, server.url) as seen:
-        wait_for(seen.page, "#truth", "Working: 1 move")
+        wait_for(seen.page, "#chip", "working")
+        wait_for(seen.page, "#truth", "0 of 1 action · 0 B of 977 KB")
+        wait_for(seen.page, "#why", "working: 1 move")
         wait_for(seen.page, "#facts", "leader host-a (this instance), epoch 7")
-        wait_for(seen.page, "#node-list", "pg-a")
+        wait_for(seen.page, "#labels", "pg-a")
         assert seen.page.locator("[data-node]").count() == 3
-        wait_for(seen.page, "#scores", "71.5")
         wait_for(seen.page, "#plans", "pg-c carries 30 % more")
         wait_for(seen.page, "#schedules", "always open")
         wait_for(seen.page, "#history-list", "table orders (hash)")
@@ -57,9 +47,10 @@ def test_everything_is_shown_without_a_complaint_and_from_one_host(browser: Brow
 
 def test_the_first_paint_needs_one_round_trip_to_the_api(browser: Browser, server: ApiServer) -> None:
     with visit(browser, server.url) as seen:
-        wait_for(seen.page, "#node-list", "pg-a")
+        wait_for(seen.page, "#plans", "pg-c carries 30 % more")
         assert seen.api_requests()[0] == "/v1/overview"
-        assert set(seen.api_requests()[1:]) <= {"/v1/heatmap", "/v1/overview"}
+        allowed = {"/v1/heatmap", "/v1/overview", "/v1/cluster", "/v1/series", "/v1/access"}
+        assert set(seen.api_requests()[1:]) <= allowed
 
 
 def split_hot(instance: Instance) -> None:
@@ -92,7 +83,7 @@ def test_a_hot_tablet_its_split_and_its_move_are_seen_without_a_reload(
         split_hot(instance)
         report_small(instance, writes=hot_at(1102))
         wait_for(page, "#hot tbody tr:first-child", "[60 … highest)")
-        wait_for(page, "#legend", "5 columns")
+        wait_for(page, "#legend", "5 stretches")
         tablet = instance.directory().snapshot().tablet(1102)
         running = migration(tablet, "pg-b", "copying")
         commit(instance, Put(running))
@@ -120,11 +111,11 @@ def test_the_heat_map_tells_what_is_pointed_at_by_mouse_and_by_keyboard(
         wait_for(page, "#legend", "900 rows/s")
         box = page.locator("#heat").bounding_box()
         assert box is not None
-        page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 2)
+        page.locator("#heat").hover(position={"x": box["width"] / 2, "y": box["height"] * 0.4})
         wait_for(page, "#heat-detail", "tablet 1003")
         wait_for(page, "#heat-detail", "keys 20 … 30")
         page.locator("#heat").focus()
-        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowUp")
         wait_for(page, "#heat-detail", "tablet 1004")
         page.keyboard.press("Home")
         wait_for(page, "#heat-detail", "tablet 1001")
@@ -138,8 +129,11 @@ def test_the_colours_show_the_hot_tablet(browser: Browser, server: ApiServer, in
     report_small(instance, writes=hot_at(1003))
     with visit(browser, server.url, color_scheme="light") as seen:
         seen.page.select_option("#table", label="events")
-        wait_for(seen.page, "#legend", "4 columns")
-        script = "[0,1,2,3].map(x => document.getElementById('heat').getContext('2d').getImageData(x, 0, 1, 1).data[1])"
+        wait_for(seen.page, "#legend", "4 stretches")
+        script = """[3, 2, 1, 0].map(row => {
+            const canvas = document.getElementById('heat');
+            return canvas.getContext('2d').getImageData(9, (row + 0.5) * canvas.height / 4, 1, 1).data[1];
+        })"""
         greens = seen.page.evaluate(script)
         assert greens[2] < min(greens[0], greens[1], greens[3])
 
@@ -150,7 +144,7 @@ def test_a_lost_daemon_is_shown_and_so_is_its_return(browser: Browser, instance:
     server.start()
     port = int(server.url.rpartition(":")[2])
     with visit(browser, server.url) as seen:
-        wait_for(seen.page, "#truth", "Working")
+        wait_for(seen.page, "#chip", "working")
         server.stop()
         wait_for(seen.page, "#alarm", "No answer from the daemon since")
         assert "stale" in (seen.page.locator("body").get_attribute("class") or "")
@@ -177,8 +171,9 @@ def test_each_of_the_four_words_is_told_apart(
 ) -> None:
     report_small(instance, word=word, sentence=f"{word}: and why")
     with visit(browser, server.url) as seen:
-        wait_for(seen.page, "#truth", f"{word.capitalize()}: and why")
-        assert seen.page.locator("#truth").get_attribute("class") == word.split()[0]
+        wait_for(seen.page, "#sentences", f"{word}: and why")
+        assert seen.text("#chip") == word.split()[0]
+        assert seen.page.locator("#chip").get_attribute("class") == f"chip {word.split()[0]}"
         assert seen.page.title().startswith(word)
 
 
@@ -201,10 +196,12 @@ def test_markup_in_names_is_shown_as_text(browser: Browser, server: ApiServer, i
     instance.report(odd)
     with visit(browser, server.url) as seen:
         wait_for(seen.page, "#sentences", MARKUP)
-        wait_for(seen.page, "#node-list", f"{MARKUP}node")
-        wait_for(seen.page, "#schedules", MARKUP)
         seen.page.select_option("#bundle", MARKUP)
-        wait_for(seen.page, "#truth", MARKUP)
+        wait_for(seen.page, "#labels", f"{MARKUP}node")
+        wait_for(seen.page, "#schedules", MARKUP)
+        wait_for(seen.page, "#truth", f"{MARKUP}node is down: 0 tablets")
+        seen.page.locator("#labels button").click()
+        wait_for(seen.page, "#panel", f"down: {MARKUP}")
         assert seen.page.locator("img").count() == 0
         assert "tablet-balancer" in seen.page.title()
         assert seen.complaints == []
@@ -215,30 +212,23 @@ def test_the_day_of_a_node_is_drawn_and_told(browser: Browser, server: ApiServer
     relative[:, 0], relative[18::24, 0] = 0.9, 1.41
     report_small(instance, day=DayReport(relative, ()))
     with visit(browser, server.url) as seen:
-        strip = seen.page.locator("[data-node=pg-a] .day")
+        seen.page.click("[data-node=pg-a]")
+        strip = seen.page.locator("#panel .day")
         expect(strip).to_have_attribute("aria-label", re.compile(r"at most 1\.41 × its share, from 18 to 19 h"))
         assert strip.locator("rect").count() == 24
         assert strip.locator("rect.above").count() == 1
-        assert seen.page.locator("[data-node=pg-b] .day").count() == 0
+        seen.page.click("#panel-close")
+        seen.page.click("[data-node=pg-b]")
+        wait_for(seen.page, "#panel", "Its loads")
+        assert seen.page.locator("#panel .day").count() == 0
         assert seen.complaints == []
-
-
-def test_troubled_nodes_stand_out(browser: Browser, server: ApiServer, instance: Instance) -> None:
-    state = report_small(instance)
-    silent = replace(state.nodes[1], reachable=False, unreachable_since=state.at, error="connection refused")
-    draining = replace(state.nodes[2], state="draining", reason="drained by ann")
-    instance.report(replace(state, nodes=(state.nodes[0], silent, draining), sentence="working: anew"))
-    with visit(browser, server.url) as seen:
-        wait_for(seen.page, '[data-node="pg-b"]', "unreachable")
-        wait_for(seen.page, '[data-node="pg-b"]', "connection refused")
-        wait_for(seen.page, '[data-node="pg-c"]', "draining")
-        assert seen.page.locator(".card.trouble").count() == 1
 
 
 def test_the_history_is_filtered_by_tablet_and_node(browser: Browser, server: ApiServer, instance: Instance) -> None:
     commit(instance, *puts([moved(instance.directory().snapshot().tablet(3), "pg-a")]))
     with visit(browser, server.url) as seen:
         wait_for(seen.page, "#history-list", "tablet 3 on pg-a, epoch 2")
+        seen.page.click("#history summary")
         seen.page.fill("#history-tablet", "3")
         seen.page.keyboard.press("Enter")
         expect(seen.page.locator("#history-list tbody tr")).to_have_count(2, timeout=20 * SECONDS)
@@ -256,7 +246,7 @@ def test_a_closed_instance_asks_for_the_token_and_keeps_it_to_itself(browser: Br
         expect(seen.page.locator("#token-form")).to_be_visible(timeout=20 * SECONDS)
         seen.page.fill("#token", TOKEN)
         seen.page.keyboard.press("Enter")
-        wait_for(seen.page, "#truth", "Working")
+        wait_for(seen.page, "#chip", "working")
         expect(seen.page.locator("#token-form")).to_be_hidden()
         assert TOKEN not in seen.page.content()
         assert not [url for url in seen.requests if TOKEN in url]
@@ -281,10 +271,11 @@ def test_all_of_it_can_be_reached_by_keyboard(browser: Browser, server: ApiServe
     with visit(browser, server.url) as seen:
         wait_for(seen.page, "#legend", "rows/s")
         reached = set()
-        for _ in range(20):
+        for _ in range(45):
             seen.page.keyboard.press("Tab")
             reached.add(seen.page.evaluate("document.activeElement.id || document.activeElement.className || ''"))
-        assert {"skip", "table", "dimension", "heat", "history-tablet", "history-node"} <= reached
+        wanted = {"skip", "paint", "blocks", "table", "dimension", "heat", "heat-in", "load", "moment", "play"}
+        assert wanted <= reached
 
 
 def test_what_the_checks_have_found_is_shown_with_the_next_step(
@@ -296,6 +287,7 @@ def test_what_the_checks_have_found_is_shown_with_the_next_step(
     book = CheckBook(round_, {found.key: Standing(found, 150.0, 160.0, 6)}, past=(past,))
     write_book(instance.directory(), "shop", book)
     with visit(browser, server.url) as seen:
+        seen.page.click("#checks summary")
         for text in ("1 found", "<b>3 rows</b> outside of tablet 3", "move them", "round 7 is at orphans"):
             wait_for(seen.page, "#check-list", text)
         wait_for(seen.page, "#check-list", "Not checked: node pg-c: does not answer")

@@ -28,6 +28,10 @@ with their own notices in /usr/share/doc and /usr/local/lib) and the packages be
 wheel numpy contains OpenBLAS and libgfortran.
 """
 
+VENDORED = """\
+The page (balancer/api/page) has in it, each with its licence's text beside it:
+"""
+
 
 def blocks(name: str) -> dict[str, str]:
     """The lines of each pin of a list, hashes included; a package may have several, for several Pythons."""
@@ -82,7 +86,13 @@ def notice() -> str:
         if pin.marker is None or pin.marker.evaluate({**_environment(), **IMAGE}):
             version = str(pin.specifier).removeprefix("==")
             rows.append(f"{pin.name} {version}: {licence(pin.name)}")
-    return f"{HEAD}\n" + "\n".join(rows) + "\n"
+    return f"{HEAD}\n" + "\n".join(rows) + f"\n\n{VENDORED}\n" + "\n".join(vendored()) + "\n"
+
+
+def vendored() -> list[str]:
+    """What the page has of others."""
+    listed = tomllib.loads((ROOT / "balancer" / "api" / "page" / "vendored.toml").read_text())
+    return [f"{name} {about['version']}: {about['licence']}" for name, about in listed.items()]
 
 
 def licence(package: str) -> str:

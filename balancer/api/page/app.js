@@ -1,130 +1,209 @@
-// The page: asks /v1/overview again and again, and draws what it says. All of it is read-only.
-import { byId, clock, duration, element, fill } from "./dom.js";
-import { createHeat } from "./heat.js";
-import { drawChecks, drawHistory, drawMigrations, drawNodes, drawPlans, drawSchedules } from "./sections.js";
+// The page: asks /v1/overview again and again and draws what it says; pictures and series come beside it. What changes
+// anything goes through actions.js.
+import { createActions, keepToken, keptToken } from "./actions.js";
+import { createCharts } from "./charts.js";
+import { createCluster } from "./cluster.js";
+import { byId, element, fill } from "./dom.js";
+import { drawChip, drawFacts, drawPastTruth, drawSentences, drawTruth, drawWindows, troubleOf } from "./header.js";
+import { createKeys } from "./keys.js";
+import { drawChecks, drawFinished, drawHistory, drawHot, drawNext, drawQuarantined, drawRunning, drawSchedules } from "./lists.js";
+import { createPanel } from "./panel.js";
+import { createTimeline } from "./timeline.js";
 
 const PERIOD = 2000;
 const HIDDEN_PERIOD = 15000;
-const STALE_SECONDS = 90;
 const ORDER = ["blocked", "working", "waiting for the schedule", "balanced"];
 
-const page = { overview: null, tag: null, token: "", lostSince: null, skew: 0, bundle: "", filtered: false, timer: 0 };
+const page = { overview: null, tag: null, token: keptToken(), lost: null, skew: 0, bundle: "", chosen: false, filtered: false, timer: 0, ticked: 0, at: null, picture: null, series: null, turn: 0 };
 
-async function ask(path, headers = {}) {
+async function ask(path, headers = {}, options = {}) {
   if (page.token) headers.Authorization = `Bearer ${page.token}`;
-  return fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(10000) });
+  return fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(10000), ...options });
 }
 
 async function askJson(path) {
   const answer = await ask(path);
-  if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
-  return answer.json();
+  if (answer.ok) return answer.json();
+  const problem = await answer.json().catch(() => ({}));
+  throw new Error(problem.detail ?? `${path}: ${answer.status}`);
 }
 
-const heat = createHeat(askJson);
+async function send(path, document) {
+  try {
+    const answer = await ask(path, { "Content-Type": "application/json" }, { method: "POST", body: JSON.stringify(document), signal: AbortSignal.timeout(40000) });
+    return { ok: answer.ok, body: await answer.json() };
+  } catch (error) {
+    return { ok: false, body: { detail: `no answer: ${error.message}` } };
+  }
+}
+
+const actions = createActions(send, () => poll());
+const panel = createPanel(askJson, actions);
+const cluster = createCluster(panel.open);
+const keys = createKeys(askJson);
+const charts = createCharts();
+const timeline = createTimeline(travel);
+const serverNow = () => Date.now() / 1000 + page.skew;
+const ofBundle = (list, key = "bundle") => list.filter((item) => item[key] === page.bundle);
 
 async function poll() {
   clearTimeout(page.timer);
   try {
     const answer = await ask("/v1/overview", page.tag ? { "If-None-Match": page.tag } : {});
-    byId("token-form").hidden = answer.status !== 401;
+    byId("token-form").hidden = answer.status !== 401 && byId("token-form").dataset.wanted !== "yes";
     if (answer.status === 200) {
       page.tag = answer.headers.get("ETag");
       page.overview = await answer.json();
+      page.skew = Date.parse(answer.headers.get("Date")) / 1000 - Date.now() / 1000;
+      chooseBundle(page.overview.status.bundles);
       draw();
-      heat.refresh(page.overview, page.bundle);
+      await drawPictures();
     } else if (answer.status !== 304) {
       throw new Error(answer.status === 401 ? "it asks for a token" : `it answers ${answer.status}`);
     }
     page.skew = Date.parse(answer.headers.get("Date")) / 1000 - Date.now() / 1000;
-    page.lostSince = null;
+    page.lost = null;
   } catch (error) {
-    page.lostSince = page.lostSince ?? { at: Date.now() / 1000, why: error.message };
+    page.lost = page.lost ?? { at: Date.now() / 1000, why: error.message };
   }
   drawAges();
+  clearTimeout(page.timer);
   page.timer = setTimeout(poll, document.hidden ? HIDDEN_PERIOD : PERIOD);
 }
 
-function chosen(list, key) {
-  return page.bundle ? list.filter((item) => item[key] === page.bundle) : list;
+// The bundle that needs most attention, unless somebody has chosen another.
+function chooseBundle(bundles) {
+  const ordered = [...bundles].sort((a, b) => ORDER.indexOf(a.word) - ORDER.indexOf(b.word));
+  if (!ordered.some((one) => one.name === page.bundle)) page.chosen = false;
+  if (!page.chosen && ordered.length) page.bundle = ordered[0].name;
+  const select = byId("bundle");
+  const shown = [...select.options].map((option) => option.textContent);
+  const wanted = bundles.map((one) => `${one.name} · ${one.word}`);
+  if (JSON.stringify(shown) !== JSON.stringify(wanted)) select.replaceChildren(...bundles.map((one, at) => element("option", { value: one.name }, wanted[at])));
+  select.value = page.bundle;
+  byId("bundle-label").hidden = bundles.length < 2;
+  byId("bundle-name").textContent = bundles.length === 1 ? page.bundle : "";
 }
 
 function draw() {
-  const overview = page.overview;
-  drawBundleChoice(overview.status.bundles);
-  drawTruth(chosen(overview.status.bundles, "name"));
-  drawNodes(chosen(overview.nodes, "bundle"), chosen(overview.status.bundles, "name"), overview.scores);
-  drawMigrations(chosen(overview.migrations, "bundle"), chosen(overview.quarantined, "bundle"), serverNow());
-  drawPlans(chosen(overview.plans, "bundle"));
-  drawSchedules(chosen(overview.schedules, "bundle"), serverNow());
-  drawChecks(chosen(overview.checks, "bundle"));
+  const { overview } = page;
+  const bundle = overview.status.bundles.find((one) => one.name === page.bundle);
+  drawSentences(overview.status.bundles);
+  drawSchedules(ofBundle(overview.schedules), serverNow());
+  drawChecks(overview.checks);
+  drawHot(ofBundle(overview.hot));
   if (!page.filtered) drawHistory(overview.history);
-}
-
-function drawBundleChoice(bundles) {
-  const names = bundles.map((bundle) => bundle.name);
-  const select = byId("bundle");
-  const shown = [...select.options].slice(1).map((option) => option.value);
-  if (JSON.stringify(shown) !== JSON.stringify(names)) {
-    select.replaceChildren(element("option", { value: "" }, "all"), ...names.map((name) => element("option", { value: name }, name)));
-    select.value = page.bundle = names.includes(page.bundle) ? page.bundle : "";
-  }
-  byId("bundle-label").hidden = names.length < 2;
-}
-
-function cssWord(word) {
-  return word.split(" ")[0];
-}
-
-function drawTruth(bundles) {
-  const ordered = [...bundles].sort((a, b) => ORDER.indexOf(a.word) - ORDER.indexOf(b.word));
-  const truth = byId("truth");
-  if (!ordered.length) {
-    truth.textContent = "No bundle has been looked at yet";
-    truth.className = "";
+  if (!bundle) {
+    byId("truth").textContent = "No bundle has been looked at yet";
     return;
   }
-  const first = ordered[0];
-  const same = ordered.filter((bundle) => bundle.word === first.word).length;
-  const text = ordered.length === 1 ? first.sentence : `${same} of ${ordered.length} bundles: ${first.word}`;
-  truth.textContent = text.charAt(0).toUpperCase() + text.slice(1);
-  truth.className = cssWord(first.word);
-  document.title = `${first.word} – tablet-balancer`;
-  fill("sentences", ...(ordered.length > 1 ? ordered.slice(0, 30).map(sentence) : ordered.filter((b) => b.error).map(sentence)));
+  const migrations = ofBundle(overview.migrations);
+  const [schedule] = ofBundle(overview.schedules);
+  drawWindows(schedule, serverNow());
+  drawFinished(migrations.filter((one) => one.finished));
+  panel.update(overview.nodes, serverNow());
+  if (page.at !== null) return;
+  drawChip(bundle.word);
+  const down = ofBundle(overview.nodes).some((node) => !node.reachable && node.state !== "lost");
+  drawTruth(bundle, schedule, serverNow(), down);
+  drawNow(bundle, migrations.filter((one) => !one.finished));
 }
 
-function sentence(bundle) {
-  const paused = bundle.paused ? ` – paused${bundle.paused_until ? ` until ${clock(bundle.paused_until)}` : ""}` : "";
-  const error = bundle.error ? ` – ${bundle.error}` : "";
-  return element("li", { class: cssWord(bundle.word) }, element("b", {}, bundle.name), `: ${bundle.sentence}${paused}${error}`);
+function drawNow(bundle, running) {
+  const key = JSON.stringify([bundle.paused, actions.may(), bundle.name]);
+  if (byId("steer").dataset.key !== key) {
+    byId("steer").dataset.key = key;
+    fill("steer", ...actions.ofBundle(bundle));
+  }
+  drawRunning(running, serverNow(), actions.may(), actions.ofMigration);
+  drawQuarantined(ofBundle(page.overview.quarantined), actions.may(), actions.ofQuarantined);
+  drawNext(ofBundle(page.overview.plans)[0], bundle, running.flatMap((one) => one.sources), { key: actions.may(), of: actions.ofAction, ofPlan: (plan) => actions.ofPlan(plan, bundle) });
 }
 
-function serverNow() {
-  return Date.now() / 1000 + page.skew;
+// Pictures and series change with each tick of the bundle; what runs changes between them.
+async function drawPictures() {
+  const bundle = page.overview.status.bundles.find((one) => one.name === page.bundle);
+  if (!bundle) return;
+  const named = encodeURIComponent(page.bundle);
+  if (page.ticked !== bundle.at || page.picture?.bundle !== page.bundle) {
+    page.ticked = bundle.at;
+    const day = byId("span").value === "day";
+    const [picture, series] = await Promise.all([page.at === null ? askJson(`/v1/cluster?bundle=${named}`) : page.picture, askJson(`/v1/series?bundle=${named}&day=${day}`)]);
+    Object.assign(page, { picture, series });
+    charts.update(series, bundle.score, page.at);
+    drawPast();
+    keys.load();
+  } else drawPast();
+}
+
+function drawPast() {
+  const migrations = ofBundle(page.overview.migrations);
+  const finished = migrations.filter((one) => one.finished);
+  const moment = page.at ?? serverNow();
+  const running = migrations.filter((one) => (page.at === null ? !one.finished : one.created <= moment && (!one.finished || moment < one.updated)));
+  if (page.picture) cluster.update(page.picture, page.at === null ? ofBundle(page.overview.nodes) : [], running, serverNow());
+  keys.update(ofBundle(page.overview.tables), finished, page.at);
+  if (page.series) timeline.update(page.series.times, finished, serverNow());
+  if (page.at !== null) drawRunning(running, moment, "past", () => []);
+}
+
+async function travel(at) {
+  page.at = at;
+  page.turn += 1;
+  const turn = page.turn;
+  document.body.classList.toggle("past", at !== null);
+  if (!page.overview) return;
+  const named = encodeURIComponent(page.bundle);
+  try {
+    const picture = await askJson(`/v1/cluster?bundle=${named}${at === null ? "" : `&at=${at}`}`);
+    if (turn !== page.turn) return;
+    page.picture = picture;
+    if (at !== null) drawPastTruth(picture);
+  } catch (error) {
+    byId("why").textContent = error.message;
+  }
+  if (page.series) charts.update(page.series, page.overview.status.bundles.find((one) => one.name === page.bundle)?.score, at);
+  drawPast();
+  if (at === null) {
+    fill("running");
+    draw();
+  }
 }
 
 function drawAges() {
-  const overview = page.overview;
+  const trouble = troubleOf(page.overview, page.lost, serverNow());
   const alarm = byId("alarm");
-  let trouble = "";
-  if (page.lostSince) {
-    trouble = `No answer from the daemon since ${clock(page.lostSince.at)} (${page.lostSince.why}): what you see is old.`;
-  }
-  if (overview) {
-    const { status } = overview;
-    const newest = Math.max(0, ...status.bundles.map((bundle) => bundle.at));
-    const age = Math.max(0, serverNow() - newest);
-    const leader = status.leader.name ? `leader ${status.leader.name}${status.leader.is_self ? " (this instance)" : ""}` : "no leader";
-    byId("facts").textContent =
-      `${leader}, epoch ${status.leader.epoch} · looked at ${newest ? `${duration(age)} ago` : "never"} · ` +
-      `directory version ${status.directory_version} · instance ${status.instance}, version ${status.version}`;
-    if (!trouble && newest && age > STALE_SECONDS) trouble = `The cluster was last looked at ${duration(age)} ago: the figures are old.`;
-    if (!trouble && status.directory_age > STALE_SECONDS) trouble = `The directory has not answered for ${duration(status.directory_age)}.`;
-    if (!trouble && !status.leader.name) trouble = "No instance leads: nothing is balanced until one does.";
-  }
-  alarm.textContent = trouble;
+  if (alarm.textContent !== trouble) alarm.textContent = trouble;
   alarm.hidden = !trouble;
+  if (page.overview) drawFacts(page.overview, serverNow());
   document.body.classList.toggle("stale", Boolean(trouble));
+}
+
+async function drawAccess() {
+  try {
+    const access = await askJson("/v1/access");
+    byId("sign-in").hidden = !access.sign_in;
+    byId("sign-in").textContent = "Sign in to act";
+    if (actions.allow(access.may_change) && page.overview) draw();
+    panel.refresh();
+    return access;
+  } catch {
+    return null;
+  }
+}
+
+async function signIn(event) {
+  event.preventDefault();
+  page.token = byId("token").value;
+  byId("token").value = "";
+  const access = await drawAccess();
+  const fine = access !== null && (access.may_change || !access.sign_in);
+  byId("token-says").textContent = fine ? "" : "This is not a token of this instance.";
+  if (!fine) page.token = "";
+  keepToken(page.token);
+  byId("token-form").dataset.wanted = fine ? "" : byId("token-form").dataset.wanted;
+  page.tag = null;
+  poll();
 }
 
 async function filterHistory(event) {
@@ -134,9 +213,9 @@ async function filterHistory(event) {
     const value = byId(`history-${name}`).value.trim();
     if (value) query.set(name, value);
   }
-  if (page.bundle) query.set("bundle", page.bundle);
   page.filtered = [...query.keys()].length > 1;
   if (!page.filtered) return page.overview && drawHistory(page.overview.history);
+  query.set("bundle", page.bundle);
   try {
     drawHistory((await askJson(`/v1/history?${query}`)).entries);
   } catch (error) {
@@ -148,16 +227,17 @@ async function filterHistory(event) {
 byId("history-form").addEventListener("submit", filterHistory);
 byId("history-form").addEventListener("reset", (event) => setTimeout(() => filterHistory(event)));
 byId("bundle").addEventListener("change", (event) => {
-  page.bundle = event.target.value;
-  draw();
-  heat.refresh(page.overview, page.bundle);
-});
-byId("token-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  page.token = byId("token").value;
-  byId("token").value = "";
+  Object.assign(page, { bundle: event.target.value, chosen: true, ticked: 0, tag: null });
   poll();
 });
+byId("span").addEventListener("change", () => { page.ticked = 0; page.tag = null; poll(); });
+byId("sign-in").addEventListener("click", () => {
+  const form = byId("token-form");
+  form.dataset.wanted = "yes";
+  form.hidden = false;
+  byId("token").focus();
+});
+byId("token-form").addEventListener("submit", signIn);
 document.addEventListener("visibilitychange", () => document.hidden || poll());
 setInterval(drawAges, 1000);
-poll();
+poll().then(drawAccess);

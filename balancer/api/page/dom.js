@@ -4,6 +4,7 @@ export function element(name, properties = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(properties)) {
     if (key === "class") made.className = value;
+    else if (key === "onclick") made.addEventListener("click", value);
     else if (value !== undefined && value !== null) made.setAttribute(key, value);
   }
   made.append(...children.filter((child) => child !== null && child !== undefined).map(asNode));
@@ -29,16 +30,43 @@ export function fill(id, ...children) {
   byId(id).replaceChildren(...children.filter((child) => child !== null && child !== undefined));
 }
 
+// Keeps what is there by its key, so that nothing loses the focus while it is looked at.
+export function keyed(id, items, keyOf, make, update) {
+  const parent = byId(id);
+  const known = new Map([...parent.children].filter((child) => child.dataset.key).map((child) => [child.dataset.key, child]));
+  const wanted = items.map((item) => {
+    const key = String(keyOf(item));
+    const found = known.get(key) ?? make(item);
+    found.dataset.key = key;
+    update(found, item);
+    return found;
+  });
+  const same = wanted.length === parent.children.length && wanted.every((child, at) => parent.children[at] === child);
+  if (!same) parent.replaceChildren(...wanted);
+}
+
+const drawn = new Map();
+
+// Draws again only what has changed.
+export function fillOnce(id, key, make) {
+  const text = JSON.stringify(key);
+  if (drawn.get(id) === text) return;
+  drawn.set(id, text);
+  fill(id, ...make());
+}
+
 export function table(headings, rows) {
   const kind = (at) => (typeof rows[0]?.[at] === "number" ? "number" : "");
   const head = element("tr", {}, ...headings.map((text, at) => element("th", { scope: "col", class: kind(at) }, text)));
-  const body = rows.map((cells) => element("tr", {}, ...cells.map(cell)));
+  const body = rows.map((cells) => element("tr", {}, ...cells.map((value, at) => cell(value, headings[at]))));
   return element("table", {}, element("thead", {}, head), element("tbody", {}, ...body));
 }
 
-function cell(value) {
-  if (value instanceof Node) return element("td", {}, value);
-  return element("td", { class: typeof value === "number" ? "number" : "" }, typeof value === "number" ? number(value) : value);
+// On a phone a row becomes a card, and each cell says by itself what it is.
+function cell(value, heading) {
+  if (value instanceof Node) return element("td", { "data-heading": heading }, value);
+  const kind = typeof value === "number" ? "number" : "";
+  return element("td", { class: kind, "data-heading": heading }, kind ? number(value) : value);
 }
 
 const plain = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
@@ -63,10 +91,11 @@ export function bytes(value) {
 
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
+  if (seconds === 0) return "0 s";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 90) return `${plain.format(seconds)} s`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
-  if (seconds < 172800) return `${plain.format(seconds / 3600)} h`;
+  if (seconds < 172800) return `${Math.floor(seconds / 3600)} h${Math.round((seconds % 3600) / 60) ? ` ${Math.round((seconds % 3600) / 60)} min` : ""}`;
   return `${Math.round(seconds / 86400)} days`;
 }
 
@@ -79,6 +108,8 @@ export function clock(seconds) {
   const today = at.toDateString() === new Date().toDateString();
   return today ? time : `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${time}`;
 }
+
+
 
 export function bounds(tablet) {
   if (tablet.modulus) return `hash % ${tablet.modulus} = ${tablet.remainder}`;

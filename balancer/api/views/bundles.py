@@ -5,9 +5,11 @@ from math import isnan
 from zoneinfo import ZoneInfo
 
 from balancer import __version__
+from balancer.api.note_cache import Notes
 from balancer.api.shapes import BundleShape, Leader, NodeShape, ScoreShape, Status
 from balancer.api.source import Source
-from balancer.directory.model import Node
+from balancer.api.views.headline import headline, progress
+from balancer.directory.model import Json, Node
 from balancer.errors import UserError
 from balancer.logs import mask
 from balancer.planner.loads import imbalance, node_loads
@@ -27,9 +29,10 @@ def chosen(source: Source, bundle: str | None) -> list[BundleState]:
     return [states[bundle]]
 
 
-def status(source: Source) -> Status:
+def status(source: Source, notes: Notes) -> Status:
     """The instance, its leader and its bundles."""
     leader, follower = source.leader(), source.follower()
+    running = notes.progress(follower.snapshot)
     return Status(
         instance=source.settings().daemon.instance,
         version=__version__,
@@ -37,18 +40,19 @@ def status(source: Source) -> Status:
         directory_version=follower.snapshot.version,
         directory_age=round(follower.age(), 1),
         tick_age=round(source.tick_age(), 1),
-        bundles=[bundle(state) for state in chosen(source, None)],
+        bundles=[_bundle(source, state, running) for state in chosen(source, None)],
     )
 
 
-def bundle(state: BundleState) -> BundleShape:
-    """One bundle."""
+def _bundle(source: Source, state: BundleState, running: Mapping[str, Json]) -> BundleShape:
     view = state.view
     return BundleShape(
         name=state.bundle,
         mode=state.mode,
         word=state.word,
+        headline=mask(headline(state)),
         sentence=mask(state.sentence),
+        progress=progress(state, source.follower().snapshot, running, source.recorder.begun(state.bundle)),
         at=state.at.timestamp(),
         paused=state.paused,
         paused_until=state.paused_until.timestamp() if state.paused_until else None,
@@ -64,7 +68,10 @@ def bundle(state: BundleState) -> BundleShape:
 def score(plan: PlanResult) -> ScoreShape:
     """The three scores of a plan."""
     return ScoreShape(
-        now=round(plan.score_before, 2), after_plan=round(plan.score_after, 2), bound=round(plan.bound, 2)
+        now=round(plan.score_before, 2),
+        after_plan=round(plan.score_after, 2),
+        bound=round(plan.bound, 2),
+        limit=round(plan.limit, 2),
     )
 
 

@@ -14,9 +14,9 @@ from balancer.planner.recorder import Present
 _OTHER = 255
 
 
-def heat(source: Source, bundle: str, table: str, dimension: str, rows: int) -> HeatShape:
-    """One layer of a table over the last hour, in at most so many rows."""
-    found = source.recorder.heat_map(bundle, table, dimension)
+def heat(source: Source, bundle: str, table: str, dimension: str, rows: int, *, day: bool = False) -> HeatShape:
+    """One layer of a table over the last hour or day, in at most so many rows."""
+    found = source.recorder.heat_map(bundle, table, dimension, day=day)
     if found is None:
         known = ", ".join(f"{a}/{b}" for a, b in source.recorder.tables()) or "none yet"
         raise UserError(f"nothing is recorded of the table {table!r} in {bundle!r}; recorded are: {known}")

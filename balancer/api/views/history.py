@@ -31,7 +31,7 @@ def page(directory: Directory, snapshot: Snapshot, wanted: HistoryQuery, before:
     """Up to `limit` commits below the version `before`."""
     found: list[HistoryEntry] = []
     last = top = (snapshot.version + 1) if before is None else before
-    for entry in _backwards(directory, top):
+    for entry in backwards(directory, top):
         last = entry.version
         if _concerns(entry, wanted, snapshot):
             found.append(_shape(entry))
@@ -40,7 +40,8 @@ def page(directory: Directory, snapshot: Snapshot, wanted: HistoryQuery, before:
     return HistoryPage(entries=found, next=last if last > 1 and last != top else None)
 
 
-def _backwards(directory: Directory, below: int) -> Iterator[LogEntry]:
+def backwards(directory: Directory, below: int) -> Iterator[LogEntry]:
+    """Commits below a version, newest first, as many as one answer may look at."""
     scanned = 0
     while below > 1 and scanned < _MOST_SCANNED:
         after = max(0, below - 1 - _CHUNK)

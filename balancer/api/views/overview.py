@@ -20,7 +20,7 @@ def overview(source: Source, notes: Notes) -> Overview:
     snapshot = source.follower().snapshot
     page = migrations.page(snapshot, notes.progress(snapshot), limit=2 * _FEW)
     return Overview(
-        status=bundles.status(source),
+        status=bundles.status(source, notes),
         tables=tablets.tables(snapshot),
         nodes=bundles.nodes(source, states),
         schedules=[schedule(source, state, windows=4) for state in states],

@@ -1,0 +1,92 @@
+"""Further documents of `/v1`: pictures of a bundle, answers to questions about it, and what a command would do."""
+
+from typing import Any
+
+from pydantic import Field
+
+from balancer.api.shapes import Document
+
+
+class ClusterNode(Document):
+    """A row of the picture. The lists have an entry for each block, in the order of tables and keys."""
+
+    id: str
+    fair: float | None = Field(description="bytes that would be its fair share; null: it gets none, see `counts`")
+    counts: bool = Field(description="whether it counts in means: it is neither down, nor draining, nor closed")
+    ids: list[int] = Field(description="of each block's largest tablet")
+    tablets: list[int] = Field(description="how many tablets each block stands for")
+    tables: list[int] = Field(description="each block's table, as a place in `tables` of the document")
+    bytes: list[float] = Field(description="of each block's tablets together")
+    writes: list[float] = Field(description="rows written per second, of its tablets together")
+    reads: list[float]
+
+
+class ClusterShape(Document):
+    """A bundle as a picture: nodes as rows, tablets as blocks; neighbours share a block where there are too many."""
+
+    bundle: str
+    at: float
+    past: bool = Field(description="whether it is a moment of the past, from what the recorder kept")
+    tables: list[str]
+    nodes: list[ClusterNode]
+    tablets: int
+    most_writes: float = Field(description="the greatest rate of a single tablet: the end of a colour scale")
+    most_reads: float
+    word: str
+    sentence: str
+    score: float | None
+
+
+class ExplanationShape(Document):
+    """Sentences, the most important first."""
+
+    subject: str
+    sentences: list[str]
+    at: float = Field(description="when the figures were polled that they speak of")
+    since: float | None = Field(None, description="tablets: since when their node has owned them; null: not known")
+
+
+class WhyNotShape(Document):
+    """Why a tablet does not go to a node."""
+
+    tablet: int
+    node: str
+    planned: bool
+    code: str
+    reason: str
+    flip: str = Field(description="the smallest change that would lead to another answer; empty: there is none")
+
+
+class DryRunShape(Document):
+    """A command that has not been given."""
+
+    verb: str
+    arguments: dict[str, Any]
+    result: str = Field(description="what would be done")
+    line: str = Field(description="the same wish for a shell; empty: it cannot be written there")
+
+
+class AccessShape(Document):
+    """What the bearer of this request may do."""
+
+    may_change: bool
+    why_not: str
+    sign_in: bool = Field(description="whether a token would change that")
+
+
+class SeriesShape(Document):
+    """A bundle over time. The lists have an entry for each time."""
+
+    bundle: str
+    times: list[float]
+    words: list[str]
+    scores: list[float | None]
+    running: list[int] = Field(description="migrations, as far as the directory still has them")
+    nodes: dict[str, list[list[float] | None]] = Field(
+        description="node → at each time its bytes, rows written and read per second, and tablets; null: not there"
+    )
+    uncounted: dict[str, list[int]] = Field(description="node → places in `times` at which it was down or draining")
+    pauses: list[float] = Field(description="seconds writers waited at each switch the directory still has")
+    pause_budget: float
+    moved: list[tuple[float, float]] = Field(description="when a migration was done, and its bytes")
+    kept: str = Field(description="what is kept, in words")
