@@ -36,7 +36,9 @@ class ProgressMeter:
         self._lag: int | None = None
 
     def enter(self, record: Migration, state: State) -> None:
-        """A new state begins."""
+        """A new state begins. What was to be copied was an estimate; when the copy has ended, it is known."""
+        if self._state is State.COPYING and state is not State.COPYING:
+            self._total = self._bytes
         self._record, self._state = record, state
         self._entered = self._clock.monotonic()
         self._waiting = ""
@@ -49,6 +51,7 @@ class ProgressMeter:
     def done(self, size: int) -> None:
         """So many bytes more have been copied."""
         self._bytes += size
+        self._total = max(self._total, self._bytes)
         self.tell()
 
     def counted(self, rows: int) -> None:
