@@ -27,6 +27,8 @@ class CheckKind(StrEnum):
     """Rows that refer to a row that is not there."""
     IDS = "ids"
     """Ids in rows that the directory has not handed out yet, and will."""
+    MESSAGES = "messages"
+    """Messages between shards whose two ends contradict each other, or that nobody can deliver."""
     INVARIANTS = "invariants"
     """The application's own: SQL that must find nothing on any tablet."""
     SUMS = "sums"
@@ -91,6 +93,9 @@ class CheckOptions:
     statement_timeout: Seconds = 30.0
     """For one statement of the application's. Longer: heavier questions are answered; shorter: a switch or split of the
     tablet, which waits for its readers, waits less."""
+    message_age: Seconds = 3600.0
+    """A message that has waited for so long is a finding. Longer: targets that refuse for long are no news; shorter:
+    what nobody delivers is found sooner."""
     role: str = ""
     """The role with whose rights the application's statements run; empty: the owner of the table. A superuser, or the
     balancer's own role, is refused unless `trust_table_owners` says otherwise: functions that a statement calls belong

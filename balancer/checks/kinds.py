@@ -15,6 +15,7 @@ from balancer.checks.application_looks import (
 )
 from balancer.checks.ground import Ground
 from balancer.checks.map_checks import look_at_map, look_for_strays, whole_bundle
+from balancer.checks.message_looks import look_at_messages, tablets_with_messages
 from balancer.checks.number_looks import look_at_copies, look_at_sequences, tables_on_nodes
 from balancer.checks.row_looks import (
     look_at_bounds,
@@ -45,6 +46,7 @@ KINDS: Mapping[CheckKind, KindOfCheck] = {
     CheckKind.BOUNDS: KindOfCheck(tablets_with_keys, look_at_bounds),
     CheckKind.ORPHANS: KindOfCheck(tablets_with_rows, look_for_orphans),
     CheckKind.IDS: KindOfCheck(tablets_with_ids, look_at_ids),
+    CheckKind.MESSAGES: KindOfCheck(tablets_with_messages, look_at_messages),
     CheckKind.INVARIANTS: KindOfCheck(tablets_with_invariants, look_at_invariants),
     CheckKind.SUMS: KindOfCheck(sums_of_bundle, look_at_sum),
 }

@@ -1,7 +1,7 @@
 """`balancer messages`: makes tables ready for messages between shards, shows those that wait, and deals with them."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
@@ -10,6 +10,7 @@ import typer
 
 from balancer.cli.output import Output, OutputOption, fail, say, show_json, show_rows, tell
 from balancer.cli.places import ConfigOption, operator
+from balancer.client.locate import locate_key, parse_key
 from balancer.clock import SystemClock
 from balancer.directory.configured import open_configured
 from balancer.directory.model import Table, Tablet
@@ -17,7 +18,7 @@ from balancer.directory.open import cluster_name
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, UserError
 from balancer.nodes import message_delivery as mail
-from balancer.nodes.connection import Cursor, connect, translated
+from balancer.nodes.connection import Connection, Cursor, connect, translated
 from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.names import Name
 from balancer.polling.addresses import address_in, connected
@@ -30,6 +31,7 @@ from balancer.tables.message_switch import (
     message_tables,
     switch_on,
 )
+from balancer.tables.message_switch_off import check_unused, switch_off
 
 app = typer.Typer(help="Messages between shards: make tables ready, see what waits or failed.", no_args_is_help=True)
 
@@ -89,6 +91,41 @@ def enable(
     else:
         what = f"its {done.tablets} tablets have an outbox and an inbox" if done.tablets else "it was so before"
         say(f"table {table} is ready for messages: {what}")
+
+
+@app.command("disable")
+def disable(
+    bundle: BundleArgument,
+    table: TableArgument,
+    dry_run: DryRunOption = False,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Takes a table's outbox and inbox away again. Refused while a message waits, has failed or is remembered."""
+    settings = load_settings(config)
+    found = settings.bundle(bundle)
+    with open_configured(settings.daemon) as directory, ExitStack() as stack:
+        snapshot = directory.snapshot()
+        known = snapshot.table(table)
+        if known.bundle != bundle:
+            raise UserError(f"table {table} is in bundle {known.bundle}, not in {bundle}")
+        nodes = stack.enter_context(connected(found, "messages"))
+        far = {one.bundle for one in message_tables(snapshot)} - {bundle}
+        others: dict[str, Connection] = {}
+        for name in sorted(far):
+            others |= stack.enter_context(connected(settings.bundle(name), "messages"))
+        done = known.message_roots is not None
+        if dry_run and done:
+            check_unused(snapshot, known, {**nodes, **others})
+        elif not dry_run:
+            handlers = message_handlers(settings)
+            done = switch_off(table, directory, nodes, others, handlers, author=operator(), tell=tell)
+    if output is Output.JSON:
+        show_json({"table": table, "had_messages": done, "done": not dry_run})
+    elif dry_run:
+        say(f"the outbox and the inbox of table {table} would be dropped" if done else f"table {table} has no messages")
+    else:
+        say(f"table {table} has no messages{'' if done else ': it was so before'}")
 
 
 @app.command("list")
@@ -154,7 +191,17 @@ def dismiss(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Takes a message that was given up, and reversed, out of the lists. To send it again is the application's."""
-    _act(message, "failed", mail.dismiss, "is dismissed", config, output, dry_run=dry_run)
+    _act(message, "failed", mail.dismiss, "is dismissed", config, output, dry_run=dry_run, before=_note_dismissed)
+
+
+def _note_dismissed(settings: Settings, snapshot: Snapshot, row: mail.MailRow) -> None:
+    """The inbox first: "failed" there without a row at the sender would be taken for a lost reversal."""
+    target = next((table for table in message_tables(snapshot) if table.name == row.target), None)
+    if target is None:
+        return  # nobody is left to remember it
+    tablet = snapshot.tablet(locate_key(snapshot, target.name, parse_key(target, row.key)).tablet)
+    with _at(settings, snapshot, tablet) as cursor:
+        mail.note_dismissed(cursor, mail_leaf(target, tablet, 1), row.id)
 
 
 def _act(
@@ -166,6 +213,7 @@ def _act(
     output: Output,
     *,
     dry_run: bool,
+    before: Callable[[Settings, Snapshot, mail.MailRow], None] = lambda *_: None,
 ) -> None:
     try:
         wanted = UUID(message)
@@ -177,20 +225,27 @@ def _act(
         found = [one for one in _found(settings, snapshot, _STATES, wanted) if one[2].state == state]
         if not found:
             raise UserError(f"no message {message} is {state}; `balancer messages list` shows those that are there")
-        table, tablet, _ = found[0]
+        table, tablet, row = found[0]
         if not dry_run:
-            hold = mail.hold_statement((tablet.id, tablet.epoch))
-            node = tablet.node
-            with (
-                closing(connect(address_in(settings, node), purpose="messages")) as connection,
-                node_transaction(connection, snapshot.epoch, node, durable=True, together=[hold]) as cursor,
-            ):
+            before(settings, snapshot, row)
+            with _at(settings, snapshot, tablet) as cursor:
                 if not work(cursor, mail_leaf(table, tablet, 0), wanted):
                     raise UserError(f"message {message} is not {state} any more")
     if output is Output.JSON:
         show_json({"message": message, "node": tablet.node, "done": not dry_run})
     else:
         say(f"message {message} of node {tablet.node} {f'{what}: nothing was done yet' if dry_run else what}")
+
+
+@contextmanager
+def _at(settings: Settings, snapshot: Snapshot, tablet: Tablet) -> Iterator[Cursor]:
+    """A transaction on a tablet's owner, which has proven to be it."""
+    hold, node = mail.hold_statement((tablet.id, tablet.epoch)), tablet.node
+    with (
+        closing(connect(address_in(settings, node), purpose="messages")) as connection,
+        node_transaction(connection, snapshot.epoch, node, durable=True, together=[hold]) as cursor,
+    ):
+        yield cursor
 
 
 def _found(

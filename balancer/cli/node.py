@@ -69,8 +69,11 @@ def check(
     """What each node lacks, and the statement that mends it; exits 1 if a node cannot be used."""
     rows: list[dict[str, Any]] = []
     for found in _bundles(load_settings(config), bundle):
-        sharded = [one for one in found.tables.values() if one.layout != EVERYWHERE]
-        tables = tuple(TableNeeds(tuple(map(parse_name, one.roots)), one.key) for one in sharded)
+        tables = tuple(
+            TableNeeds(tuple(map(parse_name, one.roots)), one.key, name, bool(one.messages))
+            for name, one in found.tables.items()
+            if one.layout != EVERYWHERE
+        )
         needs = Needs(tables, 2 * found.options.budgets.moves_per_node, found.migration.trust_table_owners)
         facts: dict[str, dict[Name, Facts]] = {}
         for settings in found.nodes.values():

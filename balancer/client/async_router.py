@@ -19,12 +19,14 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, asynccontextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
 from balancer.client.async_shards import AsyncEveryShard, load_async, scan_async
+from balancer.client.atomic_block import AsyncAtomic, AtomicMail
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
 from balancer.client.attachments import Attachments
 from balancer.client.bulk_load import BulkLoad
@@ -37,6 +39,7 @@ from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.open_blocks import WARN_AFTER, OpenBlocks
 from balancer.client.outgoing import AsyncRoutedConnection, Outgoing, Tickets
 from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async, primary_of
+from balancer.client.rekeying import rekey_rows_async, rekeying
 from balancer.client.retry import Attempts
 from balancer.client.router import AT_ONCE, BATCH, PATIENCE, TabletAnswer
 from balancer.client.routing import Routes
@@ -67,25 +70,6 @@ Connection = AsyncRoutedConnection
 NodePool = AsyncConnectionPool[Connection]
 Result = TypeVar("Result")
 Outcome = TypeVar("Outcome")
-
-
-class AsyncAtomic:
-    """A transaction over several keys, wherever they are: see `Router.atomic`. For one task at a time."""
-
-    def __init__(self, steps: AtomicSteps, drive: Callable[[Generator[Request, Any, Loan]], Awaitable[Loan]]) -> None:
-        self._steps = steps
-        self._drive = drive
-
-    async def on(self, table: str, key: AnyKey = NO_KEY) -> Connection:
-        """The connection for rows of this key."""
-        loan = await self._drive(self._steps.join(table, key))
-        connection: Connection = loan.connection
-        return connection
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """Who takes part so far; the first decides."""
-        return self._steps.nodes
 
 
 class AsyncRouter:
@@ -208,7 +192,7 @@ class AsyncRouter:
         deadline = clock.monotonic() + patience
         attempts = Attempts(deadline, clock.monotonic, self.counters)
         while True:
-            left = deadline - clock.monotonic()
+            left = attempts.left()
             try:
                 async with self.transaction(
                     table, key, read_only=read_only, isolation=isolation, patience=left
@@ -228,8 +212,10 @@ class AsyncRouter:
     ) -> AsyncIterator[AsyncAtomic]:
         """A transaction over several keys: all or nothing; see `Router.atomic`."""
         steps = AtomicSteps(self._routes, self._ended, isolation=isolation, patience=patience, lock=lock_timeout)
+        mail = AtomicMail(self._routes, self._tickets)
         try:
-            yield AsyncAtomic(steps, self._drive)
+            yield AsyncAtomic(steps, mail, self._drive)
+            await self._drive(mail.prepare())
         except psycopg.errors.LockNotAvailable as error:
             await self._drive(steps.abort())
             raise waited_too_long(lock_timeout) from error
@@ -237,6 +223,7 @@ class AsyncRouter:
             await self._drive(steps.abort())
             raise
         await self._drive(steps.commit())
+        await self._drive(mail.deliver(steps.unfinished))
 
     async def run_atomic(
         self,
@@ -251,13 +238,18 @@ class AsyncRouter:
         deadline = clock.monotonic() + patience
         attempts = Attempts(deadline, clock.monotonic, self.counters)
         while True:
-            left = deadline - clock.monotonic()
+            left = attempts.left()
             try:
                 async with self.atomic(isolation=isolation, patience=left, lock_timeout=lock_timeout) as tx:
                     return await function(tx)
             except psycopg.Error as error:
                 pause = attempts.pause_after(error)
             await asyncio.sleep(pause)
+
+    async def rekey(self, table: str, old: AnyKey, new: AnyKey, *, patience: float = PATIENCE) -> int:
+        """Gives the rows of a key another one, atomically; see `Router.rekey`."""
+        work = rekeying(self._routes.snapshot.table(table), old, new)
+        return await self.run_atomic(partial(rekey_rows_async, work), patience=patience)
 
     def each(
         self,

@@ -95,6 +95,10 @@ class AtomicSteps:
         """Who takes part; the first is the home."""
         return tuple(self._held)
 
+    def node_of(self, connection: object) -> str:
+        """On which node a participant's connection is."""
+        return next(node for node, held in self._held.items() if held.loan.connection is connection)
+
     def join(self, table: str, key: AnyKey) -> Generator[Request, Any, Loan]:
         """The connection for a key, whose node has proven that it owns it; waits out switches, as `enter` does."""
         find = self._routes.finder(table, key)

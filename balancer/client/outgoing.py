@@ -228,5 +228,8 @@ class AsyncRoutedConnection(AsyncBlockConnection):
 def sending(outgoing: Outgoing | None) -> Outgoing:
     """What a connection sends with; raises `UserError` outside of a transaction of one key."""
     if outgoing is None:
-        raise UserError("messages are sent inside of `transaction`, which writes rows of one key")
+        raise UserError(
+            "messages are sent inside of `transaction`, which writes rows of one key; inside of `atomic` say"
+            " tx.send(…, sender=(table, key))"
+        )
     return outgoing

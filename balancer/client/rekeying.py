@@ -1,9 +1,11 @@
 """Rows whose key changes: taken out where the old key is, put in where the new one is, in one atomic transaction.
 
 All roots of the table go together: rows of referencing roots are taken out first and put in last. Values travel as
-PostgreSQL writes whole rows, so that every type goes through as it is. Generated columns are made again.
+PostgreSQL writes whole rows, so that every type goes through as it is. Generated columns are made again. Steps without
+I/O of their own, as in `transaction_steps`: both routers run what they ask for.
 """
 
+from collections.abc import Generator
 from typing import Any, NamedTuple, Protocol
 
 import psycopg
@@ -15,11 +17,17 @@ from balancer.errors import UserError
 from balancer.relation_names import Name, parse_name
 
 
-class Executor(Protocol):
-    """A connection in the transaction."""
+class RekeyStatement(NamedTuple):
+    """What a router is asked to run on the node that owns a key; the rows that come back are its answer."""
 
-    def execute(self, query: Any, params: Any = None) -> Any: ...
+    key: tuple[Any, ...]
+    query: sql.Composable
+    values: tuple[Any, ...] = ()
+    answers: bool = True
+    """False: no rows come back."""
 
+
+Steps = Generator[RekeyStatement, Any, Any]
 
 _COLUMNS = """
 SELECT array_agg(attname::text ORDER BY attnum) FROM pg_attribute
@@ -40,35 +48,33 @@ class Rekeying(NamedTuple):
         ours = self.table.message_roots or ()
         return tuple(parse_name(root) for number, root in enumerate(self.table.roots) if number not in ours)
 
-    def check_messages(self, connection: Executor) -> None:
+    def steps(self) -> Steps:
+        """Deletes the rows of the old key and inserts them under the new one; returns their number."""
+        yield from self._check_messages()
+        taken: list[list[str]] = []
+        for root in reversed(self.roots):
+            delete = sql.SQL("DELETE FROM {} AS r WHERE {} RETURNING r::text").format(root.identifier, self._where)
+            rows = yield RekeyStatement(self.old, delete, self.old)
+            taken.insert(0, [str(row[0]) for row in rows])
+        for root, lines in zip(self.roots, taken, strict=True):
+            if lines:
+                yield from self._insert(root, lines)
+        return sum(map(len, taken))
+
+    def _check_messages(self) -> Steps:
         """Raises a serialization failure while messages of the old key wait: they would be reversed nowhere."""
         if self.table.message_roots is None:
             return
         outbox = parse_name(self.table.roots[self.table.message_roots[0]])
         statement = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(outbox.identifier, self._where)
-        if connection.execute(statement, self.old).fetchone()[0]:
+        ((waiting,),) = yield RekeyStatement(self.old, statement, self.old)
+        if waiting:
             raise psycopg.errors.SerializationFailure(
                 "messages of the old key are not settled yet: try again; `balancer messages list` shows them"
             )
 
-    def take(self, connection: Executor) -> list[list[str]]:
-        """Deletes the rows of the old key; returns them by root, as PostgreSQL writes rows."""
-        self.check_messages(connection)
-        taken: list[list[str]] = []
-        for root in reversed(self.roots):
-            statement = sql.SQL("DELETE FROM {} AS r WHERE {} RETURNING r::text").format(root.identifier, self._where)
-            taken.insert(0, [str(row[0]) for row in connection.execute(statement, self.old).fetchall()])
-        return taken
-
-    def put(self, connection: Executor, taken: list[list[str]]) -> int:
-        """Inserts what was taken, under the new key; returns the number of rows."""
-        for root, rows in zip(self.roots, taken, strict=True):
-            if rows:
-                (names,) = connection.execute(sql.SQL(_COLUMNS).format(sql.Literal(str(root)))).fetchone()
-                self._insert(connection, root, names, rows)
-        return sum(map(len, taken))
-
-    def _insert(self, connection: Executor, root: Name, names: list[str], rows: list[str]) -> None:
+    def _insert(self, root: Name, lines: list[str]) -> Steps:
+        ((names,),) = yield RekeyStatement(self.new, sql.SQL(_COLUMNS).format(sql.Literal(str(root))))
         fresh = dict(zip(self._names, self.new, strict=True))
         values = [
             sql.Placeholder() if name in fresh else sql.SQL("(w).{}").format(sql.Identifier(name)) for name in names
@@ -82,7 +88,9 @@ class Rekeying(NamedTuple):
             sql.SQL(", ").join(values),
             root.identifier,
         )
-        connection.execute(statement, [*(fresh[name] for name in names if name in fresh), rows])
+        yield RekeyStatement(
+            self.new, statement, (*(fresh[name] for name in names if name in fresh), lines), answers=False
+        )
 
     @property
     def _where(self) -> sql.Composed:
@@ -103,3 +111,39 @@ def rekeying(table: Table, old: AnyKey, new: AnyKey) -> Rekeying:
     if values[0] == values[1]:
         raise UserError(f"{old!r} is the old and the new key: nothing would change")
     return Rekeying(table, *values)
+
+
+class AtomicBlock(Protocol):
+    """`Atomic`."""
+
+    def on(self, table: str, key: AnyKey) -> Any: ...
+
+
+class AsyncAtomicBlock(Protocol):
+    """`AsyncAtomic`."""
+
+    async def on(self, table: str, key: AnyKey) -> Any: ...
+
+
+def rekey_rows(work: Rekeying, tx: AtomicBlock) -> int:
+    """All of it, in a block of `Router.atomic`."""
+    steps, answer = work.steps(), None
+    while True:
+        try:
+            asked = steps.send(answer)
+        except StopIteration as done:
+            return int(done.value)
+        cursor = tx.on(work.table.name, asked.key).execute(asked.query, asked.values)
+        answer = cursor.fetchall() if asked.answers else None
+
+
+async def rekey_rows_async(work: Rekeying, tx: AsyncAtomicBlock) -> int:
+    """The same for `AsyncRouter.atomic`."""
+    steps, answer = work.steps(), None
+    while True:
+        try:
+            asked = steps.send(answer)
+        except StopIteration as done:
+            return int(done.value)
+        cursor = await (await tx.on(work.table.name, asked.key)).execute(asked.query, asked.values)
+        answer = await cursor.fetchall() if asked.answers else None

@@ -18,6 +18,14 @@ class Attempts:
         self._deadline = deadline
         self._monotonic = monotonic
         self._pause = _FIRST
+        self._last: psycopg.Error | None = None
+
+    def left(self) -> float:
+        """Seconds for the next try. If a pause took longer than meant, the last error says more than the lateness."""
+        left = self._deadline - self._monotonic()
+        if left <= 0 and self._last is not None:
+            raise self._last
+        return left
 
     def pause_after(self, error: psycopg.Error) -> float:
         """Seconds to wait before the next try. Raises the error itself where another try is useless or too late.
@@ -28,6 +36,7 @@ class Attempts:
             raise error
         if self._counters is not None:
             self._counters.retried(classify(error))
+        self._last = error
         pause = self._pause
         self._pause = min(pause * 2, _LONGEST)
         return pause

@@ -6,10 +6,12 @@ with Router.connect("zk://zk1:2181/shop") as router, router.transaction("orders"
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import psycopg
 
+from balancer.client.atomic_block import Atomic, AtomicMail
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
 from balancer.client.attachments import Attachments
 from balancer.client.blocking_hands import BlockingHands
@@ -23,8 +25,8 @@ from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.open_blocks import WARN_AFTER, OpenBlocks
 from balancer.client.outgoing import RoutedConnection, Tickets
 from balancer.client.pipelined import run_pipelined
-from balancer.client.pools import Loan, PoolSettings
-from balancer.client.rekeying import rekeying
+from balancer.client.pools import PoolSettings
+from balancer.client.rekeying import rekey_rows, rekeying
 from balancer.client.replicas import ReplicaBlock, ReplicaReads, parse_token, seconds_of, token_of
 from balancer.client.retry import Attempts
 from balancer.client.routing import Routes
@@ -33,7 +35,6 @@ from balancer.client.shard_steps import Shard, ShardSteps, Values
 from balancer.client.transaction_block import BlockParts, TransactionBlock
 from balancer.client.transaction_steps import (
     Isolation,
-    Request,
     Wish,
 )
 from balancer.directory.snapshot import Snapshot
@@ -61,25 +62,6 @@ class TabletAnswer(NamedTuple):
     tablet: int
     node: str
     rows: list[tuple[Any, ...]]
-
-
-class Atomic:
-    """A transaction over several keys, wherever they are: see `Router.atomic`."""
-
-    def __init__(self, steps: AtomicSteps, drive: Callable[[Generator[Request, Any, Loan]], Loan]) -> None:
-        self._steps = steps
-        self._drive = drive
-
-    def on(self, table: str, key: AnyKey = NO_KEY) -> Connection:
-        """The connection for rows of this key. Keys of one node share one; keep no cursor open over the end."""
-        loan = self._drive(self._steps.join(table, key))
-        connection: Connection = loan.connection
-        return connection
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """Who takes part so far; the first decides."""
-        return self._steps.nodes
 
 
 class Router(BlockingHands):
@@ -222,7 +204,7 @@ class Router(BlockingHands):
         deadline = clock.monotonic() + patience
         attempts = Attempts(deadline, clock.monotonic, self.counters)
         while True:
-            left = deadline - clock.monotonic()
+            left = attempts.left()
             try:
                 if pipelined:
                     if self._sampler is not None:
@@ -245,7 +227,8 @@ class Router(BlockingHands):
         patience: float = PATIENCE,
         lock_timeout: float = LOCK_SECONDS,
     ) -> Iterator[Atomic]:
-        """A transaction over several keys: `tx.on(table, key)` is the connection for each. All or nothing.
+        """A transaction over several keys: `tx.on(table, key)` is the connection for each. All or nothing, with the
+        messages of `tx.send(…, sender=(table, key))`.
 
         Where one node has all of them it is an ordinary transaction, else two-phase commit, whatever dies when. The
         isolation is each node's own: a reader of two nodes may see one half for a moment (docs/across-shards.md). A
@@ -254,8 +237,10 @@ class Router(BlockingHands):
         node's answer to COMMIT was lost and it cannot be asked: the leader ends the transaction, all or nothing.
         """
         steps = AtomicSteps(self._routes, self._ended, isolation=isolation, patience=patience, lock=lock_timeout)
+        mail = AtomicMail(self._routes, self._tickets)
         try:
-            yield Atomic(steps, self._drive)
+            yield Atomic(steps, mail, self._drive)
+            self._drive(mail.prepare())
         except psycopg.errors.LockNotAvailable as error:
             self._drive(steps.abort())
             raise waited_too_long(lock_timeout) from error
@@ -263,6 +248,7 @@ class Router(BlockingHands):
             self._drive(steps.abort())
             raise
         self._drive(steps.commit())
+        self._drive(mail.deliver(steps.unfinished))
 
     def run_atomic(
         self,
@@ -277,7 +263,7 @@ class Router(BlockingHands):
         deadline = clock.monotonic() + patience
         attempts = Attempts(deadline, clock.monotonic, self.counters)
         while True:
-            left = deadline - clock.monotonic()
+            left = attempts.left()
             try:
                 with self.atomic(isolation=isolation, patience=left, lock_timeout=lock_timeout) as tx:
                     return function(tx)
@@ -292,12 +278,7 @@ class Router(BlockingHands):
         an insertion.
         """
         work = rekeying(self._routes.snapshot.table(table), old, new)
-
-        def change(tx: Atomic) -> int:
-            taken = work.take(tx.on(table, old))
-            return work.put(tx.on(table, new), taken)
-
-        return self.run_atomic(change, patience=patience)
+        return self.run_atomic(partial(rekey_rows, work), patience=patience)
 
     def each(
         self,

@@ -103,7 +103,10 @@ def _checked(snapshot: Snapshot, tablets: tuple[Tablet, ...]) -> tuple[Tablet | 
     if f"{table.bundle} {EXPIRY}" in snapshot.pauses:
         raise Refused(f"expiry in bundle {table.bundle} is held: `balancer expire {table.bundle} --release` first")
     if table.message_roots is not None:
-        raise Refused(f"table {table.name} takes part in messages: those of expired keys would be lost")
+        raise Refused(
+            f"table {table.name} takes part in messages: those of expired keys would be lost;"
+            " `balancer messages disable` ends it"
+        )
     lowest = _range(tablets[0]).lower
     if lowest != LOWEST or any(_range(one).upper != _range(next_).lower for one, next_ in pairwise(tablets)):
         raise Refused(f"tablets of {table.name} expire from the lowest key upwards, without a gap")

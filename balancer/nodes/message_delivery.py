@@ -255,7 +255,8 @@ def put_off(cursor: Cursor, leaf: Name, message: UUID, seconds: float, reason: s
 _RECEIPTS = """
 SELECT c.relname, i.message_id, i.message_sender, i.message_sender_key
 FROM {} i JOIN pg_class c ON c.oid = i.tableoid
-WHERE message_gone IS NULL AND message_at < clock_timestamp() - %s::interval ORDER BY message_at LIMIT %s
+WHERE message_gone IS NULL AND (message_outcome = 'applied' OR message_dismissed)
+  AND message_at < clock_timestamp() - %s::interval ORDER BY message_at LIMIT %s
 """
 _OLD = """
 SELECT DISTINCT c.relname FROM (
@@ -349,7 +350,13 @@ def try_now(cursor: Cursor, leaf: Name, message: UUID, *, give_up: bool) -> bool
     return cursor.execute(statement.format(leaf.identifier), (give_up, GIVE_UP, message)).rowcount > 0
 
 
+def note_dismissed(cursor: Cursor, leaf: Name, message: UUID) -> None:
+    """Tells the inbox that a failed message was reversed at its sender and will be dismissed there. As `mark_gone`."""
+    statement = sql.SQL("UPDATE {} SET message_dismissed = true WHERE message_id = %s AND message_outcome = 'failed'")
+    cursor.execute(statement.format(leaf.identifier), (message,))
+
+
 def dismiss(cursor: Cursor, leaf: Name, message: UUID) -> bool:
-    """Takes a failed message out of the outbox. False: it has not failed. As `mark_gone`."""
+    """Takes a failed message out of the outbox, after `note_dismissed`. False: it has not failed. As `mark_gone`."""
     statement = sql.SQL("DELETE FROM {} WHERE message_id = %s AND message_state = 'failed'")
     return cursor.execute(statement.format(leaf.identifier), (message,)).rowcount > 0

@@ -10,7 +10,8 @@ The argument
 
  1. *No message without its change, no change without its message*: both are one transaction on one tablet. Its commit
     waits for the disk whatever the application has chosen (`send_message`): otherwise a crash could take the change
-    back after the target had the message.
+    back after the target had the message. One of a part of an atomic transaction is delivered only after that part is
+    committed, not when it is decided: until then nobody sees it, and 6 would take it for gone.
  2. *Applied once.* The row in the inbox is unique by key and message and is written by the transaction that applies it.
     Whoever comes second waits for the first, then finds the row and changes nothing. `balancer.hold` has proven
     that the node owns the target's tablet, and the inbox has travelled with it, so there is one inbox to ask.
@@ -29,7 +30,10 @@ The argument
     and its ticket before that: by then the ticket is older than two hours. The mark says which server has made it, and
     another one, to which the tablet has moved, marks it again. Outbox rows do not come back under another key: `rekey`
     takes no key that has any.
- 7. *With the sender's rights.* The role that sends is kept by a column that nobody can write; a handler runs with the
+ 7. *What was given up is reversed.* "Failed" is forgotten only after somebody has dismissed the message: the inbox is
+    told so first, and by then the outbox row says that it is reversed. So "failed" at a target, not dismissed, without
+    a row at the sender, is a message that was lost: `checks.message_looks` finds it.
+ 8. *With the sender's rights.* The role that sends is kept by a column that nobody can write; a handler runs with the
     rights of that role, as its statements do, whoever delivers. Values are parameters, never text of a statement.
 
 What it does not survive: a node that has gone back in time (a restored backup, a standby that had not everything) has

@@ -40,7 +40,8 @@ _INBOX_COLUMNS = """
     message_sender_key text[] NOT NULL,
     message_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     message_gone timestamptz,
-    message_gone_by text
+    message_gone_by text,
+    message_dismissed boolean NOT NULL DEFAULT false
 """
 _SENT = ("message_number", "message_target", "message_key", "message_name", "message_body")
 _RECEIVED = ("message_id", "message_outcome", "message_name", "message_sender", "message_sender_key")
@@ -74,6 +75,11 @@ SELECT g.privilege_type, a.attname FROM pg_attribute a, aclexplode(a.attacl) g
 WHERE a.attrelid = to_regclass(%(root)s)
   AND g.grantee = coalesce((SELECT oid FROM pg_roles WHERE rolname = %(role)s::text), 0)
 """
+
+
+CLOSED = "balancer_closed"
+"""The constraint that lets no row in."""
+_IS_CLOSED = "SELECT FROM pg_constraint WHERE conrelid = to_regclass(%s) AND conname = %s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,15 @@ def make_message_roots(cursor: Cursor, roots: MessageRoots) -> bool:
         cursor.execute(_index(roots.inbox, "message_at", "message_gone IS NULL"))
         cursor.execute(_index(roots.inbox, "message_gone", "message_gone IS NOT NULL"))
     return True
+
+
+def open_message_roots(cursor: Cursor, roots: MessageRoots) -> None:
+    """Takes back what closes them (`tables.message_switch_off`), where an interruption has left it."""
+    for root in (roots.outbox, roots.inbox):
+        found = cursor.execute(_IS_CLOSED, (str(root), CLOSED)).fetchone()
+        if found is not None:
+            drop = sql.SQL("ALTER TABLE {} DROP CONSTRAINT {}")
+            cursor.execute(drop.format(root.identifier, sql.Identifier(CLOSED)))
 
 
 def _index(root: Name, column: str, where: str) -> sql.Composed:

@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
+from psycopg import sql
+
 from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.message_senders import takes_messages, unreachable_senders
 from balancer.nodes.names import Name
 from balancer.nodes.owners_code import owners_findings
 from balancer.nodes.root_findings import column_warnings, leaf_findings, root_findings
@@ -41,6 +44,9 @@ class TableNeeds:
 
     roots: tuple[Name, ...]
     key: tuple[str, ...]
+    name: str = ""
+    messages: bool = False
+    """Whether the file declares messages for it; a table without any may send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,7 @@ def preflight(connection: Connection, needs: Needs) -> list[Shortfall]:
         found += _roots(cursor, facts, needs.roots)
         for table in needs.tables:
             found += _table(cursor, table, frozenset(needs.roots))
+            found += _senders(cursor, facts, table)
             found += _owners_code(cursor, table) if not needs.trusts_owners else ()
     return sorted(found, key=lambda finding: list(Severity).index(finding.level))
 
@@ -208,6 +215,15 @@ def _table(cursor: Cursor, table: TableNeeds, all_roots: Set[Name]) -> Iterator[
         yield Shortfall(Severity.ERROR, str(there[0]), text)
     for text in (*leaf_findings(cursor, there), *column_warnings(cursor, there)):
         yield Shortfall(Severity.WARNING, str(there[0]), text)
+
+
+def _senders(cursor: Cursor, facts: _Facts, table: TableNeeds) -> Iterator[Shortfall]:
+    if facts.superuser or not (table.messages or takes_messages(cursor, table.name)):
+        return
+    for sender in unreachable_senders(cursor, table.roots[0], facts.major):
+        text = f"role {facts.role} may not act as {sender}, who may send messages from table {table.name}: they wait"
+        remedy = sql.SQL("GRANT {} TO {}").format(sql.Identifier(sender), sql.Identifier(facts.role)).as_string(cursor)
+        yield Shortfall(Severity.WARNING, "messages", f"{text} when it cannot deliver them itself", remedy)
 
 
 def _owners_code(cursor: Cursor, table: TableNeeds) -> Iterator[Shortfall]:

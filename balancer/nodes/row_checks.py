@@ -55,7 +55,7 @@ def orphan_rows(cursor: Cursor, child: Name, parent: Name, reference: Reference,
 def largest_id(cursor: Cursor, partition: Name, column: str, bits: int, first: int) -> tuple[Counted, int]:
     """The largest number in a column, without what stands above these bits; 0 where there is none."""
     largest = sql.SQL("max(t.{}::pg_catalog.int8 & {})").format(sql.Identifier(column), sql.Literal((1 << bits) - 1))
-    end = _end(cursor, partition, first)
+    end = page_after(cursor, partition, first)
     statement = sql.SQL("SELECT count(*), coalesce({}, 0) FROM ONLY {} AS t WHERE {}")
     row = cursor.execute(statement.format(largest, partition.identifier, pages(first, end or None))).fetchone()
     assert row is not None, "an aggregate has one row"
@@ -64,7 +64,7 @@ def largest_id(cursor: Cursor, partition: Name, column: str, bits: int, first: i
 
 def _counted(cursor: Cursor, table: Name, shown: Sequence[str], bad: sql.Composable, first: int) -> Counted:
     cursor.execute("SELECT set_config('constraint_exclusion', 'off', true), set_config('jit', 'off', true)")
-    end = _end(cursor, table, first)
+    end = page_after(cursor, table, first)
     key = sql.SQL(", ").join(sql.SQL("t.{}").format(sql.Identifier(name)) for name in shown)
     statement = sql.SQL(
         "WITH bad AS MATERIALIZED (SELECT left(ROW({key})::text, 100) AS key FROM ONLY {table} AS t"
@@ -83,11 +83,11 @@ def _counted(cursor: Cursor, table: Name, shown: Sequence[str], bad: sql.Composa
     return Counted(int(row[0]), int(row[1]), tuple(row[2]), end)
 
 
-def _end(cursor: Cursor, table: Name, first: int) -> int:
-    """The page after these; 0: they go to the end."""
+def page_after(cursor: Cursor, table: Name, first: int, count: int = PAGES) -> int:
+    """The page after so many; 0: they go to the end."""
     row = cursor.execute(
         "SELECT pg_relation_size(to_regclass(%s)) / current_setting('block_size')::int",
         (str(table),),
     ).fetchone()
     size = int(row[0]) if row and row[0] is not None else 0
-    return first + PAGES if first + PAGES < size else 0
+    return first + count if first + count < size else 0

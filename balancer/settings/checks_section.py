@@ -19,7 +19,7 @@ def check_checks(options: CheckOptions, tables: Mapping[str, _Table]) -> Iterato
     """Everything that is wrong, with the key."""
     if not 0 < options.share <= 1:
         yield "share", "must be greater than 0 and at most 1"
-    for name in ("every", "statement_timeout"):
+    for name in ("every", "statement_timeout", "message_age"):
         if getattr(options, name) <= 0:
             yield name, "must be longer than nothing"
     names: set[str] = set()

@@ -28,6 +28,7 @@ from balancer.nodes.message_roots import (
     MessageRoots,
     grant_messages,
     make_message_roots,
+    open_message_roots,
     tell_handlers,
     tell_message_tables,
 )
@@ -108,14 +109,17 @@ def switch_on(
                 tell(f"outbox and inbox of table {name} are made on node {node}")
             grant_messages(cursor, roots)
     made = 0
-    if table.message_roots is None:
-        with _alone(nodes, table):
+    with alone(nodes, table):
+        for node, connection in nodes.items():
+            with node_transaction(connection, snapshot.epoch, node) as cursor:
+                open_message_roots(cursor, roots)
+        if table.message_roots is None:
             made = _Growth(name, directory, nodes, author, tell).run(clock, patience)
     snapshot = directory.snapshot()
     for node, connection in nodes.items():
         with node_transaction(connection, snapshot.epoch, node) as cursor:
             tell_node(cursor, snapshot, handlers, table.bundle)
-            _tell_partitions(cursor, snapshot, snapshot.table(name), node)
+            tell_partitions(cursor, snapshot, snapshot.table(name), node)
     return Switched(snapshot.table(name), made)
 
 
@@ -141,12 +145,12 @@ def _there(cursor: Cursor, name: Name) -> bool:
 
 
 @contextmanager
-def _alone(nodes: Mapping[str, Connection], table: Table) -> Iterator[None]:
-    """One process at a time: it drops partitions that it takes for strays."""
+def alone(nodes: Mapping[str, Connection], table: Table) -> Iterator[None]:
+    """One process at a time: it drops partitions that it takes for strays, and opens what another closes."""
     connection = nodes[min(nodes)]
     row = connection.execute("SELECT pg_try_advisory_lock(%s, %s::int)", (_LOCK, table.id)).fetchone()
     if row is None or not row[0]:
-        raise Refused(f"another process makes table {table.name} ready for messages just now")
+        raise Refused(f"another process changes the messages of table {table.name} just now")
     try:
         yield
     finally:
@@ -232,7 +236,7 @@ def _drop_strays(connection: Connection, epoch: int, node: str, roots: MessageRo
             drop_empty(cursor, name, [Name(name.schema, leaf) for leaf in found if leaf not in wanted])
 
 
-def _tell_partitions(cursor: Cursor, snapshot: Snapshot, table: Table, node: str) -> None:
+def tell_partitions(cursor: Cursor, snapshot: Snapshot, table: Table, node: str) -> None:
     """The node's rows name the new partitions, too; those of a tablet that has left meanwhile are left alone."""
     for tablet in snapshot.tablets(table.id):
         if tablet.node == node:

@@ -101,7 +101,10 @@ def _check_tablets(request: TableRequest, snapshot: Snapshot) -> list[Tablet]:
     if len(tablets) > 1:
         raise Refused(f"table {request.name} has {len(tablets)} tablets: merge them until there is one, then undo it")
     if known and known[0].message_roots is not None:
-        raise Refused(f"table {request.name} takes part in messages, and its outbox and inbox would be lost")
+        raise Refused(
+            f"table {request.name} takes part in messages, and its outbox and inbox would be lost: say"
+            f" `balancer messages disable {request.bundle} {request.name}` first"
+        )
     return tablets
 
 

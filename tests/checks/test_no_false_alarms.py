@@ -10,8 +10,7 @@ from functools import partial
 
 import psycopg
 
-from balancer.client import PoolSettings, Router
-from balancer.client.router import Atomic
+from balancer.client import Atomic, PoolSettings, Router
 from balancer.directory.model import Migration
 from balancer.errors import BalancerError
 from balancer.policies.check_options import CheckOptions, IdColumn, Invariant, OrphanRule

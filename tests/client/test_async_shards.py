@@ -10,7 +10,7 @@ import pytest
 
 from balancer.client import AsyncRouter, PoolSettings, Shard, shard_steps, summed
 from balancer.errors import Unavailable, UserError
-from tests.support.shards import Shards
+from tests.support.shards import Shards, user_of
 
 COUNT = "SELECT count(*), sum(n) FROM {orders}"
 ROWS = [(number, number % 7, f"note {number}") for number in range(1200)]
@@ -46,6 +46,28 @@ def test_map_scan_and_each_see_every_row_once(shards: Shards) -> None:
 
     run(work())
     assert shards.count() == 1200
+
+
+def test_a_key_changes_with_all_its_rows(shards: Shards) -> None:
+    old = user_of(shards, 1)
+    new = user_of(shards, next(one.id for one in shards.tablets() if one.node != shards.tablet(1).node))
+
+    async def work() -> None:
+        async with opened(shards, filled=False) as router:
+            async with router.transaction("orders", old) as connection:
+                await connection.execute("INSERT INTO orders VALUES (%s, 1, 'a'), (%s, 2, 'b')", (old, old))
+                await connection.execute("INSERT INTO items VALUES (%s, 1, '')", (old,))
+            assert await router.rekey("orders", old, new) == 3
+            assert await router.rekey("orders", old, new) == 0
+            async with router.transaction("orders", old) as connection:
+                await connection.execute("INSERT INTO orders VALUES (%s, 2, 'in the way')", (old,))
+            with pytest.raises(psycopg.errors.UniqueViolation):
+                await router.rekey("orders", new, old)
+            with pytest.raises(UserError, match="nothing would change"):
+                await router.rekey("orders", old, old)
+
+    run(work())
+    assert [shards.count(old), shards.count(new), shards.count(new, "items")] == [1, 2, 1], "all or nothing"
 
 
 def test_one_that_moves_is_asked_where_it_went_and_one_that_is_split_in_parts(

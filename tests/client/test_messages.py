@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from balancer.client import AsyncRouter, PoolSettings, Router
+from balancer.client import AsyncRouter, Atomic, PoolSettings, Router
 from balancer.clock import SystemClock
 from balancer.daemon.message_service import MessageService
 from balancer.errors import UserError
@@ -436,3 +436,88 @@ def test_asyncio(mailing: Mailing, pair: tuple[int, int]) -> None:
     asyncio.run(pay())
     assert (mailing.book(payer), mailing.book(payee)) == ((95, ""), (105, "x"))
     assert mailing.outbox(payer) == []
+
+
+@pytest.fixture
+def three(mailing: Mailing, pair: tuple[int, int]) -> tuple[int, int, int]:
+    """The home's user, a participant's on the other node, and a target on the home's."""
+    (target,) = mailing.users(1)
+    assert len({mailing.router.locate("orders", user).node for user in (pair[0], pair[1])}) == 2
+    return (*pair, target)
+
+
+def shift(tx: Atomic, home: int, sender: int, target: int) -> None:
+    """Both pay 5: the participant sends all of it to the target."""
+    for user in (home, sender):
+        tx.on("orders", user).execute("UPDATE orders SET n = n - 5 WHERE user_id = %s", (user,))
+    tx.send("orders", target, "credit", {"amount": 10, "mark": "x"}, sender=("orders", sender))
+
+
+def test_a_message_is_part_of_an_atomic_transaction(mailing: Mailing, three: tuple[int, int, int]) -> None:
+    home, sender, target = three
+    with mailing.router.atomic() as tx:
+        shift(tx, *three)
+        assert len(tx.nodes) == 2
+    assert [mailing.book(user) for user in three] == [(95, ""), (95, ""), (110, "x")]
+    assert (mailing.outbox(sender), mailing.inbox(target)) == ([], [("applied", None)])
+    with mailing.router.atomic() as tx:  # one node, an ordinary transaction
+        tx.send("orders", target, "credit", {"amount": 1, "mark": "y"}, sender=("orders", home))
+        tx.send("orders", target, "credit", {"amount": 1, "mark": "z"}, sender=("orders", (home,)))
+    mailing.look()
+    assert (mailing.book(target), mailing.outbox(home)) == ((112, "xyz"), [])
+
+
+def test_a_message_of_an_atomic_transaction_that_is_not_committed_is_not_sent(
+    mailing: Mailing, three: tuple[int, int, int]
+) -> None:
+    with pytest.raises(ZeroDivisionError), mailing.router.atomic() as tx:  # noqa: PT012 - the block is what fails
+        shift(tx, *three)
+        raise ZeroDivisionError
+    with pytest.raises(UserError, match=r"sender=\(table, key\)"), mailing.router.atomic() as tx:
+        tx.on("orders", three[0]).send("orders", three[2], "credit", {"amount": 1, "mark": ""})
+    assert mailing.look().settled == 0
+    assert [mailing.book(user) for user in three] == [(100, "")] * 3
+
+
+def test_a_message_of_a_part_that_is_only_prepared_waits_for_it(
+    mailing: Mailing, three: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is decided, but nobody can see the message yet: who delivered it now would have it forgotten too early."""
+    _, sender, target = three
+    perform = Router._perform
+
+    def lose(router: Router, request: Any) -> object:
+        if "COMMIT PREPARED" not in repr(request):
+            return perform(router, request)
+        return [psycopg.OperationalError("the connection is lost") for _ in request.orders]
+
+    monkeypatch.setattr(Router, "_perform", lose)
+    with mailing.router.atomic() as tx:
+        shift(tx, *three)
+    assert (mailing.inbox(target), mailing.book(target)) == ([], (100, ""))
+    mailing.service.look(mailing.shards.directory.snapshot())
+    mailing.forget("2 hours")
+    assert mailing.inbox(target) == []
+    node = mailing.shards.node(mailing.router.locate("orders", sender).node)
+    prepared = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+    (left,) = [str(gid) for (gid,) in node.execute(prepared).fetchall()]
+    node.execute(f"COMMIT PREPARED '{left}'".encode())  # as the leader does
+    mailing.look()
+    mailing.look()
+    assert (mailing.outbox(sender), mailing.book(target)) == ([], (110, "x"))
+
+
+def test_atomic_with_asyncio(mailing: Mailing, three: tuple[int, int, int]) -> None:
+    home, sender, target = three
+
+    async def pay() -> None:
+        async with (
+            await AsyncRouter.connect(mailing.shards.url, PoolSettings(size=4), samples=False) as router,
+            router.atomic() as tx,
+        ):
+            await (await tx.on("orders", home)).execute("UPDATE orders SET n = n - 5 WHERE user_id = %s", (home,))
+            await tx.send("orders", target, "credit", {"amount": 5, "mark": "x"}, sender=("orders", sender))
+
+    asyncio.run(pay())
+    assert [mailing.book(user) for user in three] == [(95, ""), (100, ""), (105, "x")]
+    assert (mailing.outbox(sender), mailing.inbox(target)) == ([], [("applied", None)])

@@ -7,6 +7,7 @@ import psycopg
 import pytest
 
 from balancer.client import Isolation, PoolSettings, Router
+from balancer.client.retry import Attempts
 from balancer.errors import OutcomeUnknown, Unavailable, UserError
 from tests.support.shards import Shards, user_of
 
@@ -166,3 +167,14 @@ def test_threads_write_while_a_tablet_really_moves(shards: Shards) -> None:
             thread.join()
     assert errors == []
     assert rows(shards, user) == sorted(acknowledged)
+
+
+def test_whoever_sleeps_past_the_deadline_is_told_why_and_not_that_it_is_late() -> None:
+    now = [0.0]
+    attempts = Attempts(1.0, lambda: now[0])
+    assert attempts.left() == 1.0
+    refused = psycopg.errors.SerializationFailure("fenced")
+    attempts.pause_after(refused)
+    now[0] = 1.5
+    with pytest.raises(psycopg.errors.SerializationFailure, match="fenced"):
+        attempts.left()

@@ -121,8 +121,12 @@ def test_what_killed_clients_left_is_delivered_once(fleet: Fleet, postgres18: Po
     assert json.loads(dry.out)["tablets"] == 8
     with instance(fleet) as running:
         until(lambda: running.owners() == {"a": 4, "b": 4}, 60, "the balance")
-        enabled = balancer("messages", "enable", "shop", "orders", "--config", fleet.config, "-o", "json")
-        assert json.loads(enabled.out)["tablets"] == 8, enabled.err
+        for again in range(2):
+            enabled = balancer("messages", "enable", "shop", "orders", "--config", fleet.config, "-o", "json")
+            assert json.loads(enabled.out)["tablets"] == 8, enabled.err
+            if not again:
+                disabled = balancer("messages", "disable", "shop", "orders", "--config", fleet.config, "-o", "json")
+                assert json.loads(disabled.out)["had_messages"] is True, disabled.err
         with Router.connect(fleet.url, PoolSettings(connection={"password": password}), samples=False) as router:
             users = {"a": list[int](), "b": list[int]()}
             for number in range(1, 1000):
@@ -176,5 +180,10 @@ def _deal_with_messages(fleet: Fleet, router: Router, users: dict[str, list[int]
     refused = balancer("messages", "retry", str(sent), "--config", fleet.config)
     assert (refused.code, "is pending" in refused.err) == (2, True)
     messages("dismiss", str(sent))
+    looked = balancer("verify", "orders", "--deep", "--config", fleet.config)
+    assert looked.code == 0, f"its target was told, else it would seem never to be reversed: {looked.out}{looked.err}"
+    for words in (("disable", "shop", "orders", "--dry-run"), ("disable", "shop", "orders")):
+        refused = balancer("messages", *words, "--config", fleet.config)
+        assert (refused.code == 0, "so that none is applied twice" in refused.err) == (False, True), refused.err
     assert messages("list") == []
     assert balancer("messages", "retry", "seven", "--config", fleet.config).code == 2

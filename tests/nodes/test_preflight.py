@@ -85,6 +85,34 @@ def test_a_bare_role_is_told_each_missing_privilege_and_the_statement(tables: Co
         assert set(levels(preflight(mine, NEEDS))) <= {'shop."Items"', "subscriptions"}
 
 
+@pytest.mark.parametrize("told", ["by the file", "by the node"])
+def test_messages_need_the_roles_that_send(tables: Connection, address: Address, told: str) -> None:
+    """Also one that has its rights as a member of another; not one that may only read, nor one that cannot log in."""
+    needs = replace(NEEDS, tables=(TableNeeds(ROOTS, ("id",), "orders", told == "by the file"),))
+    with role(tables) as name, role(tables, "NOLOGIN") as writers, role(tables) as reader, role(tables) as plain:
+        odd = f'"{plain} ""odd"'
+        tables.execute(f"CREATE ROLE {odd} LOGIN IN ROLE {writers}")
+        try:
+            tables.execute(f"GRANT INSERT ON orders TO {writers}")
+            tables.execute(f"GRANT SELECT ON orders TO {reader}")
+            install_schema(tables, "shop", "a")
+            with as_role(address, name) as mine:
+                if told == "by the node":
+                    assert "messages" not in levels(preflight(mine, needs))
+                    row = "('orders', '', '', 'public', '', '', '')"
+                    tables.execute(f"INSERT INTO balancer.message_table VALUES {row}".encode())
+                (found,) = [one for one in preflight(mine, needs) if one.subject == "messages"]
+                assert (found.level, found.remedy) == (Severity.WARNING, f'GRANT {odd} TO "{name}"')
+                assert "table orders" in found.text
+                tables.execute(sql.SQL(found.remedy))
+                assert "messages" not in levels(preflight(mine, needs))
+                if tables.info.server_version >= 160000:
+                    tables.execute(f"GRANT {odd} TO {name} WITH SET FALSE".encode())
+                    assert "messages" in levels(preflight(mine, needs)), "a member that may not act as it"
+        finally:
+            tables.execute(f"DROP ROLE {odd}".encode())
+
+
 @pytest.mark.parametrize("owner", ["postgres", "application"])
 def test_a_role_made_by_the_script_passes(tables: Connection, address: Address, owner: str) -> None:
     with role(tables) as name, role(tables, "NOLOGIN") as application:

@@ -50,7 +50,7 @@ def explore(target: FuzzTarget, first_seed: int, *, seconds: float, most: int = 
     report = FuzzReport(target.name, first_seed)
     deadline = monotonic() + seconds
     for number in count():
-        if monotonic() >= deadline or report.cases >= most:
+        if (monotonic() >= deadline and report.cases) or report.cases >= most:
             return report
         _round(target, first_seed + number, deadline, report)
     raise AssertionError("unreachable")
@@ -67,7 +67,7 @@ def _round(target: FuzzTarget, number: int, deadline: float, report: FuzzReport)
     )
     @given(target.cases)
     def once(case: Any) -> None:
-        if monotonic() >= deadline:
+        if monotonic() >= deadline and report.cases:
             return
         began = monotonic()
         wrong = _judged(target, case)

@@ -1,25 +1,32 @@
 """Tables are made ready for messages whatever they are, on servers of two versions, and messages go between tables."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 from balancer.client import PoolSettings, Router
+from balancer.client.locate import locate_key
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.model import Node, Put, Transaction
 from balancer.errors import Refused, Unavailable
 from balancer.migration.begin_expiry import begin_expiry
-from balancer.nodes.connection import Connection
+from balancer.nodes.connection import Address, Connection
 from balancer.nodes.names import parse_name
 from balancer.settings.message_handlers import MessageSettings
+from balancer.tables import message_switch_off
 from balancer.tables.adopt import TableRequest
 from balancer.tables.create import create
-from balancer.tables.message_switch import Switched, switch_on
+from balancer.tables.message_switch import Switched, alone, switch_on
+from balancer.tables.message_switch_off import switch_off
 from balancer.tables.unconvert import plan_unconversion
 from tests.support.directories import migration
+from tests.support.opening import connect
 from tests.support.servers import Database
 
 Nodes = dict[str, Connection]
@@ -115,3 +122,133 @@ def test_one_process_at_a_time(nodes: Nodes, directory: Directory, databases: di
         other.execute("SELECT pg_advisory_lock(%s, 2)", (0x6D657374,))
         with pytest.raises(Refused, match="another process"):
             switch("orders", directory, nodes)
+
+
+def switched_off(directory: Directory, nodes: Nodes, table: str = "orders") -> bool:
+    return switch_off(table, directory, nodes, {}, {"events": {"count": COUNT}}, author="test")
+
+
+ROOTS = "SELECT count(*) FROM pg_class WHERE relname LIKE 'balancer_%box_2%'"
+
+
+@pytest.mark.usefixtures("tables")
+def test_a_table_leaves_messages_when_nothing_is_left_of_them(
+    nodes: Nodes, directory: Directory, tmp_path: Path
+) -> None:
+    for table in ("events", "orders"):
+        switch(table, directory, nodes)
+    at = datetime(2030, 1, 1, 12, tzinfo=UTC)
+    with Router.connect(f"sqlite://{tmp_path}/directory.db", PoolSettings(size=2), samples=False) as router:
+        with router.transaction("orders", 7) as connection:
+            connection.execute("INSERT INTO orders VALUES (7)")
+            connection.send("events", ("absent", at), "count", {"by": 2}, deliver=False)
+        with pytest.raises(Refused, match=r"1 messages of table orders on node . wait"):
+            switched_off(directory, nodes)
+        with pytest.raises(Refused, match=r"1 messages of table orders on node . are for table events"):
+            switched_off(directory, nodes, "events")
+        assert directory.snapshot().table("orders").message_roots is not None
+        with router.transaction("orders", 7) as connection:  # nothing was closed
+            connection.send("events", ("absent", at), "count", {"by": 2}, deliver=False)
+    for node in nodes.values():
+        node.execute("DELETE FROM balancer_outbox_2")
+    remembered = nodes["a"].execute("SELECT tableoid::regclass::text FROM orders LIMIT 1").fetchone()
+    owner = "a" if remembered else "b"
+    nodes[owner].execute(
+        "INSERT INTO balancer_inbox_2 (id, message_id, message_outcome, message_name, message_sender,"
+        " message_sender_key) VALUES (7, gen_random_uuid(), 'applied', 'm', 'orders', '{7}')"
+    )
+    with pytest.raises(Refused, match="remembers 1 messages"):
+        switched_off(directory, nodes)
+    nodes[owner].execute("DELETE FROM balancer_inbox_2")
+    assert [switched_off(directory, nodes) for _ in range(2)] == [True, False]
+    known = directory.snapshot().table("orders")
+    assert (known.roots, known.message_roots) == (("public.orders",), None)
+    for tablet in directory.snapshot().tablets(known.id):
+        row = nodes[tablet.node].execute("SELECT partitions FROM balancer.tablet WHERE id = %s", (tablet.id,))
+        assert row.fetchone() == ([f"orders_t{tablet.id}"],)
+    assert [node.execute(ROOTS).fetchone() for node in nodes.values()] == [(0,)] * len(nodes)
+    assert switch("orders", directory, nodes).tablets == 4, "and it may come back"
+
+
+def sent_from(directory: Directory, node: str) -> bytes:
+    """A message of a key that is there, past all functions."""
+    key = next(key for key in range(1000) if locate_key(directory.snapshot(), "orders", key).node == node)
+    columns = "id, message_number, message_target, message_key, message_name, message_body"
+    return f"INSERT INTO balancer_outbox_2 ({columns}) VALUES ({key}, 1, 'orders', '{{7}}', 'm', '{{}}')".encode()
+
+
+@pytest.mark.usefixtures("tables")
+def test_what_is_in_a_root_is_never_dropped(
+    nodes: Nodes, directory: Directory, databases: dict[str, Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has opened it by hand."""
+    switch("orders", directory, nodes)
+    told = message_switch_off._leave
+
+    def opened(*arguments: Any) -> None:
+        told(*arguments)
+        nodes["a"].execute("ALTER TABLE balancer_outbox_2 DROP CONSTRAINT balancer_closed")
+        nodes["a"].execute(sent_from(directory, "a"))
+
+    monkeypatch.setattr(message_switch_off, "_leave", opened)
+    with pytest.raises(Refused, match="1 messages of table orders on node a wait"):
+        switched_off(directory, nodes)
+    assert nodes["a"].execute("SELECT count(*) FROM balancer_outbox_2").fetchone() == (1,)
+    with ExitStack() as stack, alone(nodes, directory.snapshot().table("orders")):
+        mine = {name: stack.enter_context(connect(Address(name, database.dsn))) for name, database in databases.items()}
+        with pytest.raises(Refused, match="another process"):
+            switched_off(directory, mine)
+
+
+@pytest.mark.usefixtures("tables")
+def test_a_message_that_comes_after_the_look_stops_it(
+    nodes: Nodes, directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch("orders", directory, nodes)
+    last = max(nodes)
+    looked = message_switch_off.check_unused
+
+    def late(*arguments: Any) -> None:
+        looked(*arguments)
+        nodes[last].execute(sent_from(directory, last))
+
+    monkeypatch.setattr(message_switch_off, "check_unused", late)
+    with pytest.raises(Refused, match=f"has come to .* on node {last} meanwhile"):
+        switched_off(directory, nodes)
+    assert directory.snapshot().table("orders").message_roots is not None
+    for node in nodes.values():
+        assert node.execute("SELECT FROM pg_constraint WHERE conname = 'balancer_closed'").fetchone() is None
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize("step", ["commit", "_drop"])
+@pytest.mark.parametrize("then", ["off", "on"])
+def test_an_interruption_is_mended_by_either_command(
+    nodes: Nodes, directory: Directory, monkeypatch: pytest.MonkeyPatch, step: str, then: str
+) -> None:
+    """The process dies before the directory's commit, or before anything is dropped."""
+    switch("orders", directory, nodes)
+
+    class DiedHere(BaseException):
+        pass
+
+    def die(*_: Any) -> None:
+        raise DiedHere
+
+    with monkeypatch.context() as dying:
+        where: object = directory if step == "commit" else message_switch_off
+        dying.setattr(where, step, die)
+        with pytest.raises(DiedHere):
+            switched_off(directory, nodes)
+    assert (directory.snapshot().table("orders").message_roots is None) == (step == "_drop")
+    for name, node in nodes.items():
+        with pytest.raises(psycopg.errors.CheckViolation):
+            node.execute(sent_from(directory, name))
+    if then == "off":
+        switched_off(directory, nodes)
+        assert [node.execute(ROOTS).fetchone() for node in nodes.values()] == [(0,)] * len(nodes)
+    else:
+        switch("orders", directory, nodes)
+        assert directory.snapshot().table("orders").message_roots is not None
+        for node in nodes.values():
+            assert node.execute("SELECT FROM pg_constraint WHERE conname = 'balancer_closed'").fetchone() is None

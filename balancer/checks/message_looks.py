@@ -1,0 +1,247 @@
+"""Messages between shards that are neither applied nor on their way: both ends of each are looked at.
+
+What the two ends may say, and when, is the argument of `nodes.message_functions`. An end is read by a node that proves
+to own its tablet, one after the other, because the two are on different nodes; what is settled, dismissed or forgotten
+between the two reads is told from damage by the order of the reads:
+
+ - "Failed" in an outbox was in the inbox before, and stays there for two hours longer than the outbox row; so the
+   outbox is read first.
+ - An inbox that has marked a message as gone has seen its outbox row gone, for good; so the outbox is read once more.
+ - "Failed" in an inbox has its outbox row until somebody dismisses it, who tells the inbox first; so the inbox is read
+   once more.
+
+A message that was deleted at its sender before it was applied leaves no trace, and is not found here.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+from uuid import UUID
+
+from balancer.checks.ground import ATTEMPTS, PAUSE, Ground, HeldTablet, holding, on_owner
+from balancer.checks.row_looks import tablet_ids
+from balancer.client.locate import locate_key, parse_key
+from balancer.directory.model import Table, Tablet
+from balancer.directory.snapshot import Snapshot
+from balancer.errors import BalancerError, Refused, Unavailable, UserError
+from balancer.nodes.connection import Cursor
+from balancer.nodes.held_reads import NotHeld
+from balancer.nodes.message_checks import MailPage, SentRow, Unreversed, outcomes_of, sent_rows, states_of, unreversed
+from balancer.nodes.message_roots import KeyColumns
+from balancer.nodes.names import Name
+from balancer.outside import quoted
+from balancer.policies.check_options import CheckKind
+from balancer.policies.checking import Anomaly, CheckUnit, Look
+from balancer.tables.message_switch import mail_leaf, message_tables
+
+_OUTBOX, _INBOX = 0, 1
+_EXAMPLES = 3
+_UNTOLD = 60.0  # seconds: a node to which a tablet has moved may hear of a new message only now
+Answer = TypeVar("Answer")
+Ends = Mapping[UUID, Sequence[str]]
+"""Messages, each with the key that its other end is at."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Messages of one tablet with the same trouble."""
+
+    about: str
+    what: str
+    messages: list[Any]
+    advice: str
+
+
+def tablets_with_messages(ground: Ground, snapshot: Snapshot) -> Sequence[int]:
+    """The tablets of tables that take part in messages."""
+    return tablet_ids(ground, snapshot, message_tables(snapshot))
+
+
+def look_at_messages(ground: Ground, unit: CheckUnit) -> Look:
+    """The outbox of a tablet (item 0), then its inbox (item 1), against the other ends."""
+    read: list[tuple[Table, Tablet, MailPage]] = []
+
+    def look(held: HeldTablet) -> Look:
+        table, tablet = held.table, held.tablet
+        if table.message_roots is None:
+            return Look()
+        page = _read(held, unit.item, unit.page if unit.epoch == tablet.epoch else 0)
+        read.append((table, tablet, page))
+        return Look(rows=len(page.rows), next_page=page.next_page, epoch=tablet.epoch, more=unit.item == _OUTBOX)
+
+    seen = on_owner(ground, unit.subject, look)
+    for table, tablet, page in read:
+        judge = _judge_outbox if unit.item == _OUTBOX else _judge_inbox
+        try:
+            found = list(judge(ground, table, tablet, page.rows))
+        except BalancerError as error:
+            return replace(seen, unchecked=f"messages of tablet {tablet.id}: {error}")
+        return replace(seen, anomalies=tuple(_anomaly(table, tablet, unit.item, one) for one in found if one.messages))
+    return seen
+
+
+def _read(held: HeldTablet, which: int, first: int) -> MailPage:
+    table = held.table
+    leaf, keys = mail_leaf(table, held.tablet, which), [column.name for column in table.key_columns]
+    if which == _OUTBOX:
+        return sent_rows(held.cursor, leaf, keys, table.name, first)
+    return unreversed(held.cursor, leaf, keys, first)
+
+
+def _judge_outbox(ground: Ground, table: Table, tablet: Tablet, rows: Sequence[SentRow]) -> Iterator[_Found]:
+    snapshot = ground.snapshot()
+    aimless = [row for row in rows if row.state == "pending" and not _has_target(snapshot, row)]
+    rest = [row for row in rows if _has_target(snapshot, row)]
+    unknown = [row for row in rest if row.state == "pending" and not row.known and row.age > _UNTOLD]
+    limit = ground.bundle.checks.message_age
+    late = [row for row in rest if row.state == "pending" and row.age > limit and row not in unknown]
+    yield from _contradictions(ground, table, tablet, rest)
+    yield _Found(
+        "target",
+        f"wait for table {_names(row.target for row in aimless)}, which takes no messages, or not for such a key",
+        aimless,
+        "make it ready again (balancer messages enable); else reverse them by hand and delete them from the outbox",
+    )
+    yield _Found(
+        "handler",
+        f"wait for what no bundle's file declares any more: {_names(row.name for row in unknown)}",
+        unknown,
+        "declare it again under [tables.NAME.messages], then `balancer messages enable`",
+    )
+    reasons = [row.reason for row in late if row.reason]
+    why = quoted(reasons[0]) if reasons else "nobody has tried"
+    yield _Found(
+        "age",
+        f"have waited for more than {limit:g} s, the oldest for {late[0].age if late else 0:.0f} s: {why}",
+        late,
+        "`balancer messages list` says why each waits, `balancer messages give-up ID` reverses it; is there a leader?",
+    )
+
+
+def _contradictions(ground: Ground, table: Table, tablet: Tablet, rows: Sequence[SentRow]) -> Iterator[_Found]:
+    known = _at_other_ends(ground, rows, lambda row: (row.target, row.key), _INBOX, outcomes_of)
+    lost = [row for row in rows if row.state == "failed" and row.id not in known]
+    both = [row for row in rows if row.state == "failed" and row.id in known and known[row.id].outcome == "applied"]
+    marked = [row for row in rows if row.id in known and known[row.id].gone]
+    if not (lost or both or marked):
+        return
+    suspects = {row.id: row.sender_key for row in (*lost, *both, *marked)}
+    still = _asked(ground, table.name, suspects, _OUTBOX, states_of)
+    yield _Found(
+        "forgotten",
+        "were given up and reversed, but their targets do not know them",
+        [row for row in lost if still.get(row.id) == "failed"],
+        "did the target's node lose data? see whether they were applied there, then `balancer messages dismiss ID`",
+    )
+    yield _Found(
+        "both",
+        "were reversed although their targets have applied them",
+        [row for row in both if still.get(row.id) == "failed"],
+        "take one of the two back by hand, then `balancer messages dismiss ID`",
+    )
+    yield _Found(
+        "marked",
+        "are still there, and their targets will forget them: they could be applied twice",
+        [row for row in marked if row.id in still and row not in both],
+        "UPDATE the target's inbox SET message_gone = NULL for them, within two hours; did this node lose data?",
+    )
+
+
+def _judge_inbox(ground: Ground, table: Table, tablet: Tablet, rows: Sequence[Unreversed]) -> Iterator[_Found]:
+    snapshot = ground.snapshot()
+    senders = {one.name for one in message_tables(snapshot)}
+    mine = [row for row in rows if row.sender in senders]
+    there = _at_other_ends(ground, mine, lambda row: (row.sender, row.sender_key), _OUTBOX, states_of)
+    suspects = {row.id: row.key for row in mine if row.id not in there}
+    again = _asked(ground, table.name, suspects, _INBOX, outcomes_of)
+    stand = {one.id for one in again.values() if one.outcome == "failed" and not one.dismissed}
+    yield _Found(
+        "unreversed",
+        "were given up here, and their senders do not have them: they were not reversed",
+        [row for row in mine if row.id in stand],
+        "reverse them by hand at their senders' keys (message_sender_key), then SET message_dismissed = true here",
+    )
+
+
+def _has_target(snapshot: Snapshot, row: SentRow) -> bool:
+    try:
+        table = snapshot.table(row.target)
+        locate_key(snapshot, row.target, parse_key(table, row.key))
+    except UserError:
+        return False
+    return table.message_roots is not None
+
+
+def _at_other_ends(
+    ground: Ground,
+    rows: Sequence[Any],
+    other_end: Callable[[Any], tuple[str, list[str]]],
+    which: int,
+    read: Callable[[Cursor, Name, KeyColumns, Ends], dict[UUID, Answer]],
+) -> dict[UUID, Answer]:
+    by_table: dict[str, dict[UUID, Sequence[str]]] = defaultdict(dict)
+    for row in rows:
+        table, key = other_end(row)
+        by_table[table][row.id] = key
+    return {
+        message: answer
+        for table, wanted in by_table.items()
+        for message, answer in _asked(ground, table, wanted, which, read).items()
+    }
+
+
+def _asked(
+    ground: Ground,
+    name: str,
+    wanted: Ends,
+    which: int,
+    read: Callable[[Cursor, Name, KeyColumns, Ends], dict[UUID, Answer]],
+) -> dict[UUID, Answer]:
+    """What the owners of these keys say, wherever they are by now. Raises `BalancerError`: somebody does not answer."""
+    left, found = dict(wanted), dict[UUID, Answer]()
+    for _ in range(ATTEMPTS):
+        snapshot = ground.snapshot()
+        table = snapshot.table(name)
+        if table.message_roots is None:
+            raise Refused(f"table {name} takes no messages any more")
+        columns = [(column.name, str(column.type)) for column in table.key_columns]
+        for tablet, ends in _by_tablet(snapshot, table, left):
+            try:
+                with holding(ground, tablet) as cursor:
+                    found |= read(cursor, mail_leaf(table, tablet, which), columns, ends)
+            except NotHeld:
+                continue
+            left = {message: key for message, key in left.items() if message not in ends}
+        if not left:
+            return found
+        ground.clock.sleep(PAUSE)
+    raise Unavailable(f"tablets of table {name} were moving each time they were asked")
+
+
+def _by_tablet(snapshot: Snapshot, table: Table, ends: Ends) -> list[tuple[Tablet, Ends]]:
+    grouped: dict[int, dict[UUID, Sequence[str]]] = defaultdict(dict)
+    for message, key in ends.items():
+        grouped[locate_key(snapshot, table.name, parse_key(table, key)).tablet][message] = key
+    return [(snapshot.tablet(number), theirs) for number, theirs in grouped.items()]
+
+
+def _anomaly(table: Table, tablet: Tablet, which: int, found: _Found) -> Anomaly:
+    assert table.message_roots is not None
+    leaf, count = mail_leaf(table, tablet, which), len(found.messages)
+    examples = ", ".join(str(row.id) for row in found.messages[:_EXAMPLES])
+    return Anomaly(
+        CheckKind.MESSAGES,
+        f"{count} messages in {leaf} on node {tablet.node} {found.what}, such as {examples}",
+        table=table.name,
+        tablet=tablet.id,
+        node=tablet.node,
+        root=table.roots[table.message_roots[which]],
+        count=count,
+        advice=found.advice,
+        about=found.about,
+    )
+
+
+def _names(names: Iterator[str]) -> str:
+    return ", ".join(quoted(name) for name in sorted(set(names))[:_EXAMPLES])
