@@ -134,6 +134,10 @@ def test_the_first_paint_in_a_browser(server: ApiServer) -> None:
 
 FRAMES = """(async () => {
     const times = [];
+    const kind = CanvasRenderingContext2D.prototype;
+    const plain = kind.fillRect;
+    let drawn = 0;
+    kind.fillRect = function (...where) { drawn += 1; return plain.apply(this, where); };
     let last = performance.now();
     const end = last + 1500;
     while (last < end) {
@@ -141,7 +145,8 @@ FRAMES = """(async () => {
         times.push(now - last);
         last = now;
     }
-    return times;
+    kind.fillRect = plain;
+    return [times, drawn];
 })()"""
 
 
@@ -159,14 +164,15 @@ def test_frames_while_ten_thousand_tablets_glide(tmp_path: Path) -> None:
             options = {"viewport": {"width": 1440, "height": 1240}, "reduced_motion": "no-preference"}
             with visit(browser, server.url, **options) as seen:
                 expect(seen.page.locator("#labels button")).to_have_count(50, timeout=60_000)
-                idle = seen.page.evaluate(FRAMES)
+                idle, _ = seen.page.evaluate(FRAMES)
                 shifted = view.tablets.node.copy()
                 shifted[::2] = (shifted[::2] + 7) % 50
                 moved = replace(view, tablets=replace(view.tablets, node=shifted))
                 made.report(replace(state_of(moved), at=made.clock.now()))
                 with seen.page.expect_response(lambda answer: "/v1/cluster" in answer.url, timeout=60_000):
                     pass
-                gliding = seen.page.evaluate(FRAMES)
+                gliding, drawn = seen.page.evaluate(FRAMES)
+                assert drawn > 10 * 10_000, f"only {drawn} blocks were drawn: nothing glided"
                 assert seen.complaints == []
     rows = [
         (name, len(found), median(found), float(np.percentile(found, 95)), max(found))
