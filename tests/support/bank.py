@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -286,6 +287,15 @@ def _work(bank: Bank, seconds: float, moves: int) -> None:
         if moves and time.monotonic() > told + TELL_EVERY:
             told = time.monotonic()
             print(f"{told - began:.0f} s: {bank.progress(moves)}; troubles: {dict(bank.made)}", flush=True)
+    # A short run may end in the middle of its troubles: then one move at least is waited for without any.
+    until(partial(_has_moved, bank), 120, "a move")
+
+
+def _has_moved(bank: Bank) -> bool:
+    bank.move_something()
+    with suppress(BalancerError):
+        return sum(bank.moves()) > 0
+    return False
 
 
 def main() -> int:
