@@ -134,10 +134,11 @@ def paying(place: Place, count: int) -> Iterator[list[dict[str, Any]]]:
 
 
 def balanced(place: Place, process: Process) -> bool:
-    if not process.up() or "bundle bank: balanced" not in balancer_status(place):
+    """Nothing is left to do. By writes it is never even: every payment writes to the one tablet of the offices."""
+    if not process.up() or not re.search("bundle bank: (balanced|blocked)", balancer_status(place)):
         return False
     rows = {node: place.query(node, MONEY)[2] for node in place.servers}
-    return min(rows.values()) > 0.15 * 100_000 * SCALE
+    return max(rows.values()) < 0.7 * 100_000 * SCALE  # a node may have the offices, and no accounts
 
 
 def balancer_status(place: Place) -> str:

@@ -16,6 +16,8 @@ import psycopg
 from balancer.client import Atomic, PoolSettings, Router
 from balancer.errors import BalancerError
 
+PER_SECOND = 50
+"""As many as one client pays: machines with spare time are what a split or a move needs, too."""
 ACCOUNT = "UPDATE pgbench_accounts SET abalance = abalance + %s WHERE aid = %s"
 HISTORY = "INSERT INTO pgbench_history (tid, bid, aid, delta, mtime) VALUES (%s, %s, %s, %s, CURRENT_TIMESTAMP)"
 TELLER = "UPDATE pgbench_tellers SET tbalance = tbalance + %s WHERE tid = %s"
@@ -38,7 +40,9 @@ def main(url: str, passfile: str, seed: str, scale: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     chance, done, longest, failed = Random(seed), 0, 0.0, []
     with Router.connect(url, PoolSettings(connection={"passfile": passfile}), samples=False) as router:
-        while not over.is_set():
+        due = time.monotonic()
+        while not over.wait(max(0.0, due - time.monotonic())):
+            due = max(due + 1 / PER_SECOND, time.monotonic() - 1)
             began = time.perf_counter()
             try:
                 router.run_atomic(lambda tx: pay(tx, chance, int(scale)))
