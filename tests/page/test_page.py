@@ -230,10 +230,10 @@ def test_the_history_is_filtered_by_tablet_and_node(browser: Browser, server: Ap
         wait_for(seen.page, "#history-list", "tablet 3 on pg-a, epoch 2")
         seen.page.click("#history summary")
         seen.page.fill("#history-tablet", "3")
-        seen.page.keyboard.press("Enter")
+        seen.page.press("#history-tablet", "Enter")  # wherever the focus is by now
         expect(seen.page.locator("#history-list tbody tr")).to_have_count(2, timeout=20 * SECONDS)
         seen.page.fill("#history-node", "nobody")
-        seen.page.keyboard.press("Enter")
+        seen.page.press("#history-node", "Enter")  # wherever the focus is by now
         wait_for(seen.page, "#history-list", "Nothing found")
         seen.page.click("#history-form button[type=reset]")
         wait_for(seen.page, "#history-list", "table orders")
