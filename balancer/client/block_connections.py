@@ -1,4 +1,4 @@
-"""Connections as a router lends them: whoever gets one inside a block cannot end the block's transaction.
+"""Connections as a router lends them: code inside a block cannot end the block's transaction.
 
 `commit()` and `rollback()` inside a block are refused at once. An ORM that is given the block's connection (a `creator`
 of SQLAlchemy's, say) would otherwise commit rows that the block may still want back, and then go on without any proof

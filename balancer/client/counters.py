@@ -51,7 +51,7 @@ class Counters:
         self.add("retries")
         if self._tracer is not None:
             with suppress(ImportError):
-                from opentelemetry import trace  # noqa: PLC0415 - whoever gives a tracer has it
+                from opentelemetry import trace  # noqa: PLC0415 - installed where a tracer is given
 
                 trace.get_current_span().add_event("balancer.retry", {"balancer.reason": failure})
 

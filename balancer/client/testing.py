@@ -5,7 +5,7 @@
         place_order(router, user_id=7)
 
 It is the same router: the tables are those of the bundle's file, keys are checked as always, and `map`, `atomic` or
-`copy_into` work. Only the proof of ownership is left out, because the database has nothing of ours in it; its tables
+`copy_into` work. Only the proof of ownership is left out, because the database lacks our schema; its tables
 may be plain ones. What happens while tablets move is tested on `PracticeCluster`, two real nodes, which comes with
 the daemon's distribution (the pytest fixture `balancer_cluster`).
 """

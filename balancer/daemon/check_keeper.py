@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 LOOK_SECONDS = 1.0
 CALL = 0.8
-"""Seconds of one call: whoever stops the instance waits for it."""
+"""Seconds of one call: a stop of the instance waits for it."""
 SAVE = 5.0
 """Seconds after which what was done is written down: a new leader repeats no more than that."""
 ATTEMPTS = 5

@@ -130,7 +130,7 @@ def connect(
 def full_conninfo(address: Address, connected: Connection | None = None) -> str:
     """Address and password as one string, for a server that must connect to this node itself. Not for printing.
 
-    The server does not see our passfile: a password that libpq found there is taken from a connection of ours.
+    The server does not see our passfile: a password that libpq found there is taken from an open connection.
     """
     parameters = _parameters(address)
     password = address.password

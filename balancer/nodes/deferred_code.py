@@ -1,4 +1,4 @@
-"""Others' deferred triggers, which before PostgreSQL 18 run with the rights of whoever commits: with ours, that is.
+"""Others' deferred triggers, which before PostgreSQL 18 run with the rights of the role that commits: ours.
 
 Asked before the commit of a transaction in which a role's code ran with that role's rights (a handler of messages, a
 schema change): what such code leaves to the end must not meet us. Forcing constraints to be checked earlier does not

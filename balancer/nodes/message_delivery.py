@@ -4,7 +4,7 @@ The argument is in `message_functions`. Roots and partitions of messages are our
 runs nobody's code. A handler, and with it whatever triggers and functions it sets off, runs inside a function that the
 sender's role has defined for this one call: with that role's rights, and without a way to take ours back. The name of
 that function is new each time, and the session forgets everything afterwards, so that nothing which such code leaves
-behind meets us. Before PostgreSQL 18 deferred triggers run with the rights of whoever commits, which is us: where
+behind meets us. Before PostgreSQL 18 deferred triggers run with the rights of the role that commits, ours: where
 somebody else's could be waiting, nothing is delivered.
 """
 

@@ -1,4 +1,4 @@
-"""The partitions that a node has attached, whoever attached them, and the keys in one of them. Reading only.
+"""The partitions that a node has attached, no matter who did it, and the keys in one of them. Reading only.
 
 For the consistency checker: a partition that the directory does not give to the node takes and shows rows of keys that
 another node owns.

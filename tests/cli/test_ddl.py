@@ -275,6 +275,17 @@ def test_roots_that_differ_afterwards_are_named(config: Path, databases: list[Da
     assert not paused(config)
 
 
+def give_to(role: str, databases: list[Database]) -> None:
+    """The root and its leaves get another owner, on every node."""
+    family = (
+        "SELECT 'orders' UNION SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'orders'::regclass"
+    )
+    for database in databases:
+        with database.connect() as connection:
+            for (table,) in connection.execute(family).fetchall():
+                connection.execute(f"ALTER TABLE {table} OWNER TO {role}".encode())
+
+
 def test_what_a_statement_calls_has_the_owners_rights_only(config: Path, databases: list[Database]) -> None:
     """A default is a function of the owner's: it tries to become who we are."""
     dsns = {name: database.dsn for name, database in zip("ab", databases, strict=True)}
@@ -292,14 +303,7 @@ def test_what_a_statement_calls_has_the_owners_rights_only(config: Path, databas
         END $$
     """
     with plain_role(dsns, spy) as role:
-        for database in databases:
-            with database.connect() as connection:
-                connection.execute(f"ALTER TABLE orders OWNER TO {role}".encode())
-                leaves = connection.execute(
-                    "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'orders'::regclass"
-                ).fetchall()
-                for (leaf,) in leaves:
-                    connection.execute(f"ALTER TABLE {leaf} OWNER TO {role}".encode())
+        give_to(role, databases)
         change = config.parent / "spy.sql"
         change.write_text("ALTER TABLE orders ADD COLUMN x int DEFAULT public.spy()")
         code, _, err = apply(config, change)
@@ -326,14 +330,7 @@ def test_what_a_statement_leaves_to_the_commit_does_not_run_with_our_rights(
             $$ BEGIN INSERT INTO public.bait VALUES (1); RETURN 1; END $$;
     """
     with plain_role(dsns, trap) as role:
-        for database in databases:
-            with database.connect() as connection:
-                connection.execute(f"ALTER TABLE orders OWNER TO {role}".encode())
-                leaves = connection.execute(
-                    "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'orders'::regclass"
-                ).fetchall()
-                for (leaf,) in leaves:
-                    connection.execute(f"ALTER TABLE {leaf} OWNER TO {role}".encode())
+        give_to(role, databases)
         change = config.parent / "trap.sql"
         change.write_text("ALTER TABLE orders ADD COLUMN x int DEFAULT public.lure()")
         code, _, err = apply(config, change, "--allow-rewrite")
