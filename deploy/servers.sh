@@ -5,13 +5,16 @@
 set -eu
 
 as_root() {
-    if [ "$(id -u)" = 0 ]; then "$@"; elif command -v sudo >/dev/null 2>&1; then sudo -n "$@"; else
-        echo "need root or sudo to run: $*" >&2; exit 1
-    fi
+    if [ "$(id -u)" = 0 ]; then "$@"; elif [ -t 0 ]; then sudo "$@"; else sudo -n "$@"; fi
 }
 
 apt_install() {
     command -v apt-get >/dev/null 2>&1 || { echo "no apt-get here; install by hand: $*" >&2; exit 1; }
+    # A terminal may be asked for a password; nobody else can answer.
+    as_root true 2>/dev/null || {
+        echo "missing here: $*; install it as root (apt-get install --no-install-recommends $*), then run make again" >&2
+        exit 1
+    }
     # The distribution's PostgreSQL would start a server of its own; the tests start theirs.
     as_root mkdir -p /etc/postgresql-common
     [ -e /etc/postgresql-common/createcluster.conf ] || echo "create_main_cluster = false" | as_root tee /etc/postgresql-common/createcluster.conf >/dev/null
@@ -34,6 +37,10 @@ servers)
     command -v systemd-analyze >/dev/null 2>&1 || missing="$missing systemd"
     command -v pgbouncer >/dev/null 2>&1 || [ -x /usr/sbin/pgbouncer ] || missing="$missing pgbouncer"
     [ -x /usr/bin/chromium ] || missing="$missing chromium"
+    # What drives the browser is a program of its own, which needs this library; Debian's smallest systems lack it.
+    ldconfig -p 2>/dev/null | grep -q libatomic.so.1 || /sbin/ldconfig -p 2>/dev/null | grep -q libatomic.so.1 || missing="$missing libatomic1"
+    command -v node >/dev/null 2>&1 || missing="$missing nodejs"
+    command -v npm >/dev/null 2>&1 || missing="$missing npm"
     # shellcheck disable=SC2086 # a list of package names
     [ -z "$missing" ] || { echo "installing:$missing"; apt_install $missing; }
     ;;
