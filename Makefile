@@ -3,14 +3,21 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+# Processes that `make test` shares the tests out to, on two cores: they wait for servers some of the time.
+WORKERS := 5
+# The tests start Python hundreds of times, and each process collects all of them: compiled files are worth keeping.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test quick lint format bench bank crash-matrix mutants soak fuzz setup setup-dev servers lock clean
+.PHONY: run test quick lint format docs manifests dist bench scale bank crash-matrix mutants soak fuzz setup setup-dev servers lock clean
 
 run: setup  ## the main job on an embedded cluster
 	$(BIN)/balancer demo $(ARGS)
 
-test: setup-dev servers lint  ## everything, on real servers
-	$(PYTEST) -m "not bench" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+# numpy's library for matrices starts threads wherever it is imported: a tenth of what a short command costs.
+test quick: export OPENBLAS_NUM_THREADS := 1
+
+test: setup-dev servers lint  ## everything, on real servers; WORKERS=6 shares it out to more processes
+	$(PYTEST) -m "not bench" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 quick: setup-dev  ## pure tests and those on embedded servers that take moments
 	$(PYTEST) -m "quick and not bench" -n 2 --dist loadfile $(ARGS)
@@ -25,8 +32,27 @@ format: setup-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: setup-dev $(VENV)/.site  ## the reference pages from the code, then the site, in build/site: without any other network
+	$(BIN)/python -m tests.support.reference_pages
+	NO_MKDOCS_2_WARNING=1 $(VENV)/site/bin/mkdocs build --strict --quiet
+
+manifests: setup-dev  ## the generated manifests in deploy/kubernetes; all of them compared with what kubectl kustomize makes
+	$(BIN)/python -m tests.support.kustomize
+
+dist: setup-dev $(VENV)/.release  ## wheels and source archives of both distributions in build/dist, checked and installed as a user does
+	$(BIN)/python -m tests.support.release_main build/dist $(VENV)/release/bin/python
+
 bench: setup-dev servers  ## measurements, each beside something real in the same run
 	$(PYTEST) -m bench -s $(ARGS) tests/benchmarks
+
+# What takes minutes: followers by the thousand, a million tablets on a host with a warm cache, a year of commits, a
+# thousand nodes and 200 bundles.
+# BENCH_COMMITS=1000000 is that year (ten minutes alone on the machine); without it, a week.
+NODES := 10,100,1000
+SCALE := test_followers test_http_followers test_warm_start test_history test_thousand_nodes
+scale: setup-dev servers  ## measurements of large installations: the tables of docs/scale.md
+	BENCH_COMMITS=$(or $(BENCH_COMMITS),20000) BENCH_NODES=$(or $(BENCH_NODES),$(NODES)) BENCH_BUNDLES=$(or $(BENCH_BUNDLES),200) \
+		$(PYTEST) -m bench -s $(ARGS) $(SCALE:%=tests/benchmarks/%.py)
 
 soak: setup-dev servers  ## an instance under load for ten minutes, its figures as a table; SECONDS=60 is shorter
 	$(BIN)/python -m tests.support.soak $(or $(SECONDS),600)
@@ -50,15 +76,34 @@ setup-dev: $(VENV)/.dev
 # Debian's venv module may be missing, and then pip is too: deploy/servers.sh python-venv says so and installs it.
 $(VENV)/bin/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one with: make PYTHON=python3.12 ..." >&2; exit 2; }
-	$(PYTHON) -m venv $(VENV) || { sh deploy/servers.sh python-venv $(PYTHON) && $(PYTHON) -m venv --clear $(VENV); }
+	$(PYTHON) -c 'import ensurepip' 2>/dev/null || sh deploy/servers.sh python-venv $(PYTHON)
+	$(PYTHON) -m venv --clear $(VENV)
 
 $(VENV)/.run: $(VENV)/bin/pip requirements.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.run requirements-dev.txt
+$(VENV)/.dev: $(VENV)/.run $(VENV)/.generator requirements-dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	touch $@
+
+# A program that a test runs, in a place of its own: it wants an older typer than ours.
+$(VENV)/.generator: $(VENV)/bin/pip requirements-generator.txt
+	$(PYTHON) -m venv $(VENV)/generator
+	$(VENV)/generator/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-generator.txt
+	touch $@
+
+# mkdocs-material: the site's search, code and tables work without another network; the tests do not need it.
+$(VENV)/.site: $(VENV)/bin/pip requirements-docs.txt
+	$(PYTHON) -m venv $(VENV)/site
+	$(VENV)/site/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-docs.txt
+	touch $@
+
+# What builds and checks a release; its dependencies are many and none of the product's.
+$(VENV)/.release: $(VENV)/bin/pip requirements-release.txt
+	$(PYTHON) -m venv $(VENV)/release
+	$(VENV)/release/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-release.txt
 	touch $@
 
 servers:  ## ZooKeeper and PostgreSQL 15 from the distribution, where they are missing
@@ -68,6 +113,9 @@ lock: setup-dev  ## renew the pinned lists from the ranges in pyproject.toml, an
 	uv pip compile -q --no-emit-package tablet-balancer-client --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate --extra embedded -o requirements.txt pyproject.toml
 	uv pip compile -q --no-emit-package tablet-balancer-client --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate --extra embedded --extra dev -c requirements.txt -o requirements-dev.txt pyproject.toml
 	uv pip compile -q --no-emit-package tablet-balancer-client --universal --generate-hashes --python-version 3.11 --no-header --no-annotate -c requirements.txt -o requirements-runtime.txt pyproject.toml
+	echo openapi-python-client | uv pip compile -q --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate -o requirements-generator.txt -
+	echo mkdocs-material | uv pip compile -q --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate -o requirements-docs.txt -
+	printf 'build\ntwine\nsetuptools>=77\n' | uv pip compile -q --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate -o requirements-release.txt -
 	$(MAKE) setup-dev
 	$(BIN)/python -m tests.support.pins notice > NOTICE
 

@@ -1,3 +1,3 @@
 """tablet-balancer: keeps a sharded PostgreSQL cluster balanced by itself."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -49,3 +49,8 @@ class TooLarge(BalancerError):
 
 class Unavailable(BalancerError):
     """A server cannot be reached or does not answer in time: nothing was applied, try again later."""
+
+    def __init__(self, text: str = "", why: str = "") -> None:
+        super().__init__(text)
+        self.why = why or text
+        """The reason alone, for a sentence that names the server itself."""

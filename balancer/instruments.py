@@ -49,6 +49,7 @@ class Instruments:
         self.declarations: Final[list[Declaration]] = []
         self._declare_bundles()
         self._declare_nodes()
+        self._declare_between_nodes()
         self._declare_plans()
         self._declare_migrations()
         self._declare_checks()
@@ -81,8 +82,8 @@ class Instruments:
             "schedule_open", "1 while the schedule lets new migrations start.", bundle, per_bundle
         )
         self.schedule_opens_in = self._gauge(
-            "schedule_minutes_until_open",
-            "Minutes until the schedule opens; 0 while it is open, +Inf if it never opens.",
+            "schedule_opens_in_seconds",
+            "Seconds until the schedule opens; 0 while it is open, +Inf if it never opens.",
             bundle,
             per_bundle,
         )
@@ -167,6 +168,9 @@ class Instruments:
             node,
             per_node,
         )
+
+    def _declare_between_nodes(self) -> None:
+        node, per_node = ("bundle", "node"), "one per node"
         self.messages_pending = self._gauge(
             "messages_pending",
             "Messages between shards that tablets of the node have sent and that are not settled.",
@@ -296,6 +300,15 @@ class Instruments:
         one = "one"
         self.leader = self._gauge("leader", "1 if this instance leads.", (), one)
         self.leader_epoch = self._gauge("leader_epoch", "The newest leader's epoch known here.", (), one)
+        self.leader_wanted = self._gauge(
+            "leader_wanted", "1 if this instance should lead, where leadership is spread over instances.", (), one
+        )
+        self.instances_present = self._gauge(
+            "instances_present", "Instances of this directory that are present; 0: leadership is not spread.", (), one
+        )
+        self.handovers = self._counter(
+            "leader_handovers", "How often this instance led and handed over to the one that is wanted.", (), one
+        )
         self.directory_commits = self._histogram(
             "directory_commit_seconds",
             "Duration of commits to the directory: committed, conflict, fenced, refused, unavailable, unknown.",

@@ -218,7 +218,7 @@ class Client:
     def move(self) -> None:
         """By the coordinator's own command, to the next node."""
         route = self.http.route(self.table, self.key).body
-        nodes = [node["id"] for node in self.http.ask("/v1/nodes").body]
+        nodes = [node["id"] for node in self.http.ask("/v1/nodes").body["items"]]
         target = nodes[(nodes.index(route["node"]) + 1) % len(nodes)]
         deadline = time.monotonic() + 60
         given = 0.0
@@ -226,8 +226,8 @@ class Client:
             if time.monotonic() > deadline:
                 raise Broken(f"tablet {route['tablet']} was not moved to {target} within a minute")
             if time.monotonic() > given + 15:  # a busy machine may undo a move
-                wish = {"verb": "move", "arguments": {"tablet": route["tablet"], "node": target}, "wait": 10}
-                said = self.http.ask("/v1/commands", wish)
+                wish = {"verb": "move", "tablet": route["tablet"], "node": target}
+                said = self.http.ask("/v1/commands?wait=10", wish)
                 given = time.monotonic()
                 if said.status not in (200, 202, 409):
                     raise Broken(f"the command was answered with {said.status}: {said.body}")

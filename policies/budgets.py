@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 
 from balancer.policies.bundle_view import Action, ActionKind, BundleView
 from balancer.policies.figures import bytes_text
-from balancer.policies.options import BundleOptions
+from balancer.policies.options import AUTO, MB, BundleOptions
 from balancer.policies.reasons import Left
+
+CARRIED = 400.0 * MB
+"""Bytes per second that one process carries from node to node: two seconds of a core's time per gigabyte, measured."""
 
 
 @dataclass(slots=True)
@@ -34,7 +37,7 @@ class Admission:
     @property
     def free_total(self) -> int:
         """Migrations that may still be started."""
-        return max(0, self.options.budgets.moves_total - self.running)
+        return max(0, moves_at_once(self.view, self.options) - self.running)
 
     @property
     def exhausted(self) -> bool:
@@ -96,7 +99,9 @@ class Admission:
         """One sentence with the numbers of the budget that is in the way."""
         budgets = self.options.budgets
         if code is Left.MOVES_TOTAL:
-            return f"{self.running} migrations run or start, and moves_total is {budgets.moves_total}"
+            limit = moves_at_once(self.view, self.options)
+            chosen = " (auto)" if budgets.moves_total == AUTO else ""
+            return f"{self.running} migrations run or start, and moves_total is {limit}{chosen}"
         if code is Left.MOVES_PER_NODE:
             busy = action.target if self.free_slots(action.source) else action.source
             if busy in self.reserved:
@@ -109,15 +114,29 @@ class Admission:
                 f"{bytes_text(action.size)} take {needed:.0f} s at the rate seen, the window closes in "
                 f"{self.seconds_left:.0f} s"
             )
-        limit = float(budgets.bytes_per_window or 0)
+        allowed = float(budgets.bytes_per_window or 0)
         return (
-            f"{bytes_text(self.bytes_moved)} of the {bytes_text(limit)} of bytes_per_window are spent, this would "
+            f"{bytes_text(self.bytes_moved)} of the {bytes_text(allowed)} of bytes_per_window are spent, this would "
             f"add {bytes_text(action.size)}"
         )
 
     def _count(self, *nodes: str) -> None:
         for node in {node for node in nodes if node}:
             self.per_node[node] = self.per_node.get(node, 0) + 1
+
+
+def moves_at_once(view: BundleView, options: BundleOptions) -> int:
+    """Migrations of the bundle that may run at once.
+
+    `auto`: each needs two nodes, of which each takes part in `moves_per_node`; and all their rows go through one
+    process, which carries so much and no more, however many there are.
+    """
+    wanted = options.budgets.moves_total
+    if wanted != AUTO:
+        return wanted
+    pairs = len(view.nodes) * options.budgets.moves_per_node // 2
+    carried = int(CARRIED // max(1.0, bytes_per_second(view, options)))
+    return max(1, min(pairs, carried))
 
 
 def bytes_per_second(view: BundleView, options: BundleOptions) -> float:

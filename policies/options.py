@@ -9,10 +9,18 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Annotated
 
+from balancer.policies.migration_mode import MigrationMode as MigrationMode  # part of the options for everybody
+
 Bytes = Annotated[int, "bytes"]
 """A size; written "10GB" in a file, powers of 1024."""
 Seconds = Annotated[float, "seconds"]
 """A duration; written "250ms" or "10m" in a file."""
+AUTO = -1
+"""What "auto" in a file is read as."""
+AutoBytes = Annotated[int, "bytes or auto"]
+"""A size, or "auto"."""
+AutoCount = Annotated[int, "count or auto"]
+"""A number, or "auto"."""
 FormulaText = Annotated[str, "formula"]
 """A schedule formula; empty: unset."""
 
@@ -46,13 +54,6 @@ class Placement(StrEnum):
     FIBONACCI = "fibonacci"
 
 
-class MigrationMode(StrEnum):
-    """How writers are treated while a migration copies rows."""
-
-    REPLICATE = "replicate"
-    READ_ONLY = "read-only"
-
-
 class PlannedLoad(StrEnum):
     """Which reads and writes a plan evens out."""
 
@@ -76,6 +77,7 @@ class ParameterizedOptions:
     """`parameterized = { … }` of a group, as YT writes it: each takes the place of the group's key of that name."""
 
     metric: str | None = None
+    """The formula, as in the group's `metric`."""
     max_action_count: int | None = None
     """More: balance is reached in fewer plans; fewer: calmer."""
     node_deviation_threshold: float | None = None
@@ -85,6 +87,7 @@ class ParameterizedOptions:
     min_relative_metric_improvement: float | None = None
     """Larger: only moves that help much; smaller: more moves."""
     per_table_uniform: bool | None = None
+    """As in the group."""
     enable_reshard: bool | None = None
     """The group's `reshard_by_metric`."""
 
@@ -102,7 +105,9 @@ class GroupOptions:
     schedule: FormulaText = ""
     """Formula; empty: the bundle's."""
     enable_move: bool = True
+    """Whether tablets of its tables are moved."""
     enable_reshard: bool = True
+    """Whether tablets of its tables are split and merged."""
     metric: str = ""
     """Formula over a tablet's statistics and rates; empty: the group is not moved by a metric."""
     max_action_count: int = 50
@@ -150,8 +155,11 @@ class BalancerOptions:
     """A floor on the desired size: smaller tablets cost more than they balance. Larger: a wanted number of tablets
     gives way sooner; smaller: tiny tablets are made where they are asked for."""
     enable_tablet_size_balancer: bool = True
+    """Whether tablets are split and merged by their size."""
     enable_in_memory_cell_balancer: bool = True
+    """Whether tablets of in-memory tables are moved between nodes."""
     enable_cell_balancer: bool = False
+    """Whether the other tablets are moved between nodes. Off, as in YT: nothing moves before you want it."""
     soft_in_memory_cell_balance_threshold: float = 0.05
     """In-memory moves relieve nodes that are this share above the mean … Larger: fewer moves; smaller: closer
     balance."""
@@ -176,7 +184,9 @@ class TableOptions:
     """`[tables.NAME]` of a bundle: what decides about one table."""
 
     enable_auto_reshard: bool = True
+    """Whether its tablets are split and merged without being asked."""
     enable_auto_tablet_move: bool = True
+    """Whether its tablets are moved without being asked."""
     min_tablet_size: Bytes | None = None
     """The three sizes are used only when all are set and strictly increasing. Larger: more merges; smaller:
     fewer."""
@@ -193,8 +203,12 @@ class TableOptions:
     enable_parameterized: bool | None = None
     """Whether its tablets are moved, split and merged by its group's metric; None: if the group has one."""
     group: str = "default"
+    """The group whose schedule and parameters it has."""
     in_memory_mode: InMemoryMode = InMemoryMode.NONE
+    """Not `none`: it has the sizes and the balance of in-memory tables, and a tablet is read into the target's cache
+    before the switch."""
     placement: Placement = Placement.BALANCED
+    """`balanced`: by the planner's objective; else the fixed function that says which node a vbucket belongs to."""
     zones: tuple[str, ...] = ()
     """Zones its tablets may live in; empty: any."""
     every: Seconds | None = None
@@ -216,6 +230,7 @@ class HeatOptions:
     """`[heat]` of a bundle: when a tablet is too hot, and when two are cool enough to be joined again."""
 
     enable: bool = True
+    """Whether hot tablets are found and split."""
     schedule: FormulaText = ""
     """Formula for heat alone; empty: the bundle's."""
     max_rows_per_second: float | None = None
@@ -301,9 +316,9 @@ class BudgetOptions:
     moves_per_node: int = 1
     """Migrations in which a node may take part at once. More: balance is reached sooner; fewer: applications notice
     less."""
-    moves_total: int = 4
-    """Migrations of the bundle that run at once. More: balance is reached sooner; fewer: applications notice
-    less."""
+    moves_total: AutoCount = 4
+    """Migrations of the bundle that run at once, or "auto": as many as there are pairs of nodes for, and as one process
+    can carry at the rate that was measured. More: balance is reached sooner; fewer: applications notice less."""
     bytes_per_window: Bytes | None = None
     """Bytes that may be moved in one window of the schedule; None: no limit. Larger: more is done in a night;
     smaller: less."""
@@ -331,7 +346,9 @@ class PlacementRule:
     """`[[rules]]` of a bundle: where tablets of some tables, or of a range of their keys, must and must not live."""
 
     name: str = ""
+    """What plans and messages call it."""
     tables: tuple[str, ...] = ()
+    """The tables that it is about."""
     key: KeyValues = ()
     """The first values of the keys that it is about, as in ["EU"] for the key (region, id); empty: all keys."""
     keys_from: KeyValues = ()
@@ -343,7 +360,9 @@ class PlacementRule:
     nodes: tuple[str, ...] = ()
     """Nodes they must live on; empty: any."""
     not_zones: tuple[str, ...] = ()
+    """Zones in which they must not live."""
     not_nodes: tuple[str, ...] = ()
+    """Nodes on which they must not live."""
     spread: Apart | None = None
     """`tablets`: no node has two of them; `tables`: no node has tablets of two of the tables; None: they may share."""
     together: bool = False

@@ -173,7 +173,7 @@ def _group(anchor: TableFacts, tables: Sequence[TableFacts], desired: int, taken
     members = _members(anchor, key, kind, tables)
     size = sum(table.bytes for table in members)
     widened = tuple(table.name for table in members if _narrow(table, key))
-    others = "" if len(members) == 1 else f", which {len(members)} tables have"
+    others = "" if len(members) == 1 else f", which {len(members)} tables have,"
     name = anchor.name.rpartition(".")[2]
     return Group(
         anchor.name.replace(".", "_") if name in taken else name,
@@ -183,7 +183,7 @@ def _group(anchor: TableFacts, tables: Sequence[TableFacts], desired: int, taken
         _tablets(size, desired),
         size,
         widened,
-        f"{anchor.name} is the largest table; its column {key}{others}, keeps most rows of one key together",
+        f"{anchor.name} is the largest table; its column {key}{others} keeps most rows of one key together",
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from balancer.policies.budgets import moves_at_once
 from balancer.policies.bundle_view import Action, ActionKind, BundleView
 from balancer.policies.options import BundleOptions
 
@@ -24,7 +25,7 @@ class Shares:
     def of(cls, view: BundleView, options: BundleOptions) -> "Shares":
         """Half of the slots each, less what runs already."""
         running = [migration.source == migration.target for migration in view.in_flight if not migration.waits]
-        total = options.budgets.moves_total
+        total = moves_at_once(view, options)
         half = max(1, total // 2)
         reshapes = sum(running)
         return cls(max(0, max(1, total - half) - (len(running) - reshapes)), max(0, half - reshapes))

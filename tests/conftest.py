@@ -1,11 +1,13 @@
 """Fixtures that several folders share: real servers, started when first asked for, one of each per run."""
 
+import gc
 import os
 import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from tests.support.zookeeper_ensemble import ZooKeeperEnsemble
 
 # Set where the run begins, so that all its processes collect the same tests.
 os.environ.setdefault("SAMPLE_SEED", str(random.SystemRandom().randrange(1_000_000)))
+gc.disable()  # until all is collected: what is imported stays, and a search for garbage looks at it each time
 mutate_from_environment()  # before anything that a mutant replaces is imported by name into a test
 
 
@@ -26,11 +29,36 @@ def pytest_report_header() -> str:
     return f"SAMPLE_SEED={os.environ['SAMPLE_SEED']} (all: every case of the sampled tables)"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m quick` does not import files without such a test: every process collects, and most of that is importing."""
+    asked = config.option.markexpr.split()
+    outside = collection_path.suffix == ".py" and asked[:1] == ["quick"] and not _says_quick(collection_path)
+    return True if outside else None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("quick") is not None and not _says_quick(item.path):
+        pytest.fail("`make quick` does not see this test: its file must have the mark `quick` itself", pytrace=False)
+
+
+@cache
+def _says_quick(file: Path) -> bool:
+    """Whether a file or its folder's conftest has the mark. A test that gets it in another way fails in whole runs."""
+    return any("quick" in path.read_text() for path in (file, file.with_name("conftest.py")) if path.exists())
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes long is handed out first, what takes moments last: else one process ends long after the others."""
     left_out = _other_versions(items) if os.environ["SAMPLE_SEED"] != "all" else set()
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = sorted((item for item in items if item not in left_out), key=_weight)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests are kept to the end: what looks for garbage need not look at them each time."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 def _other_versions(items: list[pytest.Item]) -> set[pytest.Item]:
@@ -44,8 +72,8 @@ def _other_versions(items: list[pytest.Item]) -> set[pytest.Item]:
     return {item for found in by_test.values() for item in found} - kept
 
 
-_VERSION = re.compile(r"postgres1[58]")
-_ONE_VERSION = ("e2e", "migration", "daemon", "tables", "client", "cli")
+_VERSION = re.compile(r"postgres1[58]|15 to 18|18 to 15")
+_ONE_VERSION = ("e2e", "upgrade", "migration", "daemon", "tables", "client", "cli", "polling", "policies")
 
 
 def _weight(item: pytest.Item) -> int:
@@ -55,7 +83,7 @@ def _weight(item: pytest.Item) -> int:
     return _LONG.index(folder) if folder in _LONG else len(_LONG)
 
 
-_LONG = ("e2e", "migration", "daemon")
+_LONG = ("e2e", "migration", "daemon", "client", "workloads", "tables", "page", "cli", "upgrade")
 
 
 # A busy machine is no reason to fail; the printed blob replays a failure.

@@ -27,6 +27,7 @@ NAMES = (
     "znodes",
     "addresses",
     "messages",
+    "snapshots",
 )
 
 

@@ -101,6 +101,10 @@ class Access:
         """Whether the token was presented: its bearer may change things, and so know where the nodes are."""
         return self._token_denial(authorization) is None
 
+    def bears_any(self, authorization: str) -> bool:
+        """Whether a token was presented, be it only that of readers."""
+        return self.knows(authorization) or self._reads(authorization)
+
     def _reads(self, authorization: str) -> bool:
         return self._reading_token.matches(_presented(authorization))
 

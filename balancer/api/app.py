@@ -12,6 +12,7 @@ from balancer.api.access import Access
 from balancer.api.guard import Guard
 from balancer.api.health import health
 from balancer.api.long_poll import VersionWatch
+from balancer.api.openapi import description
 from balancer.api.page_files import PAGE_PATHS, page
 from balancer.api.problems import add_handlers
 from balancer.api.routes import v1
@@ -50,7 +51,9 @@ def _application(source: Source, watch: VersionWatch, access: Access) -> FastAPI
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
+        generate_unique_id_function=lambda route: route.name,
     )
+    app.openapi = lambda: description(app)  # type: ignore[method-assign]
     add_handlers(app)
     app.include_router(health(source))
     app.include_router(v1(source, watch, access))

@@ -1,21 +1,24 @@
 """Operators' commands over HTTP: put into the directory, carried out by the leader, wherever that is."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from fastapi.concurrency import run_in_threadpool
 
+from balancer.api.command_shapes import AnyCommand, SplitCommand
+from balancer.api.documents import cut_at, instant
+from balancer.api.keytext import encoded_prefix
 from balancer.api.long_poll import VersionWatch
 from balancer.api.page_shapes import DryRunShape
-from balancer.api.shapes import CommandRequest, CommandShape
+from balancer.api.record_shapes import CommandList, CommandShape
 from balancer.api.source import Source
 from balancer.directory.model import Command, CommandState
 from balancer.directory.snapshot import NotFound
+from balancer.errors import Refused
 from balancer.planner.commands import submit
 from balancer.planner.dry_runs import command_line, would_do
 
 _SEEN_SECONDS: Final = 5.0
-_STATUSES: Final = {CommandState.DONE: 200, CommandState.REFUSED: 409}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,29 +36,38 @@ class Commands:
         self._source = source
         self._watch = watch
 
-    async def give(self, wish: CommandRequest, host: str) -> Given:
-        """Puts the command into the directory; waits for the leader's answer as long as was asked for."""
+    async def give(self, wish: AnyCommand, host: str, wait: float) -> Given:
+        """Puts the command into the directory; waits for the leader's answer as long as was asked for, and raises it if
+        it is a refusal."""
         author = f"{wish.author or 'http'}@{host}"
         command, version = await run_in_threadpool(self._submit, wish, author)
         # The next request must find it here.
         await self._watch.newer(version - 1, _SEEN_SECONDS)
-        answered = await self._answered(command, wish.wait)
-        return Given(shape(answered), _STATUSES.get(answered.state, 202))
+        answered = await self._answered(command, wait)
+        if answered.state is CommandState.REFUSED:
+            raise Refused(answered.result)
+        return Given(shape(answered), 200 if answered.state is CommandState.DONE else 202)
 
-    def try_out(self, wish: CommandRequest, host: str) -> DryRunShape:
+    def try_out(self, wish: AnyCommand, host: str) -> DryRunShape:
         """What the leader would do, by its own code. Raises `Refused` where it would refuse."""
         configured = self._source.settings().bundles.values()
+        arguments = self._arguments(wish)
         result = would_do(
             self._source.follower().snapshot,
             wish.verb,
-            wish.arguments,
+            arguments,
             author=f"{wish.author or 'http'}@{host}",
             now=self._source.clock.now(),
             modes={bundle.name: bundle.mode for bundle in configured},
             options={bundle.name: bundle.options for bundle in configured},
         )
-        line = command_line(wish.verb, wish.arguments)
-        return DryRunShape(verb=wish.verb, arguments=wish.arguments, result=result, line=line)
+        return DryRunShape(verb=wish.verb, arguments=arguments, result=result, line=command_line(wish.verb, arguments))
+
+    def given(self, limit: int, cursor: str) -> CommandList:
+        """What the directory still has, newest first."""
+        found = sorted(self._source.follower().snapshot.commands.values(), key=_order)
+        items, following = cut_at(found, _order, limit, cursor)
+        return CommandList(items=[shape(one) for one in items], next=following)
 
     async def find(self, command: str, wait: float) -> CommandShape:
         """A command by its id, after the leader has answered it or the time has passed."""
@@ -65,10 +77,18 @@ class Commands:
             raise NotFound(f"there is no command {command!r} in the directory: old ones are forgotten")
         return shape(await self._answered(found, wait))
 
-    def _submit(self, wish: CommandRequest, author: str) -> tuple[Command, int]:
+    def _submit(self, wish: AnyCommand, author: str) -> tuple[Command, int]:
         snapshot = self._source.follower().snapshot
         now = self._source.clock.now()
-        return submit(self._source.directory(), snapshot, wish.verb, wish.arguments, author=author, now=now)
+        return submit(self._source.directory(), snapshot, wish.verb, self._arguments(wish), author=author, now=now)
+
+    def _arguments(self, wish: AnyCommand) -> dict[str, Any]:
+        """As the directory keeps them: keys in the order of bytes."""
+        arguments = wish.arguments()
+        if isinstance(wish, SplitCommand) and wish.keys:
+            snapshot = self._source.follower().snapshot
+            arguments["keys"] = [encoded_prefix(snapshot, wish.tablet, key).hex() for key in wish.keys]
+        return arguments
 
     async def _answered(self, command: Command, wait: float) -> Command:
         clock = self._source.clock
@@ -85,6 +105,10 @@ class Commands:
             snapshot = newer
 
 
+def _order(command: Command) -> tuple[float, str]:
+    return -command.created, command.id
+
+
 def shape(command: Command) -> CommandShape:
     """A command as a document."""
     return CommandShape(
@@ -92,7 +116,7 @@ def shape(command: Command) -> CommandShape:
         verb=command.verb,
         arguments=dict(command.arguments),
         author=command.author,
-        created=command.created,
+        created=instant(command.created),
         state=command.state,
         result=command.result,
         migration=command.migration,

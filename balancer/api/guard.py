@@ -28,6 +28,7 @@ log = structlog.get_logger()
 MAX_BODY: Final = 256 * 1024
 BODY_SECONDS: Final = 10.0
 _MOST_DISCARDED: Final = 16 * MAX_BODY
+_FRAMES: Final = 8
 _CLOSE: Final = {"Connection": "close"}
 
 _CSP: Final = "; ".join(
@@ -76,7 +77,7 @@ class Guard:
                 refusal, receive = await _with_body(scope, receive)
             await (refusal or self._app)(scope, receive, answer)
         except Exception as error:  # noqa: BLE001 - the request's last boundary: it must not end the server's thread
-            log.error("a request failed", path=scope["path"], traceback=mask("".join(format_exception(error))))
+            log.error("a request failed", path=scope["path"], traceback=_where(error))
             if not answer.started:
                 await defect()(scope, receive, answer)
         finally:
@@ -88,6 +89,7 @@ class Guard:
         path, headers = scope["path"], Headers(scope=scope)
         authorization = headers.get("authorization", "")
         scope["knows_token"] = self._access.knows(authorization)
+        scope["bears_token"] = self._access.bears_any(authorization)
         denial = self._access.host_denial(path, headers.get("host", "")) or self._access.denial(
             scope["method"], path, scope["scheme"], authorization, path in self._page_paths
         )
@@ -95,6 +97,11 @@ class Guard:
             return None
         asking = {"WWW-Authenticate": 'Bearer realm="tablet-balancer"'} if denial.status == 401 else None
         return problem(denial.status, denial.reason, asking)
+
+
+def _where(error: Exception) -> str:
+    """The end of the traceback, where our own code is: what is before it are the libraries around us."""
+    return mask("".join(format_exception(error)[-_FRAMES:]))
 
 
 class _Answer:

@@ -3,6 +3,7 @@
 from typing import Final
 
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from balancer.api.problems import RESPONSES, problem
@@ -18,18 +19,18 @@ STALE_SECONDS: Final = 300.0
 
 def health(source: Source) -> APIRouter:
     """The three endpoints."""
-    router = APIRouter(responses=RESPONSES)
+    router = APIRouter(responses=RESPONSES, tags=["health"])
 
-    @router.get("/healthz")
+    @router.get("/healthz", response_class=PlainTextResponse)
     def get_health() -> Response:
         """200 while the loop makes progress; otherwise a supervisor should start the process again."""
         age = source.tick_age()
         limit = max(STALLED_SECONDS, STALLED_TICKS * source.settings().daemon.tick)
         if age > limit:
             return problem(503, f"the loop has made no progress for {age:.0f} s; {limit:.0f} s are allowed")
-        return Response("ok\n", media_type="text/plain")
+        return PlainTextResponse("ok\n")
 
-    @router.get("/readyz")
+    @router.get("/readyz", response_class=PlainTextResponse)
     def get_readiness() -> Response:
         """200 once the directory is loaded, and as long as the view of it is not old."""
         try:
@@ -38,9 +39,9 @@ def health(source: Source) -> APIRouter:
             return problem(503, str(error))
         if age > STALE_SECONDS:
             return problem(503, f"the view of the directory is {age:.0f} s old")
-        return Response("ok\n", media_type="text/plain")
+        return PlainTextResponse("ok\n")
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     def get_metrics() -> Response:
         """Prometheus metrics."""
         _observe_directory(source)

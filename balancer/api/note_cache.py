@@ -4,7 +4,7 @@ import threading
 from collections.abc import Mapping
 from typing import Final
 
-from balancer.api.shapes import HistoryEntry
+from balancer.api.record_shapes import HistoryEntry
 from balancer.api.source import Source
 from balancer.api.views import history
 from balancer.checks.book_notes import TOPIC as CHECKS
@@ -55,6 +55,6 @@ class Notes:
         """The newest commits; asked for again when the version has changed."""
         with self._lock:
             if self._recent[0] != snapshot.version:
-                page = history.page(self._source.directory(), snapshot, history.HistoryQuery(), None, RECENT)
-                self._recent = snapshot.version, page.entries
+                page = history.page(self._source.directory(), snapshot, history.HistoryQuery(steps=False), RECENT)
+                self._recent = snapshot.version, page.items
             return self._recent[1]

@@ -1,22 +1,24 @@
 """Further documents of `/v1`: pictures of a bundle, answers to questions about it, and what a command would do."""
 
+from datetime import datetime
 from typing import Any
 
 from pydantic import Field
 
-from balancer.api.shapes import Document
+from balancer.api.documents import Document
+from balancer.planner.state import StateWord
 
 
 class ClusterNode(Document):
     """A row of the picture. The lists have an entry for each block, in the order of tables and keys."""
 
     id: str
-    fair: float | None = Field(description="bytes that would be its fair share; null: it gets none, see `counts`")
+    fair: int | None = Field(description="bytes that would be its fair share; null: it gets none, see `counts`")
     counts: bool = Field(description="whether it counts in means: it is neither down, nor draining, nor closed")
     ids: list[int] = Field(description="of each block's largest tablet")
     tablets: list[int] = Field(description="how many tablets each block stands for")
     tables: list[int] = Field(description="each block's table, as a place in `tables` of the document")
-    bytes: list[float] = Field(description="of each block's tablets together")
+    bytes: list[int] = Field(description="of each block's tablets together")
     writes: list[float] = Field(description="rows written per second, of its tablets together")
     reads: list[float]
 
@@ -25,14 +27,14 @@ class ClusterShape(Document):
     """A bundle as a picture: nodes as rows, tablets as blocks; neighbours share a block where there are too many."""
 
     bundle: str
-    at: float
-    past: bool = Field(description="whether it is a moment of the past, from what the recorder kept")
+    at: datetime
+    past: bool = Field(description="whether it is a moment of the past")
     tables: list[str]
     nodes: list[ClusterNode]
     tablets: int
     most_writes: float = Field(description="the greatest rate of a single tablet: the end of a colour scale")
     most_reads: float
-    word: str
+    word: StateWord | None = Field(description="null: it is not known what was said then")
     sentence: str
     score: float | None
 
@@ -42,8 +44,8 @@ class ExplanationShape(Document):
 
     subject: str
     sentences: list[str]
-    at: float = Field(description="when the figures were polled that they speak of")
-    since: float | None = Field(None, description="tablets: since when their node has owned them; null: not known")
+    at: datetime = Field(description="when the figures were polled that they speak of")
+    since: datetime | None = Field(None, description="tablets: since when their node has owned them; null: not known")
 
 
 class WhyNotShape(Document):
@@ -55,6 +57,7 @@ class WhyNotShape(Document):
     code: str
     reason: str
     flip: str = Field(description="the smallest change that would lead to another answer; empty: there is none")
+    at: datetime = Field(description="when the figures were polled that it speaks of")
 
 
 class DryRunShape(Document):
@@ -74,19 +77,35 @@ class AccessShape(Document):
     sign_in: bool = Field(description="whether a token would change that")
 
 
+class NodeSeries(Document):
+    """A node over time. The lists have an entry for each time of the series; null: it was not there."""
+
+    id: str
+    bytes: list[int | None]
+    write_rate: list[float | None]
+    read_rate: list[float | None]
+    tablets: list[int | None]
+    uncounted: list[int] = Field(description="places in `times` at which it was down or draining")
+
+
+class MovedShape(Document):
+    """A migration that is done."""
+
+    at: datetime
+    bytes: int
+
+
 class SeriesShape(Document):
     """A bundle over time. The lists have an entry for each time."""
 
     bundle: str
-    times: list[float]
-    words: list[str]
+    since: datetime = Field(description="from which moment on /v1/cluster has a picture")
+    times: list[datetime]
+    words: list[StateWord]
     scores: list[float | None]
     running: list[int] = Field(description="migrations, as far as the directory still has them")
-    nodes: dict[str, list[list[float] | None]] = Field(
-        description="node → at each time its bytes, rows written and read per second, and tablets; null: not there"
-    )
-    uncounted: dict[str, list[int]] = Field(description="node → places in `times` at which it was down or draining")
-    pauses: list[float] = Field(description="seconds writers waited at each switch the directory still has")
-    pause_budget: float
-    moved: list[tuple[float, float]] = Field(description="when a migration was done, and its bytes")
+    nodes: list[NodeSeries]
+    pause_seconds: list[float] = Field(description="for which writers waited at each switch the directory still has")
+    pause_budget_seconds: float
+    moved: list[MovedShape]
     kept: str = Field(description="what is kept, in words")

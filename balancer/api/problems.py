@@ -7,6 +7,7 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from balancer.directory.snapshot import NotFound
@@ -37,19 +38,42 @@ _STATUSES: Final[tuple[tuple[type[BalancerError], int], ...]] = (
     (OutcomeUnknown, 504),
 )
 
-PROBLEM_SCHEMA: Final[dict[str, Any]] = {
-    "type": "object",
-    "required": ["type", "title", "status"],
-    "properties": {
-        "type": {"type": "string"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "errors": {"type": "array", "items": {"type": "object"}},
-    },
-}
+
+class FieldProblem(BaseModel):
+    """What is wrong with one field."""
+
+    at: str
+    message: str
+
+
+class ProblemDocument(BaseModel):
+    """What went wrong (RFC 9457)."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": "about:blank",
+                    "title": "Conflict",
+                    "status": 409,
+                    "detail": "tablet 3 is on node pg-a already",
+                }
+            ]
+        }
+    )
+
+    type: str
+    title: str
+    status: int
+    detail: str = Field("", description="one sentence")
+    errors: list[FieldProblem] = Field([], description="422: each field that is wrong")
+
+
 RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
-    "default": {"description": "A problem", "content": {MEDIA_TYPE: {"schema": PROBLEM_SCHEMA}}}
+    "default": {
+        "description": "A problem",
+        "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}},
+    }
 }
 
 

@@ -1,6 +1,7 @@
 """The endpoints of `/v1`: parameters in, documents out. Nothing is decided here; `views` makes the documents.
 
 Endpoints are plain functions, which run in the server's threads; only those that wait for a change are coroutines.
+Their names are the operations' ids in the OpenAPI document: a client that was made from it calls them by these.
 """
 
 from hashlib import blake2b
@@ -9,38 +10,43 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
-from balancer.api import shapes
+from balancer.api import record_shapes, shapes
 from balancer.api.access import Access
 from balancer.api.answering import answer
 from balancer.api.command_routes import Commands
+from balancer.api.directory_feed import add_feed
 from balancer.api.long_poll import MAX_WAIT, VersionWatch
 from balancer.api.note_cache import Notes
-from balancer.api.page_routes import add_pictures, add_questions, add_trials
+from balancer.api.page_routes import COMMANDS, CommandBodyOf, add_pictures, add_questions, add_trials
 from balancer.api.problems import RESPONSES
 from balancer.api.sample_notes import publish
 from balancer.api.source import Source
 from balancer.api.views import bundles, heat, history, migrations, overview, plans, route, tablets
-from balancer.api.views.check_results import check_results
-from balancer.api.views.schedule import schedule
+from balancer.api.views.check_results import check_list
+from balancer.api.views.schedule import schedule_list
 from balancer.directory.model import TabletState
-from balancer.planner.recorder import LAYERS
+
+CLUSTER, RECORDS, ROUTING = "cluster", "records", "routing"
 
 Bundle = Annotated[str | None, Query(description="only this bundle", max_length=200)]
 Limit = Annotated[int, Query(ge=1, le=1000, description="most entries in one answer")]
-FewLimit = Annotated[int, Query(ge=1, le=200)]
+FewLimit = Annotated[int, Query(ge=1, le=200, description="most entries in one answer")]
+Cursor = Annotated[str, Query(description="`next` of the answer before; empty: from the beginning")]
 IfNoneMatch = Annotated[str | None, Header(description="the ETag of the answer that you have")]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT, description="seconds to wait for a change, with If-None-Match")]
+AnswerWait = Annotated[float, Query(ge=0, le=MAX_WAIT, description="seconds to wait for the leader's answer")]
+UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "Nothing has changed since"}}
 
 
-def add_reading(router: APIRouter, source: Source, notes: Notes) -> None:
+def add_cluster(router: APIRouter, source: Source, notes: Notes) -> None:
     """What tells of the cluster and changes nothing."""
 
-    @router.get("/status", response_model=shapes.Status)
+    @router.get("/status", response_model=shapes.Status, tags=[CLUSTER])
     def get_status() -> Response:
         """The instance, its leader, and each bundle in one sentence."""
         return answer(bundles.status(source, notes))
 
-    @router.get("/overview", response_model=shapes.Overview)
+    @router.get("/overview", response_model=record_shapes.Overview, responses=UNCHANGED, tags=[CLUSTER])
     def get_overview(if_none_match: IfNoneMatch = None) -> Response:
         """Everything the page shows, in one answer."""
         tag = _overview_tag(source, notes)
@@ -48,17 +54,31 @@ def add_reading(router: APIRouter, source: Source, notes: Notes) -> None:
             return Response(status_code=304, headers={"ETag": tag})
         return answer(overview.overview(source, notes), ETag=tag, Cache_Control="no-cache")
 
-    @router.get("/nodes", response_model=list[shapes.NodeShape])
-    def get_nodes(bundle: Bundle = None) -> Any:
+    @router.get("/nodes", response_model=shapes.NodeList, tags=[CLUSTER])
+    def get_nodes(bundle: Bundle = None, limit: Limit = 100, cursor: Cursor = "") -> Response:
         """Every node with its loads and capacities."""
-        return bundles.nodes(source, bundles.chosen(source, bundle))
+        return answer(bundles.node_list(bundles.nodes(source, bundles.chosen(source, bundle)), limit, cursor))
 
-    @router.get("/tables", response_model=list[shapes.TableShape])
-    def get_tables(bundle: Bundle = None) -> Any:
+    @router.get("/tables", response_model=shapes.TableList, tags=[CLUSTER])
+    def get_tables(bundle: Bundle = None, limit: Limit = 100, cursor: Cursor = "") -> Response:
         """Every table."""
-        return tablets.tables(source.follower().snapshot, bundle)
+        return answer(tablets.table_list(source.follower().snapshot, bundle, limit, cursor))
 
-    @router.get("/tablets", response_model=shapes.TabletPage)
+    @router.get("/schedules", response_model=shapes.ScheduleList, tags=[CLUSTER])
+    def get_schedules(
+        bundle: Bundle = None,
+        windows: Annotated[int, Query(ge=1, le=200, description="how many windows of each")] = 10,
+        limit: Limit = 100,
+        cursor: Cursor = "",
+    ) -> Response:
+        """Today's strip and the next windows of each bundle."""
+        return answer(schedule_list(source, bundles.chosen(source, bundle), windows, limit, cursor))
+
+
+def add_tablets(router: APIRouter, source: Source) -> None:
+    """What tells of tablets."""
+
+    @router.get("/tablets", response_model=shapes.TabletList, tags=[CLUSTER])
     def get_tablets(
         *,
         bundle: Bundle = None,
@@ -66,37 +86,27 @@ def add_reading(router: APIRouter, source: Source, notes: Notes) -> None:
         node: str | None = None,
         state: TabletState | None = None,
         limit: Limit = 100,
-        after: Annotated[str, Query(description="`next` of the page before")] = "",
+        cursor: Cursor = "",
     ) -> Response:
         """Tablets in key order, page by page."""
-        return answer(tablets.page(source, tablets.Filter(bundle, table, node, state), limit, after))
+        return answer(tablets.page(source, tablets.Filter(bundle, table, node, state), limit, cursor))
 
-    @router.get("/tablets/{tablet}", response_model=shapes.TabletShape)
+    @router.get("/tablets/{tablet}", response_model=shapes.TabletShape, tags=[CLUSTER])
     def get_tablet(tablet: Annotated[int, Path(ge=1, le=2**63 - 1)]) -> Response:
         """One tablet."""
         shaper = tablets.Shaper(source)
         return answer(shaper.shape(shaper.snapshot.tablet(tablet)))
 
-    @router.get("/hot", response_model=list[shapes.TabletShape])
-    def get_hot(bundle: Bundle = None, limit: FewLimit = 20) -> Any:
-        """The tablets with the greatest shares of their bundle's writes and reads."""
-        return tablets.hottest(source, bundles.chosen(source, bundle), limit)
+    @router.get("/hot", response_model=shapes.TabletList, tags=[CLUSTER])
+    def get_hot(bundle: Bundle = None, limit: FewLimit = 20) -> Response:
+        """The tablets with the greatest shares of their bundle's writes and reads; nothing follows them."""
+        return answer(shapes.TabletList(items=tablets.hottest(source, bundles.chosen(source, bundle), limit)))
 
-    @router.get("/plan", response_model=list[shapes.PlanShape])
-    def get_plan(bundle: Bundle = None, limit: Limit = 100) -> Any:
-        """The present plan of each bundle: actions with why, rejected candidates with why not."""
-        return plans.plans(bundles.chosen(source, bundle), limit)
-
-    @router.get("/schedule", response_model=list[shapes.ScheduleShape])
-    def get_schedule(bundle: Bundle = None, windows: FewLimit = 10) -> Any:
-        """Today's strip and the next windows of each bundle."""
-        return [schedule(source, state, windows) for state in bundles.chosen(source, bundle)]
-
-    @router.get("/heatmap", response_model=shapes.HeatShape)
+    @router.get("/heatmap", response_model=shapes.HeatShape, tags=["pictures"])
     def get_heatmap(
         bundle: str,
         table: str,
-        dimension: Annotated[str, Query(pattern=f"^({'|'.join(LAYERS)})$")] = LAYERS[0],
+        dimension: shapes.Dimension = shapes.Dimension.WRITES,
         rows: Annotated[int, Query(ge=1, le=360, description="most moments; neighbours are joined")] = 120,
         day: Annotated[bool, Query(description="the last day instead of the last hour")] = False,
     ) -> Response:
@@ -105,42 +115,81 @@ def add_reading(router: APIRouter, source: Source, notes: Notes) -> None:
 
 
 def add_records(router: APIRouter, source: Source, notes: Notes) -> None:
-    """What is kept in the directory's journal."""
+    """What is planned, and what is kept in the directory's journal."""
 
-    @router.get("/migrations", response_model=shapes.MigrationPage)
+    @router.get("/plans", response_model=record_shapes.PlanList, tags=[RECORDS])
+    def get_plans(
+        bundle: Bundle = None,
+        actions: Annotated[int, Query(ge=1, le=1000, description="most actions and rejections of each")] = 100,
+        limit: Limit = 100,
+        cursor: Cursor = "",
+    ) -> Response:
+        """The present plan of each bundle: actions with why, rejected candidates with why not."""
+        return answer(plans.plan_list(plans.plans(bundles.chosen(source, bundle), actions), limit, cursor))
+
+    @router.get("/migrations", response_model=record_shapes.MigrationList, tags=[RECORDS])
     def get_migrations(
         which: migrations.Which = migrations.Which.ALL,
         bundle: Bundle = None,
         tablet: int | None = None,
         limit: Limit = 100,
+        cursor: Cursor = "",
     ) -> Response:
         """Running migrations with their progress, then finished ones, newest first."""
         snapshot = source.follower().snapshot
-        progress = notes.progress(snapshot)
-        return answer(migrations.page(snapshot, progress, which=which, bundle=bundle, tablet=tablet, limit=limit))
+        chosen = migrations.Chosen(which, bundle, tablet)
+        return answer(migrations.page(snapshot, notes.progress(snapshot), chosen, limit=limit, cursor=cursor))
 
-    @router.get("/checks", response_model=list[shapes.ChecksShape])
-    def get_checks() -> Any:
+    @router.get("/checks", response_model=record_shapes.CheckList, tags=[RECORDS])
+    def get_checks(limit: Limit = 100, cursor: Cursor = "") -> Response:
         """What the consistency checker has found, and its rounds over time."""
-        return check_results(notes.checks())
+        return answer(check_list(notes.checks(), limit, cursor))
 
-    @router.get("/history", response_model=shapes.HistoryPage)
+    @router.get("/history", response_model=record_shapes.HistoryList, tags=[RECORDS])
     def get_history(
+        *,
         bundle: Bundle = None,
         node: str | None = None,
         tablet: int | None = None,
-        before: Annotated[int | None, Query(ge=0, description="`next` of the page before")] = None,
+        steps: Annotated[bool, Query(description="also each step of migrations and plans")] = True,
         limit: FewLimit = 50,
+        cursor: Cursor = "",
     ) -> Response:
         """Who changed what, when and why, newest first."""
-        wanted = history.HistoryQuery(bundle, node, tablet)
-        return answer(history.page(source.directory(), source.follower().snapshot, wanted, before, limit))
+        wanted = history.HistoryQuery(bundle, node, tablet, steps)
+        return answer(history.page(source.directory(), source.follower().snapshot, wanted, limit, cursor))
 
 
-def add_waiting(router: APIRouter, source: Source, watch: VersionWatch, commands: Commands) -> None:
-    """What may wait: for a change of the directory, or for the leader's answer."""
+def add_commands(router: APIRouter, commands: Commands) -> None:
+    """What is asked of the leader."""
 
-    @router.get("/route/{table}", response_model=shapes.RouteShape)
+    @router.post(
+        "/commands",
+        response_model=record_shapes.CommandShape,
+        status_code=202,
+        responses={200: {"model": record_shapes.CommandShape, "description": "It is done"}},
+        tags=[COMMANDS],
+    )
+    async def post_command(request: Request, command: CommandBodyOf, wait: AnswerWait = 0.0) -> Response:
+        """Gives an operator's command to the leader. 202: it waits; 200: it is done; 409: it is refused, and why."""
+        given = await commands.give(command, request.client.host if request.client else "unknown", wait)
+        return answer(given.shape, given.status, Location=f"/v1/commands/{given.shape.id}")
+
+    @router.get("/commands", response_model=record_shapes.CommandList, tags=[COMMANDS])
+    def get_commands(limit: Limit = 100, cursor: Cursor = "") -> Response:
+        """The commands that were given, newest first, as long as the directory keeps them."""
+        return answer(commands.given(limit, cursor))
+
+    @router.get("/commands/{command}", response_model=record_shapes.CommandShape, tags=[COMMANDS])
+    async def get_command(command: str, wait: AnswerWait = 0.0) -> Response:
+        """What became of a command."""
+        return answer(await commands.find(command, wait))
+
+
+def add_routing(router: APIRouter, source: Source, watch: VersionWatch) -> None:
+    """What applications need."""
+
+    @router.get("/route/{table}", response_model=shapes.RouteShape, responses=UNCHANGED, tags=[ROUTING])
     async def get_route(
         request: Request,
         table: str,
@@ -162,18 +211,7 @@ def add_waiting(router: APIRouter, source: Source, watch: VersionWatch, commands
             route.route(snapshot, table, key or (), request.scope["knows_token"]), ETag=tag, Cache_Control="no-cache"
         )
 
-    @router.post("/commands", response_model=shapes.CommandShape, status_code=202)
-    async def post_command(request: Request, command: shapes.CommandRequest) -> Response:
-        """Gives an operator's command to the leader. 202: it waits; 200: it is done; 409: the leader refused it."""
-        given = await commands.give(command, request.client.host if request.client else "unknown")
-        return answer(given.shape, given.status, Location=f"/v1/commands/{given.shape.id}")
-
-    @router.get("/commands/{command}", response_model=shapes.CommandShape)
-    async def get_command(command: str, wait: Wait = 0.0) -> Response:
-        """What became of a command."""
-        return answer(await commands.find(command, wait))
-
-    @router.post("/samples", response_model=shapes.SampleAnswer, status_code=202)
+    @router.post("/samples", response_model=shapes.SampleAnswer, status_code=202, tags=[ROUTING])
     def post_samples(samples: shapes.SampleRequest) -> Response:
         """Keys in use, reported by an application: they feed the splitting of hot ranges."""
         at = source.clock.now().timestamp()
@@ -185,24 +223,29 @@ def v1(source: Source, watch: VersionWatch, access: Access) -> APIRouter:
     """All of it."""
     router = APIRouter(prefix="/v1", responses=RESPONSES)
     notes = Notes(source)
-    add_reading(router, source, notes)
+    add_cluster(router, source, notes)
+    add_tablets(router, source)
     add_records(router, source, notes)
     add_pictures(router, source)
     add_questions(router, source)
     commands = Commands(source, watch)
     add_trials(router, commands, access)
-    add_waiting(router, source, watch, commands)
+    add_commands(router, commands)
+    add_routing(router, source, watch)
+    add_feed(router, source, watch)
     return router
 
 
 def _overview_tag(source: Source, notes: Notes) -> str:
     """Changes whenever the overview does; ages count in steps of ten seconds, for they always change."""
     follower, leader = source.follower(), source.leader()
+    spread = leader.spread
     parts = [
         follower.snapshot.version,
         leader.name,
         leader.epoch,
         leader.is_self,
+        spread and (spread.wanted, spread.waits_for, [(one.name, one.weight, one.unfit) for one in spread.instances]),
         int(follower.age() / 10),
         int(source.tick_age() / 10),
         *((name, state.at.timestamp(), state.sentence) for name, state in sorted(source.states().items())),

@@ -1,17 +1,25 @@
-"""The documents of `/v1`: what the OpenAPI document is made from. Times are seconds since 1970, sizes are bytes.
+"""Documents of `/v1` that tell of the cluster: what the OpenAPI document is made from. Sizes are bytes.
 
 Views fill them from states, snapshots and plans; nothing here has behaviour.
 """
 
-from typing import Any
+from datetime import date, datetime
+from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from balancer.api.documents import Document, Listing
+from balancer.directory.model import Layout, NodeState, TabletState
+from balancer.planner.state import StateWord
+from balancer.settings import Mode
 
-class Document(BaseModel):
-    """What every document is: closed and immutable."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class InstanceShape(Document):
+    """An instance that is present."""
+
+    name: str
+    weight: float = Field(description="its share of the directories beside the other instances'")
+    unfit: str = Field(description="why it should not lead; empty: it could")
 
 
 class Leader(Document):
@@ -22,6 +30,21 @@ class Leader(Document):
     is_self: bool
 
 
+class SpreadShape(Document):
+    """How leadership is spread over the instances of this directory."""
+
+    wanted: str = Field(description="who should lead")
+    waits_for: str = Field(description="what must come before the leader hands over to the wanted one; empty: nothing")
+    instances: list[InstanceShape] = Field(description="those that are present, by name")
+
+
+class WindowShape(Document):
+    """A time in which a schedule is open."""
+
+    start: datetime
+    end: datetime | None = Field(description="null: it never closes")
+
+
 class ScheduleShape(Document):
     """Whether a bundle may be balanced now, and when."""
 
@@ -30,11 +53,15 @@ class ScheduleShape(Document):
     level: str = Field(description="whose formula it is; empty: nobody has one, so always open")
     timezone: str
     open: bool
-    closes_at: float | None
-    next_open: float | None
-    day: str = Field(description="today's date in that zone")
+    closes_at: datetime | None
+    next_open: datetime | None
+    day: date = Field(description="today's date in that zone")
     strip: str = Field(description="today's 1440 minutes on the wall clock as bits, hexadecimal, first minute first")
-    windows: list[tuple[float, float | None]] = Field(description="the next windows: start, end (null: never closes)")
+    windows: list[WindowShape] = Field(description="the next ones")
+
+
+class ScheduleList(Listing[ScheduleShape]):
+    """By bundle."""
 
 
 class ScoreShape(Document):
@@ -46,62 +73,82 @@ class ScoreShape(Document):
     limit: float = Field(description="no placement of these tablets can reach more")
 
 
+class LoadsShape(Document):
+    """What a node carries; of nodes that could not be polled, nothing."""
+
+    bytes: int = 0
+    memory: int = Field(0, description="bytes of in-memory tables")
+    write_rate: float = Field(0.0, description="rows written per second")
+    read_rate: float = Field(0.0, description="rows read per second")
+    tablets: int = 0
+
+
+class CapacityShape(Document):
+    """What a node can carry; null: not known or not limited."""
+
+    bytes: int | None = None
+    memory: int | None = None
+    write_rate: float | None = None
+    read_rate: float | None = None
+
+
 class NodeShape(Document):
     """A node and what it carries."""
 
     id: str
     bundle: str
-    state: str
+    state: NodeState
     reason: str
     zone: str
     weight: float
     reachable: bool
-    unreachable_since: float | None
+    unreachable_since: datetime | None
     error: str
     version: str
     disagreements: int
     rewound: str = Field(description="why it is known to have gone back in time, and what to do; empty: it is not")
-    tablets: int
-    loads: dict[str, float]
-    capacity: dict[str, float] = Field(
-        description="bytes of disk and of memory, rows written and read per second, where known"
-    )
+    loads: LoadsShape
+    capacity: CapacityShape
     day: list[float | None] = Field(
         description="for each hour of a working day, of the weekend on such a day: its reads and writes over its share;"
         " null: not known; empty: no hour is known"
     )
-    database_bytes: float
+    database_bytes: int
     connections: int
-    retained_wal_bytes: float
+    retained_wal_bytes: int
+
+
+class NodeList(Listing[NodeShape]):
+    """By bundle and name."""
 
 
 class ProgressShape(Document):
     """How far the work of a bundle has come since it last had nothing to do."""
 
-    begun: float
+    begun: datetime
     done: int
     running: int
     left: int = Field(description="actions that the plan wants and that have not begun")
-    done_bytes: float
-    left_bytes: float = Field(description="of what runs and of what is left")
-    eta: float | None = Field(description="seconds; null: nothing has been copied yet that it could be told from")
+    done_bytes: int
+    left_bytes: int = Field(description="of what runs and of what is left")
+    eta_seconds: float | None = Field(description="null: nothing has been copied yet that it could be told from")
 
 
 class BundleShape(Document):
     """A bundle in one sentence and a few figures."""
 
     name: str
-    mode: str
-    word: str
+    mode: Mode
+    word: StateWord
     headline: str = Field(description="one short line")
     sentence: str
     progress: ProgressShape | None = Field(description="null: there is nothing to do")
-    at: float = Field(description="when it was last looked at")
+    at: datetime = Field(description="when it was last looked at")
     paused: bool
-    paused_until: float | None
+    paused_until: datetime | None
     error: str
     score: ScoreShape | None
-    imbalance: dict[str, float]
+    imbalance: dict[str, float] = Field(description="per dimension: the fullest node's load over the mean")
     tablets: int
     nodes: int
     plan: str = Field(description="id of the present plan; empty: none is kept")
@@ -110,142 +157,67 @@ class BundleShape(Document):
 class Status(Document):
     """The instance and its bundles."""
 
+    cluster: str = Field(description="the directory's name")
     instance: str
     version: str
     leader: Leader
+    spread: SpreadShape | None = Field(description="null: leadership is not spread over instances")
     directory_version: int
-    directory_age: float
-    tick_age: float
+    directory_age_seconds: float
+    tick_age_seconds: float
     bundles: list[BundleShape]
 
 
 class TabletShape(Document):
     """A tablet: where it is, what of the key space it holds, and how busy it is."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "id": 3,
+                    "table": "orders",
+                    "bundle": "shop",
+                    "node": "pg-b",
+                    "epoch": 7,
+                    "state": "owned",
+                    "lower": None,
+                    "upper": None,
+                    "modulus": 8,
+                    "remainder": 2,
+                    "bytes": 1048576,
+                    "rows": 12000,
+                    "write_rate": 12.5,
+                    "read_rate": 80.0,
+                    "pinned": False,
+                    "pinned_until": None,
+                    "migration": "",
+                }
+            ]
+        }
+    )
+
     id: int
     table: str
     bundle: str
     node: str
     epoch: int
-    state: str
+    state: TabletState
     lower: list[str] | None = Field(None, description="range tables; null: unbounded")
     upper: list[str] | None = Field(None, description="range tables, not included; null: unbounded")
     modulus: int | None = Field(None, description="hash tables")
     remainder: int | None = None
-    bytes: float | None = Field(None, description="null: not polled yet")
-    rows: float | None = None
+    bytes: int | None = Field(None, description="null: not polled yet")
+    rows: int | None = None
     write_rate: float | None = None
     read_rate: float | None = None
-    pinned_until: float | None = None
+    pinned_until: datetime | None = None
     pinned: bool = False
     migration: str = Field("", description="the unfinished migration that it is part of")
 
 
-class TabletPage(Document):
-    """Some tablets in key order."""
-
-    tablets: list[TabletShape]
-    next: str = Field("", description="pass as `after` for the next page; empty: this was the last one")
-
-
-class ActionShape(Document):
-    """What a plan wants to do, and why."""
-
-    kind: str
-    table: str
-    tablets: list[int]
-    source: str
-    target: str
-    reason: str
-    code: str
-    bytes: float
-    gain: float
-
-
-class RejectionShape(Document):
-    """What a plan did not take, and why not."""
-
-    kind: str
-    tablets: list[int]
-    target: str
-    code: str
-    reason: str
-
-
-class PlanShape(Document):
-    """A bundle's present plan."""
-
-    bundle: str
-    id: str
-    at: float
-    score: ScoreShape
-    actions: list[ActionShape]
-    action_count: int
-    rejections: list[RejectionShape]
-    counts: dict[str, int] = Field(description="how many candidates each reason kept back")
-    node_changes: list[dict[str, str]]
-    pending_moves: int
-    pending_bytes: float
-    notes: list[str]
-
-
-class MigrationShape(Document):
-    """A migration: running, or how it ended."""
-
-    id: str
-    bundle: str
-    table: str
-    operation: str
-    mode: str
-    state: str
-    finished: bool
-    sources: list[int]
-    targets: list[int]
-    source_node: str
-    target_node: str
-    reason: str
-    error: str
-    attempt: int
-    created: float
-    updated: float
-    detail: dict[str, Any] = Field(description="what it remembers: rows, size, pause, verification")
-    progress: dict[str, Any] | None = Field(description="running ones: bytes, rate, eta, what it waits for")
-
-
-class MigrationPage(Document):
-    """Migrations, running first, then the newest."""
-
-    migrations: list[MigrationShape]
-    running: int
-    finished: int
-
-
-class ChangeShape(Document):
-    """One record that a commit changed."""
-
-    kind: str
-    key: str
-    what: str = Field(description="put or remove")
-    text: str
-
-
-class HistoryEntry(Document):
-    """Who changed what, when and why."""
-
-    version: int
-    at: float
-    author: str
-    epoch: int | None
-    reason: str
-    changes: list[ChangeShape]
-    change_count: int
-
-
-class HistoryPage(Document):
-    """Commits, newest first."""
-
-    entries: list[HistoryEntry]
-    next: int | None = Field(description="pass as `before` for older ones; null: there are none")
+class TabletList(Listing[TabletShape]):
+    """In key order."""
 
 
 class TableShape(Document):
@@ -253,11 +225,23 @@ class TableShape(Document):
 
     name: str
     bundle: str
-    layout: str
+    layout: Layout
     key: list[str]
     key_types: list[str]
     roots: list[str]
     tablets: int
+
+
+class TableList(Listing[TableShape]):
+    """By bundle and name."""
+
+
+class Dimension(StrEnum):
+    """What a heat map shows."""
+
+    WRITES = "writes"
+    READS = "reads"
+    BYTES = "bytes"
 
 
 class HeatBin(Document):
@@ -269,7 +253,7 @@ class HeatBin(Document):
     node: str
     lower: str
     upper: str
-    bytes: float
+    bytes: int
     write_rate: float
     read_rate: float
 
@@ -279,8 +263,8 @@ class HeatShape(Document):
 
     bundle: str
     table: str
-    dimension: str
-    times: list[float]
+    dimension: Dimension
+    times: list[datetime]
     bins: list[HeatBin]
     max: float = Field(description="what the byte 255 stands for; byte b is expm1(b / 255 × log1p(max))")
     cells: str
@@ -291,39 +275,31 @@ class HeatShape(Document):
 class RouteShape(Document):
     """Where a key lives."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "table": "orders",
+                    "tablet": 3,
+                    "epoch": 7,
+                    "node": "pg-b",
+                    "state": "owned",
+                    "moving": False,
+                    "dsn": "postgresql://shop@pg-b/shop",
+                    "version": 1234,
+                }
+            ]
+        }
+    )
+
     table: str
     tablet: int
     epoch: int
     node: str
     dsn: str = Field(description="only for requests with the token; empty for other readers")
-    state: str
+    state: TabletState
     moving: bool = Field(description="whether a migration concerns the tablet: expect a short wait")
     version: int = Field(description="of the directory")
-
-
-class CommandRequest(BaseModel):
-    """An operator's wish."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    verb: str = Field(max_length=40)
-    arguments: dict[str, Any] = {}
-    author: str = Field("", max_length=100, description="for the history")
-    wait: float = Field(0.0, ge=0, le=60, description="seconds to wait for the leader's answer")
-
-
-class CommandShape(Document):
-    """A command and what became of it."""
-
-    id: str
-    verb: str
-    arguments: dict[str, Any]
-    author: str
-    created: float
-    state: str
-    result: str
-    migration: str = ""
-    """The migration that it began, if any."""
 
 
 class Sample(BaseModel):
@@ -339,7 +315,19 @@ class Sample(BaseModel):
 class SampleRequest(BaseModel):
     """Keys in use, as an application's coordinator saw them."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "table": "orders",
+                    "reporter": "web-3",
+                    "seconds": 10.0,
+                    "samples": [{"key": [42], "weight": 12.0, "write": True}],
+                }
+            ]
+        },
+    )
 
     table: str = Field(max_length=200)
     reporter: str = Field(
@@ -353,59 +341,3 @@ class SampleAnswer(Document):
     """How many were taken."""
 
     taken: int
-
-
-class FindingShape(Document):
-    """Something that the consistency checker has found."""
-
-    kind: str
-    text: str
-    table: str
-    tablet: int | None
-    node: str
-    root: str
-    count: int
-    advice: str
-    first: float = Field(description="when it was first seen")
-    last: float
-
-
-class CheckRoundShape(Document):
-    """A round of the consistency checker that is over."""
-
-    number: int
-    began: float
-    ended: float
-    rows: int
-    findings: int
-    unchecked: int
-
-
-class ChecksShape(Document):
-    """The consistency checker of one bundle."""
-
-    bundle: str
-    round: int = Field(description="the present or last round")
-    kind: str = Field(description="what is being looked at; empty: the round is over")
-    rows: int
-    findings: list[FindingShape]
-    more: int = Field(description="findings beyond those that are kept")
-    unchecked: list[str] = Field(description="why something could not be looked at")
-    past: list[CheckRoundShape] = Field(description="rounds over time, oldest first")
-
-
-class Overview(Document):
-    """Everything the page shows first, in one answer."""
-
-    status: Status
-    tables: list[TableShape]
-    nodes: list[NodeShape]
-    schedules: list[ScheduleShape]
-    scores: dict[str, list[tuple[float, float]]] = Field(description="per bundle: time and score of the last hour")
-    plans: list[PlanShape]
-    migrations: list[MigrationShape]
-    running: int
-    quarantined: list[TabletShape]
-    hot: list[TabletShape]
-    checks: list[ChecksShape]
-    history: list[HistoryEntry]

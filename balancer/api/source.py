@@ -10,6 +10,7 @@ from typing import Protocol
 
 from balancer.clock import Clock
 from balancer.directory.contract import Directory, Follower
+from balancer.directory.instance_note import LeaderSpread
 from balancer.instruments import Instruments
 from balancer.planner.recorder import Recorder
 from balancer.planner.state import BundleState
@@ -23,6 +24,8 @@ class LeaderView:
     name: str | None
     epoch: int
     is_self: bool
+    spread: LeaderSpread | None = None
+    """None: leadership is not spread over instances."""
 
 
 class Source(Protocol):

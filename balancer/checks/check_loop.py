@@ -14,7 +14,8 @@ from balancer.clock import Clock
 from balancer.directory.contract import Directory
 from balancer.errors import BalancerError
 from balancer.migration.links import Addresses, Links
-from balancer.nodes.connection import ConnectionHolder, Timeouts
+from balancer.nodes.connection import Timeouts
+from balancer.nodes.connection_holder import ConnectionHolder
 from balancer.policies.check_options import CheckKind
 from balancer.policies.checking import (
     Anomaly,

@@ -27,7 +27,8 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.migration.context import partitions_of
 from balancer.migration.links import Links
-from balancer.nodes.connection import Connection, ConnectionHolder, Cursor, translated
+from balancer.nodes.connection import Connection, Cursor, translated
+from balancer.nodes.connection_holder import ConnectionHolder
 from balancer.nodes.held_reads import NotHeld, held_read
 from balancer.nodes.names import Name
 from balancer.nodes.owners_code import check_owners_code

@@ -1,8 +1,9 @@
-"""`balancer directory export | import | check | secure` and `balancer history`: the directory as a whole, its past."""
+"""`balancer directory export | import | recover | check | secure`, and `balancer history`: as a whole, and its past."""
 
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,17 +14,22 @@ import typer
 from balancer.cli.output import Output, OutputOption, fail, say, show_json, show_rows
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of, operator
 from balancer.directory.codec import change_document, read_json
+from balancer.directory.configured import open_configured
 from balancer.directory.contract import Directory
 from balancer.directory.document import export_document, import_document
 from balancer.directory.id_space import carried_over
 from balancer.directory.invariants import violations
 from balancer.directory.model import LogEntry
-from balancer.directory.telling import nodes_of, tablets_of, told
+from balancer.directory.telling import is_step, nodes_of, tablets_of, told
 from balancer.errors import Refused, UserError
 from balancer.logs import mask
+from balancer.nodes.connection import connect
 from balancer.outside import one_line, read_text_file, visible_json
+from balancer.polling.addresses import address_in, addresses_of, cluster_name, records_of
+from balancer.settings import load_settings
+from balancer.tables.recover import lead_above, plan_recovery, recover
 
-app = typer.Typer(help="The directory as a whole: export, import, check, secure.", no_args_is_help=True)
+app = typer.Typer(help="The directory as a whole: export, import, recover, check, secure.", no_args_is_help=True)
 
 _READ_AT_ONCE = 500
 _ELECTION_PATIENCE = 3.0
@@ -90,6 +96,43 @@ def check(directory: DirectoryOption = None, config: ConfigOption = None, output
         raise typer.Exit(1)
 
 
+@app.command("recover")
+def recover_(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be changed")] = False,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Takes over from the nodes who owns what, where the directory is older than they: after an old export was
+    imported. All nodes must answer, and no daemon may lead."""
+    settings = load_settings(config)
+    with open_configured(settings.daemon) as opened, ExitStack() as stack:
+        snapshot = opened.snapshot()
+        bundles = settings.bundles.values()
+        addresses = {node: address_in(settings, node) for node in snapshot.nodes} | addresses_of(bundles)
+        records = [record for bundle in bundles for record in records_of(bundle)]
+        nodes = {node: stack.enter_context(connect(one, purpose="recover")) for node, one in addresses.items()}
+        cluster = cluster_name(settings.daemon.directory)
+        planned = plan_recovery(snapshot, nodes, records, cluster)
+        if planned.words and not dry_run:
+            leadership = lead_above(opened, f"recovery by {operator()}", planned.epoch, _ELECTION_PATIENCE)
+            try:
+                # Read again: nobody else changes anything from here on.
+                snapshot = opened.snapshot()
+                planned = plan_recovery(snapshot, nodes, records, cluster)
+                recover(opened, leadership, planned, snapshot, operator())
+            finally:
+                leadership.resign()
+    if output is Output.JSON:
+        show_json({"changes": list(planned.words), "dry_run": dry_run})
+        return
+    for text in planned.words:
+        say(text)
+    if not planned.words:
+        say("the directory knows what the nodes know; nothing was changed")
+    else:
+        say(f"{len(planned.words)} changes{'; nothing was changed' if dry_run else ' taken over from the nodes'}")
+
+
 @app.command("secure")
 def secure(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be changed")] = False,
@@ -124,16 +167,20 @@ def history(
     node: Annotated[str | None, typer.Option(help="only commits about this node")] = None,
     author: Annotated[str | None, typer.Option(help="only commits by this author")] = None,
     text: Annotated[str | None, typer.Option(help="only commits whose reason contains this")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="each step of migrations and plans too")] = False,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Who changed what, when and why: the commits, oldest first, as far back as they are kept."""
     with directory_of(directory, config) as opened:
+        if node is not None:
+            opened.snapshot().node(node)
         entries = [
             entry
             for entry in _entries(opened, after)
-            if (tablet is None or any(tablet in tablets_of(change) for change in entry.changes))
+            if (verbose or not is_step(entry))
+            and (tablet is None or any(tablet in tablets_of(change) for change in entry.changes))
             and (node is None or any(node in nodes_of(change) for change in entry.changes))
             and (author is None or entry.author == author)
             and (text is None or text in entry.reason)

@@ -16,6 +16,7 @@ from balancer.migration.doctor import Finding, examine, repair
 from balancer.migration.links import Addresses
 from balancer.polling.addresses import address_in
 from balancer.settings import load_settings
+from balancer.tables.import_record import RENAMING, SEALING, imports_in
 
 COLUMNS = ("node", "finding", "repair")
 LEAD_PATIENCE = 5.0
@@ -34,8 +35,11 @@ def doctor(
     settings = load_settings(config)
     addresses = partial(address_in, settings)
     with open_configured(settings.daemon) as directory:
+        for name in node or ():
+            directory.snapshot().node(name)
         exposures = [Finding(DIRECTORY, text, command=SECURE) for text in directory.exposures(everything=True)]
         exposures += [found for found in _of_checks(directory) if node is None or found.node in node]
+        exposures += _of_imports(directory)
         findings = examine(directory, addresses, node)
         if fix and findings:
             for repaired in _fix(directory, addresses, node):
@@ -55,6 +59,17 @@ def _of_checks(directory: Directory) -> Iterator[Finding]:
         for standing in book.standing.values():
             found = standing.anomaly
             yield Finding(found.node or f"({bundle})", f"check of {found.kind}: {found.text}", command=found.advice)
+
+
+def _of_imports(directory: Directory) -> Iterator[Finding]:
+    """Nobody but a person goes on with one that was interrupted, and writers may be waiting for it."""
+    for bundle, table, record in imports_in(directory.snapshot()):
+        waits = "; writers of its old tables are refused" if record.state in (SEALING, RENAMING) else ""
+        yield Finding(
+            DIRECTORY,
+            f"the import of table {table} has not ended ({record.state}): it runs, or was interrupted{waits}",
+            command=f"balancer table import {bundle} {table}",
+        )
 
 
 def _repair(found: Finding) -> str:

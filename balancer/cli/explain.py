@@ -10,11 +10,12 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from balancer.cli.output import Output, OutputOption, say, show_json
+from balancer.cli.output import Output, OutputOption, say_sentence, show_json
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
-from balancer.cli.plan import BundleArgument, IdOption, age_text, chosen_plan
+from balancer.cli.plan import BundleArgument, IdOption, age_text, chosen_plan, only_bundle, planned_again
+from balancer.directory.contract import Directory
 from balancer.directory.model import Plan
-from balancer.directory.snapshot import NotFound, Snapshot
+from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused, UserError
 from balancer.migration.record import read_detail
 from balancer.planner.stored_plan import read_actions, unpack_input
@@ -44,6 +45,7 @@ app = typer.Typer(
 
 TabletArgument = Annotated[str, typer.Argument(help="the tablet's id")]
 NodeArgument = Annotated[str, typer.Argument(help="the node's id")]
+ReplanOption = Annotated[bool, typer.Option("--replan", help="let the leader plan first, and ask that plan")]
 _Answer = TypeVar("_Answer")
 
 
@@ -51,14 +53,15 @@ _Answer = TypeVar("_Answer")
 def explain_tablet(
     tablet: TabletArgument,
     id_: IdOption = None,
+    replan: ReplanOption = False,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """What a tablet carries, who decides about it, and what the plan does with it."""
     with directory_of(directory, config) as opened:
-        snapshot = opened.snapshot()
-    number, bundle = _tablet(snapshot, tablet)
+        number, bundle = _tablet(opened.snapshot(), tablet)
+        snapshot = _fresh(opened, bundle, replan=replan)
     plan = chosen_plan(snapshot, bundle, id_)
     answer = _asked(plan, lambda view, options: explain.explain_tablet(view, options, number))
     _show(plan, replace(answer, sentences=(*answer.sentences, *_on_its_way(snapshot, number))), output)
@@ -68,14 +71,16 @@ def explain_tablet(
 def explain_node(
     node: NodeArgument,
     id_: IdOption = None,
+    replan: ReplanOption = False,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """How full a node is in every dimension, and what the plan takes from it and gives to it."""
     with directory_of(directory, config) as opened:
-        snapshot = opened.snapshot()
-    plan = chosen_plan(snapshot, _node_bundle(snapshot, node), id_)
+        bundle = _node_bundle(opened.snapshot(), node)
+        snapshot = _fresh(opened, bundle, replan=replan)
+    plan = chosen_plan(snapshot, bundle, id_)
     _show(plan, _asked(plan, lambda view, options: explain.explain_node(view, options, node)), output)
 
 
@@ -84,13 +89,15 @@ def explain_action(
     number: Annotated[int, typer.Argument(min=1, help="the action's number, as `balancer plan` shows it")],
     bundle: BundleArgument = None,
     id_: IdOption = None,
+    replan: ReplanOption = False,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Why an action is proposed, what it costs, and where it stands in the plan."""
     with directory_of(directory, config) as opened:
-        plan = chosen_plan(opened.snapshot(), bundle, id_)
+        named = only_bundle(opened.snapshot(), bundle) if replan else bundle
+        plan = chosen_plan(_fresh(opened, named or "", replan=replan), named, id_)
     result = stored_result(plan)
     if number > len(result.actions):
         raise UserError(f"plan {plan.id} has {len(result.actions)} actions; there is no action {number}")
@@ -101,25 +108,33 @@ def why_not(
     tablet: TabletArgument,
     node: NodeArgument,
     id_: IdOption = None,
+    replan: ReplanOption = False,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Why a tablet does not go to a node, and the smallest change that would make it so."""
     with directory_of(directory, config) as opened:
-        snapshot = opened.snapshot()
-    number, bundle = _tablet(snapshot, tablet)
-    _node_bundle(snapshot, node)
+        number, bundle = _tablet(opened.snapshot(), tablet)
+        _node_bundle(opened.snapshot(), node)
+        snapshot = _fresh(opened, bundle, replan=replan)
     plan = chosen_plan(snapshot, bundle, id_)
     answer = _asked(plan, lambda view, options: questions.why_not(view, options, number, node))
     if output is Output.JSON:
         words = {"tablet": answer.tablet, "node": answer.node, "planned": answer.planned, "code": answer.code}
         show_json({**words, "reason": answer.reason, "flip": answer.flip, "plan": plan.id, "made": plan.created})
         return
-    say(f"{'planned' if answer.planned else 'not planned'} ({answer.code}): {answer.reason}")
+    say_sentence(f"{'planned' if answer.planned else 'not planned'} ({answer.code}): {answer.reason}")
     if answer.flip:
-        say(f"to change that: {answer.flip}")
-    say(_origin(plan))
+        say_sentence(f"to change that: {answer.flip}")
+    say_sentence(_origin(plan))
+
+
+def _fresh(directory: Directory, bundle: str, *, replan: bool) -> Snapshot:
+    """The directory as it is, after the leader has planned again where that is wanted."""
+    if replan:
+        planned_again(directory, bundle)
+    return directory.snapshot()
 
 
 def stored_result(plan: Plan) -> PlanResult:
@@ -169,11 +184,7 @@ def _on_its_way(snapshot: Snapshot, tablet: int) -> Iterator[str]:
 
 
 def _node_bundle(snapshot: Snapshot, node: str) -> str:
-    found = snapshot.nodes.get(node)
-    if found is None:
-        known = ", ".join(sorted(snapshot.nodes)) or "none"
-        raise NotFound(f"there is no node {node!r} in the directory; there are: {known}")
-    return found.bundle
+    return snapshot.node(node).bundle
 
 
 def _show(plan: Plan, explanation: Explanation, output: Output) -> None:
@@ -182,9 +193,9 @@ def _show(plan: Plan, explanation: Explanation, output: Output) -> None:
         show_json({**words, "plan": plan.id, "made": plan.created})
         return
     for sentence in explanation.sentences:
-        say(sentence)
-    say(_origin(plan))
+        say_sentence(sentence)
+    say_sentence(_origin(plan))
 
 
 def _origin(plan: Plan) -> str:
-    return f"(by plan {plan.id}, {age_text(plan)})"
+    return f"By plan {plan.id}, {age_text(plan)}; --replan asks the newest figures."

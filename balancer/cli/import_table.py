@@ -67,13 +67,14 @@ def _planned(table: str, plan: ImportPlan, output: Output) -> None:
         "sources": list(plan.sources),
         "nodes_without": list(plan.without),
         "tablets": dict(tablets),
-        "old_tables": str(plan.before),
+        "old_tables": [str(one.before) for one in plan.tables],
     }
     spread = ", ".join(f"{count} on {node}" for node, count in tablets.items())
     _say(
         facts,
-        f"{plan.table} on {', '.join(plan.sources)} would become one table with {len(plan.parts)} tablets ({spread});"
-        f" the old tables would be kept as {plan.before}; no key stands on two nodes; nothing was changed",
+        f"{plan.words} on {', '.join(plan.sources)} would become one table with {len(plan.parts)} tablets ({spread});"
+        f" the old tables would be kept as {', '.join(str(one.before) for one in plan.tables)}; no key stands on two"
+        " nodes; nothing was changed",
         output,
     )
 

@@ -119,9 +119,9 @@ def give_loss(verb: str, arguments: dict[str, Any], loss: Loss, losses: Losses) 
 
 def lost_of_rewound_node(scene: Scene, arguments: dict[str, Any]) -> Iterator[str]:
     """What `node rejoin` accepts."""
-    node = scene.snapshot.nodes.get(arguments["node"])
-    if node is None or not node.rewound:
-        raise Refused(f"node {arguments['node']} is not known to have gone back in time: there is nothing to accept")
+    node = scene.snapshot.node(arguments["node"])
+    if not node.rewound:
+        raise Refused(f"node {node.id} is not known to have gone back in time: there is nothing to accept")
     yield f"node {node.id} has gone back in time: {node.rewound}"
     count = tablets_on(scene.snapshot, node.id)
     size = _figure(scene, node.bundle, node.id, "bytes")
@@ -149,10 +149,7 @@ def lost_of_rewound_node(scene: Scene, arguments: dict[str, Any]) -> Iterator[st
 
 def lost_of_lost_node(scene: Scene, arguments: dict[str, Any]) -> Iterator[str]:
     """What `node lost` accepts."""
-    node = scene.snapshot.nodes.get(arguments["node"])
-    if node is None:
-        known = ", ".join(sorted(scene.snapshot.nodes)) or "none"
-        raise Refused(f"there is no node {arguments['node']!r}; there are: {known}")
+    node = scene.snapshot.node(arguments["node"])
     if node.state is NodeState.LOST:
         raise Refused(f"node {node.id} is lost already")
     count, size = tablets_on(scene.snapshot, node.id), _figure(scene, node.bundle, node.id, "bytes")

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from balancer.api.keytext import encoded_prefix
 from balancer.cli.moves import (
     FINISHED,
     REFRESH,
@@ -24,13 +25,10 @@ from balancer.cli.output import Output, OutputOption, Row, console, say, show_js
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of, operator
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
-from balancer.directory.model import RangeBounds
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Unavailable, UserError
 from balancer.migration.progress import TOPIC
 from balancer.planner.dry_runs import would_do
-from balancer.policies.key_text import parse_value
-from balancer.policies.keys import KeyMismatch, encode_key
 from balancer.settings import WantedMode
 from balancer.settings.units import format_duration
 
@@ -123,17 +121,9 @@ def encoded_key(snapshot: Snapshot, tablet: str, text: str) -> bytes:
     """A key as a person writes it, with commas between its columns, as the directory keeps it."""
     if not tablet.isdigit():
         raise UserError(f"{tablet!r} is not a tablet's id: ids are numbers, see `balancer tablets`")
-    found = snapshot.tablet(int(tablet))
-    if not isinstance(found.bounds, RangeBounds):
-        raise UserError(f"tablet {tablet} is a vbucket: it is split into its halves, without keys")
-    types = snapshot.tables[found.table].key_types
-    words = [text] if len(types) == 1 else next(csv.reader([text], skipinitialspace=True))
-    try:
-        return encode_key(
-            types, [parse_value(kind, word) for kind, word in zip(types, words, strict=False)], prefix=True
-        )
-    except KeyMismatch as error:
-        raise UserError(f"{text!r} cannot be a key of this table: {error}") from None
+    columns = len(snapshot.tables[snapshot.tablet(int(tablet)).table].key_types)
+    words = [text] if columns == 1 else next(csv.reader([text], skipinitialspace=True))
+    return encoded_prefix(snapshot, int(tablet), words)
 
 
 def check_dry(directory: Directory, verb: str, arguments: dict[str, Any]) -> str:

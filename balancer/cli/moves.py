@@ -12,7 +12,7 @@ from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
 from balancer.cli.refresh import WatchOption, shown
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
-from balancer.directory.model import Migration, Table
+from balancer.directory.model import Migration, MigrationMode, Table
 from balancer.migration.progress import TOPIC
 from balancer.migration.record import read_detail
 from balancer.settings.units import format_duration, format_size
@@ -26,6 +26,7 @@ _BAR = 12
 def moves(
     watch: WatchOption = False,
     all: Annotated[bool, typer.Option("--all", "-a", help="finished ones too")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="only those that ended with an error")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, help="at most so many finished ones, the newest")] = 100,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
@@ -38,9 +39,11 @@ def moves(
             return
 
         def view() -> bool:
-            documents = migration_documents(opened, limit if all else 0)
+            documents = migration_documents(opened, limit if all or failed else 0, failed=failed)
             if output is Output.JSON:
                 show_json(documents)
+            elif failed:
+                show_rows([finished_row(one) for one in documents], FINISHED, output, empty="none has failed")
             else:
                 show_documents(documents, finished=all)
             return any(not document["finished"] for document in documents)
@@ -48,11 +51,16 @@ def moves(
         shown(view, watch)
 
 
-def migration_documents(directory: Directory, finished: int = 0) -> list[dict[str, Any]]:
-    """The running migrations and so many of the finished ones, the newest, as plain data; oldest first."""
+def migration_documents(directory: Directory, finished: int = 0, *, failed: bool = False) -> list[dict[str, Any]]:
+    """The running migrations and so many of the finished ones, the newest, as plain data; oldest first.
+
+    With `failed` only those that ended with an error.
+    """
     notes = directory.published(TOPIC)
     snapshot = directory.snapshot()
     records = sorted(snapshot.migrations.values(), key=lambda record: (record.created, record.id))
+    if failed:
+        records = [record for record in records if record.finished and record.error]
     ended = [record for record in records if record.finished]
     dropped = {record.id for record in ended[: max(0, len(ended) - finished)]}
     return [
@@ -156,7 +164,7 @@ def bar(done: int, total: int) -> str:
 def _common(document: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "id": document["id"],
-        "what": f"{document['operation']}, {document['mode']}",
+        "what": str(document["operation"]) + (", read-only" if document["mode"] == MigrationMode.READ_ONLY else ""),
         "table": document["table"],
         "tablets": ", ".join(map(str, document["tablets"])),
         "from": document["source"],

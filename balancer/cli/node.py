@@ -8,7 +8,7 @@ from balancer.cli.lost import AcceptOption, DryRunOption, Loss, give_loss, lost_
 from balancer.cli.output import Output, OutputOption, say, show_rows
 from balancer.cli.places import ConfigOption, open_configured
 from balancer.clock import SystemClock
-from balancer.directory.snapshot import Snapshot
+from balancer.directory.snapshot import NotFound, Snapshot
 from balancer.errors import Refused, Unavailable
 from balancer.nodes.catalog import EVERYWHERE
 from balancer.nodes.connection import Target, connect, translated
@@ -20,6 +20,7 @@ from balancer.nodes.root_findings import compare_roots
 from balancer.polling.addresses import address_of, addresses_of, cluster_name
 from balancer.polling.poller import NodeAnswer, Poller
 from balancer.settings import BundleSettings, NodeSettings, Settings, load_settings
+from balancer.settings.units import format_size
 
 app = typer.Typer(help="Look at nodes and prepare them.", no_args_is_help=True)
 
@@ -56,6 +57,9 @@ def list_nodes(bundle: BundleArgument = None, config: ConfigOption = None, outpu
     rows = [
         _row(node, found.name, snapshot, reports.get(node.id)) for found in bundles for node in found.nodes.values()
     ]
+    if output is Output.TEXT:
+        sizes = ("size", "disk_free")
+        rows = [row | {name: format_size(row[name]) for name in sizes if row[name] is not None} for row in rows]
     show_rows(rows, LIST, output, empty="the configuration has no nodes")
 
 
@@ -68,7 +72,11 @@ def check(
 ) -> None:
     """What each node lacks, and the statement that mends it; exits 1 if a node cannot be used."""
     rows: list[dict[str, Any]] = []
-    for found in _bundles(load_settings(config), bundle):
+    bundles = _bundles(load_settings(config), bundle)
+    known = sorted(name for one in bundles for name in one.nodes)
+    if node is not None and node not in known:
+        raise NotFound(f"there is no node {node!r} in the configuration; there are: {', '.join(known) or 'none'}")
+    for found in bundles:
         tables = tuple(
             TableNeeds(tuple(map(parse_name, one.roots)), one.key, name, bool(one.messages))
             for name, one in found.tables.items()
@@ -91,10 +99,13 @@ def print_grant_script(
     bundle: Annotated[str, typer.Argument(help="the bundle whose tables the role will balance")],
     role: Annotated[str, typer.Option(help="the role that the nodes' DSNs name")] = "balancer",
     forward_role: Annotated[str, typer.Option(help="the nodes' forward_user, for forwarding = true")] = "",
+    owner: Annotated[
+        list[str] | None, typer.Option(help="an owner of tables that the node does not have yet; may be repeated")
+    ] = None,
     config: ConfigOption = None,
 ) -> None:
     """SQL that gives a role what the balancer needs, for a superuser to run on each node."""
-    say(grant_script(role, _roots(load_settings(config).bundle(bundle)), forward_role))
+    say(grant_script(role, _roots(load_settings(config).bundle(bundle)), forward_role, owner or ()))
 
 
 @app.command()

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from balancer.cli.output import Output, OutputOption, say, show_json
+from balancer.cli.output import Output, OutputOption, say, show_json, tell
+from balancer.cli.patience import SILENCE
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of, operator
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
@@ -28,7 +29,7 @@ def give(directory: Directory, verb: str, arguments: dict[str, Any], patience: f
     follower = directory.follow()
     try:
         deadline = clock.monotonic() + patience
-        seen = follower.snapshot
+        seen, said = follower.snapshot, False
         while (answered := _answer(seen, command.id)) is None:
             left = deadline - clock.monotonic()
             if left <= 0:
@@ -37,12 +38,19 @@ def give(directory: Directory, verb: str, arguments: dict[str, Any], patience: f
                 raise Unavailable(
                     f"{who} within {patience:.0f} s; the command {command.id} waits in the directory until one does"
                 )
-            seen = follower.wait(seen.version, left)
+            seen = follower.wait(seen.version, min(left, SILENCE))
+            if not said and clock.monotonic() - deadline + patience >= SILENCE:
+                said = True
+                tell(f"waiting for the leader{_called(directory.leader())}, at most {patience:.0f} s …")
     finally:
         follower.close()
     if answered.state is CommandState.REFUSED:
         raise Refused(answered.result)
     return answered
+
+
+def _called(leader: str | None) -> str:
+    return f" {leader}" if leader else ", and nobody leads at this moment"
 
 
 def _answer(snapshot: Snapshot, command: str) -> Command | None:
@@ -158,9 +166,12 @@ def release(
 
 def apply(
     plan: str,
+    action: Annotated[
+        list[int] | None, typer.Option("--action", min=1, help="only this one of its actions; may be given again")
+    ] = None,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Approves a proposed plan of a bundle in mode `approve`."""
-    _give("apply", {"plan": plan}, directory, config, output)
+    """Approves a proposed plan of a bundle in mode `approve`, or some of its actions."""
+    _give("apply", {"plan": plan, "actions": action or None}, directory, config, output)

@@ -7,13 +7,14 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from balancer.cli.grid import grid_lines
+from balancer.cli.patience import Patience
 from balancer.outside import visible, visible_json
 
 Row = Mapping[str, Any]
@@ -30,17 +31,24 @@ OutputOption = Annotated[Output, typer.Option("--output", "-o", help="text for p
 
 
 class _Pipe(Console):
+    def print(self, *objects: Any, **how: Any) -> None:
+        """Also what moves by itself is printed so."""
+        patience.spoken()
+        super().print(*objects, **how)
+
     def on_broken_pipe(self) -> None:
         """Told to the one place that knows what to do; the parent class would end the process with code 1."""
         raise BrokenPipeError
 
 
-console = _Pipe(highlight=False)
 _errors = Console(stderr=True, highlight=False)
+patience = Patience(_errors)
+console = _Pipe(highlight=False)
 
 
 def show_json(document: Any) -> None:
     """One JSON document on standard output."""
+    patience.spoken()
     sys.stdout.write(visible_json(json.dumps(document, indent=2, default=str, ensure_ascii=False)) + "\n")
 
 
@@ -51,41 +59,45 @@ def show_rows(rows: Sequence[Row], columns: Sequence[str], output: Output, empty
     elif not rows:
         say(empty)
     elif console.is_terminal:
-        console.print(table_of(rows, columns))
+        for line in grid_lines(rows, columns, console.width):
+            console.print(line, soft_wrap=True)
     else:
         say("\t".join(columns))
         for row in rows:
             say("\t".join(_text(row.get(name)) for name in columns))
 
 
-def table_of(rows: Sequence[Row], columns: Sequence[str]) -> Table:
-    """Records as a table for a terminal. Texts are shown as they are: brackets in them are no markup."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        # A bar that is folded is none.
-        table.add_column(name.replace("_", " "), no_wrap=name == "done")
-    for row in rows:
-        table.add_row(*(Text(_text(row.get(name))) for name in columns))
-    return table
-
-
 def say(text: str) -> None:
     """A line of plain text: no markup, no folding, and nothing from outside that the terminal would obey."""
+    patience.spoken()
     sys.stdout.write(visible(text) + "\n")
+
+
+def say_sentence(text: str, indent: int = 0) -> None:
+    """A sentence: on a terminal wrapped at words, else one line, as `say` has it."""
+    if not console.is_terminal:
+        say(" " * indent + text)
+        return
+    margin = " " * indent
+    for line in wrap(visible(text), max(20, console.width), initial_indent=margin, subsequent_indent=margin + "  "):
+        say(line)
 
 
 def tell(text: str) -> None:
     """A line on standard error that is no part of the result: what goes on meanwhile."""
+    patience.spoken()
     _errors.print(visible(text), markup=False, soft_wrap=True)
 
 
 def fail(text: str) -> None:
     """A sentence on standard error."""
+    patience.spoken()
     _errors.print(visible(text), markup=False, soft_wrap=True, style="red" if _errors.is_terminal else None)
 
 
 def show_error(sentence: str, code: int) -> None:
     """The same for programs: one JSON document on standard error."""
+    patience.spoken()
     document = {"error": {"message": sentence, "exit_code": code}}
     sys.stderr.write(visible_json(json.dumps(document, ensure_ascii=False)) + "\n")
 

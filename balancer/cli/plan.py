@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from balancer.cli.operate import give
-from balancer.cli.output import Output, OutputOption, say, show_json, show_rows
+from balancer.cli.output import Output, OutputOption, say_sentence, show_json, show_rows
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
@@ -108,8 +108,8 @@ def age_text(found: Plan) -> str:
 def show_plan(found: Plan, limit: int) -> None:
     """A plan for people."""
     document = found.document
-    say(f"plan {found.id} of bundle {found.bundle}, {found.state}, {age_text(found)}")
-    say(
+    say_sentence(f"plan {found.id} of bundle {found.bundle}, {found.state}, {age_text(found)}")
+    say_sentence(
         f"balance {document['score_before']:.1f} of 100 now, {document['score_after']:.1f} after these actions;"
         f" no plan within these budgets reaches more than {document['bound']:.1f}"
     )
@@ -129,25 +129,25 @@ def show_plan(found: Plan, limit: int) -> None:
     ]
     show_rows(rows, ACTION_COLUMNS, Output.TEXT, empty="no action may start now")
     if len(actions) > limit:
-        say(f"and {len(actions) - limit} actions more; --limit shows them")
+        say_sentence(f"and {len(actions) - limit} actions more; --limit shows them")
     if document["pending_moves"]:
         pending = format_size(document["pending_bytes"])
-        say(f"{document['pending_moves']} moves ({pending}) follow as the budgets allow")
+        say_sentence(f"{document['pending_moves']} moves ({pending}) follow as the budgets allow")
     for change in document["node_changes"]:
-        say(f"node {change['node']} becomes {change['condition']}: {change['reason']}")
+        say_sentence(f"node {change['node']} becomes {change['condition']}: {change['reason']}")
     _show_rejections(document, limit)
     for note in document["notes"]:
-        say(f"note: {note}")
+        say_sentence(f"note: {note}")
     for failure in document.get("not_started", ()):
-        say(f"not started: {failure}")
+        say_sentence(f"not started: {failure}")
 
 
 def _show_rejections(document: dict[str, Any], limit: int) -> None:
     if document["counts"]:
-        say("left as they are:")
+        say_sentence("left as they are:")
         for code, count in sorted(document["counts"].items(), key=lambda pair: (-pair[1], pair[0])):
             meaning = MEANINGS.get(code)
-            say(f"  {count} {code}" + (f": {meaning}" if meaning else ""))
+            say_sentence(f"{count} {code}" + (f": {meaning}" if meaning else ""), 2)
     rows = [
         {
             "what": rejection["kind"],

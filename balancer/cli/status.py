@@ -12,11 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from balancer.cli.bounds_text import bounds_text
-from balancer.cli.output import Output, OutputOption, say, show_json, show_rows
+from balancer.cli.output import Output, OutputOption, say, say_sentence, show_json, show_rows
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
 from balancer.cli.refresh import WatchOption, shown
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
+from balancer.directory.instance_note import TOPIC as INSTANCES
+from balancer.directory.instance_note import InstanceNote, read_instances
 from balancer.directory.model import NodeState
 from balancer.directory.snapshot import NotFound, Snapshot
 from balancer.planner import orders
@@ -41,6 +43,8 @@ class Seen:
     notes: dict[str, Any]
     leader: str | None
     now: datetime
+    instances: tuple[InstanceNote, ...] = ()
+    """What instances say of themselves, where leadership is spread over them."""
     exposures: tuple[str, ...] = ()
     """Who may read or change the directory and should not."""
 
@@ -101,7 +105,8 @@ def read(directory: Directory) -> Seen:
     """What there is to know at this moment."""
     notes = dict(directory.published(STATUS_TOPIC))
     exposures = tuple(directory.exposures())
-    return Seen(directory.snapshot(), notes, directory.leader(), SystemClock().now(), exposures)
+    instances = tuple(read_instances(directory.published(INSTANCES)))
+    return Seen(directory.snapshot(), notes, directory.leader(), SystemClock().now(), instances, exposures)
 
 
 def status_documents(seen: Seen, bundle: str | None = None) -> Iterator[dict[str, Any]]:
@@ -115,12 +120,32 @@ def status_documents(seen: Seen, bundle: str | None = None) -> Iterator[dict[str
             "bundle": name,
             **note,
             "leader": seen.leader,
+            **_spread(seen),
             "age_seconds": age,
             "warning": _warning(seen.leader, age),
             "directory_open_to": list(seen.exposures),
             "orders": [orders.progress(order, seen.snapshot) for order in orders.open_orders(seen.snapshot, name)],
             "nodes": _nodes(seen.snapshot, name, note.get("nodes", [])),
         }
+
+
+def _spread(seen: Seen) -> dict[str, Any]:
+    """Who should lead, by the leader's own note, and who is there. Nothing where leadership is not spread."""
+    own = next((note for note in seen.instances if note.name == seen.leader), None)
+    now = seen.now.timestamp()
+    return {
+        "leader_wanted": None if own is None else own.wanted,
+        "leader_waits_for": "" if own is None else own.waits_for,
+        "instances": [
+            {
+                "name": note.name,
+                "weight": note.weight,
+                "unfit": note.unfit,
+                "age_seconds": max(0.0, round(now - note.at, 1)),
+            }
+            for note in sorted(seen.instances, key=lambda note: note.name)
+        ],
+    }
 
 
 def _read_once(address: str | None, config: Path | None) -> Seen:
@@ -175,13 +200,15 @@ def _involved(snapshot: Snapshot, node: str) -> bool:
 
 def _show(document: dict[str, Any]) -> None:
     word = document.get("word", "unknown")
-    say(f"bundle {document['bundle']}: {word}" + (f" - {document['sentence']}" if document.get("sentence") else ""))
+    told = f" - {document['sentence']}" if document.get("sentence") else ""
+    was = "was " if (document["age_seconds"] or 0.0) > OLD else ""
+    say_sentence(f"bundle {document['bundle']}: {was}{word}{told}")
     if document["warning"]:
-        say(f"  WARNING: {document['warning']}")
+        say_sentence(f"WARNING: {document['warning']}", 2)
     for line in _facts(document):
-        say(f"  {line}")
+        say_sentence(line, 2)
     for order in document["orders"]:
-        say(f"  order {order['id']}: {order['sentence']}")
+        say_sentence(f"order {order['id']}: {order['sentence']}", 2)
     show_rows([_node_row(row) for row in document["nodes"]], NODE_COLUMNS, Output.TEXT, empty="  no nodes")
 
 
@@ -189,6 +216,9 @@ def _facts(document: dict[str, Any]) -> Iterator[str]:
     if document["age_seconds"] is None:
         return
     yield f"reported {format_duration(document['age_seconds'])} ago; leader: {document['leader'] or 'none'}"
+    wanted, waits_for = document.get("leader_wanted"), document.get("leader_waits_for")
+    if wanted not in (None, document["leader"]):
+        yield f"leads: {document['leader']}; wanted: {wanted}" + (f", hands over when {waits_for}" if waits_for else "")
     paused = document.get("paused_until")
     ending = f" until {paused}" if paused else ""
     yield f"mode {document['mode']}" + (f", paused{ending}" if document["paused"] else "")
@@ -204,15 +234,29 @@ def _facts(document: dict[str, Any]) -> Iterator[str]:
 def _schedule(schedule: dict[str, Any]) -> str:
     if not schedule["formula"]:
         return "schedule: always open"
-    ending = f" until {schedule['closes_at']}" if schedule["closes_at"] else ""
-    state = f"open{ending}" if schedule["open"] else f"closed until {schedule['next_open'] or 'for ever'}"
+    ending = f" until {_minute(schedule['closes_at'])}" if schedule["closes_at"] else ""
+    opens = f"closed until {_minute(schedule['next_open'])}" if schedule["next_open"] else "closed for ever"
+    state = f"open{ending}" if schedule["open"] else opens
     return f"schedule: {state} ({schedule['formula']}, of {schedule['level']}, {schedule['timezone']})"
+
+
+def _minute(at: str) -> str:
+    """A time of a schedule, which knows minutes."""
+    return _time(at, "%Y-%m-%d %H:%M %Z")
+
+
+def _time(at: str, shape: str) -> str:
+    """A time of a note; what is none is shown as it is."""
+    try:
+        return datetime.fromisoformat(at).strftime(shape).strip()
+    except ValueError:
+        return at
 
 
 def _node_row(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "node": row["node"],
-        "state": row["state"],
+        "state": "down" if row.get("reachable") is False and row["state"] != NodeState.LOST else row["state"],
         "tablets": row["tablets"],
         "size": None if row.get("bytes") is None else format_size(row["bytes"]),
         "writes_per_s": row.get("write_rate"),
@@ -227,9 +271,17 @@ def _remark(row: dict[str, Any]) -> str | None:
             return "safe to take away"
         return f"{row['tablets']} tablets left to move" if row["tablets"] else "its last migration is being finished"
     if row.get("reachable") is False:
-        return f"unreachable since {row.get('unreachable_since') or 'the start'}: {row.get('error', '')}"
+        return _silence(row)
     found = (row.get("rewound"), next(iter(row.get("disagreements", ())), None), row.get("in_the_way"), row["reason"])
     return next(filter(None, found), None)
+
+
+def _silence(row: dict[str, Any]) -> str:
+    """Since when a node does not answer, and why."""
+    since = row.get("unreachable_since")
+    at = f"since {_time(since, '%H:%M:%S %Z')}" if since else ""
+    why = f"({row['error']})" if row.get("error") else ""
+    return f"{at} {why}".strip() or "it does not answer"
 
 
 def _hot_row(snapshot: Snapshot, row: dict[str, Any], output: Output) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Generator,
     Iterable,
     Sequence,
 )
@@ -25,6 +24,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
+from balancer.client.async_hands import AsyncHands
+from balancer.client.async_ids import AsyncIds, AsyncLocatedIds
 from balancer.client.async_shards import AsyncEveryShard, load_async, scan_async
 from balancer.client.atomic_block import AsyncAtomic, AtomicMail
 from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
@@ -35,10 +36,11 @@ from balancer.client.counters import Counters
 from balancer.client.explaining import KeyExplanation
 from balancer.client.id_blocks import Ids, LocatedIds
 from balancer.client.key_cover import KeyStretch
+from balancer.client.key_hints import BlockHints
 from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.open_blocks import WARN_AFTER, OpenBlocks
 from balancer.client.outgoing import AsyncRoutedConnection, Outgoing, Tickets
-from balancer.client.pools import Loan, PoolBook, PoolSettings, prepare_async, primary_of
+from balancer.client.pools import PoolSettings
 from balancer.client.rekeying import rekey_rows_async, rekeying
 from balancer.client.retry import Attempts
 from balancer.client.router import AT_ONCE, BATCH, PATIENCE, TabletAnswer
@@ -46,21 +48,11 @@ from balancer.client.routing import Routes
 from balancer.client.sampler import Sampler
 from balancer.client.shard_steps import Shard, ShardSteps, Values
 from balancer.client.transaction_steps import (
-    AwaitChange,
-    Borrow,
-    CopyRows,
-    Execute,
-    ExecuteEach,
-    GiveBack,
     Isolation,
-    Query,
-    Request,
-    Undo,
     Wish,
     enter,
     leave,
 )
-from balancer.client.wire import async_rows_of, command, together
 from balancer.directory.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -72,7 +64,7 @@ Result = TypeVar("Result")
 Outcome = TypeVar("Outcome")
 
 
-class AsyncRouter:
+class AsyncRouter(AsyncHands):
     """Finds the node of a key and runs transactions there; for one event loop. See `Router` for what is promised."""
 
     def __init__(
@@ -85,18 +77,9 @@ class AsyncRouter:
         tracer: Any = None,
     ) -> None:
         settings = pools or PoolSettings()
-        self._routes = routes
+        super().__init__(routes, settings)
         self.locate = routes.locate
         """`locate(table, key)`: as `Router.locate`."""
-        self._pools: PoolBook[NodePool] = PoolBook(
-            routes,
-            lambda node, dsn: AsyncConnectionPool(
-                primary_of(dsn),
-                connection_class=AsyncRoutedConnection,
-                configure=prepare_async,
-                **settings.arguments(node),
-            ),
-        )
         self._sampler = Sampler(routes) if samples else None
         self.counters = Counters(tracer)
         """What it has met (waits, retries, moves): `values()` for a metrics system."""
@@ -157,9 +140,11 @@ class AsyncRouter:
             clock.monotonic() + patience, isolation, read_only, proof=self._routes.proof, wait=self.counters.wait(table)
         )
         held = await self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
-        block = self._blocks.opened(table, held.location, clock.monotonic())
+        block = self._blocks.opened(table, held.location)
+        block.began = clock.monotonic()
         connection: Connection = held.loan.connection
         connection.location = held.location
+        connection.hints = partial(BlockHints, self._routes, table, key, held.location, self._blocks.hinted)
         outgoing = connection.outgoing = None if read_only else Outgoing(self._routes, self._tickets, table, key)
         try:
             async with guarded_async(KeyGuard(self._routes, table, key, held)) if checked else nullcontext():
@@ -168,11 +153,11 @@ class AsyncRouter:
                 await self._drive(outgoing.prepare())
         except BaseException:
             self._blocks.forget(block)
-            connection.outgoing = None
+            connection.outgoing, connection.hints = None, None
             await self._drive(leave(held, failed=True))
             raise
         self._blocks.forget(block)
-        connection.outgoing = None
+        connection.outgoing, connection.hints = None, None
         await self._drive(leave(held, failed=False))
         if outgoing is not None and outgoing.sent:
             await self._drive(outgoing.deliver())
@@ -312,19 +297,18 @@ class AsyncRouter:
     def _every(self, table: str, at_once: int, patience: float) -> AsyncEveryShard:
         return AsyncEveryShard(ShardSteps(self._routes, table, at_once=at_once, patience=patience), self._drive)
 
-    def ids(self, table: str) -> "AsyncIds":
+    def ids(self, table: str) -> AsyncIds:
         """Globally unique, roughly increasing 64-bit ids for rows of a table."""
         return self._ids.get(table) or self._ids.setdefault(table, AsyncIds(Ids(self._routes, table)))
 
-    def located_ids(self, table: str) -> "AsyncLocatedIds":
+    def located_ids(self, table: str) -> AsyncLocatedIds:
         """The same, with a key's vbucket in the high bits."""
         known = self._located_ids.get(table)
         return known or self._located_ids.setdefault(table, AsyncLocatedIds(LocatedIds(self._routes, table)))
 
     async def close(self) -> None:
         """Closes pools and directory. Idempotent."""
-        for pool in self._pools.clear():
-            await pool.close()
+        await self._close_pools()
         if self._sampler is not None:
             await asyncio.to_thread(self._sampler.close)
         await self.attachments.aclose()
@@ -335,98 +319,3 @@ class AsyncRouter:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
-
-    async def _drive(self, steps: Generator[Request, Any, Outcome]) -> Outcome:
-        """Awaits for requests; what they raise goes back into the steps."""
-        try:
-            request = next(steps)
-            while True:
-                cancelled = cancellations()
-                try:
-                    answer = await self._perform(request)
-                except BaseException as error:  # noqa: BLE001 - the steps decide what becomes of it
-                    # Where a statement fails while psycopg cancels it, psycopg raises its error in place of the
-                    # cancellation: the steps would try again, and the task would live on.
-                    request = steps.throw(asyncio.CancelledError() if cancellations() > cancelled else error)
-                else:
-                    request = steps.send(answer)
-        except StopIteration as stop:
-            outcome: Outcome = stop.value
-            return outcome
-
-    async def _perform(self, request: Request) -> object:
-        match request:
-            case Borrow(node, timeout):
-                pool, retired = self._pools.find(node)
-                if retired is not None:
-                    await retired.close(timeout=0)
-                if pool.closed:
-                    await pool.open()
-                connection = await pool.getconn(timeout)
-                connection.lent = True
-                return Loan(pool, connection)
-            case Execute(loan, statements):
-                await _execute(loan, statements)
-            case ExecuteEach(orders):
-                answers = await asyncio.gather(*(_execute(*order) for order in orders), return_exceptions=True)
-                return [_error(answer) for answer in answers]
-            case Query(loan, transactions, values):
-                async with psycopg.AsyncClientCursor(loan.connection) as cursor:
-                    return await async_rows_of(await cursor.execute(together(cursor, transactions, values)))
-            case CopyRows(loan, statement, rows):
-                async with loan.connection.cursor() as cursor, cursor.copy(statement) as copy:
-                    for row in rows:
-                        await copy.write_row(row)
-            case Undo(loan):
-                await loan.connection.execute("ROLLBACK", prepare=False)
-            case GiveBack(loan):
-                loan.connection.lent = False
-                await asyncio.shield(loan.pool.putconn(loan.connection))  # half given back it would be nobody's
-            case AwaitChange(version, timeout):
-                await asyncio.to_thread(self._routes.wait, version, timeout)
-        return None
-
-
-async def _execute(loan: Loan, statements: bytes) -> None:
-    connection = loan.connection
-    async with connection.lock:
-        await connection.wait(command(connection, statements))
-
-
-def _error(answer: BaseException | None) -> psycopg.Error | None:
-    """Of one of several messages; whatever is no error of the driver's goes on."""
-    if answer is not None and not isinstance(answer, psycopg.Error):
-        raise answer
-    return answer
-
-
-def cancellations() -> int:
-    """How often this task has been told to end."""
-    task = asyncio.current_task()
-    return task.cancelling() if task is not None else 0
-
-
-class AsyncIds:
-    """`Ids` whose round trips do not hold up the event loop."""
-
-    def __init__(self, ids: Ids) -> None:
-        self._ids = ids
-
-    async def next(self) -> int:
-        """An id that nobody else gets."""
-        if not self._ids.ready:
-            await asyncio.to_thread(self._ids.reserve)
-        return self._ids.next()
-
-
-class AsyncLocatedIds:
-    """`LocatedIds` whose round trips do not hold up the event loop."""
-
-    def __init__(self, ids: LocatedIds) -> None:
-        self._ids = ids
-
-    async def next_for(self, key: AnyKey) -> int:
-        """An id for a row of this key."""
-        if not self._ids.ready:
-            await asyncio.to_thread(self._ids.reserve)
-        return self._ids.next_for(key)

@@ -85,6 +85,21 @@ async def _wrapped(work: Callable[[Any], Awaitable[Outcome]], given: Any) -> Out
     return await work(given)
 
 
+@asynccontextmanager
+async def _streaming(connection: Any) -> AsyncGenerator[Any, None]:
+    """A cursor of the server's. Where its closing is cancelled, or fails, it goes with its connection."""
+    cursor = connection.cursor(name="balancer_scan")
+    try:
+        yield cursor
+    finally:
+        try:
+            await cursor.close()
+        except BaseException:
+            await connection.close()
+            await cursor.close()  # nothing is sent any more
+            raise
+
+
 async def scan_async(every: AsyncEveryShard, statement: str, values: Values) -> AsyncGenerator[Row, None]:
     """Rows of all tablets, streamed: a few pages are kept, however many rows there are. In no order."""
     pages: asyncio.Queue[list[Row] | None] = asyncio.Queue(PAGES)
@@ -92,7 +107,7 @@ async def scan_async(every: AsyncEveryShard, statement: str, values: Values) -> 
     async def read(stretch: KeyStretch) -> None:
         async with (
             every.transaction(stretch, read_only=True) as (shard, connection),
-            connection.cursor(name="balancer_scan") as cursor,
+            _streaming(connection) as cursor,
         ):
             await cursor.execute(shard.format(statement), values)
             while page := await cursor.fetchmany(PAGE):

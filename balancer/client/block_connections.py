@@ -1,16 +1,64 @@
-"""Connections as a router lends them: code inside a block cannot end the block's transaction.
+"""Connections as a router lends them: code inside a block cannot end its transaction, nor come before its proof.
 
 `commit()` and `rollback()` inside a block are refused at once. An ORM that is given the block's connection (a `creator`
 of SQLAlchemy's, say) would otherwise commit rows that the block may still want back, and then go on without any proof
 of ownership. Nested blocks (`connection.transaction()`) are savepoints, as always. `pools` makes these connections.
+
+A blocking connection may be lent before its transaction has begun: BEGIN and the proof then travel with the block's
+first statement (`first_statement`). Until then it has no `pgconn`. Whatever wants to speak to the server must ask for
+that, so nothing can be sent by another way: asking begins the transaction. A statement of a `FirstCursor` is the one
+exception, because it brings the beginning along.
 """
 
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Any
+from weakref import ref
 
 import psycopg
+from psycopg import BaseConnection, generators
+from psycopg.abc import PQGen, PQGenConn
+from psycopg.pq import Format
 
+from balancer.client.first_statement import FirstCursor
+from balancer.client.key_hints import BlockHints
 from balancer.client.locate import Location
 from balancer.errors import UserError
+
+_HIDDEN = ("pgconn", "location")
+_TRANSPORT = ("pgconn", "_prepared", "_pool", "_created_at", "_expire_at", "_closed", "_notifies_backlog", "proofs")
+"""What a connection is to its server and its pool; the rest is what the application has set on the object."""
+
+
+class Opening(ABC):
+    """A transaction that has not begun; of one block. Everything here is called with the connection's lock held."""
+
+    __slots__ = ("pgconn", "sending")
+
+    sending: bool
+    """Whether the lock's holder is at it, and may have `pgconn`."""
+    pgconn: Any
+
+    def cursor(self, connection: Any, row_factory: Any, binary: bool) -> FirstCursor:
+        """A cursor that is made without a look at the connection."""
+        self.sending = True
+        try:
+            cursor = FirstCursor(connection, row_factory=row_factory or connection.row_factory)
+        finally:
+            self.sending = False
+        if binary:
+            cursor.format = Format.BINARY
+        return cursor
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Begins it, with the proof, and shows what was hidden."""
+
+    @abstractmethod
+    def begin_with(self, cursor: Any, query: Any, params: Any, options: dict[str, Any]) -> None:
+        """The same, together with the cursor's statement."""
 
 
 class BlockConnection(psycopg.Connection[Any]):
@@ -18,8 +66,103 @@ class BlockConnection(psycopg.Connection[Any]):
 
     lent = False
     """Whether a block has it; the pool itself may roll back what comes back to it half-way."""
-    location: Location | None = None
+    location: Location | None
     """Of a block of `transaction`: what was proven."""
+    opening: Opening | None = None
+    """Of a block whose transaction has not begun yet."""
+    hints: Callable[[], BlockHints] | None = None
+    """Of a block of `transaction`: who says what is odd about its statements."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.cursor_factory = FirstCursor
+        # Code that asks for a hidden attribute may have the lock, or not.
+        self.lock = threading.RLock()  # type: ignore[assignment]
+        self.location = None
+        self.proofs: set[bytes] = set()
+        """Names of proofs that are prepared on the server."""
+
+    def hide(self, opening: Opening) -> None:
+        """From now on the transaction begins with what comes first."""
+        known = self.__dict__
+        opening.pgconn = known.pop("pgconn")
+        del known["location"]
+        self.opening = opening
+
+    def show(self, opening: Opening, location: Location | None) -> None:
+        """It has begun, or never will."""
+        self.pgconn = opening.pgconn
+        self.location = location
+        self.opening = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _HIDDEN:
+            with self.lock:
+                opening = self.opening
+                if opening is not None:
+                    if opening.sending and name == "pgconn":
+                        return opening.pgconn
+                    opening.begin()
+                if name in self.__dict__:
+                    return self.__dict__[name]
+        raise AttributeError(f"{type(self).__name__} has no {name!r}")
+
+    def __del__(self) -> None:  # type: ignore[override]
+        self.opening = None
+        super().__del__()
+
+    def cursor(self, name: str = "", *, row_factory: Any = None, binary: bool = False, **options: Any) -> Any:
+        """psycopg's own, which looks at the connection's state; that would begin the transaction."""
+        if self.opening is not None and not name and self.cursor_factory is FirstCursor:
+            with self.lock:
+                if self.opening is not None:
+                    return self.opening.cursor(self, row_factory, binary)
+        return super().cursor(name, row_factory=row_factory, binary=binary, **options)
+
+    def parted(self) -> "BlockConnection":
+        """This connection to its server as another object, to be given back; this one has none then."""
+        other = type(self)(self.pgconn)
+        lock = other.lock
+        other.__dict__.update(self.__dict__)
+        other.lock, other.hints = lock, None
+        other._notice_handlers, other._notify_handlers = self._notice_handlers[:], self._notify_handlers[:]
+        other._listen()
+        return other
+
+    def take_over(self, other: "BlockConnection") -> None:
+        """Continues as the other one, which is nobody's afterwards."""
+        known = other.__dict__  # not every version of psycopg has all of them
+        self.__dict__.update({name: known[name] for name in _TRANSPORT if name in known})
+        self._listen()
+
+    def _listen(self) -> None:
+        """psycopg's own handlers know the object by a weak reference."""
+        me: Any = ref(self)
+        self.pgconn.notice_handler = partial(BaseConnection._notice_handler, me)
+        self.pgconn.notify_handler = partial(BaseConnection._notify_handler, me)
+
+    def _deallocate(self, name: bytes | None) -> PQGen[None]:
+        if name is None:  # psycopg forgets all that it has prepared, after a ROLLBACK, say
+            self.proofs.clear()
+        return super()._deallocate(name)
+
+    def cancel(self) -> None:
+        """psycopg's own asks for `pgconn`, and the thread whose statement is to end has the lock of that."""
+        opening = self.opening
+        if opening is None:
+            super().cancel()
+        elif opening.sending:
+            opening.pgconn.get_cancel().cancel()
+
+    def _should_cancel(self) -> bool:
+        opening = self.opening
+        return super()._should_cancel() if opening is None else opening.sending
+
+    def _cancel_gen(self) -> PQGenConn[None]:
+        opening = self.opening
+        cancelling = (self if opening is None else opening).pgconn.cancel_conn()
+        cancelling.start()
+        yield from generators.cancel(cancelling)
 
     def commit(self) -> None:
         _refuse(self.lent, "commit")
@@ -30,11 +173,32 @@ class BlockConnection(psycopg.Connection[Any]):
         super().rollback()
 
 
+class HintedAsyncCursor(psycopg.AsyncCursor[Any]):
+    """psycopg's, with hints; a transaction of an asyncio router has begun before it."""
+
+    async def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
+        connection: Any = self.connection
+        try:
+            await super().execute(query, params, **options)
+        except psycopg.errors.CheckViolation as error:
+            if connection.hints is not None:
+                connection.hints().no_partition(error)
+            raise
+        if self.rowcount == 0 and connection.hints is not None:
+            connection.hints().found_nothing(query, params, connection)
+        return self
+
+
 class AsyncBlockConnection(psycopg.AsyncConnection[Any]):
     """Of an asyncio router."""
 
     lent = False
     location: Location | None = None
+    hints: Callable[[], BlockHints] | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.cursor_factory = HintedAsyncCursor
 
     async def commit(self) -> None:
         _refuse(self.lent, "commit")

@@ -1,6 +1,6 @@
 """Carries out what the steps of a transaction ask for, with blocking calls: `Router` is one of these.
 
-It has the pools, one for each node. `async_router` has its own hands; what is done and when is decided by
+It has the pools, one for each node. `async_hands` is the same for asyncio; what is done and when is decided by
 `transaction_steps` and `atomic_steps` alone.
 """
 
@@ -112,11 +112,16 @@ class BlockingHands:
             case Undo(loan):
                 loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):
-                loan.connection.lent = False
-                loan.pool.putconn(loan.connection)
+                give_back(loan)
             case AwaitChange(version, timeout):
                 self._routes.wait(version, timeout)
         return None
+
+
+def give_back(loan: Loan) -> None:
+    """Ends a loan."""
+    loan.connection.lent = False
+    loan.pool.putconn(loan.connection)
 
 
 def _execute_each(orders: tuple[tuple[Loan, bytes], ...]) -> list[psycopg.Error | None]:

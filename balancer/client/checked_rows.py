@@ -15,13 +15,13 @@ import psycopg
 from psycopg import sql
 from psycopg.adapt import Transformer
 
-from balancer.client.locate import AnyKey, Location, RowId
+from balancer.client.key_hints import elsewhere, relation_names, text_of
+from balancer.client.locate import AnyKey, Location
 from balancer.client.named_keys import named_keys
 from balancer.client.routing import Routes
 from balancer.client.transaction_steps import Held
 from balancer.directory.model import Table
 from balancer.errors import UserError
-from balancer.outside import quoted
 
 COLUMNS = sql.SQL(
     """
@@ -64,7 +64,8 @@ class KeyGuard:
         """Raises `WrongKey` where a statement names a key of another tablet."""
         columns = self._table.key_columns
         if len(columns) == 1:
-            for key in named_keys(statement, values, columns[0].name, columns[0].type):
+            relations = relation_names(self._table.roots)
+            for key in named_keys(statement, values, columns[0].name, columns[0].type, relations):
                 self._check(key)
 
     def check_result(self, cursor: Any) -> None:
@@ -98,17 +99,7 @@ class KeyGuard:
             return  # no key of this table: PostgreSQL says what is wrong with it
         if found.tablet == self._location.tablet:
             return
-        where = f"on {found.node}" if found.node != self._location.node else f"in tablet {found.tablet}"
-        raise WrongKey(
-            f"key {_words(key)} is {where}, this block is for key {_words(self._key)} (tablet {self._location.tablet}"
-            f" on {self._location.node}): group keys first (router.group), use atomic, or map"
-        )
-
-
-def _words(key: Any) -> str:
-    if isinstance(key, RowId):
-        return f"of id {key.id}"
-    return quoted(key[0] if isinstance(key, tuple) and len(key) == 1 else key)
+        raise WrongKey(elsewhere(key, found, self._key, self._location))
 
 
 class CheckedCursor(psycopg.Cursor[Any]):
@@ -117,14 +108,14 @@ class CheckedCursor(psycopg.Cursor[Any]):
     guard: KeyGuard
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
-        self.guard.check_statement(_text(self, query), params)
+        self.guard.check_statement(text_of(query, self.connection), params)
         super().execute(query, params, **options)
         self.guard.check_result(self)
         return self
 
     def executemany(self, query: Any, params_seq: Any, **options: Any) -> None:
         all_params = list(params_seq)
-        text = _text(self, query)
+        text = text_of(query, self.connection)
         for params in all_params:
             self.guard.check_statement(text, params)
         super().executemany(query, all_params, **options)
@@ -136,23 +127,17 @@ class AsyncCheckedCursor(psycopg.AsyncCursor[Any]):
     guard: KeyGuard
 
     async def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
-        self.guard.check_statement(_text(self, query), params)
+        self.guard.check_statement(text_of(query, self.connection), params)
         await super().execute(query, params, **options)
         self.guard.check_result(self)
         return self
 
     async def executemany(self, query: Any, params_seq: Any, **options: Any) -> None:
         all_params = list(params_seq)
-        text = _text(self, query)
+        text = text_of(query, self.connection)
         for params in all_params:
             self.guard.check_statement(text, params)
         await super().executemany(query, all_params, **options)
-
-
-def _text(cursor: Any, query: Any) -> str:
-    if isinstance(query, bytes):
-        return query.decode(errors="replace")
-    return query.as_string(cursor.connection) if isinstance(query, sql.Composable) else str(query)
 
 
 @contextmanager

@@ -1,74 +1,164 @@
 """The keys that a statement names in conditions on the key's column: `= 7`, `IN (7, 8)`, `= ANY(%s)`. Pure.
 
-For transactions that are checked. It goes by the text: what it does not understand it leaves out, so that it may miss a
-key but names none that is not there. Only keys of one column are looked for.
+For checked transactions, and for hints about statements that found nothing. It goes by the text: what it does not
+understand it leaves out, so that it may miss a key but names none that is not there. Only keys of one column are looked
+for, and only columns of the given relations, as far as the text tells whose they are.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from balancer.policies.key_text import parse_value
 from balancer.policies.keys import KeyMismatch, KeyType
 
-_OPEN, _CLOSE = ("(", "["), (")", "]")
-_WORDS = ("ANY", "ARRAY")
+LONGEST_STATEMENT = 10_000
+"""Characters: what is longer was made by a program, and is not looked at."""
+
+_TOKEN = re.compile(
+    r"""(?P<skip>\s+|--[^\n]*|/\*.*?\*/)
+    |(?P<opaque>\$(?P<tag>\w*)\$.*?\$(?P=tag)\$|[eE]'(?:\\.|''|[^'\\])*')
+    |(?P<string>'(?:''|[^'])*')
+    |(?P<name>"(?:""|[^"])+"|[^\W\d][\w$]*)
+    |(?P<number>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)
+    |(?P<place>%(?:\((?P<key>[^)]+)\))?[sbt])
+    |(?P<other>%%|::|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_RELATIONS = {"FROM", "JOIN", "USING", "UPDATE", "INTO"}
+"""Words that relations stand behind."""
+_NO_RELATION = {"SET", "OF", "ONLY", "SKIP", "NOWAIT"}
+_NO_ALIAS = {"WHERE", "SET", "ON", "JOIN", "LEFT", "INNER", "CROSS", "USING", "ORDER", "GROUP", "LIMIT", "FOR"}
 
 
-def named_keys(statement: str, values: Any, column: str, kind: KeyType) -> Iterator[Any]:
-    """The values that the column is compared with, in the statement's order."""
-    import sqlparse  # noqa: PLC0415 - only those who check pay for it
-    from sqlparse import tokens as t  # noqa: PLC0415
+class SqlWord(NamedTuple):
+    """A word of a statement."""
 
-    words = [
-        token
-        for parsed in sqlparse.parse(statement)
-        for token in parsed.flatten()  # type: ignore[no-untyped-call]
-        if not token.is_whitespace and token.ttype not in t.Comment
-    ]
-    places = _placeholders(words, t)
+    kind: str
+    text: str
+    place: int | str | None = None
+    """Of a placeholder: which of the values."""
+
+    @property
+    def word(self) -> str:
+        """A keyword as SQL compares it."""
+        return self.text.upper() if self.kind == "name" else self.text
+
+    @property
+    def name(self) -> str:
+        """An identifier as PostgreSQL folds it."""
+        quoted = self.text.startswith('"')
+        return self.text[1:-1].replace('""', '"') if quoted else self.text.lower()
+
+
+_NOTHING = SqlWord("end", "")
+
+
+def named_keys(
+    statement: str, values: Any, column: str, kind: KeyType, relations: frozenset[str] | None = None
+) -> Iterator[Any]:
+    """The values that the column is compared with, in the statement's order. `relations` without their schemas; None:
+    whichever."""
+    for token in _operands(statement, column, relations):
+        yield from _value(token, values, kind)
+
+
+@lru_cache(maxsize=512)
+def _operands(statement: str, column: str, relations: frozenset[str] | None) -> tuple[SqlWord, ...]:
+    """The tokens that the column is compared with, each a plain value or a placeholder."""
+    if len(statement) > LONGEST_STATEMENT:
+        return ()
+    words = list(_tokens(statement))
+    owners = None if relations is None else _owners(words, relations)
+    found: list[SqlWord] = []
     for at, token in enumerate(words):
-        if token.ttype in (t.Name, t.Literal.String.Symbol) and _unquoted(token.value) == column:
-            for found in _operands(words, at + 1):
-                yield from _value(found, places, values, kind, t)
+        if token.kind == "name" and token.name == column and _owned(words, at, owners):
+            found += _compared(words, at + 1)
+    return tuple(found)
 
 
-def _unquoted(word: str) -> str:
-    return word[1:-1].replace('""', '"') if word.startswith('"') else word.lower()
+def _tokens(statement: str) -> Iterator[SqlWord]:
+    count = 0
+    for match in _TOKEN.finditer(statement):
+        kind = match.lastgroup or ""
+        kind = "place" if kind == "key" else "opaque" if kind == "tag" else kind
+        if kind == "place":
+            yield SqlWord(kind, match.group(), match.group("key") or count)
+            count += 1
+        elif kind != "skip":
+            yield SqlWord(kind, match.group())
 
 
-def _placeholders(words: Sequence[Any], t: Any) -> Mapping[int, int]:
-    """Of `%s`, which value each stands for, by the token's identity."""
-    return {id(token): number for number, token in enumerate(w for w in words if w.value == "%s" and w.ttype in t.Name)}
+def _owners(words: Sequence[SqlWord], relations: frozenset[str]) -> frozenset[str]:
+    """What the relations are called in the statement; with "" where a column needs no name before it."""
+    found: set[str] = set()
+    others = 0
+    for before, token in enumerate(words[:-1]):
+        at = before + 1
+        if token.word not in _RELATIONS or words[at].kind != "name" or words[at].word in _NO_RELATION:
+            continue
+        while _at(words, at + 1).text == "." and _at(words, at + 2).kind == "name":
+            at += 2  # a schema stands before it
+        if words[at].name not in relations:
+            others += 1
+            continue
+        found.add(words[at].name)
+        alias = _at(words, at + 2 if _at(words, at + 1).word == "AS" else at + 1)
+        if alias.kind == "name" and alias.word not in _NO_ALIAS:
+            found.add(alias.name)
+    return frozenset(found | ({""} if found and not others else set()))
 
 
-def _operands(words: Sequence[Any], at: int) -> Iterator[Any]:
-    """The tokens behind `=` or `IN`, as far as they are plain values."""
-    if at >= len(words) or words[at].value.upper() not in ("=", "IN"):
+def _owned(words: Sequence[SqlWord], at: int, owners: frozenset[str] | None) -> bool:
+    if owners is None:
+        return True
+    if at >= 2 and words[at - 1].text == ".":
+        return words[at - 2].name in owners
+    return "" in owners
+
+
+def _compared(words: Sequence[SqlWord], at: int) -> Iterator[SqlWord]:
+    """The operands behind `=` or `IN`."""
+    if _at(words, at).word not in ("=", "IN"):
         return
     at += 1
-    depth = 0
-    while at < len(words):
-        word = words[at].value
-        if word.upper() in _WORDS:
-            pass
-        elif word in _OPEN:
-            depth += 1
-        elif word in _CLOSE:
-            depth -= 1
-        elif word != ",":
-            yield words[at]
+    listed = False
+    while _at(words, at).word in ("ANY", "ARRAY", "(", "["):
+        listed = listed or words[at].text in ("(", "[")
         at += 1
-        if depth <= 0 and word.upper() not in _WORDS:
+    while True:
+        token = _at(words, at)
+        after = _after_casts(words, at + 1)
+        ends = _at(words, after)
+        # Behind a value that is part of an expression something else follows: `= 7 + 1`.
+        if ends.kind in ("end", "name") or ends.text in (",", ")", "]", ";"):
+            yield token
+        if not listed or ends.text != ",":
             return
+        at = after + 1
 
 
-def _value(token: Any, places: Mapping[int, int], values: Any, kind: KeyType, t: Any) -> Iterator[Any]:
-    if id(token) in places and isinstance(values, Sequence) and places[id(token)] < len(values):
-        yield from _each(values[places[id(token)]])
-    elif token.ttype in t.Name.Placeholder and isinstance(values, Mapping) and token.value.startswith("%("):
-        yield from _each(values.get(token.value[2:-2]))
-    elif token.ttype in t.Literal.Number or token.ttype in t.Literal.String.Single:
-        text = token.value[1:-1].replace("''", "'") if token.value.startswith("'") else token.value
+def _after_casts(words: Sequence[SqlWord], at: int) -> int:
+    while _at(words, at).text == "::":
+        at += 2
+        while _at(words, at).text in ("[", "]"):
+            at += 1
+    return at
+
+
+def _at(words: Sequence[SqlWord], at: int) -> SqlWord:
+    return words[at] if at < len(words) else _NOTHING
+
+
+def _value(token: SqlWord, values: Any, kind: KeyType) -> Iterator[Any]:
+    if token.kind == "place":
+        if isinstance(token.place, str):
+            yield from _each(values.get(token.place) if isinstance(values, Mapping) else None)
+        elif isinstance(values, Sequence) and token.place is not None and token.place < len(values):
+            yield from _each(values[token.place])
+    elif token.kind in ("number", "string"):
+        text = token.text[1:-1].replace("''", "'") if token.kind == "string" else token.text
         try:
             yield parse_value(kind, text)
         except KeyMismatch:

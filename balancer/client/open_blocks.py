@@ -21,17 +21,17 @@ _OWN = ("balancer.client", "contextlib")
 
 
 class OpenBlock:
-    """One block, by the frame that opened it (the first that is not ours). Its line is kept: the frame goes on inside
+    """One block, by the frame that opened it (the first that is not ours). Its place is kept: the frame goes on inside
     the block."""
 
     def __init__(self, table: str, frame: FrameType) -> None:
         self.table = table
         self.location: Location | None = None
-        self.began = 0.0
+        self.began: float | None = None
         while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
             frame = frame.f_back
         self._frame = frame
-        self._line = frame.f_lineno
+        self._instruction = frame.f_lasti  # to find the line takes longer than all the rest
 
     def since(self) -> float | None:
         """When its transaction began (monotonic seconds); None: it has none."""
@@ -39,7 +39,9 @@ class OpenBlock:
 
     def opening(self) -> traceback.StackSummary:
         """The traceback of its opening. Frames outside of the block's own stand still."""
-        frames = [(self._frame, self._line)]
+        lines = self._frame.f_code.co_lines()
+        here = next((line for start, end, line in lines if start <= self._instruction < end and line), None)
+        frames = [(self._frame, here or self._frame.f_lineno)]
         while (outer := frames[-1][0].f_back) is not None:
             frames.append((outer, outer.f_lineno))
         return traceback.StackSummary.extract(iter(frames[::-1]))
@@ -52,16 +54,17 @@ class OpenBlocks:
         self._warn_after = warn_after
         self._open: dict[int, OpenBlock] = {}
         self._warned: set[tuple[str, int | None]] = set()
+        self.hinted: set[tuple[str, int]] = set()
+        """Places whose statements have had a hint: see `key_hints`."""
 
     def note(self, block: OpenBlock) -> None:
         """`forget` it when it ends."""
         self._open[id(block)] = block
 
-    def opened(self, table: str, location: Location, now: float) -> OpenBlock:
-        """A block whose transaction has begun."""
+    def opened(self, table: str, location: Location) -> OpenBlock:
+        """A block; `began` is set when its transaction begins."""
         block = OpenBlock(table, sys._getframe(2))
         block.location = location
-        block.began = now
         self._open[id(block)] = block
         return block
 

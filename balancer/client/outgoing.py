@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping
 from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 import psycopg
@@ -195,6 +195,11 @@ class RoutedConnection(BlockConnection):
     """A connection of a router's pool: psycopg's own, and `send` inside of `Router.transaction`."""
 
     outgoing: Outgoing | None = None
+
+    def parted(self) -> "RoutedConnection":
+        other = cast(RoutedConnection, super().parted())
+        other.outgoing = None  # the block keeps its messages; the next one that gets this connection has none
+        return other
 
     def send(
         self, table: str, key: AnyKey, message: str, body: Mapping[str, Any] | None = None, *, deliver: bool = True

@@ -1,16 +1,16 @@
 """SQLAlchemy engines for the nodes of a cluster, on which nothing runs that is not proven. `sqlalchemy` is made of it.
 
-One engine per node, made when the node is first needed, with SQLAlchemy's own pool. A transaction is begun by the
-router's steps (`transaction_steps.enter`): BEGIN and `balancer.hold` in one message, waits and moves included; then
-SQLAlchemy gets the connection. Its dialect refuses to begin a transaction, or to run a statement, on a connection that
-is not in one of those: so there is no way, with a creator, an engine or a COMMIT of one's own, to a statement without
-the proof of ownership.
+One engine per node, made when the node is first needed, with SQLAlchemy's own pool. A blocking session's transaction
+begins with its first statement, in one message with BEGIN and `balancer.hold`; where that is refused, and always with
+asyncio, the router's steps begin it (`transaction_steps.enter`), waits and moves included. The dialect refuses to begin
+a transaction, or to run a statement, on a connection that is in none of those: so there is no way, with a creator, an
+engine or a COMMIT of one's own, to a statement without the proof of ownership.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import psycopg
 import sqlalchemy
@@ -22,20 +22,27 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg, PGDialectA
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.util import await_only
 
-from balancer.client.async_router import cancellations
+from balancer.client.async_hands import cancellations
 from balancer.client.attachments import Attachments
+from balancer.client.block_connections import BlockConnection
 from balancer.client.blocking_hands import driven
 from balancer.client.failures import Failure, classify
+from balancer.client.locate import AnyKey, Location
+from balancer.client.pending_transaction import PendingTransaction
 from balancer.client.pools import LOOK_FOR_US, Loan, PoolBook, primary_of
+from balancer.client.routing import Routes
 from balancer.client.transaction_steps import (
     LONGEST_BORROW,
     AwaitChange,
     Borrow,
     Execute,
     GiveBack,
+    Held,
     Request,
     Undo,
+    Wish,
     check_open,
+    enter,
 )
 from balancer.client.wire import command
 from balancer.errors import OutcomeUnknown, UserError
@@ -44,6 +51,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 Outcome = TypeVar("Outcome")
+Find = Callable[[], tuple[int, Location]]
 _ADDRESS = "postgresql+balancer://"
 _NOT_PROVEN = (
     "this connection is in no transaction that the router has begun: take a session from"
@@ -52,8 +60,17 @@ _NOT_PROVEN = (
 registry.register("postgresql.balancer", __name__, "ProvenDialect")
 
 
+def _driver(connection: Any) -> Any:
+    """psycopg's connection, also where SQLAlchemy's pool has let it go."""
+    found = connection.driver_connection
+    return connection.dbapi_connection if found is None else found
+
+
 def _status(connection: Any) -> TransactionStatus:
-    return TransactionStatus(connection.driver_connection.pgconn.transaction_status)
+    driver = _driver(connection)
+    if getattr(driver, "opening", None) is not None:
+        return TransactionStatus.INTRANS  # it will be, before anything is done
+    return TransactionStatus(driver.pgconn.transaction_status)
 
 
 class _Proof:
@@ -94,8 +111,10 @@ class _Proof:
             super().do_commit(dbapi_connection)  # type: ignore[misc]
         except psycopg.Error as error:
             if classify(error) is Failure.LOST:
+                place = getattr(_driver(dbapi_connection), "location", None)
                 dbapi_connection.invalidate()
-                raise OutcomeUnknown(f"the connection to node {self.node} broke during COMMIT") from error
+                node = self.node if place is None else place.node
+                raise OutcomeUnknown(f"the connection to node {node} broke during COMMIT") from error
             raise
 
     def do_begin_twophase(self, connection: Any, xid: Any) -> None:
@@ -110,6 +129,23 @@ class ProvenDialect(_Proof, PGDialect_psycopg):
 
     supports_statement_cache = True
 
+    def connect(self, *arguments: Any, **options: Any) -> Any:
+        return BlockConnection.connect(*arguments, **options)
+
+    def do_commit(self, dbapi_connection: Any) -> None:
+        driver = _driver(dbapi_connection)
+        if driver.opening is not None:  # a transaction without a statement is proven, too
+            with driver.lock:
+                driver.opening.begin()
+        super().do_commit(dbapi_connection)
+
+    def do_rollback(self, dbapi_connection: Any) -> None:
+        driver = _driver(dbapi_connection)
+        if driver.opening is not None:
+            driver.show(driver.opening, None)
+        elif driver.broken or not driver.closed:  # else its transaction never began
+            super().do_rollback(dbapi_connection)  # type: ignore[no-untyped-call]
+
     @classmethod
     def get_async_dialect_cls(cls, url: Any) -> Any:
         return AsyncProvenDialect
@@ -120,6 +156,66 @@ class AsyncProvenDialect(_Proof, PGDialectAsync_psycopg):
 
     supports_statement_cache = True
 
+    def do_execute(self, cursor: Any, statement: Any, parameters: Any, context: Any = None) -> None:
+        super().do_execute(cursor, statement, parameters, context)
+        if cursor.rowcount == 0 and context is not None:
+            connection = context.root_connection.connection.driver_connection
+            hints = getattr(connection, "hints", None)
+            if hints is not None:
+                hints().found_nothing(statement, parameters, connection)
+
+
+class Told(Protocol):
+    """Who hears where a session's transaction is: as soon as it has a connection, and when that is another place."""
+
+    def __call__(self, location: Location, driver: Any) -> None: ...
+
+
+class SessionTransaction(PendingTransaction):
+    """Of a blocking session: its connection belongs to SQLAlchemy's pool of one node."""
+
+    __slots__ = ("_connection", "_engines", "_find", "_told")
+
+    def __init__(self, engines: "NodeEngines", find: Find, wish: Wish, told: Told) -> None:
+        super().__init__(engines.routes, wish)
+        self._engines = engines
+        self._find = find
+        self._told = told
+        self._connection: sqlalchemy.Connection | None = None
+
+    def lend(self, location: Location, connection: sqlalchemy.Connection) -> sqlalchemy.Connection:
+        """From now on the transaction begins with what comes first."""
+        self._entered = self._routes.clock.monotonic()
+        self._connection = connection
+        driver: Any = connection.connection.driver_connection
+        self._held = Held(location, Loan(connection.engine, driver))
+        self._told(location, driver)
+        driver.hide(self)
+        return connection
+
+    def _begun(self, location: Location) -> None:
+        assert self._held is not None
+        self._told(location, self._held.loan.connection)
+
+    def _again(self, held: Held, refused: psycopg.Error) -> None:
+        """Both connections leave their pools, which open others: moves are rare, and a pool may have but one."""
+        driver: BlockConnection = held.loan.connection
+        assert self._connection is not None
+        self._connection.detach()  # it will be closed with its transaction
+        driver.show(self, None)
+        driver.parted().close()
+        driver._closed = True
+        self._held = None
+        self._tried(held.location, refused)
+        found = self._engines.drive(enter(self._find, self._wish, self._routes.clock.monotonic))
+        other: BlockConnection = found.loan.connection.connection.driver_connection
+        found.loan.connection.detach()
+        driver.take_over(other)
+        del other.pgconn  # nobody's any more
+        driver.location = found.location
+        self._held = Held(found.location, Loan(held.loan.pool, driver))
+        self._begun(found.location)
+
 
 class NodeEngines:
     """The engines of a blocking router, and what the steps ask of them."""
@@ -128,6 +224,26 @@ class NodeEngines:
         self._attachments = attachments
         self._options = options
         self._book: PoolBook[sqlalchemy.Engine] = PoolBook(attachments.routes, self._made)
+
+    @property
+    def routes(self) -> Routes:
+        return self._attachments.routes
+
+    def begin(self, table: str, key: AnyKey, wish: Wish, told: Told) -> sqlalchemy.Connection:
+        """A connection in a proven transaction, or in one that begins, with its proof, with what comes first."""
+        find = self.routes.finder(table, key)
+        location = self.routes.locate(table, key)
+        try:
+            loan = self._borrow(self.engine(location.node))
+        except psycopg.Error:
+            return self._begun(find, wish, told)  # the steps know what to do about it
+        return SessionTransaction(self, find, wish, told).lend(location, loan.connection)
+
+    def _begun(self, find: Find, wish: Wish, told: Told) -> sqlalchemy.Connection:
+        held = self.drive(enter(find, wish, self.routes.clock.monotonic))
+        connection: sqlalchemy.Connection = held.loan.connection
+        told(held.location, connection.connection.driver_connection)
+        return connection
 
     def engine(self, node: str) -> sqlalchemy.Engine:
         """The engine of a node at its present address."""
@@ -209,6 +325,9 @@ class AsyncNodeEngines(NodeEngines):
         super().__init__(attachments, options)
         self._whole: dict[sqlalchemy.Engine, AsyncEngine] = {}
         self._retired: list[AsyncEngine] = []
+
+    def begin(self, table: str, key: AnyKey, wish: Wish, told: Told) -> sqlalchemy.Connection:
+        return self._begun(self.routes.finder(table, key), wish, told)
 
     async def close(self) -> None:
         for engine in [self._whole.pop(one) for one in self._book.clear()] + self._retired:

@@ -1,9 +1,9 @@
 """Reads from a node's standbys: `transaction(…, read_only=True, replica=True, max_lag=1.0, token=…)`.
 
 A node's address with several hosts names its primary and its standbys. A reader goes to a standby, which must show
-three things in the reader's own transaction: that it had the tablet with the known epoch
-(`balancer.hold`, by what it has replayed), that it has replayed what the primary had written at some moment within
-`max_lag`, and that it has replayed what the caller has seen (`token`). Whatever it cannot show, the owner answers.
+three things: that it had the tablet with the known epoch (`balancer.hold` in the reader's own transaction, by what it
+has replayed), that it had replayed, before that transaction's snapshot, what the primary had written at some moment
+within `max_lag`, and what the caller has seen (`token`). Whatever it cannot show, the owner answers.
 
 How old a standby is cannot be told by its clock or its last transaction: a quiet primary and a lost stream look alike.
 So the primary is asked for its position, at most twice within `max_lag`, and a standby is young enough if it has
@@ -156,9 +156,10 @@ class ReplicaBlock(TransactionBlock):
         connection.lent = True
         loan, good = Loan(pool, connection), False
         try:
+            # Before the transaction: its snapshot must not be older than what is shown.
+            standby, replayed = connection.execute(_SHOWN).fetchone() or (False, None)
             with connection.lock:
                 connection.wait(command(connection, self._wish.opening(location)))
-            standby, replayed = connection.execute(_SHOWN).fetchone() or (False, None)
             good = bool(standby) and replayed is not None and replayed >= needed
             if not standby:  # promoted meanwhile, or there is no standby: the ordinary way finds the primary
                 connection.close()

@@ -148,9 +148,10 @@ class Router(BlockingHands):
 
         A whole table has no key: leave it out.
 
-        Waits while the tablet is being switched and follows it where it goes, for up to `patience` seconds, then
-        raises `Unavailable`; nothing was done. Once the block has begun, the tablet stays until it ends: keep it short,
-        a switch waits for it. With `read_only` it has one snapshot for all its statements and holds up nothing.
+        The transaction begins with the first statement. That one waits while the tablet is being switched and follows
+        it where it goes, for up to `patience` seconds, then raises `Unavailable`; nothing was done. From then on the
+        tablet stays until the block ends: keep it short, a switch waits for it. With `read_only` it has one snapshot
+        for all its statements and holds up nothing.
         Only rows of this key's tablet are proven to be here. `OutcomeUnknown` if the connection breaks during COMMIT.
         `weight` is what the key counts for in the samples. `connection.send` sends messages to other keys. With
         `checked`, statements that name or return keys of other tablets raise `WrongKey` as far as that can be seen

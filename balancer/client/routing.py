@@ -3,6 +3,7 @@
 `Router` and `AsyncRouter` are made on top of it. Nothing here speaks to a node.
 """
 
+import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from balancer.client.bulk import BulkMap, Rows
 
 
+CONFIRM_EVERY = 10.0
+"""Seconds between two checks for a missed change: changes are signalled, a node refuses a client that has missed one,
+and ten thousand applications that asked each second would be most of what a directory's servers do."""
+
+
 class Routes:
     """The directory in memory. May be used from several threads."""
 
@@ -31,7 +37,7 @@ class Routes:
         self.directory = directory
         self.cluster = cluster
         self.clock: Clock = clock or SystemClock()
-        self._follower = directory.follow()
+        self._follower = directory.follow(CONFIRM_EVERY)
         self._maps = Maps(self._follower.snapshot)
         self._memories = self._maps.memories
         self._lock = threading.Lock()
@@ -44,7 +50,11 @@ class Routes:
 
     @classmethod
     def open(cls, url: str, **options: Any) -> "Routes":
-        """Opens the directory at this address, which must be there; its first snapshot is loaded when this returns."""
+        """Opens the directory at this address, which must be there; its first snapshot is loaded when this returns.
+
+        The environment's `BALANCER_CACHE` is a folder in which processes of this host share what one has loaded.
+        """
+        options.setdefault("cache", os.environ.get("BALANCER_CACHE") or None)
         directory = open_directory(url, create=False, **options)
         try:
             return cls(directory, cluster=cluster_name(url))
@@ -118,7 +128,8 @@ class Routes:
 
     def _keep_newest(self) -> None:
         while not self._closed:
-            self._follower.wait(self._newest().snapshot.version, 1.0)
+            # Who was refused by a node waits on its own, and is not put off.
+            self._follower.wait(self._newest().snapshot.version, 1.0, patient=True)
             for look in self._watchers:
                 look(self.clock.monotonic())
 

@@ -4,15 +4,17 @@
 weighted reservoir has kept. All of it is bounded: samples per table, tables per note, bytes per key. Samples are no
 part of the truth, so a directory that cannot be reached costs nothing but samples.
 
-The note is one of a fixed number, chosen by chance (`directory.sample_note` has its format). The position is the
-encoded key of a range table, or the 8 bytes of a hash table's position; a sample's weight is its share of the table's
-total.
+The note is one of a fixed number, chosen by chance. Of thousands of clients many share one, and each overwrites the
+others' samples: so each counts how often its note was written since it last did so itself, and waits that many times
+longer. However many clients there are, a note is written about once in `PERIOD` seconds. `directory.sample_note` has
+its format. The position is the encoded key of a range table, or the 8 bytes of a hash table's position; a sample's
+weight is its share of the table's total.
 """
 
 import heapq
 import threading
 from math import log
-from random import choice, random
+from random import Random
 
 from balancer.client.locate import AnyKey, key_position
 from balancer.client.routing import Routes
@@ -23,6 +25,9 @@ from balancer.errors import BalancerError, UserError
 PERIOD = 10.0
 PER_SECOND = 4
 MOST_TABLES = 50
+MOST_CROWD = 60
+"""Clients of one note that are counted: what was collected for longer than ten minutes is of no use."""
+_RANDOM = Random()  # noqa: S311 - of our own: a program may have seeded the shared one
 
 
 class Reservoir:
@@ -37,7 +42,7 @@ class Reservoir:
     def add(self, key: AnyKey, weight: float, writing: bool) -> None:
         """Considers a key. The logarithm of u ** (1 / weight) orders as that does, and does not underflow."""
         self.total += weight
-        rank = log(1.0 - random()) / weight  # noqa: S311 - a sample, not a secret
+        rank = log(1.0 - _RANDOM.random()) / weight
         if len(self._kept) < self._size:
             self._count += 1
             heapq.heappush(self._kept, (rank, self._count, key, writing))
@@ -58,7 +63,9 @@ class Sampler:
         self._routes = routes
         self._period = period
         self._size = max(1, round(period * PER_SECOND))
-        self._note = choice(SLOTS)  # noqa: S311 - a place, not a secret
+        self._note = _RANDOM.choice(SLOTS)
+        self._written = 0  # how often our note had been written when we last did so
+        self._crowd = 1  # clients that share it, as far as that is known
         self._lock = threading.Lock()
         self._reservoirs: dict[str, Reservoir] = {}
         self._since = routes.clock.monotonic()
@@ -86,7 +93,14 @@ class Sampler:
         tables = dict(entry for name, reservoir in heaviest if (entry := self._entry(name, reservoir)) is not None)
         if tables:
             at = self._routes.clock.now().timestamp()
-            self._routes.directory.publish(TOPIC, self._note, sample_note(at, seconds, tables))
+            before = self._written
+            self._written = self._routes.directory.publish(TOPIC, self._note, sample_note(at, seconds, tables))
+            self._crowd = min(max(self._written - before, 1), MOST_CROWD) if before else 1
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next note, on the average."""
+        return self._period * self._crowd
 
     def close(self) -> None:
         """Stops, and takes the note away. Idempotent."""
@@ -110,7 +124,7 @@ class Sampler:
         return str(table.id), samples
 
     def _publish_for_ever(self) -> None:
-        while not self._closed.wait(self._period):
+        while not self._closed.wait(self.pause * (0.5 + _RANDOM.random())):  # so that not all write at once
             try:
                 self.publish()
             except BalancerError:

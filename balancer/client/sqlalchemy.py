@@ -25,12 +25,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from balancer.client.async_router import AsyncRouter
-from balancer.client.locate import NO_KEY, AnyKey
+from balancer.client.key_hints import BlockHints
+from balancer.client.locate import NO_KEY, AnyKey, Location
 from balancer.client.open_blocks import OpenBlock
 from balancer.client.proven_engines import AsyncNodeEngines, NodeEngines
 from balancer.client.retry import Attempts
 from balancer.client.router import PATIENCE, Router
-from balancer.client.transaction_steps import Isolation, Wish, enter
+from balancer.client.transaction_steps import Isolation, Wish
 from balancer.errors import UserError
 
 Result = TypeVar("Result")
@@ -62,7 +63,7 @@ class _Place:
     block: "_SessionBlock"
 
     def connect(self) -> sqlalchemy.Connection:
-        """A connection in a proven transaction that nobody has used yet."""
+        """A connection for a transaction that nobody has used yet."""
         kept = self.router.attachments
         if kept.sampler is not None:
             kept.sampler.note(self.table, self.key, self.weight, not self.read_only)
@@ -74,10 +75,14 @@ class _Place:
             proof=kept.routes.proof,
             wait=kept.counters.wait(self.table),
         )
-        held = self.engines.drive(enter(kept.routes.finder(self.table, self.key), wish, monotonic))
-        connection: sqlalchemy.Connection = held.loan.connection
-        self.block.location, self.block.began, self.block.connection = held.location, monotonic(), connection
+        connection = self.engines.begin(self.table, self.key, wish, self._told)
+        self.block.connection = connection
         return connection
+
+    def _told(self, location: Location, driver: Any) -> None:
+        kept = self.router.attachments
+        driver.hints = partial(BlockHints, kept.routes, self.table, self.key, location, kept.blocks.hinted)
+        self.block.location, self.block.began = location, kept.routes.clock.monotonic()
 
     @property
     def engine(self) -> sqlalchemy.Engine:

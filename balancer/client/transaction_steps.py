@@ -6,7 +6,6 @@ when it is given up. `balancer.hold` on the node is what makes it safe (see `bal
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from psycopg.sql import Composed
 
 from balancer.client.counters import Wait
 from balancer.client.failures import Failure, classify, classify_entry
+from balancer.client.first_statement import Proof
 from balancer.client.locate import Location
 from balancer.client.pools import Loan
 from balancer.errors import OutcomeUnknown, Refused, Unavailable, UserError
@@ -118,8 +118,16 @@ _OPENINGS = {
 _UNPROVEN = {kind: opening.partition(b";")[0] for kind, opening in _OPENINGS.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+def _proof(isolation: Isolation, read_only: bool) -> Proof:
+    writing = b"false" if read_only else b"true"
+    call = b"CALL balancer.hold($1::bigint, $2::bigint, " + writing + b")"
+    return Proof(_UNPROVEN[isolation, read_only], b"balancer_hold_" + writing, call)
+
+
+_PROOFS = {kind: _proof(*kind) for kind in _OPENINGS}
+
+
+class Wish(NamedTuple):
     """What is asked for: the transaction's kind, and until when (monotonic seconds) it may take to begin."""
 
     deadline: float
@@ -144,6 +152,11 @@ class Wish:
         if not self.proof:
             return _UNPROVEN[self.isolation, self.read_only] + self.also
         return _OPENINGS[self.isolation, self.read_only] % (location.tablet, location.epoch) + self.also
+
+    @property
+    def proof_apart(self) -> Proof:
+        """The same for the extended protocol, where its values travel apart."""
+        return _PROOFS[self.isolation, self.read_only]
 
 
 def enter(find: Callable[[], tuple[int, Location]], wish: Wish, monotonic: Callable[[], float]) -> Steps:

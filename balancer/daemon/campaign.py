@@ -2,6 +2,9 @@
 
 The loop's thread calls `elected` with each leadership it wins and `deposed` when it is over, one after the other; what
 they start must stop by itself at `leadership.check()`, because a deposed leader may notice late.
+
+Where leadership is spread over instances (`spreading`), the loop asks before it campaigns and while it leads. A leader
+that hands over resigns as one that is told to stop does; there is no other way from one leader to the next.
 """
 
 import threading
@@ -9,6 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
+from balancer.daemon.spreading import Spreader
 from balancer.directory.contract import Directory, Leadership
 from balancer.errors import BalancerError
 
@@ -16,6 +20,7 @@ log = structlog.get_logger()
 
 LOOK_SECONDS = 0.25
 RETRY_SECONDS = 1.0
+BACK_SECONDS = 0.5  # between looks of an instance that leaves the leadership to another one
 REST_SECONDS = 2.0  # after a leadership that could not be used: others get their chance
 
 
@@ -28,11 +33,13 @@ class LeaderLoop:
         name: str,
         elected: Callable[[Leadership], None],
         deposed: Callable[[], None],
+        spreader: Spreader,
     ) -> None:
         self._directory = directory
         self._name = name
         self._elected = elected
         self._deposed = deposed
+        self._spreader = spreader
         self._stopping = threading.Event()
         self._leadership: Leadership | None = None
         self._thread = threading.Thread(target=self._run, name="leader", daemon=True)
@@ -56,7 +63,10 @@ class LeaderLoop:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                won = self._directory.campaign(self._name, timeout=1.0)
+                if not self._spreader.stands():
+                    self._stopping.wait(BACK_SECONDS)
+                    continue
+                won = self._directory.campaign(self._name, timeout=self._spreader.longest_wait)
                 if won is not None:
                     self._lead(won)
             except BalancerError as error:
@@ -66,26 +76,44 @@ class LeaderLoop:
                 # The thread's last boundary: an instance that campaigns no more looks alive and never leads.
                 log.exception("cannot stand for election")
                 self._stopping.wait(RETRY_SECONDS)
+        self._spreader.leave()
 
     def _lead(self, won: Leadership) -> None:
         log.info("elected", epoch=won.epoch)
         self._leadership = won
-        resting = False
+        failed = resting = True
         try:
+            self._spreader.won(won.epoch)
             self._elected(won)
-            while won.held() and not self._stopping.wait(LOOK_SECONDS):
-                pass
+            failed = not self._led_to_its_end(won)
+            resting = False
         except BalancerError as error:
             log.error("cannot lead", error=str(error), epoch=won.epoch)
-            resting = True
         except Exception:
             # Whatever is wrong with leading, another instance may be able to; and so may this one, later.
             log.exception("cannot lead", epoch=won.epoch)
-            resting = True
         finally:
             self._leadership = None
             won.resign()
-            self._deposed()
+            try:
+                self._tell(failed=failed)
+            finally:
+                self._deposed()
             log.info("no longer leading", epoch=won.epoch)
         if resting:
             self._stopping.wait(REST_SECONDS)
+
+    def _led_to_its_end(self, won: Leadership) -> bool:
+        """Waits; False: the leadership was lost. Otherwise this instance gives it up."""
+        while won.held() and not self._stopping.wait(LOOK_SECONDS):
+            if self._spreader.hands_over():
+                self._spreader.handed_over()
+                return True
+        return self._stopping.is_set()
+
+    def _tell(self, *, failed: bool) -> None:
+        """After the resignation, which nothing holds up, and before what may take its time."""
+        if self._stopping.is_set():
+            self._spreader.leave()
+        else:
+            self._spreader.ended(failed=failed)

@@ -4,7 +4,6 @@
 Every bundle ticks on its own: an error of one is its state, and never another's.
 """
 
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -16,6 +15,7 @@ from balancer.daemon.bouncing import bouncing_of
 from balancer.daemon.campaign import LeaderLoop
 from balancer.daemon.check_keeper import LOOK_SECONDS as CHECK_SECONDS
 from balancer.daemon.check_keeper import CheckKeeper
+from balancer.daemon.command_watch import CommandWatch
 from balancer.daemon.enrol import enrol
 from balancer.daemon.exposure_watch import ExposureWatch
 from balancer.daemon.forwarding import ForwardingUpdater
@@ -27,13 +27,14 @@ from balancer.daemon.migration_metrics import MigrationMetrics
 from balancer.daemon.notify import Notifier
 from balancer.daemon.pool import MigrationPool
 from balancer.daemon.reference_keeper import ReferenceKeeper
-from balancer.daemon.reload import ConfigurationWatch
+from balancer.daemon.reload import ConfigurationWatch, changed_bundles
+from balancer.daemon.spreading import Spreader
 from balancer.daemon.starter import Beginner
 from balancer.daemon.ticker import Ticker
 from balancer.daemon.ticks import Ticks
+from balancer.daemon.under_way import leaders_work, why_unfit
 from balancer.directory.configured import open_configured
 from balancer.directory.contract import Directory, Follower, Leadership
-from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Unavailable
 from balancer.instruments import Instruments
 from balancer.migration.observer import Observer, Observers
@@ -52,13 +53,16 @@ POOL_PATIENCE = 10.0
 HOUSEKEEPING = "housekeeping of the leader"  # a space keeps these names apart from those of bundles
 LEFTOVERS = "leftovers of {}"
 REFERENCES = "reference tables of {}"
+FORWARDING = "forwarding of {}"
+FORWARDING_SECONDS = 600.0
+"""After a migration it is done at once; this is for nodes that were out of reach then, and for a new leader, which does
+not wait for it: every node is spoken to."""
 MESSAGES = "messages between shards"
 MESSAGES_SECONDS = 1.0
 FORGETTING_SECONDS = 60.0
 LONGEST_DELIVERY = 20.0
 CHECKS = "checks of {}"
 HOUSEKEEPING_SECONDS = 60.0
-COMMAND_SECONDS = 0.5
 
 
 class Daemon:
@@ -74,6 +78,7 @@ class Daemon:
         self._directory: Directory | None = None
         self._follower: Follower | None = None
         self._elector: LeaderLoop | None = None
+        self._spreader: Spreader | None = None
         self._leading: Leading | None = None
         self._housekeeping: Housekeeping | None = None
         self._references: ReferenceKeeper | None = None
@@ -93,8 +98,7 @@ class Daemon:
         self._sampler = NodeSampler(self.address, lambda: self.follower().snapshot, clock)
         self._ticks = Ticks(self, self._reporter, self._sampler, clock)
         self._leftovers = LeftoverWatch(lambda: self.follower().snapshot, self.address, self._reporter)
-        self._stopping = threading.Event()
-        self._commands = threading.Thread(target=self._watch_commands, name="commands", daemon=True)
+        self._commands = CommandWatch(self.follower, lambda: self.leading)
         self._last_step = clock.monotonic()
 
     @property
@@ -122,12 +126,21 @@ class Daemon:
         self._directory = MeteredDirectory(opened, self._instruments, self._clock)
         self._instruments.configuration_at.set(self._clock.now().timestamp())
         self._follower = self._directory.follow()
-        self._elector = LeaderLoop(self._directory, settings.daemon.instance, self._elected, self._deposed)
+        self._spreader = Spreader(
+            self._directory,
+            lambda: self.settings().daemon,
+            unfit=lambda: why_unfit(self.settings().bundles, self.states()),
+            under_way=lambda: leaders_work(self.directory(), self._references),
+            instruments=self._instruments,
+            clock=self._clock,
+        )
+        name = settings.daemon.instance
+        self._elector = LeaderLoop(self._directory, name, self._elected, self._deposed, self._spreader)
         self._elector.start()
         self._ticker.start()
         self._set_jobs()
         self._commands.start()
-        log.info("started", instance=settings.daemon.instance, bundles=sorted(settings.bundles))
+        log.info("started", instance=name, bundles=sorted(settings.bundles))
 
     def step(self) -> None:
         """About once a second: late ticks, the watchdog, changed files."""
@@ -148,6 +161,7 @@ class Daemon:
     def reload(self, confirmed: bool = False) -> None:
         """Reads the configuration again; a wrong one changes nothing and is reported. `confirmed`: somebody asked."""
         self._notifier.reloading()
+        before = self.settings()
         good = self._watch.reload(confirmed)
         self._instruments.configuration_bad.set(not good)
         if good:
@@ -156,6 +170,8 @@ class Daemon:
             if waiting := self._watch.waits_for_restart():
                 log.warning("these settings have changed and need a restart of this instance", settings=waiting)
             self._set_jobs()
+            for bundle in changed_bundles(before, self.settings()):
+                self.run_soon(bundle)
             self._ticks.forget(self.settings().bundles)
             self._enrol()
         else:
@@ -169,7 +185,7 @@ class Daemon:
     def hand_over(self) -> None:
         """Gives up the leadership and stands for none any more; reads are still answered. Idempotent."""
         self._notifier.stopping()
-        self._stopping.set()
+        self._commands.stop()
         if self._elector is not None:
             self._elector.stop()
 
@@ -177,8 +193,7 @@ class Daemon:
         """Hands over at once and ends. Idempotent."""
         self.hand_over()  # first: a tick in flight may wait for a node that does not answer
         self._ticker.stop()
-        if self._commands.is_alive():
-            self._commands.join()
+        self._commands.close()
         self._ticks.close()
         self._sampler.close()
         if self._follower is not None:
@@ -209,10 +224,10 @@ class Daemon:
 
     def leader(self) -> LeaderView:
         """Who leads, as far as this instance knows."""
-        leading = self.leading
+        leading, spread = self.leading, None if self._spreader is None else self._spreader.spread
         if leading is not None:
-            return LeaderView(self.settings().daemon.instance, leading.leadership.epoch, True)
-        return LeaderView(self._ticks.known_leader(), self.follower().snapshot.epoch, False)
+            return LeaderView(self.settings().daemon.instance, leading.leadership.epoch, True, spread)
+        return LeaderView(self._ticks.known_leader(), self.follower().snapshot.epoch, False, spread)
 
     def tick_age(self) -> float:
         """Seconds since the loop last made progress."""
@@ -240,6 +255,8 @@ class Daemon:
             jobs[name] = settings.daemon.tick, partial(self._ticks.run, name)
             jobs[REFERENCES.format(name)] = settings.daemon.tick, partial(self._keep_references, name)
             jobs[LEFTOVERS.format(name)] = LOOK_SECONDS, partial(self._look_for_leftovers, name)
+            if settings.bundles[name].forwarding:
+                jobs[FORWARDING.format(name)] = FORWARDING_SECONDS, partial(self._follow_with_forwarding, name)
             if settings.bundles[name].checks.enable:
                 jobs[CHECKS.format(name)] = CHECK_SECONDS, partial(self._check, name)
         self._ticker.set(jobs)
@@ -289,6 +306,10 @@ class Daemon:
             keeper.keep(bundle)
         except BalancerError as error:
             log.warning("checks wait", bundle=bundle, error=str(error))
+
+    def _follow_with_forwarding(self, bundle: str) -> None:
+        if self.leading is not None:
+            self._forwarding.follow(bundle)
 
     def _look_for_leftovers(self, bundle: str) -> None:
         if self.leading is not None:
@@ -346,8 +367,6 @@ class Daemon:
         )
         if self._bouncing is not None:
             self._bouncing.recover()
-        for bundle in self.settings().bundles:
-            self._forwarding.follow(bundle)
         taken_over = pool.recover()
         self._leading = leading
         log.info("leading", epoch=leadership.epoch, migrations_taken_over=taken_over)
@@ -356,6 +375,7 @@ class Daemon:
             self.run_soon(bundle)
             self.run_soon(LEFTOVERS.format(bundle))
             self.run_soon(REFERENCES.format(bundle))
+            self.run_soon(FORWARDING.format(bundle))
         self.run_soon(HOUSEKEEPING)
 
     def _deposed(self) -> None:
@@ -369,33 +389,7 @@ class Daemon:
         if leading is not None:
             leading.leadership.resign()
             leading.pool.close(POOL_PATIENCE)
-
-    def _watch_commands(self) -> None:
-        """Carries out commands as they arrive, not at the next tick."""
-        follower = self.follower()
-        seen = -1
-        while not self._stopping.is_set():
-            snapshot = follower.wait(seen, COMMAND_SECONDS)
-            leading = self.leading
-            if snapshot.version == seen or leading is None:
-                seen = snapshot.version  # the elected leader answers what waits, from a newer snapshot than this
-                continue
-            if self._answer(leading, snapshot):
-                seen = snapshot.version
-            else:
-                self._stopping.wait(1.0)
-
-    def _answer(self, leading: Leading, snapshot: Snapshot) -> bool:
-        try:
-            leading.answer_commands(snapshot)
-        except BalancerError as error:
-            log.warning("commands wait", error=str(error))
-            return False
-        except Exception:
-            # The thread's last boundary: a defect in one verb must not end the others for ever.
-            log.exception("commands wait")
-            return False
-        return True
+            leading.close()
 
     def _status(self) -> str:
         return f"{len(self.settings().bundles)} bundles"

@@ -18,6 +18,7 @@ from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import (
     Change,
     CommandState,
+    Json,
     Migration,
     MigrationKind,
     Pause,
@@ -26,6 +27,8 @@ from balancer.directory.model import (
     Remove,
     Transaction,
 )
+from balancer.directory.sample_note import SLOTS
+from balancer.directory.sample_note import TOPIC as SAMPLES
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.migration.progress import TOPIC as PROGRESS
@@ -94,12 +97,17 @@ class Housekeeping:
         return total
 
     def forget_notes(self) -> None:
-        """Takes away notes of progress whose migration is over: its leader died before it could."""
+        """Takes away notes of progress whose migration is over, where its leader died before it could, and samples of
+        programs that report no more: each start of one may have brought another name."""
         migrations = self._directory.snapshot().migrations
         for name in self._directory.published(PROGRESS):
             record = migrations.get(name)
             if record is None or record.finished:
                 self._directory.unpublish(PROGRESS, name)
+        now = self._clock.now().timestamp()
+        for name, note in self._directory.published(SAMPLES).items():
+            if name not in SLOTS and _is_over(note, now):
+                self._directory.unpublish(SAMPLES, name)
 
     def forget_decisions(self) -> None:
         """Takes away how transactions over several nodes ended, a day later: every node is asked, so once an hour."""
@@ -114,6 +122,12 @@ class Housekeeping:
     def keep_proofs(self) -> None:
         """Roots refuse unproven writes where the configuration wants it, on nodes that joined later, too."""
         self._proofs.keep(self._directory.snapshot(), self._settings())
+
+
+def _is_over(note: Json, now: float) -> bool:
+    """Whether a note of samples is one that nobody will read any more."""
+    at = note.get("at") if isinstance(note, dict) else None
+    return not isinstance(at, int | float) or at < now - KEPT_SECONDS
 
 
 def _needed(snapshot: Snapshot, record: Migration) -> bool:

@@ -83,6 +83,10 @@ class Leading:
         self._recovery = AtomicRecovery(leadership, addresses, lambda: cluster_name(settings().daemon.directory))
         self._lock = threading.Lock()  # commands come from the watcher and, at election, from the loop
 
+    def close(self) -> None:
+        """Lets go of connections, once the leadership is over. Idempotent."""
+        self._guard.close()
+
     def start(self, action: Action, bundle: BundleSettings, also: Also = nothing_else) -> Migration:
         """Journals a migration and sets it to work."""
         self.leadership.check()

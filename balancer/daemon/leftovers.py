@@ -5,6 +5,7 @@ told by the tick already, so it is passed over here.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 import structlog
@@ -16,6 +17,7 @@ from balancer.nodes.connection import translated
 from balancer.nodes.leftovers import find_leftovers
 from balancer.nodes.schema import installed
 from balancer.planner.metrics import Reporter
+from balancer.polling.askers import SHARED
 
 log = structlog.get_logger()
 
@@ -33,30 +35,31 @@ class LeftoverWatch:
 
     def look(self, bundle: str, nodes: Iterable[str]) -> None:
         """Looks at every node of a bundle."""
-        links = Links(self._addresses, "leftovers")
+        answers = SHARED.ask_all({node: partial(self._count, node) for node in nodes})
         counts: dict[str, int] = {}
-        try:
-            for node in nodes:
-                try:
-                    with translated(node):
-                        counts[node] = self._count(links, node)
-                except BalancerError as error:
-                    log.debug("cannot look for leftovers", node=node, error=str(error))
-        finally:
-            links.close()
+        for node, answer in answers.items():
+            if isinstance(answer, BalancerError):
+                log.debug("cannot look for leftovers", node=node, error=str(answer))
+            else:
+                counts[node] = answer
         self._reporter.leftovers(bundle, counts)
         for node, count in counts.items():
             if count:
                 log.warning("leftovers of migrations; `balancer doctor` shows them", node=node, count=count)
 
-    def _count(self, links: Links, node: str) -> int:
-        connection = links.control(node)
-        with connection.cursor() as cursor:
-            if not installed(cursor):
-                return 0
-        # Before and after: what begins or ends while we look is nobody's leftover.
-        running = _running(self._snapshot())
-        found = find_leftovers(connection)
+    def _count(self, node: str) -> int:
+        links = Links(self._addresses, "leftovers")
+        try:
+            with translated(node):
+                connection = links.control(node)
+                with connection.cursor() as cursor:
+                    if not installed(cursor):
+                        return 0
+                # Before and after: what begins or ends while we look is nobody's leftover.
+                running = _running(self._snapshot())
+                found = find_leftovers(connection)
+        finally:
+            links.close()
         running |= _running(self._snapshot())
         return sum(leftover.migration not in running for leftover in found)
 

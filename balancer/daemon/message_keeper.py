@@ -13,7 +13,7 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.nodes.connection import Address, connect
 from balancer.nodes.epoch_check import node_transaction
-from balancer.polling.addresses import addresses_of
+from balancer.polling.addresses import address_in
 from balancer.settings import Settings
 from balancer.tables.message_switch import message_handlers, message_tables, tell_node
 
@@ -38,10 +38,10 @@ class MessageKeeper:
             return
         wanted = repr((tables, message_handlers(settings)))
         for bundle in settings.bundles.values():
-            for node, address in addresses_of([bundle]).items():
+            for node in bundle.nodes:
                 then, at = self._right.get(node, ("", 0.0))
                 if then != wanted or self._clock.monotonic() - at >= SECONDS:
-                    self._bring(address, snapshot, settings, bundle.name, wanted)
+                    self._bring(address_in(settings, node), snapshot, settings, bundle.name, wanted)
 
     def _bring(self, address: Address, snapshot: Snapshot, settings: Settings, bundle: str, wanted: str) -> None:
         try:

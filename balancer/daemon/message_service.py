@@ -23,7 +23,8 @@ from balancer.directory.model import NodeState, Table, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Fenced
 from balancer.nodes import message_delivery as mail
-from balancer.nodes.connection import Address, Connection, ConnectionHolder, Cursor
+from balancer.nodes.connection import Address, Connection, Cursor
+from balancer.nodes.connection_holder import ConnectionHolder
 from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.message_functions import KEPT
 from balancer.nodes.names import Name

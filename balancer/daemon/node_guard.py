@@ -11,12 +11,14 @@ What it does follows from the directory and the node's own rows alone, so any le
 - migrations of rewound and lost nodes are cancelled, where that is still possible, and ended, where they would wait for
   ever or drop what may be the last copy;
 - a node that an operator has accepted (`balancer node rejoin`) is not rewound any more: what was closed is opened;
-- a node that is well gets a mark about once a minute, by which it will be known.
+- a node that is well gets a mark about once a minute, by which it will be known. Marks are written on many nodes at the
+  same time, over connections that are kept; one that hangs is not waited for.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 
@@ -29,14 +31,17 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Fenced, Unavailable
 from balancer.migration.machine import State
 from balancer.nodes.closed import MARK_EVERY, close_tablet, give_away, locked_rows, open_tablet, write_mark
-from balancer.nodes.connection import Address, Connection, Cursor, connect
+from balancer.nodes.connection import Address, Connection, Cursor, connect, deadline
+from balancer.nodes.connection_holder import ConnectionHolder
 from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.fence import drop_fence
 from balancer.nodes.objects import CLOSED
 from balancer.nodes.ownership import DisagreementKind
-from balancer.nodes.poll import Claim, NodePoll
+from balancer.nodes.poll import NodePoll
+from balancer.nodes.poll_columns import Claim
 from balancer.nodes.schema import STEPS, OwnedTablet, OwnState, install_schema
 from balancer.planner.memory import FORGIVEN
+from balancer.polling.askers import SHARED, Question
 from balancer.polling.poller import ClusterPoll, Health, NodeAnswer
 
 log = structlog.get_logger()
@@ -44,6 +49,9 @@ log = structlog.get_logger()
 _UNKNOWN = (DisagreementKind.MISSING, DisagreementKind.NOT_OWNED)
 BATCH = 20  # tablets per transaction: their partitions are locked together
 LOCK_TIMEOUT = 1.0
+MARK_PATIENCE = 1.0
+MARK_LONGEST = 15.0
+"""Seconds after which a mark that hangs is given up, connection and all, whatever keeps it open."""
 AUTHOR = "balancer"
 
 
@@ -72,6 +80,13 @@ class NodeGuard:
         self._addresses = addresses
         self._pool = pool
         self._clock = clock
+        self._links = ConnectionHolder("guard")
+        self._marking: dict[str, Question[None]] = {}
+        self._unguarded: dict[str, str] = {}  # why the last mark that has ended was not written, by node
+
+    def close(self) -> None:
+        """Lets go of connections. Idempotent."""
+        self._links.close()
 
     def look(self, poll: ClusterPoll, judged: Snapshot) -> Mapping[str, str]:
         """Acts on what a poll has found by this snapshot. Returns why it could not, by node: that is tried again after
@@ -85,6 +100,7 @@ class NodeGuard:
             except BalancerError as error:
                 log.warning("a node could not be guarded", node=report.node, error=str(error))
                 failed[report.node] = str(error)
+        failed |= self._marked(poll.nodes)
         if any(node.state is NodeState.LOST or node.rewound for node in judged.nodes.values()):
             try:
                 self.end_migrations(poll)
@@ -131,14 +147,16 @@ class NodeGuard:
         why = report.rewound or self._forgotten(report, answer, judged)
         if why:
             self._record(report.node, why, generation)
-        closed = any(claim.migration == CLOSED for claim in answer.claims)
+        closed = any(claim.migration == CLOSED for claim in answer.claims.others)
         if why or closed:
             snapshot = self._directory.snapshot()
             node = snapshot.nodes[report.node]
             if node.generation == generation:
                 self._settle(node, answer, snapshot)
-        elif self._clock.now().timestamp() - answer.identity.mark >= MARK_EVERY:
-            self._mark(report.node, answer)
+        elif not self._unmarked(answer):
+            self._unguarded.pop(report.node, None)
+        elif self._marking.get(report.node) is None:
+            self._marking[report.node] = SHARED.submit(partial(self._mark, report.node, answer))
 
     def _forgotten(self, report: NodeAnswer, answer: NodePoll, judged: Snapshot) -> str:
         """Which tablet the node does not know although it had opened it; empty: none.
@@ -151,8 +169,10 @@ class NodeGuard:
             for record in judged.migrations.values()
             if record.state == State.RETIRING and record.target_node == report.node
         ]
-        holding = {claim.tablet for claim in answer.claims if claim.state in (OwnState.OWNED, OwnState.FENCED)}
-        missing = [number for number in suspected if number is not None and number not in holding]
+        missing = [number for number in suspected if number is not None]
+        if missing:
+            held = {claim.tablet for claim in answer.claims if claim.state in (OwnState.OWNED, OwnState.FENCED)}
+            missing = [number for number in missing if number not in held]
         newest = self._directory.snapshot() if missing else judged
         for number in missing:
             before, after = judged.find_tablet(number), newest.find_tablet(number)
@@ -212,19 +232,48 @@ class NodeGuard:
         except Unavailable as error:
             log.info("disabled triggers stay for now", node=node, tablet=row.id, error=str(error))
 
+    def _marked(self, nodes: Iterable[str]) -> dict[str, str]:
+        """Waits a moment for the marks that are being written on these nodes; why some are not, by node.
+
+        What was in the way of a node's last mark is said until the next one has ended: it may wait for the same.
+        """
+        nodes = list(nodes)
+        marking = {node: self._marking[node] for node in nodes if node in self._marking}
+        SHARED.wait(list(marking.values()), MARK_PATIENCE)
+        for node, question in marking.items():
+            if not question.done():
+                continue
+            del self._marking[node]
+            self._unguarded.pop(node, None)
+            try:
+                question.result()
+            except Fenced:
+                raise
+            except BalancerError as error:
+                log.warning("a node could not be guarded", node=node, error=str(error))
+                self._unguarded[node] = str(error)
+        return {node: self._unguarded[node] for node in nodes if node in self._unguarded}
+
+    def _unmarked(self, answer: NodePoll) -> bool:
+        known = answer.identity
+        return known is not None and self._clock.now().timestamp() - known.mark >= MARK_EVERY
+
     def _mark(self, node: str, answer: NodePoll) -> None:
-        with (
-            closing(self._connected(node, answer)) as connection,
-            node_transaction(connection, self._leadership.epoch, node, durable=True) as cursor,
-        ):
-            write_mark(cursor, self._clock.now().timestamp())
+        with self._links.borrow(self._addresses(node)) as connection, deadline(connection, MARK_LONGEST):
+            _upgrade(connection, answer)
+            with node_transaction(connection, self._leadership.epoch, node, durable=True) as cursor:
+                write_mark(cursor, self._clock.now().timestamp(), answer.identity.mark if answer.identity else 0)
 
     def _connected(self, node: str, answer: NodePoll) -> Connection:
         connection = connect(self._addresses(node), purpose="guard")
-        known = answer.identity
-        if known is not None and known.schema_version < len(STEPS):
-            install_schema(connection, known.cluster, known.node)
+        _upgrade(connection, answer)
         return connection
+
+
+def _upgrade(connection: Connection, answer: NodePoll) -> None:
+    known = answer.identity
+    if known is not None and known.schema_version < len(STEPS):
+        install_schema(connection, known.cluster, known.node)
 
 
 def _opened(snapshot: Snapshot, tablet: int) -> bool:
@@ -238,7 +287,7 @@ def _holds_writers(poll: ClusterPoll, record: Migration, lost: set[str]) -> bool
     if record.state != State.CANCELLING or record.source_node in lost:
         return False
     report = poll.nodes.get(record.source_node)
-    claims = report.poll.claims if report is not None and report.poll is not None else ()
+    claims = report.poll.claims.others if report is not None and report.poll is not None else ()
     return any(claim.state is OwnState.FENCED for claim in claims if claim.tablet in record.sources)
 
 

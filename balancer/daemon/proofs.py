@@ -6,6 +6,7 @@ look. A node that is known to be right is not asked again for a while.
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from functools import partial
 
 import structlog
 
@@ -17,7 +18,8 @@ from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.proof import set_proof, unlike
 from balancer.nodes.schema import upgrade_schema
-from balancer.polling.addresses import addresses_of
+from balancer.polling.addresses import address_in
+from balancer.polling.askers import SHARED
 from balancer.settings import BundleSettings, Settings
 
 log = structlog.get_logger()
@@ -38,13 +40,17 @@ class ProofKeeper:
 
     def keep(self, snapshot: Snapshot, settings: Settings) -> int:
         """Brings every node in line; returns how many roots were changed. One out of reach waits."""
-        changed = 0
+        doubtful = {}
         for bundle in settings.bundles.values():
             wanted = dict(_wanted(snapshot, bundle))
-            for node, address in addresses_of([bundle]).items():
+            for node in bundle.nodes:
                 if wanted and not self._known(node, wanted):
-                    changed += self._bring(address, wanted)
-        return changed
+                    doubtful[node] = partial(self._bring, address_in(settings, node), wanted)
+        answers = SHARED.ask_all(doubtful)
+        for answer in answers.values():
+            if isinstance(answer, BalancerError):
+                raise answer
+        return sum(changed for changed in answers.values() if not isinstance(changed, BalancerError))
 
     def _known(self, node: str, wanted: Wanted) -> bool:
         then, at = self._right.get(node, ({}, 0.0))

@@ -53,10 +53,15 @@ class ReferenceKeeper:
         self._addresses = addresses
         self._reporter = reporter
         self._refusals: dict[str, Mapping[str, str]] = {}
+        self._filling: dict[str, str] = {}
 
     def refusals(self) -> Mapping[str, str]:
         """Why copies cannot be made until a person has done something, by node; as of the last look."""
         return {node: why for found in [*self._refusals.values()] for node, why in found.items()}
+
+    def filling(self) -> list[str]:
+        """The tables whose copies are being filled at this moment."""
+        return [*self._filling.values()]
 
     def keep(self, bundle: str) -> None:
         """One look at everything."""
@@ -151,7 +156,11 @@ class ReferenceKeeper:
                 replication.enable_subscription(cursor, stream)
             return
         old = sorted(there.of(tablet.id) & there.subscriptions.keys())
-        make_copy(links, epoch, reference, node, old)
+        self._filling[reference.table.bundle] = reference.table.name
+        try:
+            make_copy(links, epoch, reference, node, old)
+        finally:
+            del self._filling[reference.table.bundle]
         log.info("a copy of a reference table was filled", table=reference.table.name, node=node, home=home)
 
     def _ready_node(self, links: Links, reference: ReferenceTable, node: str) -> Streams:

@@ -24,6 +24,13 @@ _SETTLED_SECONDS = 5.0  # a file system's clock is coarse: two changes within a 
 Marks = tuple[tuple[str, int, int, int, int], ...]
 
 
+def changed_bundles(before: Settings, after: Settings) -> list[str]:
+    """Those for which something is new: of their own file, or for all of them."""
+    if before.daemon != after.daemon:
+        return list(after.bundles)
+    return [name for name, bundle in after.bundles.items() if before.bundles.get(name) != bundle]
+
+
 class ConfigurationWatch:
     """Keeps the settings in force and says when there are others."""
 
@@ -108,12 +115,19 @@ class ConfigurationWatch:
     # Every second of an instance's life: without paths as objects, which would take most of the time.
 
     def _files(self) -> Iterator[str]:
-        folder = str(self.settings.file.parent / self.settings.daemon.bundles)
+        here, daemon = self.settings.file.parent, self.settings.daemon
         yield str(self.settings.file)
+        yield from self._listed(str(here / daemon.bundles), ".toml")
+        if daemon.node_passwords is not None:
+            yield from self._listed(str(here / daemon.node_passwords), "")
+
+    @staticmethod
+    def _listed(folder: str, ending: str) -> Iterator[str]:
         try:
-            yield from sorted(f"{folder}/{name}" for name in os.listdir(folder) if name.endswith(".toml"))
+            names = [name for name in os.listdir(folder) if name.endswith(ending) and not name.startswith(".")]
         except OSError:
             return
+        yield from sorted(f"{folder}/{name}" for name in names)
 
     @staticmethod
     def _content(file: str) -> bytes:

@@ -7,6 +7,7 @@ calls `nudge` about once a second: a job that is late by the monotonic clock is 
 import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.jobstores.base import JobLookupError
@@ -49,6 +50,7 @@ class Ticker:
         )
         self._lock = threading.Lock()
         self._intervals: dict[str, float] = {}
+        self._functions: dict[str, Callable[[], None]] = {}
         self._began: dict[str, float] = {}
         self._running: set[str] = set()
         self._again: set[str] = set()
@@ -58,7 +60,8 @@ class Ticker:
         self._scheduler.start()
 
     def set(self, jobs: Mapping[str, tuple[float, Callable[[], None]]]) -> None:
-        """Makes these the functions to call (name → interval in seconds, function); others are no longer called."""
+        """Makes these the functions to call (name → interval in seconds, function); others are no longer called. Those
+        that are called already, at the same interval, go on as they were."""
         with self._lock:
             known = set(self._intervals)
         for name in known - set(jobs):
@@ -66,7 +69,11 @@ class Ticker:
             with self._lock:
                 self._intervals.pop(name, None)
                 self._began.pop(name, None)
+            self._functions.pop(name, None)
         for name, (seconds, function) in jobs.items():
+            if name in known and _same(self._functions[name], function) and self._intervals[name] == seconds:
+                continue
+            self._functions[name] = function
             with self._lock:
                 self._intervals[name] = seconds
                 self._began[name] = self._clock.monotonic()
@@ -125,3 +132,9 @@ class Ticker:
                 self._again.discard(name)
             if again:
                 self.run_soon(name)
+
+
+def _same(before: Callable[[], None], after: Callable[[], None]) -> bool:
+    if isinstance(before, partial) and isinstance(after, partial):
+        return (before.func, before.args, before.keywords) == (after.func, after.args, after.keywords)
+    return before == after

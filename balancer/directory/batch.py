@@ -15,13 +15,13 @@ from balancer.directory.codec import (
     FORMAT,
     StoredEntry,
     check_format,
-    not_negative,
     pack,
     pack_entry,
     reading_stored,
-    to_document,
     unpack,
 )
+from balancer.directory.cold_codec import pack_record
+from balancer.directory.json_values import not_negative
 from balancer.directory.model import LogEntry, Put, Record, RecordKind, Tablet, Transaction
 from balancer.directory.page_codec import pack_page
 from balancer.directory.pages import Page, end_of, page_of, start_of
@@ -37,7 +37,8 @@ MAX_REQUEST = 512 * 1024
 """Bytes of one request. ZooKeeper drops the connection at 1,048,575, which looks like an unknown outcome; half of it
 leaves room. The same for every backend: what works on one machine works in production."""
 
-_NEWS = 2048  # bytes of a log entry that the root repeats at most
+NEWS = 2048
+"""Bytes of a log entry that the root repeats at most."""
 _ROOT = struct.Struct("<BI")  # format, bytes of the document; the news follow it
 _OPERATION_OVERHEAD = 128  # bytes of path and header for each part of a request
 _TRIM_AT_ONCE = 4
@@ -139,7 +140,7 @@ def prepare(view: Snapshot, first: int, transaction: Transaction, at: float) -> 
     stored = StoredEntry(entry, applied.repages)
     packed = pack_entry(stored)
     trimmed = tuple(range(first, min(first + _TRIM_AT_ONCE, version - LOG_KEPT + 1)))
-    news = packed if len(packed) <= _NEWS else b""
+    news = packed if len(packed) <= NEWS else b""
     root = DirectoryRoot(version, first + len(trimmed), applied.snapshot.next_page, transaction.id, news=news)
     pages = {number: pack_page(applied.snapshot.pages[number]) for number in applied.written}
     created, changed, removed = _split_records(view, transaction)
@@ -176,9 +177,9 @@ def _split_records(
         if not isinstance(change, Put):
             removed.append(key)
         elif view.find(*key) is None:
-            created[key] = pack(to_document(change.record))
+            created[key] = pack_record(change.record)
         else:
-            changed[key] = pack(to_document(change.record))
+            changed[key] = pack_record(change.record)
     return created, changed, tuple(removed)
 
 
@@ -221,7 +222,7 @@ def contents_of(records: Sequence[Record], version: int) -> Contents:
     bare = delta.apply(Snapshot(), [Put(record) for record in plain], version, None).snapshot
     snapshot = with_pages(bare, pages, len(pages) + 1)
     return Contents(
-        {(record.kind, record.key): pack(to_document(record)) for record in plain},
+        {(record.kind, record.key): pack_record(record) for record in plain},
         {number: pack_page(page) for number, page in snapshot.pages.items()},
         snapshot,
     )

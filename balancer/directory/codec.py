@@ -13,6 +13,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache
 from typing import Any
 
+from balancer.directory import json_values
 from balancer.directory.delta import Repage
 from balancer.directory.model import (
     Bounds,
@@ -44,7 +45,7 @@ from balancer.directory.model import (
 )
 from balancer.directory.sample_note import TOPIC as SAMPLES
 from balancer.errors import Damaged, Refused, UserError
-from balancer.outside import one_line, quoted
+from balancer.outside import one_line
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.keys import KeyType
 
@@ -52,6 +53,8 @@ FORMAT = 2
 """Of stored bytes, their first byte. Raise it with every change that older software would misread."""
 _FORMATS = range(1, 32)  # the only ones there will be: what is above them begins a text, not one of our documents
 _RAW, _DEFLATED = 0, 1
+COLD = b"\2"
+"""Instead of `_RAW`, of a record that is over: see `lazy_records`. Read as raw by those who do not know it."""
 _COMPRESS_ABOVE = 1024  # bytes: the log entry of a few tablets is written and read as it is
 MOST_INFLATED = 64 << 20
 """Bytes. A znode has a megabyte at most, and what we write shrinks to a tenth, not to a thousandth."""
@@ -88,9 +91,11 @@ class StoredEntry:
     """Everything was replaced (an import): followers load everything again."""
 
 
-def pack(document: Json) -> bytes:
+def pack(document: Json, *, cold: bool = False) -> bytes:
     """A document as stored bytes: format, compression, JSON."""
     text = _ENCODER.encode(document).encode()
+    if cold:
+        return bytes((FORMAT,)) + COLD + text
     if len(text) > _COMPRESS_ABOVE:
         return bytes((FORMAT, _DEFLATED)) + compress(text)
     return bytes((FORMAT, _RAW)) + text
@@ -260,91 +265,50 @@ def _read_tablet(document: Json) -> Tablet:
 
 
 def _read_column(document: Json) -> KeyColumn:
-    return KeyColumn(_text(document["name"]), KeyType(document["type"]))
-
-
-def _text(value: Json) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{quoted(value)} is not a text")
-    return value
-
-
-def _whole(value: Json) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{quoted(value)} is not a whole number")
-    return value
-
-
-def not_negative(value: Json) -> int:
-    """A version, an epoch or a number of a page."""
-    if _whole(value) < 0:
-        raise ValueError(f"{value} is negative")
-    return int(value)
-
-
-def _number(value: Json) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{quoted(value)} is not a number")
-    return float(value)
-
-
-def _flag(value: Json) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{quoted(value)} is not true or false")
-    return value
-
-
-def _moment(value: Json) -> float | None:
-    return None if value is None else _number(value)
-
-
-def _mapping(value: Json) -> Mapping[str, Json]:
-    if not isinstance(value, dict):
-        raise TypeError(f"{quoted(value)} is not an object")
-    return value
+    return KeyColumn(json_values.text(document["name"]), KeyType(document["type"]))
 
 
 _READERS: dict[tuple[RecordKind | None, str], Any] = {
-    (None, "id"): _text,
-    (RecordKind.TABLE, "id"): _whole,
-    (RecordKind.TABLET, "id"): _whole,
-    (None, "name"): _text,
-    (None, "bundle"): _text,
-    (None, "node"): _text,
-    (None, "dsn"): _text,
-    (None, "zone"): _text,
-    (None, "reason"): _text,
-    (None, "only"): _text,
-    (None, "rewound"): _text,
-    (None, "generation"): _whole,
-    (None, "author"): _text,
-    (None, "verb"): _text,
-    (None, "error"): _text,
-    (None, "result"): _text,
-    (None, "source_node"): _text,
-    (None, "target_node"): _text,
-    (None, "table"): _whole,
-    (None, "tablet"): _whole,
-    (None, "epoch"): _whole,
-    (None, "next"): _whole,
-    (None, "attempt"): _whole,
-    (None, "weight"): _number,
-    (None, "created"): _number,
-    (None, "updated"): _number,
-    (None, "until"): _moment,
-    (None, "finished"): _flag,
-    (None, "detail"): _mapping,
-    (None, "arguments"): _mapping,
+    (None, "id"): json_values.text,
+    (RecordKind.TABLE, "id"): json_values.whole,
+    (RecordKind.TABLET, "id"): json_values.whole,
+    (None, "name"): json_values.text,
+    (None, "bundle"): json_values.text,
+    (None, "node"): json_values.text,
+    (None, "dsn"): json_values.text,
+    (None, "zone"): json_values.text,
+    (None, "reason"): json_values.text,
+    (None, "only"): json_values.text,
+    (None, "rewound"): json_values.text,
+    (None, "generation"): json_values.whole,
+    (None, "author"): json_values.text,
+    (None, "verb"): json_values.text,
+    (None, "error"): json_values.text,
+    (None, "result"): json_values.text,
+    (None, "source_node"): json_values.text,
+    (None, "target_node"): json_values.text,
+    (None, "table"): json_values.whole,
+    (None, "tablet"): json_values.whole,
+    (None, "epoch"): json_values.whole,
+    (None, "next"): json_values.whole,
+    (None, "attempt"): json_values.whole,
+    (None, "weight"): json_values.number,
+    (None, "created"): json_values.number,
+    (None, "updated"): json_values.number,
+    (None, "until"): json_values.moment,
+    (None, "finished"): json_values.flag,
+    (None, "detail"): json_values.mapping,
+    (None, "arguments"): json_values.mapping,
     (None, "bounds"): read_bounds,
-    (None, "partitions"): lambda value: tuple(map(_text, value)),
-    (None, "roots"): lambda value: tuple(map(_text, value)),
+    (None, "partitions"): lambda value: tuple(map(json_values.text, value)),
+    (None, "roots"): lambda value: tuple(map(json_values.text, value)),
     (None, "columns"): lambda value: tuple(map(_read_column, value)),
-    (None, "sources"): lambda value: tuple(map(_whole, value)),
+    (None, "sources"): lambda value: tuple(map(json_values.whole, value)),
     (None, "targets"): lambda value: tuple(map(_read_tablet, value)),
     (None, "operation"): MigrationKind,
     (None, "mode"): MigrationMode,
     (None, "layout"): Layout,
-    (None, "state"): _text,
+    (None, "state"): json_values.text,
     (RecordKind.NODE, "state"): NodeState,
     (RecordKind.TABLET, "state"): TabletState,
     (RecordKind.COMMAND, "state"): CommandState,
@@ -391,16 +355,16 @@ def unpack_entry(data: bytes) -> StoredEntry:
 
 def _read_entry(document: Json) -> StoredEntry:
     entry = LogEntry(
-        not_negative(document["version"]),
-        _text(document["transaction"]),
-        _number(document["at"]),
-        _text(document["author"]),
-        None if document["leader_epoch"] is None else not_negative(document["leader_epoch"]),
-        _text(document["reason"]),
+        json_values.not_negative(document["version"]),
+        json_values.text(document["transaction"]),
+        json_values.number(document["at"]),
+        json_values.text(document["author"]),
+        None if document["leader_epoch"] is None else json_values.not_negative(document["leader_epoch"]),
+        json_values.text(document["reason"]),
         tuple(map(read_change, document["changes"])),
     )
     repages = tuple(
         Repage(table, tuple(old), tuple((number, rows) for number, rows in new))
         for table, old, new in document["repages"]
     )
-    return StoredEntry(entry, repages, _flag(document["reset"]))
+    return StoredEntry(entry, repages, json_values.flag(document["reset"]))

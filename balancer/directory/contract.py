@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
+from balancer.directory.codec import StoredEntry
 from balancer.directory.model import Json, LogEntry, Record, Transaction
 from balancer.directory.snapshot import Snapshot
 
@@ -35,8 +36,11 @@ class Follower(Protocol):
     def snapshot(self) -> Snapshot:
         """The newest snapshot known; a value: it never changes under the caller."""
 
-    def wait(self, after: int, timeout: float) -> Snapshot:
-        """The first snapshot known with a version above `after`, or the newest when the timeout has passed."""
+    def wait(self, after: int, timeout: float, *, patient: bool = False) -> Snapshot:
+        """The first snapshot known with a version above `after`, or the newest when the timeout has passed.
+
+        `patient`: it need not be read the moment that there is one. Where thousands follow, reads are spread then.
+        """
 
     def age(self) -> float:
         """Seconds since the snapshot was last known to be the newest: how stale the view may be."""
@@ -78,8 +82,15 @@ class Directory(Protocol):
     def history(self, after: int = 0, limit: int = 100) -> Sequence[LogEntry]:
         """Commits with a version above `after`, oldest first; as far back as the log is kept."""
 
-    def follow(self) -> Follower:
-        """Starts following; the first snapshot is loaded when this returns."""
+    def log(self, after: int, upto: int) -> Sequence[StoredEntry] | None:
+        """The commits `after < version <= upto` as the log keeps them; None where it does not have them all."""
+
+    def follow(self, confirm_every: float = 1.0) -> Follower:
+        """Starts following; the first snapshot is loaded when this returns.
+
+        Changes are signalled. About every `confirm_every` seconds it is made sure that none was missed: that many more
+        the age may be, and so long a signal that was lost may cost.
+        """
 
     def campaign(self, name: str, timeout: float | None = None) -> Leadership | None:
         """Waits to become leader; None when the timeout has passed."""
@@ -87,8 +98,11 @@ class Directory(Protocol):
     def leader(self) -> str | None:
         """The name of the present leader, for information."""
 
-    def publish(self, topic: str, name: str, document: Json) -> None:
-        """Leaves a note that is no part of the truth: progress, an instance's status, key samples. Last one wins."""
+    def publish(self, topic: str, name: str, document: Json) -> int:
+        """Leaves a note that is no part of the truth: progress, an instance's status, key samples. Last one wins.
+
+        Returns how often a note of this name was written so far, by anybody; 0 where that is not counted.
+        """
 
     def published(self, topic: str) -> Mapping[str, Json]:
         """The notes under a topic."""

@@ -40,6 +40,8 @@ class Credentials:
     previous_user: str = ""
     """A digest user as whom we log in too, until `directory secure` has turned over what it owns."""
     previous_password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    """Of an instance's HTTP, where the directory is followed through it: that of readers is enough."""
     tls: bool = False
     ca: str | None = None
     """File of certificates to trust instead of the system's."""
@@ -116,6 +118,7 @@ def from_environment(environ: Mapping[str, str]) -> Credentials:
         reader_password=_secret(environ, "READER_PASSWORD") or "",
         previous_user=environ.get(f"{PREFIX}PREVIOUS_USER", ""),
         previous_password=_secret(environ, "PREVIOUS_PASSWORD") or "",
+        token=_secret(environ, "TOKEN") or "",
         tls=environ.get(f"{PREFIX}TLS", "").lower() in ("1", "true", "yes"),
         ca=environ.get(f"{PREFIX}CA") or None,
         certificate=environ.get(f"{PREFIX}CERTIFICATE") or None,

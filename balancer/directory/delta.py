@@ -12,6 +12,7 @@ from itertools import pairwise
 from math import ceil
 from typing import Any
 
+from balancer.directory.lazy_records import copied
 from balancer.directory.model import Change, Migration, Put, Record, RecordKind, Tablet
 from balancer.directory.page_map import Draft
 from balancer.directory.pages import Page, cut, edited, joined, page_of, start_of
@@ -87,7 +88,7 @@ def _apply_records(snapshot: Snapshot, changes: Iterable[Change]) -> tuple[Any, 
             continue
         if kind not in own:
             own.add(kind)
-            records[kind] = dict(records.get(kind, ()))
+            records[kind] = copied(records.get(kind, {}))
         if kind is RecordKind.MIGRATION:
             busy = _apply_busy(busy, records[kind].get(key), change)
         if isinstance(change, Put):

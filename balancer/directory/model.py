@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.keys import HIGHEST, LOWEST, KeyType
-from balancer.policies.options import MigrationMode as MigrationMode  # part of the model for everybody above
+from balancer.policies.migration_mode import MigrationMode as MigrationMode  # part of the model for everybody above
 
 Json = Any
 """What `json.loads` gives: kept opaque here, owned by the package that wrote it."""

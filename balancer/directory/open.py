@@ -1,21 +1,25 @@
 """Opens a directory by its address: the only thing besides the contract that callers above know.
 
 `sqlite:///absolute/path` is a file on this machine; `zk://host:port,host:port/cluster` is a cluster in ZooKeeper,
-`zks://…` the same through TLS. Secrets are never part of an address: see `credentials`.
+`zks://…` the same through TLS; `https://host:port,host:port/cluster` is the same as any instance tells it to readers.
+Secrets are never part of an address: see `credentials`.
 """
 
 import os
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from balancer.clock import Clock
 from balancer.directory.contract import Directory
 from balancer.directory.credentials import Credentials, from_environment
-from balancer.directory.sqlite import SqliteDirectory
 from balancer.errors import UserError
 
-ALLOWED = "sqlite:///absolute/path, zk://host:port,host:port/cluster or zks://host:port/cluster"
+if TYPE_CHECKING:
+    from balancer.directory.paged import PagedDirectory
+
+ALLOWED = "sqlite:///absolute/path, zk://host:port,host:port/cluster, zks://… or https://host:port,host:port/cluster"
 
 
 def open_directory(
@@ -26,17 +30,37 @@ def open_directory(
     timeout: float = 10.0,
     lease: float | None = None,
     create: bool = True,
+    cache: Path | str | None = None,
 ) -> Directory:
     """The directory at an address; `UserError` says what is wrong with one that cannot be.
 
     `timeout`: seconds a call waits for servers. `lease`: seconds after which a silent leader is replaced (5 in a file,
     10 in ZooKeeper). `credentials` None: as the environment gives them. Without `create`, one that is not there is a
-    `UserError`, and is not made: for callers with no use for an empty directory.
+    `UserError`, and is not made: for callers with no use for an empty directory. `cache`: a folder in which processes
+    of this host share what one of them has loaded, see `host_cache`.
     """
+    directory = _opened(url, credentials, clock, timeout, lease, create=create)
+    if cache is not None:
+        from balancer.directory.host_cache import HostCache  # noqa: PLC0415 - few processes use one
+
+        try:
+            directory.share(HostCache(Path(cache), url, directory.clock))
+        except BaseException:
+            directory.close()
+            raise
+    return directory
+
+
+def _opened(
+    url: str, credentials: Credentials | None, clock: Clock | None, timeout: float, lease: float | None, *, create: bool
+) -> "PagedDirectory":
     parts = urlsplit(url)
     if parts.scheme == "sqlite":
         if parts.netloc or not parts.path.startswith("/") or parts.path.endswith("/"):
             raise UserError(f"{url!r} is not a directory address: a file is written as sqlite:///absolute/path")
+        # Both kinds are imported here: each takes a while, and most processes need one of them.
+        from balancer.directory.sqlite import SqliteDirectory  # noqa: PLC0415
+
         return SqliteDirectory(Path(parts.path), clock=clock, timeout=timeout, lease=lease or 5.0, create=create)
     if parts.scheme in ("zk", "zks"):
         if "@" in parts.netloc:
@@ -44,7 +68,6 @@ def open_directory(
         hosts, cluster = parts.netloc, parts.path.strip("/")
         if not hosts or not cluster:
             raise UserError(f"{url!r} is not a directory address: it needs servers and a cluster, as {ALLOWED}")
-        # Imported here: kazoo takes a while, and a directory in a file does not need it.
         from balancer.directory.zookeeper import ZooKeeperDirectory  # noqa: PLC0415
 
         known = credentials or from_environment(os.environ)
@@ -53,6 +76,11 @@ def open_directory(
         return ZooKeeperDirectory(
             hosts, cluster, credentials=known, clock=clock, timeout=timeout, lease=lease or 10.0, create=create
         )
+    if parts.scheme in ("http", "https"):
+        from balancer.directory.http_directory import HttpDirectory  # noqa: PLC0415
+
+        known = replace(credentials or from_environment(os.environ), tls=parts.scheme == "https")
+        return HttpDirectory(url, known, clock, timeout)
     raise UserError(f"{url!r} is not a directory address; allowed are {ALLOWED}")
 
 

@@ -19,12 +19,18 @@ class IdIndex:
 
     __slots__ = ("_blocks",)
 
+    BLOCK_BYTES = 4 << _BITS
+
     def __init__(self, blocks: "Mapping[int, array[int]] | None" = None) -> None:
         self._blocks: Mapping[int, array[int]] = blocks or {}
 
     def get(self, tablet_id: int) -> int | None:
         block = self._blocks.get(tablet_id >> _BITS)
         return (block[tablet_id & _MASK] or None) if block else None
+
+    def blocks(self) -> "Mapping[int, array[int]]":
+        """What it is made of, to be stored: the constructor takes it back."""
+        return self._blocks
 
     @classmethod
     def of(cls, pages: "Mapping[int, array[int]]") -> "IdIndex":

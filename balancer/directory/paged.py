@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
-from typing import Self
+from typing import TYPE_CHECKING, Self
+from uuid import uuid4
 
 from balancer.clock import Clock, SystemClock
 from balancer.directory import delta
@@ -21,9 +22,13 @@ from balancer.directory.codec import StoredEntry, reading_stored, unpack_entry
 from balancer.directory.contract import Leadership, Secured
 from balancer.directory.model import Json, LogEntry, Record, RecordKind, Transaction
 from balancer.directory.snapshot import Snapshot
-from balancer.directory.watch import PollingFollower, Signal
+from balancer.directory.watch import CONFIRM_EVERY, PollingFollower, Signal
 from balancer.errors import Conflict, Fenced, Refused, Unavailable
 
+if TYPE_CHECKING:  # it needs locks that not every system has, and few processes use it
+    from balancer.directory.host_cache import HostCache
+
+_UNIQUE = 32  # characters of a random number
 _RECENT = 4000  # commits whose keys are remembered for finding conflicts without reading the log
 
 
@@ -39,6 +44,8 @@ class PagedDirectory(ABC):
         self.timeout = timeout
         """Seconds a call waits for servers, locks and other processes before it gives up."""
         self._view: Snapshot | None = None
+        self._cache: HostCache | None = None
+        self._cached = 0  # the version of the cache's file when we last looked
         self._first = 1
         self._recent: deque[tuple[int, str, frozenset[tuple[RecordKind, str]]]] = deque(maxlen=_RECENT)
         self._commit_lock = threading.Lock()
@@ -82,7 +89,7 @@ class PagedDirectory(ABC):
     def leader(self) -> str | None: ...
 
     @abstractmethod
-    def publish(self, topic: str, name: str, document: Json) -> None: ...
+    def publish(self, topic: str, name: str, document: Json) -> int: ...
 
     @abstractmethod
     def published(self, topic: str) -> Mapping[str, Json]: ...
@@ -121,6 +128,11 @@ class PagedDirectory(ABC):
             return self.history(after, limit)
         return [one.entry for one in stored]
 
+    def log(self, after: int, upto: int) -> Sequence[StoredEntry] | None:
+        """The commits `after < version <= upto` as the log keeps them; None where it does not have them all."""
+        with reading_stored():
+            return self._read_entries(after, upto)
+
     def commit(self, transaction: Transaction) -> int:
         """Applies all changes or none, exactly once; see `contract.Directory.commit`."""
         with self._holding(self._commit_lock):
@@ -158,7 +170,7 @@ class PagedDirectory(ABC):
             version = self._import_version()
             contents = contents_of(records, version)
             entry = LogEntry(
-                version, f"import-{version}", self.clock.now().timestamp(), author, leader_epoch, reason, ()
+                version, f"import-{uuid4().hex}", self.clock.now().timestamp(), author, leader_epoch, reason, ()
             )
             root = DirectoryRoot(version, version, contents.snapshot.next_page, entry.transaction)
             self._replace(contents, root, StoredEntry(entry, reset=True), leader_epoch)
@@ -168,9 +180,9 @@ class PagedDirectory(ABC):
         """The version that an import will have."""
         return self._read_root().version + 1
 
-    def follow(self) -> PollingFollower:
+    def follow(self, confirm_every: float = CONFIRM_EVERY) -> PollingFollower:
         """Starts following; the first snapshot is loaded when this returns."""
-        follower = PollingFollower(self._refresh, self._signal(), self.clock)
+        follower = PollingFollower(self._refresh_followed, self._signal(), self.clock, confirm_every)
         self._followers = [*(one for one in self._followers if not one.closed), follower]
         return follower
 
@@ -198,12 +210,52 @@ class PagedDirectory(ABC):
             if view is not None and root.version < view.version:
                 return view
             if view is None or not self._catch_up(view, root):
-                self._view, root = self._load()
                 self._recent.clear()
+                self._view, root = self._load() if self._cache is None else self._load_shared(self._cache, root)
             assert self._view is not None
             self._first = root.first
-            self._view = _at_epoch(self._view, max(self._view.epoch, root.epoch))
+            self._view = _stamped(self._view, root.epoch, root.transaction)
             return self._view
+
+    def share(self, cache: "HostCache") -> None:
+        """Loads through a file that other processes of this host use, too."""
+        self._cache = cache
+
+    def _load_shared(self, cache: "HostCache", root: DirectoryRoot) -> tuple[Snapshot, DirectoryRoot]:
+        """The view out of the cache, brought up to the root; or a full load, for all processes that are waiting."""
+        found = self._from_cache(cache, root)
+        if found is not None:
+            return found, root
+        with cache.turn(self.timeout):
+            root = self._read_root()
+            found = self._from_cache(cache, root)
+            if found is not None:
+                return found, root
+            view, root = self._load()
+            if _is_unique(root.transaction):
+                cache.write(_stamped(view, root.epoch, root.transaction))
+                self._cached = view.version
+            return view, root
+
+    def _from_cache(self, cache: "HostCache", root: DirectoryRoot) -> Snapshot | None:
+        """What the cache has, if the log says that it is a version of this very directory, and the commits since."""
+        kept = cache.read()
+        if kept is None or not root.first <= kept.version <= root.version:
+            return None
+        self._cached = kept.version
+        if kept.version == root.version:
+            return kept if kept.transaction == root.transaction else None
+        entries = self._read_entries(kept.version - 1, root.version)
+        if entries is None or entries[0].entry.transaction != kept.transaction:
+            return None
+        return self._applied(kept, entries[1:])  # after an import the log begins with it: none can be among these
+
+    def _refresh_followed(self, fresh: bool) -> Snapshot:
+        """For followers: the host's cache is kept near the view."""
+        view = self._refresh(fresh)
+        if self._cache is not None and _is_unique(view.transaction):
+            self._cached = self._cache.keep(view, self._cached)
+        return view
 
     def _catch_up(self, view: Snapshot, root: DirectoryRoot) -> bool:
         if root.version == view.version:
@@ -215,18 +267,22 @@ class PagedDirectory(ABC):
             entries = self._read_entries(view.version, root.version)
         if entries is None or any(stored.reset for stored in entries):
             return False
+        self._view = self._applied(view, entries)
+        return True
+
+    def _applied(self, view: Snapshot, entries: Sequence[StoredEntry]) -> Snapshot:
         for stored in entries:
             view = delta.apply(view, stored.entry.changes, stored.entry.version, stored.repages).snapshot
-            view = _at_epoch(view, max(view.epoch, stored.entry.leader_epoch or 0))
+            view = _stamped(view, stored.entry.leader_epoch or 0, stored.entry.transaction)
             self._remember(stored.entry)
-        self._view = view
-        return True
+        return view
 
     def _advance(self, batch: Batch) -> None:
         """After a commit of our own: the next view is known without reading anything."""
         with self._holding(self._view_lock):
             if self._view is not None and self._view.version == batch.base:
-                self._view = _at_epoch(batch.snapshot, max(self._view.epoch, batch.leader_epoch or 0))
+                epoch = max(self._view.epoch, batch.leader_epoch or 0)
+                self._view = _stamped(batch.snapshot, epoch, batch.root.transaction)
                 self._first = batch.root.first
                 self._remember(batch.stored.entry)
 
@@ -279,5 +335,13 @@ class PagedDirectory(ABC):
             lock.release()
 
 
-def _at_epoch(view: Snapshot, epoch: int) -> Snapshot:
-    return view if view.epoch == epoch else replace(view, epoch=epoch)
+def _is_unique(transaction: str) -> bool:
+    """Whether no other directory can have a transaction of this name: imports were numbered in former versions."""
+    return len(transaction) >= _UNIQUE
+
+
+def _stamped(view: Snapshot, epoch: int, transaction: str) -> Snapshot:
+    """The view with what is known beside its records. Epochs only grow."""
+    if view.epoch >= epoch and view.transaction == transaction:
+        return view
+    return replace(view, epoch=max(view.epoch, epoch), transaction=transaction)

@@ -122,6 +122,8 @@ class Snapshot:
     next_page: int = 1
     busy: Mapping[int, str] = field(default_factory=dict)
     """Tablet id → the unfinished migration that it is part of."""
+    transaction: str = ""
+    """That made this version, as the log calls it; empty where nobody has asked."""
 
     @property
     def bundles(self) -> Mapping[str, Bundle]:
@@ -178,6 +180,14 @@ class Snapshot:
                 return table
         known = ", ".join(sorted(table.name for table in self.tables.values())) or "none"
         raise NotFound(f"there is no table {name!r} in the directory; known tables: {known}")
+
+    def node(self, name: str) -> Node:
+        """A node by its id; `NotFound` where there is none."""
+        found = self.nodes.get(name)
+        if found is None:
+            known = ", ".join(sorted(self.nodes)) or "none"
+            raise NotFound(f"there is no node {name!r} in the directory; there are: {known}")
+        return found
 
     def tablet(self, tablet_id: int) -> Tablet:
         """A tablet by its id; `NotFound` where there is none."""

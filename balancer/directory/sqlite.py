@@ -9,6 +9,7 @@ import os
 import queue
 import sqlite3
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,8 @@ from pathlib import Path
 from balancer.clock import Clock
 from balancer.directory import file_access
 from balancer.directory.batch import Batch, Contents, DirectoryRoot, RecordKey
-from balancer.directory.codec import StoredEntry, from_document, pack, pack_entry, unpack, unpack_entry, unpack_notes
+from balancer.directory.codec import StoredEntry, pack, pack_entry, unpack_entry, unpack_notes
+from balancer.directory.cold_codec import is_cold, lazily, read_record
 from balancer.directory.contract import Leadership, Secured
 from balancer.directory.delta import apply
 from balancer.directory.id_space import MOST_BLOCKS
@@ -181,10 +183,17 @@ class SqliteDirectory(PagedDirectory):
     def _load(self) -> tuple[Snapshot, DirectoryRoot]:
         with self.reading() as connection:
             root = _root(connection)
-            records = connection.execute("SELECT kind, data FROM record").fetchall()
+            records = connection.execute("SELECT kind, key, data FROM record").fetchall()
             pages = connection.execute("SELECT number, data FROM page").fetchall()
-        puts = [Put(from_document(RecordKind(kind), unpack(data))) for kind, data in records]
-        snapshot = apply(Snapshot(epoch=root.epoch), puts, root.version, ()).snapshot
+        puts, cold = [], defaultdict[RecordKind, dict[str, bytes]](dict)
+        for word, key, data in records:
+            kind = RecordKind(word)
+            if is_cold(kind, data):
+                cold[kind][key] = data
+            else:
+                puts.append(Put(read_record(kind, key, data)))
+        bare = Snapshot(epoch=root.epoch, records=lazily(cold))
+        snapshot = apply(bare, puts, root.version, ()).snapshot
         return with_pages(snapshot, {number: unpack_page(data) for number, data in pages}, root.next_page), root
 
     def _read_entries(self, after: int, upto: int) -> list[StoredEntry] | None:
@@ -241,12 +250,13 @@ class SqliteDirectory(PagedDirectory):
             found = connection.execute("SELECT name FROM leader").fetchone()
         return one_line(str(found[0])) if found and found[0] is not None else None
 
-    def publish(self, topic: str, name: str, document: Json) -> None:
+    def publish(self, topic: str, name: str, document: Json) -> int:
         """Leaves a note; the last one wins."""
         data = pack(document)
         check_note(topic, name, data)
         with self.writing() as connection:
             connection.execute("INSERT OR REPLACE INTO note VALUES (?, ?, ?)", (topic, name, data))
+        return 0
 
     def published(self, topic: str) -> Mapping[str, Json]:
         """The notes under a topic."""

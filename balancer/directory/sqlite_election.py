@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from balancer.clock import Clock
-from balancer.directory.codec import not_negative, reading_stored
+from balancer.directory.codec import reading_stored
 from balancer.directory.holding import Holding
+from balancer.directory.json_values import not_negative
 from balancer.errors import BalancerError
 
 if TYPE_CHECKING:

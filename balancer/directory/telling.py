@@ -4,7 +4,9 @@ from balancer.directory.model import (
     Bundle,
     Change,
     Command,
+    CommandState,
     Counter,
+    LogEntry,
     Migration,
     Node,
     Pause,
@@ -66,6 +68,28 @@ def bundle_of(change: Change, snapshot: Snapshot) -> str | None:
             return str(bundle)
         case _:
             return None
+
+
+def is_step(entry: LogEntry) -> bool:
+    """Whether a commit is only a step on the way: the states of a migration between its beginning and its end, plans
+    that were made and carried out, commands that wait. Who owns what does not change with it."""
+    return all(map(_is_step, entry.changes))
+
+
+def _is_step(change: Change) -> bool:
+    if isinstance(change, Remove):
+        return change.kind in (RecordKind.PLAN, RecordKind.COUNTER, RecordKind.COMMAND, RecordKind.MIGRATION)
+    match change.record:
+        case Migration() as record:
+            return not record.finished and record.state not in ("planned", "cancelling")
+        case Command(state=state):
+            return state is CommandState.WAITING
+        case Plan(state=state):
+            return state != "approved"
+        case Counter():
+            return True
+        case _:
+            return False
 
 
 def told(change: Change) -> str:

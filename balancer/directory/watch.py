@@ -1,13 +1,18 @@
 """Following the directory: a thread that refreshes a view when a signal says that the root may have changed.
 
 The signal is only a hint: a lost one costs freshness, never correctness, because the root is read again every
-`CONFIRM_EVERY` seconds anyway. After a signal the nearest server is asked, which is quickest; the regular reads make
-sure that it is not behind the others. `age` counts from the last of those, whatever happened to connections, sessions
-and watches since.
+`CONFIRM_EVERY` seconds anyway (ten times as rarely by an application, of which there are thousands). After a signal the
+nearest server is asked, which is quickest; the regular reads make sure that it is not behind the others. `age` counts
+from the last of those, whatever happened to connections, sessions and watches since.
+
+A commit signals every follower at once. Where servers are slow to answer, because thousands ask, each follower puts its
+next read off by a random time that grows with the answer's, unless somebody waits for what it will say: commits that
+come meanwhile are read together, and the leader's next commit does not stand behind all the readers of the last one.
 """
 
 import threading
 from collections.abc import Callable
+from random import Random
 from typing import Protocol
 
 from balancer.clock import Clock
@@ -15,6 +20,11 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 
 CONFIRM_EVERY = 1.0
+_RANDOM = Random()  # noqa: S311 - of our own: a program may have seeded the shared one
+_UNEVEN = 0.25  # by which the regular reads come earlier or later: thousands may have begun at the same moment
+_QUICK = 0.05  # seconds in which servers answer that are not crowded; reading in turns costs them more than at once
+_SPREAD, _SPREAD_MOST = 4.0, 0.25  # a read is put off by so many times what the last took beyond that; seconds at most
+_GROUPS = 4
 _RETRY_FIRST, _RETRY_MOST = 0.05, 1.0
 _CLOSE_PATIENCE = 30.0  # seconds: more than any single read takes
 
@@ -35,8 +45,18 @@ class Signal(Protocol):
 class PollingFollower:
     """Keeps the newest snapshot; see `contract.Follower`."""
 
-    def __init__(self, refresh: Callable[[bool], Snapshot], signal: Signal, clock: Clock) -> None:
+    def __init__(
+        self,
+        refresh: Callable[[bool], Snapshot],
+        signal: Signal,
+        clock: Clock,
+        confirm_every: float = CONFIRM_EVERY,
+    ) -> None:
         self._refresh = refresh
+        self._confirm_every = confirm_every
+        self._took = 0.0  # seconds of the last read
+        self._hurried = 0  # how many wait for the newest at this moment
+        self._hurry = threading.Event()
         self._signal = signal
         self._clock = clock
         self._changed = threading.Condition()
@@ -47,6 +67,7 @@ class PollingFollower:
         except BaseException:
             signal.close()
             raise
+        self._due = self._next_due()
         self._thread = threading.Thread(target=self._run, name="directory-follower", daemon=True)
         self._thread.start()
 
@@ -55,11 +76,23 @@ class PollingFollower:
         """The newest snapshot known."""
         return self._snapshot
 
-    def wait(self, after: int, timeout: float) -> Snapshot:
+    def wait(self, after: int, timeout: float, *, patient: bool = False) -> Snapshot:
         """The first snapshot known with a version above `after`, or the newest when the timeout has passed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._snapshot.version > after or self._closed.is_set(), timeout)
+            self._count_hurried(0 if patient else 1)
+            try:
+                self._changed.wait_for(lambda: self._snapshot.version > after or self._closed.is_set(), timeout)
+            finally:
+                self._count_hurried(0 if patient else -1)
             return self._snapshot
+
+    def _count_hurried(self, change: int) -> None:
+        """Under the lock of `_changed`."""
+        self._hurried += change
+        if self._hurried or self._closed.is_set():
+            self._hurry.set()
+        else:
+            self._hurry.clear()
 
     def age(self) -> float:
         """Seconds since the snapshot was last known to be the newest."""
@@ -73,6 +106,7 @@ class PollingFollower:
     def stop(self) -> None:
         """Tells it to stop, and does not wait."""
         self._closed.set()
+        self._hurry.set()
         self._signal.wake()
         with self._changed:
             self._changed.notify_all()
@@ -87,20 +121,23 @@ class PollingFollower:
         pause = _RETRY_FIRST
         try:
             while not self._closed.is_set():
-                self._signal.wait(max(CONFIRM_EVERY - self.age(), 0.0))
+                self._signal.wait(max(self._due - self._clock.monotonic(), 0.0))
+                if self._clock.monotonic() < self._due:
+                    self._hurry.wait(put_off(self._took, _RANDOM.random()))
                 if self._closed.is_set():
                     return
                 if self._look():
                     pause = _RETRY_FIRST
                 else:
                     self._closed.wait(pause)
+                    self._due = self._clock.monotonic()  # what the signal told of is still to be read
                     pause = min(pause * 2, _RETRY_MOST)
         finally:
             self._signal.close()
 
     def _look(self) -> bool:
         asked = self._clock.monotonic()
-        fresh = asked - self._confirmed >= CONFIRM_EVERY
+        fresh = asked >= self._due
         try:
             snapshot = self._refresh(fresh)
         except BalancerError:  # out of reach or being imported: the age tells, and the next look tries again
@@ -110,5 +147,21 @@ class PollingFollower:
             self._snapshot = max(self._snapshot, snapshot, key=lambda one: (one.version, one.epoch))
             if fresh:
                 self._confirmed = asked
+                self._due = self._next_due()
             self._changed.notify_all()
+        self._took = self._clock.monotonic() - asked
         return True
+
+    def _next_due(self) -> float:
+        """When the servers are to be asked whether nothing newer is known to any of them."""
+        uneven = 1.0 + _UNEVEN * (2 * _RANDOM.random() - 1)
+        return self._confirmed + self._confirm_every * uneven
+
+
+def put_off(took: float, chance: float) -> float:
+    """By how long a read is put off where the last one took so many seconds; `chance` is from 0 up to 1.
+
+    Followers read in a few groups and not one by one: servers are cheaper for requests that come together.
+    """
+    most = min(_SPREAD_MOST, _SPREAD * max(took - _QUICK, 0.0))
+    return most * int(chance * _GROUPS) / _GROUPS

@@ -121,14 +121,9 @@ class ZooKeeperDirectory(PagedDirectory):
         return Loader(self.session, self.paths, self._read_root, self._read_entries).load()
 
     def _read_entries(self, after: int, upto: int) -> list[StoredEntry] | None:
-        client = self.session.client
-        versions = range(after + 1, upto + 1)
-        found = self.session.read(
-            lambda: self.session.gather(
-                [client.get_async(self.paths.entry(version)) for version in versions], NoNodeError
-            )
-        )
-        return None if None in found else [unpack_entry(data) for data, _ in found]
+        paths = [self.paths.entry(version) for version in range(after + 1, upto + 1)]
+        found = self.session.read_many(paths, unpack_entry)
+        return None if None in found else found
 
     def _write(self, batch: Batch) -> None:
         """Sends the same conditional request until its outcome is known.
@@ -232,18 +227,19 @@ class ZooKeeperDirectory(PagedDirectory):
         """The name of the present leader, for information."""
         return leader_name(self.session, self.paths)
 
-    def publish(self, topic: str, name: str, document: Json) -> None:
+    def publish(self, topic: str, name: str, document: Json) -> int:
         """Leaves a note; the last one wins."""
         data = pack(document)
         check_note(topic, name, data)
         # Written before it is made: a reader may write into a slot that is there, and make none.
-        while not self._set_note(topic, name, data):
+        while (written := self._set_note(topic, name, data)) is None:
             self._create(self.paths.note(topic, name), data)
+        return written
 
-    def _set_note(self, topic: str, name: str, data: bytes) -> bool:
+    def _set_note(self, topic: str, name: str, data: bytes) -> int | None:
         client, path = self.session.client, self.paths.note(topic, name)
         (stat,) = self.session.read(lambda: self.session.gather([client.set_async(path, data)], NoNodeError))
-        return stat is not None
+        return None if stat is None else int(stat.version)
 
     def published(self, topic: str) -> Mapping[str, Json]:
         """The notes under a topic. One that is too long is not even asked for."""
@@ -252,8 +248,8 @@ class ZooKeeperDirectory(PagedDirectory):
         paths = {self.paths.note(topic, name): name for name in names or ()}
         stats = self.session.read(lambda: self.session.gather(map(client.exists_async, paths)))
         wanted = [path for path, stat in zip(paths, stats, strict=True) if stat and 0 < stat.dataLength <= MAX_NOTE]
-        found = self.session.read(lambda: self.session.gather(map(client.get_async, wanted), NoNodeError))
-        read = [(paths[path], one[0]) for path, one in zip(wanted, found, strict=True) if one is not None]
+        found = self.session.read_many(wanted, bytes)
+        read = [(paths[path], data) for path, data in zip(wanted, found, strict=True) if data is not None]
         return unpack_notes(topic, read)
 
     def unpublish(self, topic: str, name: str) -> None:

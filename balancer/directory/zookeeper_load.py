@@ -9,15 +9,14 @@ only while splits keep coming.
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kazoo.exceptions import NoNodeError
-
 from balancer.directory.batch import DirectoryRoot
-from balancer.directory.codec import StoredEntry, from_document, unpack
+from balancer.directory.codec import StoredEntry
+from balancer.directory.cold_codec import is_cold, lazily, read_record
 from balancer.directory.delta import apply, key_of
-from balancer.directory.model import Change, Put, Record, RecordKind, Remove, Tablet
+from balancer.directory.model import Change, Put, RecordKind, Remove, Tablet
 from balancer.directory.page_codec import unpack_page
 from balancer.directory.pages import Page, edited, start_of
 from balancer.directory.paths import RECORD_KINDS, Paths
@@ -25,7 +24,6 @@ from balancer.directory.snapshot import Snapshot, TableIndex
 from balancer.directory.views import index_of, with_pages
 from balancer.directory.zookeeper_session import Session
 from balancer.errors import Unavailable
-from balancer.outside import quoted
 
 _PAGE_NAME = re.compile("[0-9]{1,18}")
 _ATTEMPTS = 20  # loads that were overtaken by an import or by a trimmed log
@@ -60,7 +58,7 @@ class Loader:
         numbers, *keys = self._children(folders)
         # What else lies there is nobody's: none of our pages has such a name.
         held = self._fetch_pages(int(number) for number in numbers if _PAGE_NAME.fullmatch(number))
-        records = self._fetch_records(keys)
+        bare, records = self._fetch_records(keys)
         entries: list[StoredEntry] = []
         root = first
         while True:
@@ -77,7 +75,7 @@ class Loader:
         plain = [
             change for stored in entries for change in stored.entry.changes if key_of(change)[0] != RecordKind.TABLET
         ]
-        view = apply(Snapshot(epoch=root.epoch), [*records, *plain], root.version, ()).snapshot
+        view = apply(Snapshot(epoch=root.epoch, records=bare), [*records, *plain], root.version, ()).snapshot
         return with_pages(view, held, root.next_page), root
 
     def _children(self, folders: Sequence[str]) -> list[list[str]]:
@@ -86,34 +84,25 @@ class Loader:
             lambda: self._session.gather([client.get_children_async(folder) for folder in folders])
         )
 
-    def _fetch(self, paths: Sequence[str], decode: Callable[[bytes], Any]) -> list[Any]:
-        """The data of each, decoded; None for what is gone."""
-        client, gather = self._session.client, self._session.gather
-        return self._session.read(
-            lambda: gather([client.get_async(path) for path in paths], NoNodeError, each=lambda one: decode(one[0]))
-        )
-
     def _fetch_pages(self, numbers: Iterable[int]) -> dict[int, Page]:
         wanted = list(numbers)
-        found = self._fetch([self._paths.page(number) for number in wanted], unpack_page)
+        found = self._session.read_many([self._paths.page(number) for number in wanted], unpack_page)
         return {number: page for number, page in zip(wanted, found, strict=True) if page is not None}
 
-    def _fetch_records(self, keys: Sequence[Sequence[str]]) -> list[Change]:
+    def _fetch_records(self, keys: Sequence[Sequence[str]]) -> tuple[dict[RecordKind, Mapping[Any, Any]], list[Change]]:
+        """Those that are over, and the others as changes."""
         named = [(kind, key) for kind, names in zip(RECORD_KINDS, keys, strict=True) for key in names]
-        # In a tuple each: a stored `null` is not a znode that is gone.
-        found = self._fetch([self._paths.record(kind, key) for kind, key in named], lambda data: (unpack(data),))
-        return [
-            Put(_named(key, from_document(kind, one[0])))
-            for (kind, key), one in zip(named, found, strict=True)
-            if one is not None
-        ]
-
-
-def _named(key: str, record: Record) -> Record:
-    """The record, if it is the one that its place says: a copy under another name would be in force twice."""
-    if record.key != key:
-        raise ValueError(f"the place of {record.kind} {quoted(key)} holds {quoted(record.key)}")
-    return record
+        found = self._session.read_many([self._paths.record(kind, key) for kind, key in named], bytes)
+        cold: dict[RecordKind, dict[str, bytes]] = defaultdict(dict)
+        changes: list[Change] = []
+        for (kind, key), data in zip(named, found, strict=True):
+            if data is None:
+                continue
+            if is_cold(kind, data):
+                cold[kind][key] = data
+            else:
+                changes.append(Put(read_record(kind, key, data)))
+        return lazily(cold), changes
 
 
 def drop_outdated(held: dict[int, Page], entries: Iterable[StoredEntry]) -> set[int]:

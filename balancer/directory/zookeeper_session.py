@@ -19,17 +19,22 @@ from kazoo.exceptions import (
     ConnectionLoss,
     InvalidACLError,
     NoAuthError,
+    NoNodeError,
     OperationTimeoutError,
     RolledBackError,
     RuntimeInconsistency,
     SessionExpiredError,
     SessionMovedError,
+    UnimplementedError,
 )
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.protocol.connection import ConnectionDropped
+from kazoo.protocol.states import KeeperState
 
 from balancer.clock import Clock
 from balancer.directory.access_lists import AccessLists
 from balancer.directory.credentials import Credentials
+from balancer.directory.zookeeper_bulk import ask_many
 from balancer.errors import Refused, Unavailable
 
 _LOST = (
@@ -86,6 +91,8 @@ class Session:
         self.negotiated = lease
         """The session timeout that the server has granted, in seconds."""
         self._hosts = hosts
+        self._one_by_one = False  # the servers have no multi-read
+        self._denied = False
         self._closed = threading.Event()
         self._wakers: set[Callable[[], None]] = set()
         options = credentials.client_options()
@@ -102,11 +109,14 @@ class Session:
         )
         self._learn_negotiated()
         self._hurry_handshakes(max(lease / 5, 1.0))
+        self._forgive_dropped_logins()
         self.client.add_listener(self._on_state)
         try:
             self.client.start(timeout=timeout)
         except KazooTimeoutError:
-            why = f": {handler.last_error}" if handler.last_error else ""
+            if self._denied:  # connected, and put out again before kazoo looked
+                raise Refused(_denial(hosts)) from None
+            why = f" ({_lowered(handler.last_error)})" if handler.last_error else ""
             raise Unavailable(f"no ZooKeeper server at {hosts} accepted us within {timeout:g} s{why}") from None
 
     def _learn_negotiated(self) -> None:
@@ -133,6 +143,25 @@ class Session:
 
         self.client._connection._invoke = invoking
 
+    def _forgive_dropped_logins(self) -> None:
+        """kazoo never reconnects after a server has hung up during a SASL login. A wrong password looks like that, but
+        so does a server that is being stopped: after a first successful login we reconnect."""
+        connection = self.client._connection
+        log_in = connection._authenticate_with_sasl
+        let_in = False
+
+        def logging_in(*arguments: Any) -> None:
+            nonlocal let_in
+            try:
+                log_in(*arguments)
+            except AuthFailedError as error:
+                if let_in and isinstance(error.__cause__, ConnectionDropped):
+                    raise error.__cause__ from None
+                raise
+            let_in = True
+
+        connection._authenticate_with_sasl = logging_in
+
     @property
     def id(self) -> int | None:
         """The session's id as far as is known here; it changes silently after an expiry. None: not connected."""
@@ -147,6 +176,7 @@ class Session:
         self._wakers.discard(waker)
 
     def _on_state(self, _: Any) -> None:
+        self._denied = self._denied or self.client.client_state == KeeperState.AUTH_FAILED
         for waker in list(self._wakers):
             waker()
 
@@ -203,6 +233,22 @@ class Session:
                 results.append(each(result) if each else result)
         return results
 
+    def read_many(self, paths: Sequence[str], each: Callable[[bytes], Any]) -> list[Any]:
+        """What `each` makes of the data of many znodes, None for one that is not there; in few requests."""
+        if not self._one_by_one:
+            try:
+                return self.read(lambda: self._read_together(paths, each))
+            except UnimplementedError:
+                self._one_by_one = True
+        get = self.client.get_async
+        return self.read(lambda: self.gather(list(map(get, paths)), NoNodeError, each=lambda one: each(one[0])))
+
+    def _read_together(self, paths: Sequence[str], each: Callable[[bytes], Any]) -> list[Any]:
+        parts = self.gather(
+            ask_many(self.client, paths), each=lambda part: [None if one is None else each(one) for one in part]
+        )
+        return [one for part in parts for one in part]
+
     def multi(self, build: Callable[[Any], None], deadline: float) -> "SessionVerdict":
         """Sends one atomic request; its verdict tells whether it was applied, `Lost` that nobody knows."""
         request = self.client.transaction()
@@ -241,3 +287,9 @@ class SessionVerdict:
 
 def _denial(hosts: str) -> str:
     return f"ZooKeeper at {hosts} does not allow this with our credentials: they are a reader's, wrong, or missing"
+
+
+def _lowered(error: OSError) -> str:
+    """The system's words, as part of a sentence."""
+    text = error.strerror or str(error)
+    return text[:1].lower() + text[1:]

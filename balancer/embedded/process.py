@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from balancer.clock import SystemClock
 from balancer.errors import BalancerError, Unavailable
@@ -131,16 +131,26 @@ def kill(pid: int, folder: Path) -> None:
     for member in family:
         with contextlib.suppress(ProcessLookupError):
             os.kill(member, signal.SIGKILL)
-    until(lambda: not any(command_line(member) for member in family), 10.0)
+    until(lambda: not _works_on(pid, folder) and not any(command_line(member) for member in family), 10.0)
     if _works_on(pid, folder):
         raise Unavailable(f"process {pid} on {folder} does not end")
 
 
 def _works_on(pid: int, folder: Path) -> bool:
-    works = str(folder) in command_line(pid)
+    """Our own child counts until it is reaped: an ending process loses its command line some moments before that."""
     with _starting:
-        _started[:] = [child for child in _started if child.poll() is None]  # after the look: the dead are reaped now
-    return works
+        _started[:] = [child for child in _started if child.poll() is None]
+        ours = any(child.pid == pid for child in _started)
+    return ours or str(folder) in command_line(pid)
+
+
+def reap(folder: Path, patience: float) -> None:
+    """Waits for those servers below a folder that we have started and somebody else has stopped."""
+    with _starting:
+        left = [child for child in _started if f" {folder}/" in " ".join(map(str, cast(Sequence[str], child.args)))]
+    for child in left:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(patience)
 
 
 def children(pid: int) -> list[int]:

@@ -22,10 +22,11 @@ class Keeper:
     """Guards the servers below a folder for as long as this process lives."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()
         # The child must import this module from wherever we did.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "balancer.embedded.reaper", str(folder.absolute())],
+            [sys.executable, "-m", "balancer.embedded.reaper", str(self._folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -43,6 +44,7 @@ class Keeper:
         if self._child.stdin and not self._child.stdin.closed:
             self._child.stdin.close()
         self._child.wait()
+        process.reap(self._folder, PATIENCE)
 
     def __enter__(self) -> "Keeper":
         return self

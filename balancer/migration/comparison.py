@@ -2,10 +2,11 @@
 
 A replicated move is verified in three parts that together cover every row:
 
-1. *The bulk*, at the very snapshot the copy was made from: the source's checksum is computed in a second session with
-   that snapshot while the rows travel, the target's while its indexes are built, before anything is streamed.
+1. *The bulk*, whole, at the snapshot of the first replay: whatever chunks and replay have done, the target must now be
+   what that snapshot is. Both sides are summed up while the target's indexes are built. A later replay is compared, in
+   its own transaction, with the snapshot that it was read from. All this is before anything is streamed.
 2. *What changed since*, while catching up: a trigger on the source has logged the key of every changed row from before
-   the snapshot on. A round reads logged keys and their rows' hashes in one snapshot of the source, sends a marker,
+   the first chunk on. A round reads logged keys and their rows' hashes in one snapshot of the source, sends a marker,
    waits until the target has applied it, and reads the target's hashes of the same keys. Equal means: the target has
    had this row as the source had it, with every change up to then applied; a later change has a later log entry. Such
    entries are forgotten. Unequal may only mean that the row changed meanwhile: the entry stays.

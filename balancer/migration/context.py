@@ -4,10 +4,12 @@ Steps read the facts here, act through `source` and `target` (transactions under
 with `note`, and call `checkpoint` wherever they may be stopped. Only the runner changes the state.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
+
+from psycopg import sql
 
 from balancer.clock import Clock
 from balancer.directory.contract import Leadership
@@ -21,7 +23,7 @@ from balancer.migration.record import Detail, read_detail
 from balancer.nodes.bounds import KeyColumn, KeyRange
 from balancer.nodes.connection import Connection, Cursor, Statement, translated
 from balancer.nodes.epoch_check import node_command, node_transaction
-from balancer.nodes.fence import Fence
+from balancer.nodes.fence import SEALED, Fence
 from balancer.nodes.names import Name, parse_name, partition_name
 from balancer.nodes.partition import Place
 from balancer.nodes.shape import Shape
@@ -85,6 +87,8 @@ class Context:
         self.prepared: Any = None  # what one step hands to the next: `draining` to `verifying`, that to `swapping`
         self.sequences: tuple[str, ...] = ()  # those behind the roots' columns, once found
         self.followed: tuple[tuple[str, str], ...] = ()  # homes of reference tables, with the target's stream of each
+        self.planned_on: dict[str, Connection] = {}  # node → where the question for its definitions was planned
+        self.give_way: Callable[[str], None] = _nobody_switches  # rests while another migration switches
         self.stream = record.id  # by whose name changes are streamed; of a reference table it is its copy's own
 
     @property
@@ -117,6 +121,11 @@ class Context:
     @property
     def roots(self) -> tuple[Name, ...]:
         return tuple(map(parse_name, self.table.roots))
+
+    @property
+    def guard(self) -> Fence:
+        """What refuses writes to the target's partitions until they are opened."""
+        return Fence(self.id, self.leadership.epoch, SEALED, 0, self.moved.id)
 
     def note(self, **changes: Any) -> None:
         """Remembers something in the detail; saved with the next journaled state."""
@@ -163,6 +172,26 @@ class Context:
             yield cursor
 
     @contextmanager
+    def durable_work(self, connection: Connection, node: str) -> Iterator[Cursor]:
+        """The same for what is built upon after its commit: that waits for the disk."""
+        self.check()
+        with node_transaction(connection, self.leadership.epoch, node, durable=True) as cursor:
+            yield cursor
+
+    @contextmanager
+    def source_at(self, snapshot: str) -> Iterator[Cursor]:
+        """A transaction on the source under the leader's epoch that sees what another session has exported."""
+        self.check()
+        node = self.record.source_node
+        first = [
+            sql.SQL("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"),
+            sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)),
+        ]
+        connection = self.links.control(node)
+        with node_transaction(connection, self.leadership.epoch, node, durable=True, first=first) as cursor:
+            yield cursor
+
+    @contextmanager
     def source_command(self) -> Iterator[Connection]:
         """For what cannot be in a transaction."""
         self.check()
@@ -183,6 +212,8 @@ class Context:
             raise CancelRequested(self.control.reason)
         if self.fenced_at is not None and row.retreat is not None:
             self.check_budget()
+        if not row.writers_held and self.fenced_at is None:
+            self.give_way(self.id)
         while self.control.paused and not row.writers_held and row.cancellable:
             self.progress.waiting(self.control.waiting_for)
             self.control.wait(0.2)
@@ -221,6 +252,10 @@ class Context:
         # A step that was acknowledged must survive the node's crash, whatever its own default is.
         with node_transaction(connection, self.leadership.epoch, node, durable=True, together=together) as cursor:
             yield cursor
+
+
+def _nobody_switches(_: str) -> None:
+    """One that runs alone."""
 
 
 def places(table: Table, tablet: Tablet) -> tuple[Place, ...]:

@@ -10,12 +10,13 @@ from typing import Final
 
 from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory, Leadership
-from balancer.directory.model import Table
+from balancer.directory.model import NodeState, Table
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused, Unavailable
 from balancer.migration.context import partitions_of
 from balancer.migration.copy_findings import copy_findings
 from balancer.migration.links import Addresses, Links
+from balancer.migration.revive import owner_has
 from balancer.nodes import partition
 from balancer.nodes.connection import Connection, Cursor, translated
 from balancer.nodes.epoch_check import node_transaction
@@ -64,13 +65,14 @@ def examine(directory: Directory, addresses: Addresses, nodes: Sequence[str] | N
         for node in nodes if nodes is not None else sorted(snapshot.nodes):
             try:
                 with translated(node):
-                    found += _examine_node(snapshot, node, links.control(node))
+                    found += _examine_node(snapshot, node, links)
                     if not links.address(node).trusts_owners:
                         found += _owners_code(snapshot, node, links.control(node))
                     roots = [root for _, mine in _roots_of(snapshot, node) for root in mine]
                     facts[node] = facts_on(links.control(node), roots)
             except (Unavailable, Refused) as error:
-                found.append(Finding(node, f"cannot be examined: {error}"))
+                why = error.why if isinstance(error, Unavailable) else str(error).removeprefix(f"node {node} ")
+                found.append(Finding(node, f"cannot be examined ({why})"))
         found += [Finding(one.node, one.text) for one in copy_findings(snapshot, links, facts)]
     finally:
         links.close()
@@ -144,7 +146,8 @@ def _check_unchanged(cursor: Cursor, row: OwnedTablet) -> None:
         raise Refused(f"what was found of tablet {row.id} has changed since: look again")
 
 
-def _examine_node(snapshot: Snapshot, node: str, connection: Connection) -> Iterator[Finding]:
+def _examine_node(snapshot: Snapshot, node: str, links: Links) -> Iterator[Finding]:
+    connection = links.control(node)
     if (record := snapshot.nodes.get(node)) is not None and record.rewound:
         yield Finding(node, rewound_words(node, record.rewound), command=f"balancer node rejoin {node} --dry-run")
     running = {record.id for record in snapshot.migrations.values() if not record.finished}
@@ -158,7 +161,7 @@ def _examine_node(snapshot: Snapshot, node: str, connection: Connection) -> Iter
         rows = {row.id: row for row in read_tablets(cursor)}
     for row in rows.values():
         if row.migration not in running:
-            yield from _row_findings(snapshot, node, connection, row)
+            yield from _row_findings(snapshot, node, links, row)
     for table in snapshot.tables.values():
         for tablet in snapshot.tablets(table.id):
             if tablet.node == node and snapshot.migration_of(tablet.id) is None:
@@ -198,7 +201,7 @@ def _roots_of(snapshot: Snapshot, node: str) -> Iterator[tuple[Table, list[Name]
             yield table, [parse_name(root) for root in table.roots]
 
 
-def _row_findings(snapshot: Snapshot, node: str, connection: Connection, row: OwnedTablet) -> Iterator[Finding]:
+def _row_findings(snapshot: Snapshot, node: str, links: Links, row: OwnedTablet) -> Iterator[Finding]:
     """What the node says of tablets that the directory does not give it."""
     tablet = snapshot.find_tablet(row.id)
     if snapshot.migration_of(row.id) is not None:
@@ -208,13 +211,30 @@ def _row_findings(snapshot: Snapshot, node: str, connection: Connection, row: Ow
     elif row.state is OwnState.MOVED and tablet is not None and snapshot.tables[tablet.table].everywhere:
         return  # a former home that has gone back in time: it becomes a copy again
     elif row.state is OwnState.MOVED:
-        with connection.cursor() as cursor:
-            if any(partition.exists(cursor, name) for name in row.partitions):
-                yield Finding(node, f"tablet {row.id} has moved, but its rows are still here", stale=row)
+        with links.control(node).cursor() as cursor:
+            there = any(partition.exists(cursor, name) for name in row.partitions)
+        text = f"tablet {row.id} has moved, but its rows are still here"
+        if there and _is_elsewhere(links, snapshot, row):
+            yield Finding(node, text, stale=row)
+        elif there:
+            text += f", and may be all that is left: whether node {row.moved_to} has them is not known"
+            yield Finding(node, text, command=f"balancer tablet lost {row.id} --dry-run")
     elif tablet is None or tablet.node != node:
         owner = f"node {tablet.node}" if tablet else "nobody"
         text = f"says it owns tablet {row.id}, but the directory says that {owner} does"
         yield Finding(node, text, command="balancer run: the leader closes it at its next poll")
+
+
+def _is_elsewhere(links: Links, snapshot: Snapshot, row: OwnedTablet) -> bool:
+    """Whether nobody needs a former owner's rows: the owner of today, or of what the tablet has become, has them."""
+    tablet = snapshot.find_tablet(row.id)
+    owner = snapshot.nodes.get(tablet.node if tablet is not None else row.moved_to or "")
+    if owner is not None and (owner.state is NodeState.LOST or owner.rewound):
+        return False
+    try:
+        return tablet is None or owner_has(links, snapshot, tablet)
+    except (Unavailable, Refused):
+        return False
 
 
 def _home_findings(

@@ -9,8 +9,8 @@ up all the same ends the migration by name, with the source untouched.
 
 from collections.abc import Sequence
 
+from psycopg import sql
 from psycopg.rows import TupleRow
-from psycopg.sql import Composed
 
 from balancer.errors import Refused, Unavailable
 from balancer.migration.context import Context
@@ -18,7 +18,7 @@ from balancer.migration.control import Overrun
 from balancer.migration.machine import Track
 from balancer.nodes import blockers, catalog, fence, outside_keys, owners_code, references, root_facts
 from balancer.nodes.blockers import WantedLock
-from balancer.nodes.connection import Cursor, translated
+from balancer.nodes.connection import Connection, Cursor, Statement, run_together, translated
 from balancer.nodes.fingerprint import fingerprint_statement, fingerprints, read_fingerprints
 from balancer.nodes.names import Name
 
@@ -50,13 +50,28 @@ def check_fingerprints(ctx: Context) -> None:
 
 def check_definitions(ctx: Context, cursor: Cursor, node: str) -> None:
     """The same for one node, in a transaction whose locks keep DDL out until it ends."""
-    cursor.execute(definitions_statement(ctx, node))
+    run_together(cursor, [definitions_statement(ctx, node)])
     compare_definitions(ctx, node, cursor.fetchall())
 
 
-def definitions_statement(ctx: Context, node: str) -> Composed:
+def definitions_statement(ctx: Context, node: str) -> Statement:
     """What `compare_definitions` compares, for a message that does more: writers may be waiting for its end."""
+    if ctx.planned_on.get(node) is ctx.links.control(node):
+        return sql.SQL("EXECUTE {}").format(_PLANNED)
     return fingerprint_statement(_watched(ctx)[node])
+
+
+def plan_definitions(ctx: Context) -> None:
+    """Has the servers plan that question before anybody waits: planning takes longer than the answer."""
+    for node, names in _watched(ctx).items():
+        connection = ctx.links.control(node)
+        if ctx.planned_on.get(node) is not connection:
+            with translated(node):
+                connection.execute(sql.SQL("PREPARE {} AS {}").format(_PLANNED, fingerprint_statement(names)))
+            ctx.planned_on[node] = connection
+
+
+_PLANNED = sql.Identifier("balancer definitions")
 
 
 def compare_definitions(ctx: Context, node: str, rows: Sequence[TupleRow]) -> None:
@@ -64,6 +79,13 @@ def compare_definitions(ctx: Context, node: str, rows: Sequence[TupleRow]) -> No
     for name, digest in read_fingerprints(_watched(ctx)[node], rows).items():
         if digest != ctx.detail.fingerprints.get(f"{node}:{name}"):
             raise Refused(f"the definition of {name} on node {node} was changed while the migration ran")
+
+
+def refuse_closed(ctx: Context, rows: Sequence[TupleRow]) -> None:
+    """Raises `Refused` if there is one that `closed_statement` has found: only a person may let anybody go on there."""
+    for (number,) in rows:
+        node = ctx.record.source_node
+        raise Refused(f"tablet {number} is closed on node {node}, which has gone back in time")
 
 
 def _watched(ctx: Context) -> dict[str, list[Name]]:
@@ -113,6 +135,18 @@ def check_owners_code(ctx: Context) -> None:
         with translated(node), ctx.links.control(node).cursor() as cursor:
             tables = [*ctx.roots, *(sources if node == ctx.record.source_node else ())]
             check_owners_code_of(ctx, cursor, node, tables)
+
+
+def look_at_source(ctx: Context, connection: Connection) -> None:
+    """Raises `Refused` if the owner has given the source's partitions code that the next query would run as us.
+
+    Outside of a transaction, so that the newest catalog is seen. PostgreSQL plans every chunk again, and a lock that
+    keeps new indexes and statistics out keeps VACUUM out for as long as a copy takes, and other chunks: so it is looked
+    at before each, and what an owner does in the moment between is left to him (`docs/limits.md`).
+    """
+    node = ctx.record.source_node
+    with translated(node), connection.cursor() as cursor:
+        check_owners_code_of(ctx, cursor, node, [place.partition for place in ctx.source_places])
 
 
 def check_owners_code_of(ctx: Context, cursor: Cursor, node: str, tables: Sequence[Name]) -> None:

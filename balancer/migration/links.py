@@ -7,10 +7,8 @@ for connections here and keep none of their own.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from balancer.errors import Refused
 from balancer.nodes.checksum import pin_output
 from balancer.nodes.connection import Address, Connection, Timeouts, connect, translated
-from balancer.nodes.schema import check_cluster
 
 Addresses = Callable[[str], Address]
 """Node id → where it is now."""
@@ -37,14 +35,10 @@ class Links:
         if found is None or found.closed or found.broken:
             address = self._addresses(node)
             found = connect(address, purpose=self._purpose, timeouts=_STEP_TIMEOUTS)
+            found.prepare_threshold = None  # the driver would throw away what `guards.plan_definitions` has planned
             self._control[node] = found
             with translated(node):
                 found.execute("SELECT set_config('search_path', 'pg_catalog', false)")
-                try:
-                    check_cluster(found, address)
-                except Refused:
-                    found.close()
-                    raise
         return found
 
     @contextmanager
@@ -53,10 +47,8 @@ class Links:
         connection = connect(self._addresses(node), purpose=self._purpose, timeouts=_STEP_TIMEOUTS)
         try:
             with translated(node):
-                pin_output(connection)
-                connection.execute("SELECT set_config('statement_timeout', '0', false)")
-                connection.execute("SELECT set_config('jit', 'off', false)")  # chunks are too short to be worth it
-                connection.execute("SELECT set_config('idle_in_transaction_session_timeout', '600s', false)")
+                # Chunks are too short for JIT to be worth it.
+                pin_output(connection, statement_timeout="0", jit="off", idle_in_transaction_session_timeout="600s")
                 yield connection
         finally:
             connection.close()

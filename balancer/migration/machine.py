@@ -39,8 +39,9 @@ Say a tablet moves from S to T. A write is *acknowledged* when its transaction o
  3. *The drain is complete and durable.* The marker is visible on T only after every change before it was applied. T
     applies without waiting for its disk, so a synchronous commit on T follows (that of ATTACH, in `sealing`), which
     makes all before it durable.
- 4. *The copy is verified*: the bulk at the slot's snapshot, and each key changed since, against the fenced source. A
-    difference counts only if the fence still stands: behind one that has ended S has simply gone on.
+ 4. *The copy is verified*: all rows at one snapshot, each replay at its own (see "The copy"), and each key changed
+    since, against the fenced source. A difference counts only if the fence still stands: behind one that has ended S
+    has simply gone on.
  5. *An unsealed fence may end by itself*, at its deadline, by S's own clock; the daemon may be dead. It must then
     never be sealed. Sealing takes the same lock as the fence, so no writer is half-way, and it demands: this very
     fence (migration and leader's epoch are in it), deadline not passed, and no write let through on this node since
@@ -60,22 +61,62 @@ Say a tablet moves from S to T. A write is *acknowledged* when its transaction o
     migration's own version: owner = T, epoch + 1, state `opening`. From 5 and 6, S refuses writes from before the
     commit on.
 10. *T opens after the commit*: guard away and `owned` are one transaction on T, made by a leader who has read `opening`
-    in the directory. So S closed before T opens: never two writable owners.
+    in the directory. So S closed before T opens: never two writable owners. Its commit need not wait for the disk:
+    what is acknowledged on T afterwards has taken it there; the step makes sure of it before it ends.
 11. *A fence is lifted only if the commit cannot happen any more*: its leader wrote `catching_up`, `restarting` or
     `cancelling` into the journal first. A predecessor that still wants to commit holds an older epoch, and the
     directory refuses it. If it wakes up later still and wants to act on a node, the node itself has seen the newer
     epoch and refuses too: whatever changes a node does so in a transaction that has checked the epoch itself.
 12. *Nothing is dropped that may be needed*: S's rows stay attached behind their fence until the grace is over, no
-    reader's snapshot is older than the switch, and T's standbys have replayed it; they go only in a transaction that
-    sees them detached and `moved`. Rows behind a fence that somebody has switched off after the switch may be
-    acknowledged ones: they are set aside and named (`nodes.set_aside`), not dropped. T's go only while they are
-    `incoming` under this migration; a journal record in `cancelling` can never become `opening`, one in `restarting`
-    only by way of `planned`, with a new copy.
+    reader's snapshot is older than the switch, T's standbys have replayed it, and T, asked once more, has the tablet;
+    they go only in a transaction that sees them detached and `moved`. Rows behind a fence that somebody has switched
+    off after the switch may be acknowledged ones: they are set aside and named (`nodes.set_aside`), not dropped. T's go
+    only while they are `incoming` under this migration; a journal record in `cancelling` can never become `opening`,
+    one in `restarting` only by way of `planned`, with a new copy.
 
 From 2 to 4, every acknowledged write of S is on T when T opens; from 5 to 11, nobody writes to S between the fence and
 the end of the migration unless the migration has not committed and will not. Each write is there exactly once, since
-T's rows are those of the snapshot plus each change after it once (the slot's consistent point is that very snapshot,
-and T's replication origin advances in the transaction that applies the change).
+T's rows are those of one snapshot plus each change after it once (the slot's consistent point is that very snapshot,
+and T's replication origin advances in the transaction that applies the change). That T's rows are those of the slot's
+snapshot, though they were copied long before the slot was made, and though the copy was interrupted, is shown next.
+
+The copy of a replicated move
+=============================
+
+A large tablet takes hours. No snapshot lives that long through restarts, so its rows come in chunks, each by a snapshot
+of its own, and what changed meanwhile is exchanged by its keys. The slot is made last: S keeps no log for hours, and no
+old snapshot keeps it from vacuuming. Below, s is a snapshot of S, and log(s) the keys in the log of changes that s has.
+
+1. *The log is complete.* It is begun under a lock that waits for writers in flight. From then on (call it 0) every
+   change writes its old and new key in its own transaction: a snapshot has a change exactly if it has its entry.
+2. *A row that has not changed since 0 does not change its place* either: an UPDATE makes a new version, VACUUM moves
+   none, and what rewrites the whole table gives it a new file, which ends the migration (7: the file is part of the
+   fingerprint). So it is in exactly one chunk, the same at every snapshot, and the chunks together have it once. Of a
+   row that has changed the chunks may have any versions, or none.
+3. *A replay at s* takes every key in log(s) out of T, however often it is there, and puts in the rows that s has of
+   these keys; one transaction on T. Keys outside of log(s) have not changed between 0 and s, so by 2 T has them as s
+   has them. After it T is S at s. A change that s does not have has an entry that s does not have.
+4. *Entries are forgotten only by the snapshot whose replay has committed, durably*: the transaction that deletes them
+   sees s, and so deletes what s has. A later s' finds in the log what changed after s, and T was S at s: 3 holds again,
+   with s for 0. If the delete is not reached the next replay takes out and puts in the same keys once more.
+5. *No chunk follows a replay*: it would bring rows of replayed keys a second time. A replay locks the notes against
+   chunks on their way and looks, under this lock, that all chunks are there; a chunk begins with its note.
+6. *A chunk is there exactly if its note is*: they are one transaction on T. After an interruption the chunks without a
+   note are copied, by newer snapshots, which 2 allows. A predecessor's session that still writes one holds its note:
+   the successor waits for it, or finds the chunk there.
+7. *Indexes are built after the first replay*, over the rows of one snapshot: before it two versions of a row, or two
+   rows that held one value in turn, might stand in the way of a unique one. Meanwhile all rows of T are compared with
+   S at that very snapshot, whatever was said here.
+8. *The last replay is at the slot's snapshot F.* After it T is S at F, and the stream has exactly what F has not. If it
+   is interrupted before the subscription is there, the slot is dropped, and the next one's snapshot is replayed; if
+   the subscription is there, all of this was done.
+9. *What T has forgotten is noticed.* A T that is taken back in time loses a chunk with its note (it is copied again,
+   but never after a replay, 5), a replay with its number: S has the number in the transaction that forgot the entries,
+   and neither another replay nor a drain passes without it.
+
+*Wrong orders*, each seen to lose or double rows: a replay before its chunk (5); a note in another transaction than its
+rows (6); entries forgotten by their age and not by the snapshot (4); the last replay at a snapshot older than the
+slot's (8).
 
 A reshard has one node and therefore no second owner. Its `swapping` is one transaction on that node: old partitions
 out, new ones in, `balancer.tablet` saying so. Root and keys are the same before and after, so the node is right under
@@ -193,7 +234,7 @@ _TABLES = {
         state       | next        | retreat     | restart    | cancel   | journal | writers | again | a successor
         planned     | preparing   |             |            | operator | yes     | go on   |       | goes on
         preparing   | copying     |             |            | operator | yes     | go on   |       | rolls back
-        copying     | catching_up |             | restarting | operator | yes     | go on   |       | rolls back
+        copying     | catching_up |             | restarting | operator | yes     | go on   |       | goes on
         catching_up | fencing     |             |            | operator | yes     | go on   |       | resumes
         fencing     | draining    | catching_up |            | operator | yes     | wait    |       | resumes
         draining    | verifying   | catching_up |            | operator |         | wait    |       | never finds it

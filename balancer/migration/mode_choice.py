@@ -10,7 +10,7 @@ from balancer.errors import Refused
 from balancer.migration.context import Context
 from balancer.nodes.connection import translated
 from balancer.nodes.preflight import why_not_receive, why_not_send
-from balancer.nodes.shape import read_shape
+from balancer.nodes.shape import keys_of_other_types, read_shape
 
 
 def choose_mode(ctx: Context) -> None:
@@ -30,10 +30,13 @@ def why_not_replicate(ctx: Context) -> str:
     source, target = ctx.record.source_node, ctx.record.target_node
     with translated(source), ctx.links.control(source).cursor() as cursor:
         shapes = [read_shape(cursor, place.partition) for place in ctx.source_places]
+        odd = [f"{shape.name}: {column}" for shape in shapes for column in keys_of_other_types(cursor, shape)]
         sending = why_not_send(cursor)
     without = [str(shape.name) for shape in shapes if not shape.key]
     if without:
         return f"{', '.join(without)} has no primary key or unique index as replica identity"
+    if odd:
+        return f"changed rows are found by their key, and of an extension's type that is not sure ({', '.join(odd)})"
     if ctx.record.operation is not MigrationKind.MOVE:
         return ""  # a split needs a key and no stream
     if sending:

@@ -4,6 +4,7 @@ Only a note: nothing is decided by it. Published at most twice a second; a direc
 to stop, so what cannot be published is forgotten.
 """
 
+import threading
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -19,7 +20,7 @@ INTERVAL = 0.5
 
 
 class ProgressMeter:
-    """Belongs to the runner's thread; `done` may also be called from a copy's."""
+    """Belongs to the runner's thread; `done` and `counted` may also be called from those of a copy."""
 
     def __init__(self, directory: Directory, observer: Observer, clock: Clock, paused: Callable[[], bool]) -> None:
         self._directory = directory
@@ -31,7 +32,8 @@ class ProgressMeter:
         self._entered = clock.monotonic()
         self._told = 0.0
         self._waiting = ""
-        self._total = self._bytes = self._rows = 0
+        self._total = self._bytes = self._before = self._rows = 0
+        self._lock = threading.Lock()
         self._copy_began: float | None = None
         self._lag: int | None = None
 
@@ -43,19 +45,22 @@ class ProgressMeter:
         self._entered = self._clock.monotonic()
         self._waiting = ""
 
-    def expect(self, total: int) -> None:
-        """So many bytes are to be copied, from now on."""
-        self._total, self._bytes = total, 0
+    def expect(self, total: int, there: int = 0) -> None:
+        """So many bytes are to be copied, of which so many are there already."""
+        self._total, self._bytes, self._before = total, there, there
         self._copy_began = self._clock.monotonic()
 
     def done(self, size: int) -> None:
         """So many bytes more have been copied."""
-        self._bytes += size
-        self._total = max(self._total, self._bytes)
+        with self._lock:
+            self._bytes += size
+            self._total = max(self._total, self._bytes)
         self.tell()
 
     def counted(self, rows: int) -> None:
-        self._rows += rows
+        """So many rows more have been copied."""
+        with self._lock:
+            self._rows += rows
 
     def waiting(self, what: str, at_once: bool = False) -> None:
         """What it waits for, in words; told at once where it may take long."""
@@ -90,7 +95,7 @@ class ProgressMeter:
     def now(self, now: float) -> Progress:
         """The present figures."""
         elapsed = now - self._copy_began if self._copy_began is not None else 0.0
-        rate = self._bytes / elapsed if elapsed > 0 else 0.0
+        rate = (self._bytes - self._before) / elapsed if elapsed > 0 else 0.0
         left = max(0, self._total - self._bytes)
         return Progress(
             state=self._state,

@@ -7,7 +7,8 @@ that is away for a moment, a fence that ran out. What then follows depends on wh
 |---------------------------------------------------------|----------------------------------------------------------|
 | after the commit, and while something is being undone   | the step again, for as long as we lead                   |
 | the switch, where the changes are still being streamed  | the fence is lifted, back to catching up, with back-off  |
-| a copy, or a switch without a stream                    | the fence is lifted, all is undone, started over, back-off |
+| the copy of a replicated move, within the patience      | the step again: the chunks that are there are kept       |
+| another copy, or a switch without a stream              | the fence is lifted, all is undone, started over, back-off |
 | otherwise (nothing has been done, nobody is held back)  | the step again, until the patience is over               |
 
 Every other error is lasting: the migration is given up and the source keeps the tablet. How often something was tried
@@ -19,7 +20,7 @@ from enum import StrEnum
 from balancer.clock import Clock
 from balancer.errors import BalancerError, OutcomeUnknown, Unavailable
 from balancer.migration.control import Overrun
-from balancer.migration.machine import State, Track, row_of
+from balancer.migration.machine import Recovery, State, Track, row_of
 from balancer.nodes.fence import Expired
 from balancer.settings import MigrationSettings
 
@@ -87,9 +88,11 @@ def answer(
         return Answer.AGAIN  # whether it happened is known to the node: the step asks first
     if row.retreat is not None:
         return Answer.RETREAT  # how often is limited where the next fence is waited for
-    if row.restart is not None:
-        return Answer.RESTART if restarts + 1 < settings.copy_attempts else Answer.GIVE_UP
-    return Answer.AGAIN if failing_for < settings.retry_patience else Answer.GIVE_UP
+    kept = row.restart is None or row.successor is Recovery.GO_ON  # what was done so far
+    if kept and failing_for < settings.retry_patience:
+        return Answer.AGAIN
+    may_restart = row.restart is not None and restarts + 1 < settings.copy_attempts
+    return Answer.RESTART if may_restart else Answer.GIVE_UP
 
 
 def back_off(number: int, settings: MigrationSettings) -> float:

@@ -87,15 +87,21 @@ def check_lost(links: Links, snapshot: Snapshot, tablet: Tablet) -> None:
     owner = snapshot.nodes[tablet.node]
     if owner.state is NodeState.LOST or owner.rewound:
         return
-    table = snapshot.tables[tablet.table]
     try:
-        with translated(owner.id), links.control(owner.id).cursor() as cursor:
-            row = _row(cursor, tablet.id)
-            there = all(exists(cursor, name) for name in partitions_of(table, tablet))
+        there = owner_has(links, snapshot, tablet)
     except Unavailable as error:
         raise Refused(f"whether tablet {tablet.id} is lost cannot be told: {error}; see `balancer node lost`") from None
-    if there and row is not None and row.state in (OwnState.OWNED, OwnState.FENCED) and row.epoch == tablet.epoch:
+    if there:
         raise Refused(f"tablet {tablet.id} is not lost: node {owner.id} has it")
+
+
+def owner_has(links: Links, snapshot: Snapshot, tablet: Tablet) -> bool:
+    """Whether the node that the directory gives a tablet to says the same, and has its partitions. Only reads."""
+    with translated(tablet.node), links.control(tablet.node).cursor() as cursor:
+        row = _row(cursor, tablet.id)
+        there = all(exists(cursor, name) for name in partitions_of(snapshot.tables[tablet.table], tablet))
+    said = row is not None and row.state in (OwnState.OWNED, OwnState.FENCED) and row.epoch == tablet.epoch
+    return there and said
 
 
 def make_ready(links: Links, leader_epoch: int, table: Table, revived: Tablet, *, empty: bool) -> None:

@@ -22,6 +22,7 @@ from balancer.migration.observer import Observer
 from balancer.migration.progress import ProgressMeter
 from balancer.migration.recovery import take_over
 from balancer.migration.retries import WORK, Answer, Failures, answer, is_passing
+from balancer.migration.turnstile import Turnstile
 from balancer.nodes.schema import upgrade_schema
 from balancer.settings import MigrationSettings
 
@@ -46,6 +47,7 @@ class Runner:
         self._clock = clock or SystemClock()
         self._observer = observer or Observer()
         self._controls: dict[str, Control] = {}
+        self._turnstile = Turnstile()
         self._lock = threading.Lock()
 
     def run(self, migration: str) -> Migration:
@@ -58,9 +60,12 @@ class Runner:
         links = Links(self._addresses, migration)
         try:
             ctx = self._context(migration, journal, links, control)
-            self._take_nodes(ctx)
-            while not is_final(ctx.state):
-                self._advance(ctx, journal)
+            try:
+                self._take_nodes(ctx)
+                while not is_final(ctx.state):
+                    self._advance(ctx, journal)
+            finally:
+                self._turnstile.leave(ctx)
             ctx.progress.forget()
             self._observer.finished(ctx.record)
         finally:
@@ -112,6 +117,7 @@ class Runner:
             progress=progress,
         )
         progress.enter(record, ctx.state)
+        ctx.give_way = self._turnstile.give_way
         return ctx
 
     def _take_nodes(self, ctx: Context) -> None:
@@ -145,12 +151,14 @@ class Runner:
                 # A fence that a switch has left must be lifted first: that is how catching up begins.
                 if not row_of(ctx.track, state).again and (state is not State.CATCHING_UP or ctx.fenced_at is None):
                     ctx.checkpoint()
+                self._turnstile.pass_in(ctx, state)
                 return steps.step_of(ctx.track, state, everywhere=ctx.table.everywhere)(ctx)
             except Fenced:
                 raise
             except CancelRequested as wish:
                 return self._give_up(ctx, str(wish), failed=False)
             except BalancerError as error:
+                self._turnstile.leave(ctx)
                 found = _behind_a_fence(ctx, error)
                 if not isinstance(found, Overrun):
                     ctx.links.close()
@@ -200,6 +208,7 @@ class Runner:
             changes = (*changes, *self._quarantine(ctx, state))
             ctx.record = journal.save(record, _told(ctx, state), changes)
         ctx.state = state
+        self._turnstile.leave(ctx, state)
         if ctx.fenced_at is None:
             ctx.progress.enter(ctx.record, state)
             ctx.progress.tell(force=True)

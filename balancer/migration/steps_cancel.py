@@ -8,7 +8,7 @@ from balancer.directory.model import MigrationKind
 from balancer.migration.context import Context
 from balancer.migration.machine import Event
 from balancer.migration.steps_switch import detach_incoming, let_writers_on
-from balancer.nodes import capture, fence, partition, replication, schema
+from balancer.nodes import capture, chunks, fence, partition, replication, schema
 from balancer.nodes.connection import Cursor
 
 
@@ -54,6 +54,7 @@ def _drop_incoming(ctx: Context) -> None:
                 partition.drop_partition(cursor, name)
         schema.forget_tablets(cursor, [row.id for row in mine])
         replication.delete_markers(cursor, ctx.id)
+        chunks.drop_notes(cursor, ctx.id)
 
 
 def _incoming(ctx: Context, cursor: Cursor) -> list[schema.OwnedTablet]:

@@ -4,21 +4,17 @@ Everything made here carries the migration's id and is undone by `steps_cancel`.
 transaction that has checked the leader's epoch itself, long statements too: a successor ends them before it begins.
 """
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from balancer.clock import Clock
 from balancer.directory.model import MigrationKind, MigrationMode
 from balancer.errors import Refused, Unavailable
-from balancer.migration import comparison, guards, reference_marks, retries
-from balancer.migration.background import Background, stop_at
+from balancer.migration import chunk_copy, completion, guards, key_replay, reference_marks, retries
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.fence_renewal import FenceKeeper
 from balancer.migration.machine import Event
 from balancer.migration.mode_choice import choose_mode
-from balancer.nodes import blockers, capture, copy, fence, partition, references, replication, schema, warming
-from balancer.nodes.checksum import Digest, Rows
+from balancer.nodes import blockers, capture, chunks, fence, partition, references, replication, schema, warming
 from balancer.nodes.connection import Connection, Cursor, full_conninfo, translated
 from balancer.nodes.objects import bound_constraint
 from balancer.nodes.shape import Shape, read_shape
@@ -80,6 +76,8 @@ def create_incoming(ctx: Context, shapes: tuple[Shape, ...]) -> None:
             schema.write_tablets(cursor, [incoming])
         for place, shape in zip(ctx.target_places, shapes, strict=True):
             partition.create_partition(cursor, place.root, shape, place.partition)
+        if ctx.record.operation is MigrationKind.MOVE:
+            chunks.create_notes(cursor, ctx.id)
         # The root may have got a check since it was looked at; the partition is ours alone until it is attached.
         made = [place.partition for place in ctx.target_places]
         guards.check_owners_code_of(ctx, cursor, ctx.record.target_node, made)
@@ -94,23 +92,65 @@ def create_incoming(ctx: Context, shapes: tuple[Shape, ...]) -> None:
 
 
 def copying(ctx: Context) -> Event:
-    """Rows at one snapshot, compared with the source at that snapshot; then everything an owner needs but ATTACH."""
+    """Rows, compared with the source; then everything an owner needs but ATTACH; then the stream of changes.
+
+    What an earlier attempt, or a predecessor, has brought so far is kept (see `machine`, "The copy").
+    """
     guards.check_fingerprints(ctx)
     shapes = read_shapes(ctx)
-    with ExitStack() as stack:
-        if ctx.record.mode is MigrationMode.READ_ONLY:
-            stack.enter_context(FenceKeeper(ctx))
-        with _snapshots(ctx) as (reader, summer):
-            places = zip(ctx.target_places, shapes, strict=True)
-            rows = sum(_copy_one(ctx, place, shape, reader, summer) for place, shape in places)
-        _complete(ctx, shapes)
-        if ctx.record.mode is MigrationMode.REPLICATE:
-            with ctx.target() as cursor:
-                node = ctx.record.source_node
-                source = full_conninfo(ctx.links.address(node), ctx.links.control(node))
-                replication.create_subscription(cursor, ctx.id, source)
-        ctx.note(bulk_verified=True, rows=rows)
+    if ctx.record.mode is MigrationMode.READ_ONLY:
+        with FenceKeeper(ctx):
+            _fill(ctx, shapes)
+        return Event.STEP  # and both sides stand still
+    node = ctx.record.target_node
+    with translated(node):
+        streaming = replication.subscription_exists(ctx.links.control(node), ctx.id)
+    if not streaming:  # else all was done, and only the journal does not say so
+        _fill(ctx, shapes)
+        key_replay.replay_until_near(ctx, shapes)
+        _start_streaming(ctx, shapes)
     return Event.STEP
+
+
+def _fill(ctx: Context, shapes: tuple[Shape, ...]) -> None:
+    _add_bounds(ctx)
+    chunk_copy.copy_chunks(ctx, shapes)
+    with key_replay.view_of_source(ctx) as view:
+        if ctx.record.mode is MigrationMode.REPLICATE:
+            # A row that changed between two chunks may be in both: no unique index could be built.
+            ctx.progress.waiting("the rows that changed while they were copied")
+            key_replay.replay_and_forget(ctx, shapes, view)
+        _guard_rows(ctx)
+        completion.complete_rows(ctx, shapes, view)
+    _prepare_for_owner(ctx, shapes)
+
+
+def _add_bounds(ctx: Context) -> None:
+    """While it is empty: looking at each row on its way in costs less than reading them all once more."""
+    with ctx.target() as cursor:
+        for place in ctx.target_places:
+            if not partition.has_constraint(cursor, place.partition, bound_constraint(ctx.id)):
+                partition.add_bound(cursor, place, bound_constraint(ctx.id))
+
+
+def _guard_rows(ctx: Context) -> None:
+    """Nobody writes by the partitions' names: before it, the comparison would show it; after it, nobody can."""
+    with ctx.target() as cursor:
+        for place in ctx.target_places:
+            fence.guard_incoming(cursor, place.partition, ctx.guard)
+
+
+def _start_streaming(ctx: Context, shapes: tuple[Shape, ...]) -> None:
+    """The slot; the changed keys at its very snapshot; then everything after it, by the stream."""
+    guards.check_fingerprints(ctx)
+    guards.check_capacity(ctx)
+    with ctx.source() as cursor:
+        replication.drop_slot(cursor, ctx.id)  # of an attempt whose snapshot is gone
+    _replay_at_slot(ctx, shapes)
+    with ctx.target() as cursor:
+        node = ctx.record.source_node
+        source = full_conninfo(ctx.links.address(node), ctx.links.control(node))
+        replication.create_subscription(cursor, ctx.id, source)
 
 
 def read_shapes(ctx: Context) -> tuple[Shape, ...]:
@@ -139,21 +179,20 @@ def _preflight(ctx: Context, shapes: tuple[Shape, ...]) -> None:
         guards.check_capacity(ctx)
 
 
+def _replay_at_slot(ctx: Context, shapes: tuple[Shape, ...]) -> None:
+    """What is exchanged here stays in the log: it is compared while catching up."""
+    with _view_of_slot(ctx) as view:
+        key_replay.replay(ctx, shapes, view)
+
+
 @contextmanager
-def _snapshots(ctx: Context) -> Iterator[tuple[Connection, Connection]]:
-    """Two sessions on the source that see the same rows: one reads them, one sums them up."""
-    node = ctx.record.source_node
-    with ctx.links.data(node) as reader, ctx.links.data(node) as summer:
-        both = (reader, summer)
-        for connection in both:
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        if ctx.record.mode is MigrationMode.REPLICATE:
-            with ctx.links.replication(node) as maker:
-                slot = _make_slot(ctx, maker)
-                for connection in both:
-                    connection.execute(f"SET TRANSACTION SNAPSHOT '{slot.snapshot}'")
-                    connection.execute("SELECT 1")  # the snapshot is taken by the first query, while its maker lives
-        yield both
+def _view_of_slot(ctx: Context) -> Iterator[key_replay.SourceView]:
+    """A session that sees the slot's snapshot: what is not in it is in the stream."""
+    with ExitStack() as stack:
+        with ctx.links.replication(ctx.record.source_node) as maker:
+            slot = _make_slot(ctx, maker)
+            view = stack.enter_context(key_replay.view_of_source(ctx, slot.snapshot))  # while its maker lives
+        yield view
 
 
 def _make_slot(ctx: Context, maker: Connection) -> replication.MadeSlot:
@@ -170,65 +209,14 @@ def _make_slot(ctx: Context, maker: Connection) -> replication.MadeSlot:
             ctx.sleep(0.5)
 
 
-def _copy_one(ctx: Context, place: partition.Place, shape: Shape, reader: Connection, summer: Connection) -> int:
-    """Copies a partition and builds its indexes; sums up the source meanwhile, then the target. Returns its rows."""
-    rows = comparison.rows_of(shape)
-    node = ctx.record.target_node
-    read, write = copy.statements(shape.name, shape.name, shape.copied, shape.portable)
-    ctx.progress.expect(ctx.detail.size)
-    with ExitStack() as stack:
-        writer = stack.enter_context(ctx.links.data(node))
-        checker = stack.enter_context(ctx.links.data(node))
-        source_sum = stack.enter_context(Background(_digest(ctx, summer, rows), "source-checksum"))
-        with ctx.long_work(writer, node) as cursor:
-            # While it is empty: looking at each row on its way in costs less than reading them all once more.
-            partition.add_bound(cursor, place, bound_constraint(ctx.id))
-            references.without_triggers(cursor)
-            copied = copy.copy_rows(reader, writer, read, write, _on_block(ctx), source_node=ctx.record.source_node)
-        ctx.progress.counted(copied.rows)
-        checker.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        target_sum = stack.enter_context(Background(_digest(ctx, checker, rows), "target-checksum"))
-        ctx.progress.waiting(f"indexes of {shape.name}")
-        if ctx.settings.index_workers is not None:
-            writer.execute(f"SET max_parallel_maintenance_workers = {int(ctx.settings.index_workers)}")
-        for index in shape.indexes:
-            ctx.checkpoint()
-            with ctx.long_work(writer, node) as cursor:
-                partition.build_index(cursor, shape, index, shape.name)
-        ctx.progress.waiting(f"the checksum of {shape.name}")
-        sums = source_sum.result(), target_sum.result()
-        count = comparison.compare_bulk(summer, checker, rows, *sums, pages=ctx.settings.checksum_pages)
-        checker.execute("COMMIT")  # what follows needs the table for itself
-        with ctx.long_work(writer, node) as cursor:
-            for index in shape.indexes:
-                partition.finish_index(cursor, shape, index, shape.name)
-        return count
-
-
-def _digest(ctx: Context, connection: Connection, rows: Rows) -> Callable[[threading.Event], Digest]:
-    return lambda stop: comparison.bulk_digest(ctx, connection, rows, lambda _: stop_at(stop))
-
-
-def _on_block(ctx: Context) -> Callable[[int], None]:
-    throttle = Throttle(ctx.clock, ctx.settings.throttle)
-
-    def on_block(size: int) -> None:
-        ctx.checkpoint()
-        throttle.spend(size)
-        ctx.progress.done(size)
-
-    return on_block
-
-
-def _complete(ctx: Context, shapes: tuple[Shape, ...]) -> None:
-    """Statistics, warmth, and a guard against writes by name. Triggers come with ATTACH: nothing may fire before."""
+def _prepare_for_owner(ctx: Context, shapes: tuple[Shape, ...]) -> None:
+    """Replica identity, statistics, warmth. Triggers come with ATTACH: nothing may fire before."""
     node = ctx.record.target_node
     with ctx.links.data(node) as connection:
         for place, shape in zip(ctx.target_places, shapes, strict=True):
             ctx.checkpoint()
             with ctx.long_work(connection, node) as cursor:
                 partition.set_replica_identity(cursor, shape, place.partition)
-                fence.guard_incoming(cursor, place.partition, guard(ctx))
                 cursor.execute(partition.analyze(place.partition))
             if ctx.detail.warm:
                 ctx.progress.waiting(f"the cache to be filled with {place.partition}")
@@ -236,28 +224,3 @@ def _complete(ctx: Context, shapes: tuple[Shape, ...]) -> None:
                     warming.warm(cursor, place.partition)
         with connection.cursor() as cursor:
             guards.check_references(ctx, cursor, ctx.settings.write_pause_budget)
-
-
-def guard(ctx: Context) -> fence.Fence:
-    """What refuses writes to the target's partitions until they are opened."""
-    return fence.Fence(ctx.id, ctx.leadership.epoch, fence.SEALED, 0, ctx.moved.id)
-
-
-class Throttle:
-    """Lets so many bytes through per second, with a tenth of a second's worth at once."""
-
-    def __init__(self, clock: Clock, rate: int | None) -> None:
-        self._clock = clock
-        self._rate = rate
-        self._ahead = 0.0  # seconds of work that were done too early
-        self._last = clock.monotonic()
-
-    def spend(self, size: int) -> None:
-        """Sleeps if more was spent than the rate allows."""
-        if not self._rate:
-            return
-        now = self._clock.monotonic()
-        self._ahead = max(0.0, self._ahead - (now - self._last)) + size / self._rate
-        self._last = now
-        if self._ahead > 0.1:
-            self._clock.sleep(self._ahead - 0.05)

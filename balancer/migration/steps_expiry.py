@@ -233,6 +233,8 @@ def _tell(ctx: Context, tablet: Tablet) -> None:
     )
     with ctx.node(tablet.node) as cursor:
         there = [name for name, pending in partition.attachments(cursor, names).items() if not pending]
+        # Under the lock: who has switched the trigger off and not committed yet would be overlooked.
+        fence.lock_partitions(cursor, there, ctx.settings.lock_timeout * 5)
         by = closed_by(cursor, there) if there else None
         fence.mark_moved(cursor, there, moved, ctx.settings.lock_timeout * 5)
         schema.write_tablets(cursor, [_moved(ctx, tablet)])

@@ -6,12 +6,15 @@ The owner has changed, so there is no way back from here and none is needed: eve
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from psycopg import sql
+
 from balancer.errors import BalancerError, Refused
 from balancer.migration.background import Background
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.machine import Event
 from balancer.nodes import (
     capture,
+    chunks,
     fence,
     partition,
     replication,
@@ -26,6 +29,7 @@ from balancer.nodes.connection import Statement, run_together, translated
 from balancer.nodes.names import Name
 from balancer.nodes.objects import bound_constraint
 
+_LAZILY = sql.SQL("SET LOCAL synchronous_commit TO off")
 CLOSED_LOOK = 1.0
 """Seconds after which a former owner's fence is looked at again, and closed again if somebody has switched it off."""
 
@@ -43,7 +47,19 @@ def opening(ctx: Context) -> Event:
         if ctx.fenced_at is not None:
             ctx.note(pause=ctx.clock.monotonic() - ctx.fenced_at)
             ctx.fenced_at = None
+    if straight:
+        _make_durable(ctx)
     return Event.STEP
+
+
+def _make_durable(ctx: Context) -> None:
+    """Straight from the switch neither commit has waited for its disk. The new owner's is made sure of here.
+
+    If it is lost before, the target is closed as it was, and nothing was acknowledged there: a write that was has taken
+    the opening to the disk with it. The former owner's word is written again in `retiring`; its seal is durable.
+    """
+    with ctx.target([sql.SQL("SELECT pg_current_xact_id()")]):
+        pass
 
 
 @contextmanager
@@ -60,7 +76,7 @@ def _opened_target(ctx: Context, *, straight: bool) -> Iterator[None]:
         *schema.tablet_statements([owned]),
     ]
     if straight:
-        with ctx.target(opening):
+        with ctx.target([_LAZILY, *opening]):
             yield
         return
     with ctx.target() as cursor:
@@ -86,6 +102,7 @@ def retiring(ctx: Context) -> Event:
     _wait_for_grace(ctx)
     _wait_for_standbys(ctx)
     _wait_for_snapshots(ctx)
+    _check_opened(ctx)
     _untie(ctx)
     for place in reversed(ctx.source_places):  # a referenced root's rows go last
         with ctx.source_command() as connection:
@@ -93,6 +110,7 @@ def retiring(ctx: Context) -> Event:
             partition.detach(connection, place.root, place.partition)
         with ctx.source() as cursor:
             partition.release_references(cursor, place.partition, ctx.settings.lock_timeout)
+    _check_opened(ctx)
     _drop_rows(ctx)
     return Event.STEP
 
@@ -110,9 +128,7 @@ def _wait_for_standbys(ctx: Context) -> None:
     node = ctx.record.target_node
     with ctx.target() as cursor:
         wanted = standbys.position(cursor)
-        row = cursor.execute("SELECT state, epoch FROM balancer.tablet WHERE id = %s", (ctx.moved.id,)).fetchone()
-    if row is None or row[0] not in ("owned", "fenced") or row[1] != ctx.moved.epoch:
-        raise Refused(f"node {node} has opened tablet {ctx.moved.id} and does not say so any more: was it taken back?")
+    _check_opened(ctx)
     while True:
         with translated(node):
             behind = standbys.not_replayed(ctx.links.control(node), wanted)
@@ -120,6 +136,18 @@ def _wait_for_standbys(ctx: Context) -> None:
             return
         ctx.progress.waiting(f"{behind[0]} on node {node}: until then the former owner keeps its rows")
         ctx.sleep(0.2)
+
+
+def _check_opened(ctx: Context) -> None:
+    """Raises `Refused` if the new owner does not have the tablet any more: then these rows are all that is left.
+
+    Looked at before each step that takes some away: readers may be waited for between them for hours.
+    """
+    node = ctx.record.target_node
+    with ctx.target() as cursor:
+        row = cursor.execute("SELECT state, epoch FROM balancer.tablet WHERE id = %s", (ctx.moved.id,)).fetchone()
+    if row is None or row[0] not in ("owned", "fenced") or row[1] != ctx.moved.epoch:
+        raise Refused(f"node {node} has opened tablet {ctx.moved.id} and does not say so any more: was it taken back?")
 
 
 def _wait_for_snapshots(ctx: Context) -> None:
@@ -142,7 +170,7 @@ def mark_moved(ctx: Context, *, straight: bool) -> None:
         closed, ctx.closed = ctx.closed, None
         try:
             with translated(ctx.record.source_node):
-                run_together(closed.cursor, _moved_statements(ctx, names))
+                run_together(closed.cursor, [_LAZILY, *_moved_statements(ctx, names)])
         except BalancerError:
             closed.roll_back()
             raise
@@ -154,7 +182,10 @@ def mark_moved(ctx: Context, *, straight: bool) -> None:
             raise Refused(f"node {ctx.record.source_node} has tablet {ctx.moved.id} again, with epoch {row[0]}")
         # One whose detach was begun was marked before that, and cannot be altered until the detach is finished.
         there = [name for name, pending in partition.attachments(cursor, names).items() if not pending]
-        set_aside.switched_off(cursor, [ctx.moved.id], there)  # which the next statements would hide
+        # Under the lock: who has switched the fence off and not committed yet would be overlooked, and then hidden by
+        # the next statements.
+        fence.lock_partitions(cursor, there, ctx.settings.lock_timeout * 5)
+        set_aside.switched_off(cursor, [ctx.moved.id], there)
         run_together(cursor, _moved_statements(ctx, there))
 
 
@@ -173,6 +204,7 @@ def _remove_stream(ctx: Context) -> None:
     with ctx.target() as cursor:
         replication.drop_subscription(cursor, ctx.id)
         replication.delete_markers(cursor, ctx.id)
+        chunks.drop_notes(cursor, ctx.id)
     with ctx.source() as cursor:
         replication.drop_slot(cursor, ctx.id)
     with ctx.source() as cursor:

@@ -137,7 +137,7 @@ def retiring(ctx: Context) -> Event:
         if row is not None and row[0] > moved.epoch:
             raise Refused(f"node {ctx.record.source_node} has tablet {moved.id} again, with epoch {row[0]}")
         guard_copy(cursor, names, moved.id, moved.node, moved.epoch)
-        fence.lift_fence(cursor, names, ctx.settings.lock_timeout)
+        fence.lift_fence(cursor, names, ctx.settings.lock_timeout, closed=True)  # it is no owner any more
         schema.forget_tablets(cursor, [moved.id])
     with ctx.source() as cursor:
         fence.drop_fence(cursor, names, ctx.settings.lock_timeout)

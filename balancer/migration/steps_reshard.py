@@ -17,9 +17,10 @@ from balancer.migration import guards
 from balancer.migration.comparison import compared
 from balancer.migration.context import Context
 from balancer.migration.control import Difference
+from balancer.migration.copy_pace import Throttle, pace
 from balancer.migration.fence_renewal import FenceKeeper
 from balancer.migration.machine import Event
-from balancer.migration.steps_copy import Throttle, create_incoming, read_shapes, start_captures
+from balancer.migration.steps_copy import create_incoming, read_shapes, start_captures
 from balancer.migration.steps_switch import back_off, let_writers_on
 from balancer.nodes import blockers, capture, partition, references, reshard, snapshots
 from balancer.nodes.checksum import BUCKETS
@@ -203,8 +204,8 @@ def _preflight(ctx: Context, shapes: tuple[Shape, ...]) -> None:
 def _fill(ctx: Context) -> int:
     node = ctx.record.source_node
     rows = 0
-    throttle = Throttle(ctx.clock, ctx.settings.throttle)
-    with ctx.links.data(node) as holder, ctx.links.data(node) as writer:
+    with pace(ctx) as rate, ctx.links.data(node) as holder, ctx.links.data(node) as writer:
+        throttle = Throttle(ctx.clock, rate)
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         row = holder.execute("SELECT pg_export_snapshot()").fetchone()
         assert row is not None

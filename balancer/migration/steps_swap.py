@@ -29,7 +29,8 @@ from balancer.migration.steps_reshard import (
     replay_transaction,
 )
 from balancer.nodes import blockers, capture, fence, partition, references, reshard, schema, set_aside, snapshots
-from balancer.nodes.connection import Connection, Cursor, translated
+from balancer.nodes.closed import closed_statement
+from balancer.nodes.connection import Connection, Cursor, run_together, translated
 from balancer.nodes.objects import bound_constraint
 
 
@@ -128,6 +129,8 @@ def _swap(ctx: Context, cursor: Cursor, beside: Connection, work: list[reshard.F
     reshard.keep_writers_out(cursor, ctx.roots, old, ctx.settings.lock_timeout)
     if _owned(ctx, cursor):
         return  # a commit whose answer was lost came through after we had asked: the locks had to wait for it
+    run_together(cursor, [closed_statement(tablet.id for tablet in ctx.sources)])
+    guards.refuse_closed(ctx, cursor.fetchall())
     guards.check_definitions(ctx, cursor, ctx.record.source_node)
     if ctx.record.mode is MigrationMode.READ_ONLY:
         if ctx.fence is None:

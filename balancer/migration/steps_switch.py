@@ -17,9 +17,10 @@ from balancer.migration.context import Context, OpenTransaction, partitions_of
 from balancer.migration.control import Overrun
 from balancer.migration.lag import LagGauge
 from balancer.migration.machine import Event, Track
-from balancer.migration.steps_copy import guard, read_shapes
+from balancer.migration.steps_copy import read_shapes
 from balancer.nodes import blockers, capture, fence, partition, references, replication, schema, sequences, ties
 from balancer.nodes.checksum import Rows
+from balancer.nodes.closed import closed_statement
 from balancer.nodes.connection import (
     Cursor,
     Statement,
@@ -38,7 +39,6 @@ POLL = 0.001
 FIXED_COST = 0.02  # seconds: fence, seal, attach, commit and open are six commits on three servers
 PING_PATIENCE = 30.0
 LOOK_INTERVAL = 0.2
-
 
 Rest = tuple[tuple[Rows, comparison.Changed], ...]
 """Of each partition, the changed rows that have not been compared, as the source has them."""
@@ -94,6 +94,7 @@ def fencing(ctx: Context) -> Event:
     ctx.links.control(ctx.record.target_node)
     _find_sequences(ctx)
     reference_marks.find(ctx)
+    guards.plan_definitions(ctx)
     seconds = ctx.settings.fence_deadline if replicated else ctx.settings.read_only_fence_deadline
     wanted = fence.Fence(ctx.id, ctx.leadership.epoch, "", 0, ctx.sources[0].id)
     ctx.fenced_at = ctx.clock.monotonic()
@@ -110,8 +111,10 @@ def fencing(ctx: Context) -> Event:
 def _raise_fence(ctx: Context, names: list[Name], wanted: fence.Fence, seconds: float) -> None:
     node = ctx.record.source_node
     locks = fence.lock_statements(names, seconds, ctx.settings.lock_timeout)
-    with ctx.source([*locks, guards.definitions_statement(ctx, node)]) as cursor:
-        *_, (deadline,), definitions = rows_that_follow(cursor)
+    looks = closed_statement(tablet.id for tablet in ctx.sources), guards.definitions_statement(ctx, node)
+    with ctx.source([*locks, *looks]) as cursor:
+        *_, (deadline,), closed, definitions = rows_that_follow(cursor)
+        guards.refuse_closed(ctx, closed)
         guards.compare_definitions(ctx, node, definitions)
         standing = fence.locked_fence(deadline, wanted)
         statements = fence.trigger_statements(names, standing)
@@ -262,7 +265,7 @@ def _closing_statements(ctx: Context, names: list[Name]) -> list[Statement]:
         statement_timeout(ctx.settings.write_pause_budget * 4 if ctx.track is Track.MOVE_REPLICATE else 0),
         *(lock.format(root.identifier) for root in ctx.roots),
         *([replication.disable_statement(ctx.id)] if ctx.track is Track.MOVE_REPLICATE else []),
-        *fence.trigger_statements(names, guard(ctx)),
+        *fence.trigger_statements(names, ctx.guard),
         schema.touch_statement(ctx.moved.id),
     ]
 
@@ -275,7 +278,7 @@ def take_back(ctx: Context) -> None:
         if detach_incoming(ctx, cursor, undone=False):
             for place, shape in zip(ctx.target_places, read_shapes(ctx), strict=True):
                 partition.drop_triggers(cursor, shape, place.partition)
-                fence.guard_incoming(cursor, place.partition, guard(ctx))
+                fence.guard_incoming(cursor, place.partition, ctx.guard)
                 if references.may_prepare(cursor):
                     references.silence_references(cursor, place.partition)
                 else:
@@ -326,14 +329,16 @@ def read_sequences(ctx: Context) -> None:
 def let_writers_on(ctx: Context, *, capturing: bool = True) -> None:
     """The journal says that the switch or swap before cannot commit any more: its fence may go.
 
-    Not `capturing`: nothing will be switched at all, and what writers change is not remembered any more.
+    Not `capturing`: nothing will be switched at all, and what writers change is not remembered any more. What the
+    leader's guard has closed stays so.
     """
     ctx.reopen()
     with ctx.source() as cursor:
         for tablet in ctx.sources:
             names = partitions_of(ctx.table, tablet)
-            fence.lift_fence(cursor, names, ctx.settings.lock_timeout * 5)
-            schema.write_tablets(cursor, [schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.OWNED, names)])
+            owned = schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.OWNED, names)
+            if fence.lift_fence(cursor, names, ctx.settings.lock_timeout * 5):
+                schema.write_tablets(cursor, [owned])
         for place in () if capturing else ctx.source_places:
             capture.disable_capture(cursor, place.partition, ctx.settings.lock_timeout * 5)
     ctx.fence, ctx.fenced_at = None, None

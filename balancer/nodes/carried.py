@@ -125,6 +125,18 @@ def read_carried(
     )
 
 
+def near_keys(cursor: Cursor, oid: int, together: Sequence[Name]) -> dict[str, Statement]:
+    """By name: what the foreign keys say that the table with this oid has to one of `together`."""
+    rows = cursor.execute(_REFERENCES, (oid,)).fetchall()
+    return {row[0]: printed(row[1]) for row in rows if Name(row[2], row[3]) in together}
+
+
+def far_keys(cursor: Cursor, oid: int, together: Sequence[Name]) -> list[tuple[str, Name]]:
+    """Its foreign keys to other tables than `together`, with the tables that they point to."""
+    rows = cursor.execute(_REFERENCES, (oid,)).fetchall()
+    return [(row[0], Name(row[2], row[3])) for row in rows if Name(row[2], row[3]) not in together]
+
+
 def _reference(table: Name, row: tuple[str, ...]) -> Statement:
     add = sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} {}")
     return add.format(table.identifier, sql.Identifier(row[0]), printed(row[1]))

@@ -58,10 +58,11 @@ class Rows:
     key_types: tuple[str, ...]
 
 
-def pin_output(connection: Connection) -> None:
-    """Makes equal values equal text on every server."""
-    for name, value in PINNED.items():
-        connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+def pin_output(connection: Connection, **others: str) -> None:
+    """Makes equal values equal text on every server; other settings of the session may come along, in one message."""
+    wanted = {**PINNED, **others}
+    pairs = [sql.SQL("set_config({}, {}, false)").format(*map(sql.Literal, pair)) for pair in wanted.items()]
+    connection.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(pairs)))
 
 
 def digest(
@@ -71,9 +72,10 @@ def digest(
 
     `on_chunk` is called with the bytes of each chunk: it may sleep, or raise. One bucket costs half of many.
     """
-    size, page = _size(connection, rows.partition)
+    count_of_pages, page = pages_of(connection, rows.partition)
+    size = count_of_pages * page
     found: dict[int, tuple[int, int]] = {}
-    for first in range(0, max(1, -(-size // page)), pages):
+    for first in range(0, max(1, count_of_pages), pages):
         last = (first + pages) * page >= size
         for bucket, count, total in connection.execute(
             summed(rows.columns, rows.partition, _pages(first, None if last else first + pages), buckets)
@@ -149,12 +151,13 @@ def hashes_of(cursor: Cursor, rows: Rows, keys: Sequence[Key]) -> dict[Key, int 
     return {tuple(values): hashed for *values, hashed in cursor.execute(statement)}
 
 
-def _size(connection: Connection, partition: Name) -> tuple[int, int]:
+def pages_of(connection: Connection, partition: Name) -> tuple[int, int]:
+    """How many pages a partition has, and the bytes of one."""
     row = connection.execute(
         "SELECT pg_relation_size(to_regclass(%s)), current_setting('block_size')::int", (str(partition),)
     ).fetchone()
     assert row is not None
-    return int(row[0]), int(row[1])
+    return -(-int(row[0] or 0) // int(row[1])), int(row[1])
 
 
 def pages(first: int, end: int | None) -> sql.Composable:

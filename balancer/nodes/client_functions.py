@@ -69,12 +69,13 @@ FUNCTIONS = r"""
     LANGUAGE plpgsql AS $$
     DECLARE
         exclusive boolean := writing OR current_setting('transaction_isolation') LIKE 'read%';
+        earlier text := current_setting('balancer.held_at', true);
         -- Whether something may have come between an earlier proof of this transaction and this one.
         again boolean := pg_current_xact_id_if_assigned() IS NOT NULL
-            OR coalesce(current_setting('balancer.held_at', true), '') NOT IN ('', statement_timestamp()::text);
+            OR earlier <> '' AND earlier <> statement_timestamp()::text;
         unchanged boolean;
     BEGIN
-        IF NOT again AND pg_try_advisory_xact_lock_shared(
+        IF again IS NOT TRUE AND pg_try_advisory_xact_lock_shared(
                 wanted + CASE WHEN exclusive THEN 8385983981140574208 ELSE 8386124718628929536 END) THEN
             -- After the lock, and in READ COMMITTED by a snapshot of its own.
             SELECT t.state = 'owned' AND t.epoch = known_epoch AND t.until IS NULL AND t.xmax = 0
@@ -86,9 +87,10 @@ FUNCTIONS = r"""
         END IF;
         -- The mark for `require_proof`, only where a write may follow: without `writing`, a transaction with one
         -- snapshot does not keep the owner from changing.
+        -- (Assignments, because an expression is cheaper than a query.)
         IF exclusive THEN
-            PERFORM set_config('balancer.held', 'yes', true),
-                set_config('balancer.held_at', statement_timestamp()::text, true);
+            earlier := set_config('balancer.held', 'yes', true);
+            earlier := set_config('balancer.held_at', statement_timestamp()::text, true);
         END IF;
     END $$;
 

@@ -22,15 +22,28 @@ MARK_EVERY = 60.0
 """Seconds between two marks on a node: the update of one row."""
 
 
-def write_mark(cursor: Cursor, now: float) -> None:
+def write_mark(cursor: Cursor, now: float, seen: int) -> None:
     """Tells the node the time; it never goes back, whatever the clock does.
 
-    Not in `balancer.node`, whose row every transaction of the leader holds: a long one would be in the way.
+    Only over the mark that was `seen` (0: none): a node with another one may have gone back in time since it was asked,
+    and its old mark is what tells. Not in `balancer.node`, whose row every transaction of the leader holds: a long one
+    would be in the way.
     """
-    mark = {"name": MARK, "now": int(now)}
-    update = "UPDATE balancer.marker SET number = greatest(number + 1, %(now)s) WHERE migration = %(name)s"
-    if cursor.execute(update, mark).rowcount == 0:
-        cursor.execute("INSERT INTO balancer.marker (migration, number) VALUES (%(name)s, %(now)s)", mark)
+    mark = {"name": MARK, "now": int(now), "seen": seen}
+    if seen:
+        cursor.execute(
+            "UPDATE balancer.marker SET number = greatest(number + 1, %(now)s)"
+            " WHERE migration = %(name)s AND number = %(seen)s",
+            mark,
+            prepare=False,  # once a minute
+        )
+    else:
+        cursor.execute(
+            "INSERT INTO balancer.marker (migration, number) SELECT %(name)s, %(now)s"
+            " WHERE NOT EXISTS (SELECT FROM balancer.marker WHERE migration = %(name)s)",
+            mark,
+            prepare=False,
+        )
 
 
 def locked_rows(cursor: Cursor, tablets: Iterable[int]) -> list[OwnedTablet]:
@@ -38,6 +51,13 @@ def locked_rows(cursor: Cursor, tablets: Iterable[int]) -> list[OwnedTablet]:
     wanted = sorted(tablets)
     cursor.execute("SELECT FROM balancer.tablet WHERE id = ANY(%s) ORDER BY id FOR UPDATE", (wanted,))
     return [row for row in read_tablets(cursor) if row.id in wanted]
+
+
+def closed_statement(tablets: Iterable[int]) -> Statement:
+    """Asks which of these are closed. Under their partitions' locks the answer holds until the transaction ends."""
+    return sql.SQL("SELECT id FROM balancer.tablet WHERE id = ANY({}::bigint[]) AND migration = {}").format(
+        sql.Literal(sorted(tablets)), sql.Literal(CLOSED)
+    )
 
 
 def close_tablet(cursor: Cursor, row: OwnedTablet, node: str, leader_epoch: int, lock_timeout: float) -> None:
@@ -65,7 +85,7 @@ def give_away(
 
 def open_tablet(cursor: Cursor, row: OwnedTablet, lock_timeout: float) -> None:
     """Lets writers through again; the triggers are disabled, and go with `fence.drop_fence`."""
-    lift_fence(cursor, _there(cursor, row.partitions), lock_timeout)
+    lift_fence(cursor, _there(cursor, row.partitions), lock_timeout, closed=True)
     write_tablets(cursor, [OwnedTablet(row.id, row.epoch, OwnState.OWNED, row.partitions)])
     _say_until(cursor, row.id, None)
 

@@ -1,32 +1,33 @@
 """Connections to nodes: the one place that opens them, so that each has a name, timeouts and known output formats.
 
-Code that speaks to a node calls `connect`, or keeps connections over calls with a `ConnectionHolder`, and wraps its
+Code that speaks to a node calls `connect` (or keeps connections over calls, see `connection_holder`) and wraps its
 work in `translated`, which turns the driver's errors into ours. A password is never part of an error, a
 representation or a log line.
 """
 
 import os
-import select
 import socket
-import threading
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
+from weakref import WeakSet
 
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
 from balancer.errors import BalancerError, Refused, Unavailable, UserError
 from balancer.nodes import own_schema
-from balancer.outside import one_line
+from balancer.nodes.brief import LOCKED_OUT, brief
+from balancer.nodes.deadlines import DEADLINES
 
 Connection = psycopg.Connection[TupleRow]
 Cursor = psycopg.Cursor[TupleRow]
+PLANNED: WeakSet[psycopg.Connection[TupleRow]] = WeakSet()
+"""Connections on which the question for our schema is prepared (`own_schema.PREPARE`)."""
 Statement = sql.Composable
 
 
@@ -80,7 +81,7 @@ class Address:
 
     def has_several_hosts(self) -> bool:
         """Whether the server behind it may change by itself (a failover)."""
-        return "," in str(_parameters(self).get("host", ""))
+        return _several_hosts(self.dsn) if self.dsn else False
 
 
 def connect(
@@ -93,7 +94,7 @@ def connect(
     autocommit: bool = True,
 ) -> Connection:
     """A new connection. Raises `Unavailable` if no host answers in time or none fits the target, and `Refused` if the
-    database has a schema `balancer` that is not ours.
+    database has a schema `balancer` that is not ours, or is a node of another cluster than the address says.
 
     `purpose` ends its application name. With `replication` it is one for slot commands of logical replication.
     """
@@ -119,12 +120,23 @@ def connect(
         try:
             if not replication:
                 with deadline(connection, max(2.0, timeouts.connect)):
-                    connection.execute(own_schema.IF_THERE)
+                    connection.execute(f"{own_schema.IF_THERE}; {own_schema.PREPARE}".encode())
+                    PLANNED.add(connection)
+                    _check_cluster(connection, address)
             connection.autocommit = autocommit
         except BaseException:
             connection.close()
             raise
         return connection
+
+
+def _check_cluster(connection: Connection, address: Address) -> None:
+    known = own_schema.belongs_to(connection) if address.cluster else None
+    if known is not None and known[0] != address.cluster:
+        raise Refused(
+            f"the DSN of node {address.node} leads to node {known[1]} of cluster {known[0]}, not of"
+            f" {address.cluster}: nothing was done there"
+        )
 
 
 def full_conninfo(address: Address, connected: Connection | None = None) -> str:
@@ -171,23 +183,27 @@ _MEANINGS: tuple[tuple[tuple[type[psycopg.Error], ...], type[BalancerError], str
     ((_E.IdleInTransactionSessionTimeout,), Unavailable, "has ended a session that stood still"),
     ((_E.ReadOnlySqlTransaction,), Unavailable, "is read-only now, perhaps a standby"),
     ((_E.DiskFull,), Refused, "has no space left"),
-    ((_E.InsufficientPrivilege,), Refused, "refuses for want of a privilege"),
-    ((psycopg.OperationalError, psycopg.InterfaceError), Unavailable, "cannot be reached or lost the connection"),
+    ((_E.InsufficientPrivilege,), Refused, "denies us a right"),
+    ((psycopg.OperationalError, psycopg.InterfaceError), Unavailable, "cannot be reached"),
 )
 """What is special comes before what is general: the first that fits counts."""
 
 
 def translate(node: str, error: psycopg.Error) -> BalancerError:
     """What a driver's error means to the caller."""
-    text = _sentence(error)
-    _, at_the_door, answer = text.rpartition("FATAL: ")  # the server's own word, to whom it does not let in
-    if at_the_door and isinstance(error, psycopg.OperationalError):
-        return Unavailable(f"node {node} does not let us in: {answer.strip()}")
+    text = brief(error.diag.message_primary or str(error)) or type(error).__name__
+    # The server's own word, to whom it does not let in.
+    if "FATAL: " in str(error) and isinstance(error, psycopg.OperationalError):
+        return Unavailable(f"node {node} does not let us in: {text}", f"{LOCKED_OUT}{text}")
     for kinds, meaning, words in _MEANINGS:
         if isinstance(error, kinds):
-            return meaning(f"node {node} {words}: {text}")
+            sentence = f"node {node} {words} ({text})"
+            if meaning is Unavailable:
+                return Unavailable(sentence, text)
+            hint = ": see `balancer node check`" if isinstance(error, _E.InsufficientPrivilege) else ""
+            return meaning(sentence + hint)
     if isinstance(error, _E.InternalError_) and "concurrently" in text:  # two changed one definition at once
-        return Unavailable(f"node {node} undid a transaction that met another: {text}")
+        return Unavailable(f"node {node} undid a transaction that met another ({text})")
     return Refused(f"node {node} refuses: {text}")
 
 
@@ -251,100 +267,17 @@ def deadline(connection: Connection, seconds: float) -> Iterator[None]:
     """
     # A duplicate, so that a connection closed meanwhile cannot hand its number to somebody else's socket.
     handle = socket.socket(fileno=os.dup(connection.fileno()))
-    timer = threading.Timer(seconds, _shut, args=(handle,))
-    timer.daemon = True
-    timer.start()
+    number = DEADLINES.begin(handle, seconds)
     try:
         yield
     finally:
-        timer.cancel()
-        timer.join()
+        DEADLINES.end(number)
         handle.close()
 
 
-def _shut(handle: socket.socket) -> None:
-    try:
-        handle.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # it was closed in the same moment: the block is over
-
-
-class ConnectionHolder:
-    """Keeps idle connections per node, so that a poll or a step does not begin with a handshake.
-
-    Safe to share between threads: a connection is lent to one of them at a time.
-    """
-
-    def __init__(self, purpose: str, timeouts: Timeouts = DEFAULT_TIMEOUTS, idle_per_node: int = 1) -> None:
-        self._purpose = purpose
-        self._timeouts = timeouts
-        self._idle_per_node = idle_per_node
-        self._idle: dict[tuple[Address, Target], list[Connection]] = defaultdict(list)
-        self._lock = threading.Lock()
-        self._closed = False
-
-    @contextmanager
-    def borrow(self, address: Address, target: Target = Target.PRIMARY) -> Iterator[Connection]:
-        """Lends a connection; after an error it is closed, otherwise kept. Driver errors become ours."""
-        connection = self._take(address, target) or connect(
-            address, purpose=self._purpose, timeouts=self._timeouts, target=target
-        )
-        kept = False
-        try:
-            with translated(address.node):
-                yield connection
-            kept = self._give_back(address, target, connection)
-        finally:
-            if not kept:
-                connection.close()
-
-    def forget(self, node: str) -> None:
-        """Closes the idle connections of a node: its server has changed."""
-        with self._lock:
-            connections = [c for (address, _), idle in self._idle.items() if address.node == node for c in idle]
-            for key in [key for key in self._idle if key[0].node == node]:
-                del self._idle[key]
-        for connection in connections:
-            connection.close()
-
-    def close(self) -> None:
-        """Closes every idle connection; those that are lent are closed when they come back. Idempotent."""
-        with self._lock:
-            self._closed = True
-            connections = [connection for idle in self._idle.values() for connection in idle]
-            self._idle.clear()
-        for connection in connections:
-            connection.close()
-
-    def _take(self, address: Address, target: Target) -> Connection | None:
-        while True:
-            with self._lock:
-                idle = self._idle.get((address, target))
-                if not idle:
-                    return None
-                connection = idle.pop()
-            if _looks_alive(connection):
-                return connection
-            connection.close()
-
-    def _give_back(self, address: Address, target: Target, connection: Connection) -> bool:
-        if connection.closed or connection.info.transaction_status != TransactionStatus.IDLE:
-            return False
-        with self._lock:
-            idle = self._idle[address, target]
-            if self._closed or len(idle) >= self._idle_per_node:
-                return False
-            idle.append(connection)
-            return True
-
-
-def _looks_alive(connection: Connection) -> bool:
-    # An idle connection has nothing to read, except the end: the server is gone, or tells us that it goes.
-    if connection.closed:
-        return False
-    poller = select.poll()
-    poller.register(connection.fileno(), select.POLLIN)
-    return not poller.poll(0)
+@lru_cache(maxsize=8192)
+def _several_hosts(dsn: str) -> bool:
+    return "," in str(_parameters(Address("", dsn)).get("host", ""))
 
 
 def _parameters(address: Address) -> dict[str, str | int]:
@@ -403,8 +336,3 @@ def _escaped(value: str) -> str:
 
 def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
-
-
-def _sentence(error: psycopg.Error) -> str:
-    # The words may be those of a function that anybody wrote: as long, and with what characters, as that pleased.
-    return one_line(error.diag.message_primary or str(error)) or type(error).__name__

@@ -42,14 +42,16 @@ def copy_rows(
     on_block: Callable[[int], None],
     *,
     source_node: str = "",
+    patience: float = PATIENCE,
 ) -> Copied:
     """Pipes `COPY … TO STDOUT` into `COPY … FROM STDIN`. What either side raises is raised here.
 
     The source's errors are translated with the name of its node, if that is given: the caller has the target's.
+    `patience`: seconds for which a side may stand still.
 
     After an error there is nothing on the target; the source's connection may be in the middle and is to be closed.
     """
-    reading, writing = _Side(source, "source", on_block), _Side(target, "target", on_block)
+    reading, writing = _Side(source, "source", on_block, patience), _Side(target, "target", on_block, patience)
     with translated(source_node) if source_node else nullcontext():
         reading.begin(read, pq.ExecStatus.COPY_OUT)
     writing.begin(write, pq.ExecStatus.COPY_IN)
@@ -64,11 +66,17 @@ def copy_rows(
     return Copied(writing.end(), size)
 
 
-def statements(source: Name, target: Name, columns: Sequence[str], binary: bool) -> tuple[sql.Composed, sql.Composed]:
-    """The two COPY statements for the same columns of a partition and its twin."""
+def statements(
+    source: Name, target: Name, columns: Sequence[str], binary: bool, *, where: sql.Composable | None = None
+) -> tuple[sql.Composed, sql.Composed]:
+    """The two COPY statements for the same columns of a partition and its twin; `where` speaks of rows of `t`."""
     names = sql.SQL(", ").join(map(sql.Identifier, columns))
     form = sql.SQL("(FORMAT binary)" if binary else "(FORMAT text)")
     read = sql.SQL("COPY {} ({}) TO STDOUT {}").format(source.identifier, names, form)
+    if where is not None:
+        read = sql.SQL("COPY (SELECT {} FROM ONLY {} AS t WHERE {}) TO STDOUT {}").format(
+            names, source.identifier, where, form
+        )
     return read, sql.SQL("COPY {} ({}) FROM STDIN {}").format(target.identifier, names, form)
 
 
@@ -102,8 +110,11 @@ def _pump(reading: "_Side", writing: "_Side", on_block: Callable[[int], None], s
 class _Side:
     """One connection in the middle of a COPY; the driver's own loop costs more per row than the server does."""
 
-    def __init__(self, connection: Connection, name: str, on_block: Callable[[int], None]) -> None:
+    def __init__(
+        self, connection: Connection, name: str, on_block: Callable[[int], None], patience: float = PATIENCE
+    ) -> None:
         self.raw = connection.pgconn
+        self._patience = patience
         self._connection = connection
         self._name = name
         self._on_block = on_block
@@ -150,8 +161,8 @@ class _Side:
         while not poller.poll(_LOOK * 1000):
             self._on_block(0)
             waited += _LOOK
-            if waited > PATIENCE:
-                raise Unavailable(f"the {self._name} of a copy has stood still for {PATIENCE:.0f} s")
+            if waited > self._patience:
+                raise Unavailable(f"the {self._name} of a copy has stood still for {self._patience:.0f} s")
 
     def _flush(self) -> None:
         while self.raw.flush():

@@ -7,7 +7,7 @@ sent one by one, because a catalog's text is nobody's promise.
 """
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from psycopg import sql
 
@@ -63,14 +63,16 @@ def read_plain_definition(cursor: Cursor, name: Name) -> Definition:
 _PLAIN = "SELECT oid::bigint, pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass(%s)"
 
 
-def read_definition(cursor: Cursor, root: Root, *, whole: bool = False, lane: int | None = None) -> Definition:
+def read_definition(
+    cursor: Cursor, root: Root, *, whole: bool = False, lane: int | None = None, drawing: bool = True
+) -> Definition:
     """What makes the same root elsewhere. Refuses what cannot be made there, and columns that draw from a sequence.
 
     Of a whole table the columns' own sequences are made there too: one node at a time draws from them. So are those of
-    a table whose nodes have lanes.
+    a table whose nodes have lanes. `drawing` off: such columns come without a default, and get theirs later.
     """
     with full_names(cursor):
-        return _read_definition(cursor, root, whole=whole, lane=lane)
+        return _read_definition(cursor, root, whole=whole, lane=lane, drawing=drawing)
 
 
 def make_roots(cursor: Cursor, definitions: Sequence[Definition], *, trusted: bool = False) -> None:
@@ -109,7 +111,9 @@ def _check_roles(cursor: Cursor, definitions: Sequence[Definition]) -> None:
         raise Refused(f"the owner, the grants or the policies of {names} name roles that are not here: {absent}")
 
 
-def _read_definition(cursor: Cursor, root: Root, *, whole: bool, lane: int | None = None) -> Definition:
+def _read_definition(
+    cursor: Cursor, root: Root, *, whole: bool, lane: int | None = None, drawing: bool = True
+) -> Definition:
     table = root.name.identifier
     row = cursor.execute(_UNUSUAL, (root.oid,)).fetchone()
     assert row is not None
@@ -119,6 +123,8 @@ def _read_definition(cursor: Cursor, root: Root, *, whole: bool, lane: int | Non
     made = whole or lane is not None
     sequences = new_sequences(cursor, root.oid, root.name, lane) if made else NewSequences()
     columns = table_parts.read_columns(cursor, root.oid)
+    if not drawing:
+        columns = tuple(replace(one, default=None, draws=False) if one.draws else one for one in columns)
     check_no_sequences(root.name, columns, sequences.columns)
     written = sql.SQL(", ").join(column.clause() for column in columns)
     statements: list[Statement] = [
@@ -172,12 +178,7 @@ def _partitioning(cursor: Cursor, root: Root) -> sql.Composable:
 
 def _set_grants(cursor: Cursor, definition: Definition) -> None:
     """Exactly these: default privileges of this database may have given others."""
-    given = cursor.execute(
-        "SELECT DISTINCT CASE g.grantee WHEN 0 THEN NULL ELSE pg_get_userbyid(g.grantee) END"
-        " FROM pg_class c, aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) g WHERE c.oid = to_regclass(%s)",
-        (str(definition.root),),
-    ).fetchall()
     version = cursor.connection.info.server_version
-    roles = [role for (role,) in given]
+    roles = table_parts.roles_with_rights(cursor, definition.root)
     for statement in table_parts.set_grants(definition.root, roles, definition.grants, version):
         run_single(cursor, statement)

@@ -15,7 +15,7 @@ from psycopg.pq import TransactionStatus
 from balancer.errors import BalancerError, Fenced, OutcomeUnknown, Refused
 from balancer.nodes import own_schema
 from balancer.nodes.blockers import leaders_holder
-from balancer.nodes.connection import Connection, Cursor, Statement, lost, run_together, translate
+from balancer.nodes.connection import PLANNED, Connection, Cursor, Statement, lost, run_together, translate
 from balancer.nodes.schema import LEADER_LOCK
 
 
@@ -43,7 +43,8 @@ def node_transaction(
     committing = False
     try:
         with connection.cursor() as cursor:
-            start = [sql.SQL("BEGIN"), *first, *([_SYNCHRONOUS] if durable else []), _OURS]
+            ours = _OURS_PLANNED if connection in PLANNED else _OURS
+            start = [sql.SQL("BEGIN"), *first, *([_SYNCHRONOUS] if durable else []), ours]
             _begin(cursor, leader_epoch, node, start, together)
             yield cursor
             committing = True
@@ -96,6 +97,7 @@ def _said(connection: Connection, node: str, error: psycopg.Error) -> BalancerEr
 
 
 _OURS = sql.SQL(own_schema.REQUIRED)
+_OURS_PLANNED = sql.SQL(own_schema.EXECUTE)
 _SYNCHRONOUS = sql.SQL("SET LOCAL synchronous_commit TO on")
 
 
@@ -104,7 +106,21 @@ def _begin(
 ) -> None:
     """One message: a writer may be waiting for what follows."""
     enter = sql.SQL("SELECT balancer.enter({}, {})").format(sql.Literal(leader_epoch), sql.Literal(node))
-    run_together(cursor, [*start, enter, *together])
+    message = [*start, enter, *together]
+    try:
+        try:
+            run_together(cursor, message)
+        except psycopg.errors.InvalidSqlStatementName:
+            # After a rollback the driver may have had the server forget all that was prepared.
+            cursor.connection.rollback()
+            with suppress(psycopg.errors.DuplicatePreparedStatement):
+                cursor.execute(own_schema.PREPARE)
+            run_together(cursor, message)
+    except psycopg.errors.InvalidTextRepresentation:
+        # Perhaps our schema's; then nothing behind the question was run, and this says what is wrong.
+        cursor.connection.rollback()
+        cursor.execute(_OURS)
+        raise
     for _ in start:
         cursor.nextset()
     row = cursor.fetchone()

@@ -22,7 +22,7 @@ from balancer.nodes import connection
 from balancer.nodes.connection import Cursor, Statement, last_rows, run_together
 from balancer.nodes.locks import tablets_of, writers_statement
 from balancer.nodes.names import Name
-from balancer.nodes.objects import FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER
+from balancer.nodes.objects import CLOSED, FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER
 
 _NAMES = (FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER)
 SEALED = "sealed"
@@ -159,20 +159,38 @@ def lift_statements(partitions: Sequence[Name], lock_timeout: float) -> list[Sta
     ]
 
 
-def lift_fence(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float) -> None:
-    """Lets writers through again, waiting for no reader. Partitions that are gone or have no fence are passed over."""
+def lift_fence(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float, *, closed: bool = False) -> bool:
+    """Lets writers through again, waiting for no reader. Partitions that are gone or have no fence are passed over.
+
+    What the leader's guard has closed stays so, unless `closed` ones are meant; then the answer is False.
+    """
+    lifted = True
     for partition in partitions:
-        if read_fence(cursor, partition) is not None:
+        if read_fence(cursor, partition) is None:
+            continue
+        lock_partitions(cursor, [partition], lock_timeout)
+        standing = read_fence(cursor, partition)
+        if standing is not None and standing.migration == CLOSED and not closed:
+            lifted = False
+        elif standing is not None:
             run_together(cursor, lift_statements([partition], lock_timeout))
+    return lifted
 
 
 def drop_fence(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float) -> None:
-    """Takes the triggers away. Waits for readers, so it comes after `lift_fence` and may be tried again."""
+    """Takes the triggers away. Waits for readers, so it comes after `lift_fence` and may be tried again.
+
+    Those of a tablet that the leader's guard has closed stay: only the guard opens it.
+    """
     run_together(cursor, [connection.lock_timeout(lock_timeout)])
     for partition in partitions:
-        for trigger in _NAMES:
-            if has_trigger(cursor, partition, trigger):
-                cursor.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(trigger), partition.identifier))
+        there = [trigger for trigger in _NAMES if has_trigger(cursor, partition, trigger)]
+        if not there:
+            continue
+        cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE").format(partition.identifier))
+        standing = read_fence(cursor, partition)
+        for trigger in there if standing is None or standing.migration != CLOSED else ():
+            cursor.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(trigger), partition.identifier))
 
 
 def read_fence(cursor: Cursor, partition: Name) -> Fence | None:
@@ -213,6 +231,18 @@ def lock_partitions(cursor: Cursor, partitions: Sequence[Name], lock_timeout: fl
 def guard_incoming(cursor: Cursor, partition: Name, fence: Fence) -> None:
     """Refuses writes to a partition that is being filled, by its own name; replication's apply is let through."""
     run_together(cursor, _triggers(partition, replace(fence, until=SEALED), "ENABLE"))
+
+
+def let_through(cursor: Cursor, partition: Name) -> bool:
+    """Switches the guard of `guard_incoming` off until it is put up again, in the same transaction.
+
+    For a role that may not write past triggers. It locks the partition: nobody else gets through. False: there is none.
+    """
+    if read_fence(cursor, partition) is None:
+        return False
+    disable = [sql.SQL("DISABLE TRIGGER {}").format(sql.Identifier(name)) for name in _NAMES]
+    cursor.execute(sql.SQL("ALTER TABLE {} ").format(partition.identifier) + sql.SQL(", ").join(disable))
+    return True
 
 
 def trigger_statements(partitions: Sequence[Name], fence: Fence) -> list[Statement]:

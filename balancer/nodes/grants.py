@@ -21,6 +21,7 @@ DO $grant$
 DECLARE
     balancer constant name := {role};
     forward constant name := {forward};
+    other name;
     root record;
     part record;
 BEGIN
@@ -54,6 +55,17 @@ BEGIN
     ELSE
         RAISE NOTICE 'PostgreSQL 15 lets only superusers make subscriptions: moves will run in read-only mode';
     END IF;
+    -- Tables that are not here yet are made here, with the owners that they have on other nodes.
+    FOR other IN SELECT nspname FROM pg_namespace WHERE nspname = ANY ({schemas}::text[]) LOOP
+        EXECUTE format('GRANT USAGE, CREATE ON SCHEMA %I TO %I', other, balancer);
+    END LOOP;
+    FOREACH other IN ARRAY {owners}::name[] LOOP
+        IF EXISTS (SELECT FROM pg_roles WHERE rolname = other AND rolsuper) THEN
+            RAISE EXCEPTION '% is a superuser: a table of the balancer''s needs an owner that is none', other;
+        ELSIF other <> balancer THEN
+            EXECUTE format('GRANT %I TO %I', other, balancer);
+        END IF;
+    END LOOP;
     -- Only a table's owner can attach and detach its partitions.
     FOR root IN
         SELECT c.oid, c.oid::regclass AS name, n.nspname, r.rolname AS owner, r.rolsuper
@@ -63,7 +75,6 @@ BEGIN
         JOIN unnest({schemas}::text[], {names}::text[]) AS wanted (schema, name)
             ON wanted.schema = n.nspname AND wanted.name = c.relname
     LOOP
-        EXECUTE format('GRANT USAGE, CREATE ON SCHEMA %I TO %I', root.nspname, balancer);
         IF root.owner = balancer THEN
             CONTINUE;
         ELSIF root.rolsuper THEN
@@ -80,11 +91,15 @@ END $grant$;
 """
 
 
-def grant_script(role: str, roots: Sequence[Name], forward: str = "") -> str:
-    """SQL text for a superuser to run in the node's database; `forward` is the login of other nodes, if any."""
+def grant_script(role: str, roots: Sequence[Name], forward: str = "", owners: Sequence[str] = ()) -> str:
+    """SQL text for a superuser to run in the node's database.
+
+    `forward` is the login of other nodes, if any; `owners` are those of tables that the node does not have yet.
+    """
     body = sql.SQL(_BODY).format(
         role=sql.Literal(role),
         forward=sql.Literal(forward),
+        owners=sql.Literal([*owners]),
         schemas=sql.Literal([root.schema for root in roots]),
         names=sql.Literal([root.name for root in roots]),
     )

@@ -13,33 +13,29 @@ from psycopg import sql
 from balancer.errors import Refused
 from balancer.nodes.bounds import Part, check_expression
 from balancer.nodes.capture import SEQ
+from balancer.nodes.carried import far_keys, read_carried
 from balancer.nodes.catalog import HASH, Root
 from balancer.nodes.checksum import Compared, Digest, row_hash, summed
-from balancer.nodes.connection import Connection, Cursor, run_single
+from balancer.nodes.connection import Connection, Cursor, run_single, translated
+from balancer.nodes.dependents import read_dependents
 from balancer.nodes.names import MAX_BYTES, Name
-from balancer.nodes.objects import CAPTURE_TRIGGER, CAPTURE_TRUNCATE_TRIGGER, log_name
+from balancer.nodes.number_lanes import read_drawn
+from balancer.nodes.objects import CAPTURE_TRIGGER, CAPTURE_TRUNCATE_TRIGGER
+from balancer.nodes.owned_sequences import new_sequences
 from balancer.nodes.plain_table import read_plain
+from balancer.nodes.readable import check_readable
 from balancer.nodes.shape import read_shape
-from balancer.nodes.table_parts import read_columns, read_grants, set_grants
+from balancer.nodes.table_parts import grantee, read_columns, roles_with_rights
 
 KEYS = sql.Identifier("balancer_import_keys")
 LISTED = 20
 """Keys that a sentence names."""
 
-_IN_THE_WAY = """
-SELECT format('the trigger %%I', tgname) FROM pg_trigger
-    WHERE tgrelid = %(oid)s AND NOT tgisinternal AND tgname !~ '^[!~]balancer_'
-UNION ALL SELECT format('the policy %%I', polname) FROM pg_policy WHERE polrelid = %(oid)s
-UNION ALL SELECT 'row level security' FROM pg_class WHERE oid = %(oid)s AND (relrowsecurity OR relforcerowsecurity)
-UNION ALL SELECT format('the foreign key %%I of %%s', conname, conrelid::regclass) FROM pg_constraint
-    WHERE contype = 'f' AND %(oid)s IN (conrelid, confrelid)
-UNION ALL SELECT format('the publication %%I', p.pubname) FROM pg_publication_rel r JOIN pg_publication p
-    ON p.oid = r.prpubid WHERE r.prrelid = %(oid)s
-UNION ALL SELECT DISTINCT pg_describe_object(classid, objid, 0) FROM pg_depend
-    WHERE refclassid = 'pg_class'::regclass AND refobjid = %(oid)s AND deptype = 'n'
-      AND classid IN ('pg_rewrite'::regclass, 'pg_proc'::regclass, 'pg_policy'::regclass)
-UNION ALL SELECT DISTINCT pg_describe_object(d.classid, d.objid, 0) FROM pg_depend d JOIN pg_class c ON c.oid = %(oid)s
-    WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid = c.reltype AND d.deptype = 'n'
+_PUBLISHED = """
+SELECT p.pubname FROM pg_publication p
+WHERE p.puballtables OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = %(oid)s)
+   OR EXISTS (SELECT FROM pg_publication_namespace n JOIN pg_class c ON c.relnamespace = n.pnnspid
+              WHERE n.pnpubid = p.oid AND c.oid = %(oid)s)
 ORDER BY 1
 """
 
@@ -50,21 +46,31 @@ def beside(table: Name, word: str) -> Name:
     return Name(table.schema, table.name.encode()[: MAX_BYTES - len(suffix)].decode(errors="ignore") + suffix)
 
 
-def obstacles(cursor: Cursor, table: Name, layout: str, key: Sequence[str]) -> list[str]:
-    """Why the plain table of this name, which is there, cannot be imported; with what would help."""
+def obstacles(
+    cursor: Cursor, table: Name, together: Sequence[Name], layout: str, key: Sequence[str], *, spreads: bool
+) -> list[str]:
+    """Why the plain table of this name, which is there, cannot be imported; with what would help.
+
+    `spreads`: each node hands out numbers of its own. The caller has set full names.
+    """
     plain = read_plain(cursor, table, layout, key, "")
     if plain.refusals:
         return list(plain.refusals)
+    again = "drop it, and make it again afterwards"
     found = [
-        f"{table} has {thing}, which an import does not carry: drop it, and make it again afterwards"
-        for (thing,) in cursor.execute(_IN_THE_WAY, {"oid": plain.oid}).fetchall()
+        f"foreign key {name} of {table} points to {other}, which is not imported with it: name both as roots of one"
+        f" table, or {again}"
+        for name, other in far_keys(cursor, plain.oid, together)
     ]
     found += [
-        f'column "{column.name}" of {table} draws from a sequence, and nodes would hand out the same numbers: let the'
-        " application give the ids, then ALTER COLUMN … DROP DEFAULT or DROP IDENTITY"
-        for column in read_columns(cursor, plain.oid)
-        if column.identity or column.draws
+        f"publication {name} has {table} in it, and would publish the copies as well: take the table out meanwhile"
+        for (name,) in cursor.execute(_PUBLISHED, {"oid": plain.oid}).fetchall()
     ]
+    carried = read_carried(cursor, plain.oid, table, beside(table, "before_import"), together, near_to=table)
+    found += carried.refusals
+    views = read_dependents(cursor, plain.oid, table).materialised
+    found += [f"the materialised view {view} reads {table}, which an import does not carry: {again}" for view in views]
+    found += _unfit_numbers(cursor, plain.oid, table, spreads=spreads)
     found += [f'column "{name}" of {table}, part of the key, may be NULL: SET NOT NULL' for name in plain.nullable]
     primary = [index for index in plain.unique if index.constraint == "p"]
     if not primary:
@@ -80,31 +86,46 @@ def obstacles(cursor: Cursor, table: Name, layout: str, key: Sequence[str]) -> l
     return found
 
 
+def _unfit_numbers(cursor: Cursor, oid: int, table: Name, *, spreads: bool) -> Iterator[str]:
+    own = new_sequences(cursor, oid, table).columns
+    for column in read_columns(cursor, oid):
+        if (column.identity or column.draws) and not (spreads and column.name in own):
+            help_ = "let the application give the ids" if spreads else "say spread_sequences = true for the table"
+            yield (
+                f'column "{column.name}" of {table} draws from a sequence, and nodes would hand out the same numbers:'
+                f" {help_}"
+            )
+    if spreads:
+        yield from (one.unfit for one in read_drawn(cursor, [table]) if one.unfit)
+
+
 def row_key(cursor: Cursor, table: Name, layout: str, key: Sequence[str]) -> tuple[str, ...]:
     """The columns by which its rows are told apart: those of the primary key."""
     return next(i.columns for i in read_plain(cursor, table, layout, key, "").unique if i.constraint == "p")
 
 
 def make_root(cursor: Cursor, table: Name, root: Name, layout: str, key: Sequence[str]) -> None:
-    """An empty partitioned twin of a plain table: columns, defaults, checks, indexes, statistics, comments, rights."""
-    row = cursor.execute(
-        "SELECT oid::bigint, pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass(%s)", (str(table),)
-    ).fetchone()
-    assert row is not None, table
-    oid, owner = row
+    """An empty partitioned twin of a plain table: columns, defaults, checks, indexes, statistics, comments.
+
+    It is ours until it has the table's name: its owner, or who may add triggers, could bring code that our copy runs.
+    """
     columns = sql.SQL(", ").join(map(sql.Identifier, key))
     how = "HASH" if layout == HASH else "RANGE"
-    create = sql.SQL("CREATE TABLE {} (LIKE {} INCLUDING ALL) PARTITION BY " + how + " ({})")
+    create = sql.SQL("CREATE TABLE {} (LIKE {} INCLUDING ALL EXCLUDING IDENTITY) PARTITION BY " + how + " ({})")
     run_single(cursor, create.format(root.identifier, table.identifier, columns))
-    run_single(cursor, sql.SQL("ALTER TABLE {} OWNER TO {}").format(root.identifier, sql.Identifier(owner)))
-    cursor.execute("SELECT obj_description(%s, 'pg_class')", (oid,))
+    cursor.execute("SELECT obj_description(to_regclass(%s), 'pg_class')", (str(table),))
     text = cursor.fetchone()
     if text is not None and text[0] is not None:
         run_single(cursor, sql.SQL("COMMENT ON TABLE {} IS {}").format(root.identifier, sql.Literal(text[0])))
-    grants = read_grants(cursor, oid)
-    roles = [None, owner, *(grant.role for grant in grants)]
-    for statement in set_grants(root, roles, grants, cursor.connection.info.server_version):
-        run_single(cursor, statement)
+    keep_to_us(cursor, root)
+
+
+def keep_to_us(cursor: Cursor, root: Name) -> None:
+    """Nobody else owns a new root, nor has any right on it, by default privileges for example."""
+    run_single(cursor, sql.SQL("ALTER TABLE {} OWNER TO CURRENT_USER").format(root.identifier))
+    for role in roles_with_rights(cursor, root):
+        run_single(cursor, sql.SQL("REVOKE ALL ON {} FROM {} CASCADE").format(root.identifier, grantee(role)))
+    run_single(cursor, sql.SQL("GRANT ALL ON {} TO CURRENT_USER").format(root.identifier))
 
 
 def compared_columns(cursor: Cursor, table: Name) -> tuple[tuple[Compared, ...], tuple[str, ...]]:
@@ -126,7 +147,7 @@ WHERE t.tgrelid = to_regclass(%s) AND t.tgname = ANY (%s) AND p.proname = %s
 """
 
 
-def check_unchanged(cursor: Cursor, table: Name, root: Name, migration: str) -> None:
+def check_unchanged(cursor: Cursor, table: Name, root: Name, migration: str, index: int) -> None:
     """Under the lock of a fence: raises `Refused` if the old table is not what was copied, or was not watched since.
 
     The triggers that capture changes are as old as their function, unless somebody has switched them off and on.
@@ -134,7 +155,7 @@ def check_unchanged(cursor: Cursor, table: Name, root: Name, migration: str) -> 
     if compared_columns(cursor, table) != compared_columns(cursor, root):
         raise Refused(f"the columns of {table} have changed since the import began: say --cancel, and begin again")
     names = [CAPTURE_TRIGGER, CAPTURE_TRUNCATE_TRIGGER]
-    row = cursor.execute(_CAPTURES, (str(table), names, f"capture_{migration}_0")).fetchone()
+    row = cursor.execute(_CAPTURES, (str(table), names, f"capture_{migration}_{index}")).fetchone()
     if row != (True,):
         raise Refused(f"somebody has switched off what captures the changes of {table}: say --cancel, and begin again")
 
@@ -163,11 +184,11 @@ def digest_of(connection: Connection | Cursor, columns: Sequence[Compared], tabl
     return {bucket: (count, int(total)) for bucket, count, total in rows}
 
 
-def duplicates(readers: Mapping[str, Connection], table: Name, key: Sequence[str]) -> list[str]:
+def duplicates(readers: Mapping[str, Connection], table: Name, key: Sequence[str], *, trusted: bool) -> list[str]:
     """Some keys that stand on more than one node, with the nodes; reads every key, in order, and keeps none."""
     found: list[str] = []
     with ExitStack() as stack:
-        streams = [stack.enter_context(_KeyStream(node, one, table, key)) for node, one in readers.items()]
+        streams = [stack.enter_context(_KeyStream(node, one, table, key, trusted)) for node, one in readers.items()]
         last, nodes = "", [""]
         for text, node in heapq.merge(*streams):
             if text == last:
@@ -186,18 +207,26 @@ def duplicates(readers: Mapping[str, Connection], table: Name, key: Sequence[str
 class _KeyStream:
     """The keys of one node as text, sorted by their bytes."""
 
-    def __init__(self, node: str, connection: Connection, table: Name, key: Sequence[str]) -> None:
+    def __init__(self, node: str, connection: Connection, table: Name, key: Sequence[str], trusted: bool) -> None:
         self._node, self._connection = node, connection
+        self._table, self._trusted = table, trusted
         self._query = sql.SQL('SELECT {} COLLATE "C" AS k FROM ONLY {} AS t ORDER BY k').format(
             key_text(key), table.identifier
         )
 
     def __enter__(self) -> Iterator[tuple[str, str]]:
-        self._connection.execute("BEGIN READ ONLY")
+        with translated(self._node), self._connection.cursor() as cursor:
+            cursor.execute("BEGIN")
+            try:
+                check_readable(cursor, [self._table], trusted=self._trusted)
+            except BaseException:
+                self.__exit__()
+                raise
         return self._rows()
 
     def __exit__(self, *error: object) -> None:
-        self._connection.rollback()
+        if not self._connection.closed:
+            self._connection.rollback()
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         with self._connection.cursor(name="balancer_import") as cursor:
@@ -206,12 +235,12 @@ class _KeyStream:
                 yield str(text), self._node
 
 
-def take_batch(connection: Connection, migration: str, key: Sequence[str], limit: int) -> list[int] | None:
+def take_batch(connection: Connection, log: sql.Composable, key: Sequence[str], limit: int) -> list[int] | None:
     """Some entries of a log, their keys into a temporary table; both as one snapshot sees them.
 
     Returns the entries; None: one says that the table was truncated.
     """
-    log, seq = log_name(migration, 0), sql.Identifier(SEQ)
+    seq = sql.Identifier(SEQ)
     rows = connection.execute(
         sql.SQL("SELECT {}, {} IS NULL FROM {} ORDER BY {} LIMIT {}").format(
             seq, sql.Identifier(key[0]), log, seq, sql.Literal(limit)
@@ -273,11 +302,11 @@ def delete_keys(cursor: Cursor, root: Name, key: Sequence[str]) -> None:
 
 
 def entries_without(
-    connection: Connection, migration: str, key: Sequence[str], entries: Sequence[int], texts: Sequence[str]
+    connection: Connection, log: sql.Composable, key: Sequence[str], entries: Sequence[int], texts: Sequence[str]
 ) -> list[int]:
     """Those of the entries whose key is none of these."""
     query = sql.SQL("SELECT t.{} FROM {} AS t WHERE t.{} = ANY({}) AND {} <> ALL({})").format(
-        sql.Identifier(SEQ), log_name(migration, 0), sql.Identifier(SEQ), sql.Literal(list(entries)), key_text(key),
+        sql.Identifier(SEQ), log, sql.Identifier(SEQ), sql.Literal(list(entries)), key_text(key),
         sql.Literal(list(texts)),
     )  # fmt: skip
     return [int(number) for (number,) in connection.execute(query).fetchall()]
@@ -286,38 +315,6 @@ def entries_without(
 def key_text(key: Sequence[str]) -> sql.Composable:
     """The key of `t` as text."""
     return sql.SQL("ROW({})::text").format(sql.SQL(", ").join(sql.SQL("t.{}").format(sql.Identifier(k)) for k in key))
-
-
-def rename(cursor: Cursor, table: Name, new: Name) -> None:
-    """Of a table, within its schema."""
-    rename = sql.SQL("ALTER TABLE {} RENAME TO {}")
-    cursor.execute(rename.format(table.identifier, sql.Identifier(new.name)))
-
-
-_INDEXES = """
-SELECT c.relname, row_number() OVER (PARTITION BY d.tail ORDER BY c.relname), d.tail
-FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
-CROSS JOIN LATERAL (SELECT regexp_replace(pg_get_indexdef(i.indexrelid), '^.*? USING ', '') || i.indisunique
-                           || i.indisprimary AS tail) AS d
-WHERE i.indrelid = to_regclass(%s) ORDER BY c.relname
-"""
-
-
-def index_names(cursor: Cursor, table: Name, root: Name) -> dict[str, str]:
-    """By name of an index of the new root: what the same one of the old table is called."""
-    mine, theirs = (cursor.execute(_INDEXES, (str(name),)).fetchall() for name in (table, root))
-    known = {(number, tail): str(name) for name, number, tail in mine}
-    return {str(name): known[number, tail] for name, number, tail in theirs if (number, tail) in known}
-
-
-def rename_indexes(cursor: Cursor, schema: str, names: Mapping[str, str], *, old: bool) -> None:
-    """Gives the new root's indexes, and the constraints behind them, the old names; the old ones make room first."""
-    change = sql.SQL("ALTER INDEX {} RENAME TO {}")
-    for new, name in names.items():
-        if old:
-            away = beside(Name(schema, name), "before_import")
-            cursor.execute(change.format(sql.Identifier(schema, name), sql.Identifier(away.name)))
-        cursor.execute(change.format(sql.Identifier(schema, new), sql.Identifier(name)))
 
 
 def kind_of_table(cursor: Cursor, table: Name) -> str | None:
@@ -331,9 +328,9 @@ def empty_root(cursor: Cursor, root: Name) -> None:
     cursor.execute(sql.SQL("TRUNCATE {}").format(root.identifier))
 
 
-def clear_log(cursor: Cursor, migration: str) -> None:
+def clear_log(cursor: Cursor, log: sql.Composable) -> None:
     """Forgets changes that are committed, before a snapshot is taken that has them."""
-    cursor.execute(sql.SQL("DELETE FROM {}").format(log_name(migration, 0)))
+    cursor.execute(sql.SQL("DELETE FROM {}").format(log))
 
 
 def drop_table(cursor: Cursor, table: Name) -> None:

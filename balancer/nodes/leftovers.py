@@ -24,6 +24,7 @@ class LeftoverKind(StrEnum):
     PUBLICATION = "publication"
     TRIGGER = "trigger"
     LOG = "table of changes"
+    NOTES = "table of chunks"
     FUNCTION = "function"
     MARKER = "marker"
     CONSTRAINT = "constraint"
@@ -54,6 +55,9 @@ _QUERIES: dict[LeftoverKind, str] = {
     LeftoverKind.LOG: """
         SELECT relname, NULL, NULL FROM pg_class
         WHERE relnamespace = 'balancer'::regnamespace AND relkind = 'r' AND relname LIKE 'changes\\_m%'""",
+    LeftoverKind.NOTES: """
+        SELECT relname, NULL, NULL FROM pg_class
+        WHERE relnamespace = 'balancer'::regnamespace AND relkind = 'r' AND relname LIKE 'chunks\\_m%'""",
     LeftoverKind.FUNCTION: """
         SELECT proname, NULL, NULL FROM pg_proc
         WHERE pronamespace = 'balancer'::regnamespace AND proname LIKE 'capture\\_m%'""",
@@ -90,7 +94,7 @@ def remove_leftover(cursor: Cursor, leftover: Leftover) -> None:
             replication.drop_slot(cursor, migration)
         case LeftoverKind.PUBLICATION:
             replication.drop_publication(cursor, migration)
-        case LeftoverKind.LOG:
+        case LeftoverKind.LOG | LeftoverKind.NOTES:
             cursor.execute(sql.SQL("DROP TABLE IF EXISTS balancer.{}").format(name))
         case LeftoverKind.FUNCTION:
             cursor.execute(sql.SQL("DROP FUNCTION IF EXISTS balancer.{}() CASCADE").format(name))

@@ -34,7 +34,7 @@ The argument
     told so first, and by then the outbox row says that it is reversed. So "failed" at a target, not dismissed, without
     a row at the sender, is a message that was lost: `checks.message_looks` finds it.
  8. *With the sender's rights.* The role that sends is kept by a column that nobody can write; a handler runs with the
-    rights of that role, as its statements do, whoever delivers. Values are parameters, never text of a statement.
+    rights of that role, as its statements do, no matter who delivers. Values are parameters, never text of a statement.
 
 What it does not survive: a node that has gone back in time (a restored backup, a standby that had not everything) has
 forgotten what it acknowledged, here as with every other row.

@@ -83,10 +83,10 @@ def in_lane(shape: Sequence[int], last: int | None, lane: int) -> list[int]:
     return [first_in_lane(start if last is None else last, lane), STRIDE, *rest]
 
 
-def spread(cursor: Cursor, sequence: DrawnSequence, lane: int) -> None:
-    """Lets a sequence go on in a lane; inside the caller's transaction."""
+def spread(cursor: Cursor, sequence: DrawnSequence, lane: int, above: int = 0) -> None:
+    """Lets a sequence go on in a lane, above what other nodes have handed out; inside the caller's transaction."""
     cursor.execute(sql.SQL("ALTER SEQUENCE {} INCREMENT BY {}").format(sequence.name.identifier, sql.Literal(STRIDE)))
     row = cursor.execute("SELECT pg_sequence_last_value(%s::regclass)", (str(sequence.name),)).fetchone()
     last = sequence.start if row is None or row[0] is None else int(row[0])
     # As if it had been handed out: a sequence whose next number is its first says nothing of its last one.
-    cursor.execute("SELECT setval(%s::regclass, %s)", (str(sequence.name), first_in_lane(last, lane)))
+    cursor.execute("SELECT setval(%s::regclass, %s)", (str(sequence.name), first_in_lane(max(last, above), lane)))

@@ -22,7 +22,7 @@ CLOSED = "rewound"
 """In the place of a migration's id: what stands on a node that has gone back in time."""
 
 PREFIX = "tb_"
-_OWNER = re.compile(r"(?:tb|changes|capture)_(m[0-9a-z]+)(?:_\d+)?")
+_OWNER = re.compile(r"(?:tb|changes|capture|chunks)_(m[0-9a-z]+)(?:_\d+)?")
 
 
 def stream_name(migration: str) -> str:
@@ -33,6 +33,11 @@ def stream_name(migration: str) -> str:
 def log_name(migration: str, index: int) -> sql.Identifier:
     """The table that remembers the changed keys of its partition number `index`."""
     return sql.Identifier(SCHEMA, f"changes_{migration}_{index}")
+
+
+def notes_name(migration: str) -> sql.Identifier:
+    """The target's table of the chunks that have arrived."""
+    return sql.Identifier(SCHEMA, f"chunks_{migration}")
 
 
 def capture_name(migration: str, index: int) -> sql.Identifier:

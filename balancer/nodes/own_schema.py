@@ -4,7 +4,14 @@ A role that may create schemas could have made one first, with views and functio
 would run with our rights. So the schema must belong to our role or to a superuser, and nobody else may make things in
 it: then everything in it is ours, and stays so. Sent by `connection` on every new connection, and again by what uses
 connections that were opened earlier, in the same message as the use.
+
+And whether it was made for this cluster: the leader of another directory has an epoch of its own, and would shut out
+the node's own leader by raising the one that is recorded there.
 """
+
+from typing import Any
+
+import psycopg
 
 _HEAD = """
 DO $own$
@@ -68,3 +75,25 @@ IF_THERE = _HEAD + _SCHEMA + _CONTENTS + _TAIL
 
 REQUIRED = _HEAD + _ABSENT + _SCHEMA + _TAIL
 """Fails as well if there is none, and looks at the schema alone, which is cheap: in front of every use."""
+
+_PLANNED = '"balancer ours"'
+_US = "ARRAY(SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolsuper OR r.rolname = current_user)"
+PREPARE = f"""
+PREPARE {_PLANNED} AS SELECT CASE WHEN EXISTS (
+    SELECT FROM pg_catalog.pg_namespace n
+    WHERE n.nspname = 'balancer' AND n.nspowner = ANY ({_US})
+      AND NOT EXISTS (SELECT FROM pg_catalog.aclexplode(n.nspacl) a
+                      WHERE a.privilege_type = 'CREATE' AND NOT a.grantee = ANY ({_US})))
+    THEN 0 ELSE ('not ours, says ' || current_user)::int END
+"""  # noqa: S608 - nothing here comes from outside
+"""What `REQUIRED` looks for, planned once for a connection: a block costs a server ten times as much, and writers wait
+for it. A text that is no number is what fails here; `REQUIRED` then says in words what is wrong."""
+
+EXECUTE = f"EXECUTE {_PLANNED}"
+"""Fails, on a connection that `PREPARE` was sent on, where `REQUIRED` does."""
+
+
+def belongs_to(connection: psycopg.Connection[Any]) -> tuple[str, str] | None:
+    """The cluster and the name of the node that this database is; None: of none. The schema is known to be ours."""
+    there = connection.execute("SELECT pg_catalog.to_regclass('balancer.node') IS NOT NULL").fetchone()
+    return connection.execute("SELECT cluster, node FROM balancer.node").fetchone() if there and there[0] else None

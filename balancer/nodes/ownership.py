@@ -5,13 +5,18 @@ It is not trusted until an operator has looked: nothing is planned with it, and 
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
 
 from balancer.nodes.names import Name
 from balancer.nodes.objects import CLOSED
-from balancer.nodes.poll import Claim, NodePoll
+from balancer.nodes.poll import NodePoll
+from balancer.nodes.poll_columns import Claim, Claims
 from balancer.nodes.schema import OwnState
+from balancer.policies.bundle_view import Ints
 
 _HOLDING = (OwnState.OWNED, OwnState.FENCED)
 
@@ -40,6 +45,12 @@ class Expected:
     partitions: tuple[Name, ...] = ()
 
 
+class Lookup(Protocol):
+    """Tablets by id; a dictionary is one."""
+
+    def get(self, number: int, /) -> Expected | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Disagreement:
     """One point in which node and directory differ, as a sentence."""
@@ -59,7 +70,7 @@ class DirectoryView:
     """The newest leader's epoch."""
     mine: Mapping[int, Expected]
     """The node's own tablets."""
-    tablets: Mapping[int, Expected]
+    tablets: "Lookup"
     """Those of every node: a claim on another's tablet is looked up here."""
     busy: Set[int] = frozenset()
     """Tablets in unfinished migrations: the two sides may differ for a while."""
@@ -83,7 +94,7 @@ def disagreements(poll: NodePoll, world: DirectoryView) -> list[Disagreement]:
         text = f"{root} has the DEFAULT partition {name}, which takes rows of other nodes' tablets: detach it"
         wrong.append(Disagreement(DisagreementKind.DEFAULT_PARTITION, text))
     claims = {claim.tablet: claim for claim in poll.claims}
-    attached = set(poll.partitions.names())
+    attached: set[tuple[str, str]] = set(poll.partitions.names()) if mine else set()
     for number, expected in mine.items():
         claim = claims.get(number)
         if not _agrees(expected, claim, attached) and number not in world.busy:
@@ -92,6 +103,40 @@ def disagreements(poll: NodePoll, world: DirectoryView) -> list[Disagreement]:
         if number not in mine and number not in world.busy and claim.state in _HOLDING:
             wrong.append(_foreign(claim, world.tablets.get(number)))
     return wrong
+
+
+def narrowed(
+    poll: NodePoll, world: DirectoryView, ids: Ints, epochs: Ints, detached: Sequence[int]
+) -> tuple[NodePoll, DirectoryView]:
+    """Both sides without the tablets in which they agree, which is nearly all of them: what `disagreements` and
+    `stale_claims` find is the same. `ids` and `epochs` are those of `world.mine`, by increasing id; `detached` are
+    those of them that lack a partition.
+    """
+    claims = poll.claims
+    if not detached and not claims.others and _equal(claims, ids, epochs):
+        return replace(poll, claims=_NOTHING), replace(world, mine={})
+    agreed = _held(claims.ids, claims.epochs, ids, epochs) & ~np.isin(ids, np.array(detached, np.int64))
+    doubtful = ids[~agreed].tolist()
+    unsettled = np.isin(claims.ids, ids[agreed], invert=True)
+    return (
+        replace(poll, claims=Claims(claims.ids[unsettled], claims.epochs[unsettled], claims.others)),
+        replace(world, mine={number: world.mine[number] for number in doubtful}),
+    )
+
+
+_NOTHING = Claims.of(())
+
+
+def _equal(claims: Claims, ids: Ints, epochs: Ints) -> bool:
+    return np.array_equal(claims.ids, ids) and np.array_equal(claims.epochs, epochs)
+
+
+def _held(claimed: Ints, claimed_epochs: Ints, ids: Ints, epochs: Ints) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    """Which of these tablets are claimed with this very epoch."""
+    if not len(claimed):
+        return np.zeros(len(ids), np.bool_)
+    places = np.minimum(np.searchsorted(claimed, ids), len(claimed) - 1)
+    return np.asarray((claimed[places] == ids) & (claimed_epochs[places] == epochs))
 
 
 def _identity(poll: NodePoll, world: DirectoryView) -> Iterator[Disagreement]:

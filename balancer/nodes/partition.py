@@ -101,11 +101,26 @@ def build_index(cursor: Cursor, shape: Shape, index: Index, partition: Name) -> 
     run_single(cursor, create + printed(index.tail))
 
 
+def index_exists(cursor: Cursor, shape: Shape, index: Index, partition: Name) -> bool:
+    """Whether the twin has it. It is built in one transaction: an index that is there is whole."""
+    return exists(cursor, Name(partition.schema, index_name(index.name, shape.name, partition)))
+
+
+def has_constraint(cursor: Cursor, partition: Name, constraint: str) -> bool:
+    """Whether the partition has a constraint of this name."""
+    found = cursor.execute(
+        "SELECT 1 FROM pg_constraint WHERE conrelid = to_regclass(%s) AND conname = %s", (str(partition), constraint)
+    )
+    return found.fetchone() is not None
+
+
 def finish_index(cursor: Cursor, shape: Shape, index: Index, partition: Name) -> None:
-    """Makes a built index what it is on the original (primary key, replica identity …): a moment, but exclusively."""
+    """Makes a built index what it is on the original (primary key, replica identity …): a moment, but exclusively.
+
+    Idempotent."""
     name = index_name(index.name, shape.name, partition)
     alter = sql.SQL("ALTER TABLE {} ").format(partition.identifier)
-    if index.constraint in ("p", "u"):
+    if index.constraint in ("p", "u") and not has_constraint(cursor, partition, name):
         kind = "PRIMARY KEY" if index.constraint == "p" else "UNIQUE"
         add = "ADD CONSTRAINT {0} " + kind + " USING INDEX {0}" + index.deferrable
         cursor.execute(alter + sql.SQL(add).format(sql.Identifier(name)))

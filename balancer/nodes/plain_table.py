@@ -245,6 +245,19 @@ def _unfit_kind(name: Name, kind: str, persistence: str, row: tuple[object, ...]
         yield f"{name} is filled by the subscription {subscription}, which would not find it any more"
 
 
+def missing_rights_elsewhere(cursor: Cursor, name: Name, owner: str) -> list[str]:
+    """What keeps us from making a table like it on another node, in words; a role or schema that is not there is not
+    our business: PostgreSQL says so."""
+    row = cursor.execute(_RIGHTS_ELSEWHERE, {"owner": owner, "schema": name.schema}).fetchone()
+    return [] if row is None else list(_missing_rights(name, owner, *row))
+
+
+_RIGHTS_ELSEWHERE = """
+SELECT pg_has_role(r.oid, 'USAGE'), has_schema_privilege(n.oid, 'CREATE'), has_schema_privilege(r.oid, n.oid, 'CREATE')
+FROM pg_roles r, pg_namespace n WHERE r.rolname = %(owner)s AND n.nspname = %(schema)s
+"""
+
+
 def _missing_rights(name: Name, owner: str, acts: object, creates: object, owner_creates: object) -> Iterator[str]:
     schema = sql.Identifier(name.schema).as_string(None)
     if not acts:

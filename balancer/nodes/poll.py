@@ -3,88 +3,36 @@
 Called by `balancer.polling` only. Counters are read by object id (`pg_stat_get_*`), which costs a tenth of the views.
 Sizes are of the main forks: heap, toast and indexes. A partition that somebody holds with ACCESS EXCLUSIVE is not asked
 for its size, because the question would wait for the lock: the catalog's page count is taken for it.
+
+What there is one of per tablet comes as packed numbers, and not at all where it is what the poll before has seen: the
+request carries the digests of that, and the answer has new ones. A node on which nothing happens costs the leader the
+same whether it has ten tablets or ten thousand.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from operator import itemgetter
+from functools import lru_cache
 from typing import Any, LiteralString, NamedTuple
 
-import numpy as np
 import psycopg
 from psycopg import sql
 
+from balancer.errors import Refused
 from balancer.nodes import decisions, own_schema
 from balancer.nodes.connection import Connection
 from balancer.nodes.footing import Footing, Forks, parse_history
 from balancer.nodes.names import Name
-from balancer.nodes.schema import NodeIdentity, OwnState
-from balancer.policies.bundle_view import Floats
-
-_STATES = {str(state): state for state in OwnState}
-
-
-class PartitionStats(NamedTuple):
-    """One attached partition. Counters are since the last reset; a poll shows them up to a second late."""
-
-    root: int
-    """Index of its root among those asked for."""
-    schema: str
-    name: str
-    oid: int
-    heap_bytes: int
-    toast_bytes: int
-    index_bytes: int
-    rows: int
-    dead_rows: int
-    inserted: int
-    updated: int
-    deleted: int
-    sequential_reads: int
-    """Rows read by sequential scans."""
-    index_reads: int
-    """Rows fetched through indexes."""
-    blocks_read: int
-    blocks_hit: int
-    sequential_scans: int
-    last_vacuum: datetime | None
-
-    @property
-    def bytes(self) -> int:
-        return self.heap_bytes + self.toast_bytes + self.index_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Partitions:
-    """The attached partitions of a node, as the answer's rows: an object for each would cost more than the answer."""
-
-    rows: Sequence[tuple[Any, ...]]
-    """With the fields of `PartitionStats`."""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[PartitionStats]:
-        return map(PartitionStats._make, self.rows)
-
-    def bytes(self) -> int:
-        """Of all of them together."""
-        return sum(sum(_BYTES(row)) for row in self.rows)
-
-    def names(self) -> Iterator[tuple[str, str]]:
-        """Schema and name of each; equal to a `Name`."""
-        return map(_NAME, self.rows)
-
-    def figures(self, *fields: str) -> Floats:
-        """Numbers by the names of their fields: one row per field, one column per partition."""
-        places = [PartitionStats._fields.index(field) for field in fields]
-        columns = list(zip(*self.rows, strict=True)) or [()] * len(PartitionStats._fields)
-        return np.array([columns[place] for place in places], np.float64)
-
-
-_BYTES = itemgetter(*map(PartitionStats._fields.index, ("heap_bytes", "toast_bytes", "index_bytes")))
-_NAME = itemgetter(PartitionStats._fields.index("schema"), PartitionStats._fields.index("name"))
+from balancer.nodes.poll_columns import (
+    FIGURES,
+    NO_CLAIMS,
+    Claims,
+    Partitions,
+    read_claims,
+    read_partitions,
+)
+from balancer.nodes.schema import NodeIdentity
 
 
 class SlotUse(NamedTuple):
@@ -116,16 +64,6 @@ class NodeFacts:
     """The flushed end of its log, in bytes; 0 on a standby, as is the timeline."""
 
 
-class Claim(NamedTuple):
-    """What the node says of a tablet."""
-
-    tablet: int
-    epoch: int
-    state: OwnState
-    moved_to: str | None
-    migration: str | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class NodePoll:
     """Everything that one poll of one node saw."""
@@ -134,7 +72,7 @@ class NodePoll:
     partitions: Partitions
     identity: NodeIdentity | None
     """None: our schema is not installed."""
-    claims: tuple[Claim, ...]
+    claims: Claims
     seconds: float = 0.0
     """How long the answer took."""
     defaults: tuple[tuple[Name, Name], ...] = ()
@@ -183,39 +121,49 @@ WITH locked AS MATERIALIZED (
     WHERE locktype = 'relation' AND mode = 'AccessExclusiveLock'
       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 ), leaf AS MATERIALIZED (
-    SELECT r.number - 1 AS root, rn.nspname, c.relname, c.oid, c.reltoastrelid, c.relpages, c.reltuples,
+    SELECT r.number - 1 AS root, c.relname, c.oid, c.reltoastrelid, c.relpages, c.reltuples,
            c.oid NOT IN (SELECT relation FROM locked) AS free
     FROM unnest({schemas}::text[], {names}::text[]) WITH ORDINALITY AS r (schema, name, number)
     JOIN pg_namespace rn ON rn.nspname = r.schema
     JOIN pg_class rc ON rc.relnamespace = rn.oid AND rc.relname = r.name
     JOIN pg_inherits i ON i.inhparent = rc.oid
     JOIN pg_class c ON c.oid = i.inhrelid AND c.relnamespace = rc.relnamespace
+    ORDER BY c.oid
+), measured AS MATERIALIZED (
+    SELECT l.root, l.relname, l.oid::bigint AS oid,
+           coalesce(CASE WHEN l.free THEN pg_relation_size(l.oid) END, l.relpages * 8192::bigint) AS heap_bytes,
+           CASE WHEN l.reltoastrelid <> 0 AND l.free THEN coalesce(pg_relation_size(l.reltoastrelid), 0) ELSE 0 END
+               AS toast_bytes,
+           coalesce(x.size, 0) AS index_bytes,
+           coalesce(nullif(pg_stat_get_live_tuples(l.oid), 0), greatest(l.reltuples, 0)::bigint) AS rows,
+           pg_stat_get_tuples_inserted(l.oid) AS inserted, pg_stat_get_tuples_updated(l.oid) AS updated,
+           pg_stat_get_tuples_deleted(l.oid) AS deleted, pg_stat_get_tuples_returned(l.oid) AS sequential_reads,
+           pg_stat_get_tuples_fetched(l.oid) + coalesce(x.fetched, 0) AS index_reads,
+           pg_stat_get_numscans(l.oid) AS sequential_scans
+    FROM leaf l
+    -- Per leaf, through the index of pg_index: a join of two sets whose sizes the planner cannot know goes quadratic.
+    CROSS JOIN LATERAL (
+        SELECT sum(CASE WHEN l.free THEN pg_relation_size(i.indexrelid)
+                        ELSE (SELECT c.relpages * 8192::bigint FROM pg_class c WHERE c.oid = i.indexrelid)
+                   END)::bigint AS size,
+               sum(pg_stat_get_tuples_fetched(i.indexrelid))::bigint AS fetched
+        FROM pg_index i
+        WHERE i.indrelid = l.oid
+    ) x
+), packed AS MATERIALIZED (
+    -- Both in the order of one scan: the numbers of the n-th name are the n-th.
+    SELECT coalesce(array_agg(root)::text, '') AS roots, coalesce(array_agg(relname)::text, '') AS names,
+           coalesce(string_agg({numbers}, ''), '') AS numbers
+    FROM measured
+), digests AS MATERIALIZED (
+    SELECT encode(sha256(convert_to(roots || ' ' || names, 'UTF8')), 'hex') AS of_names,
+           encode(sha256(numbers), 'hex') AS of_numbers
+    FROM packed
 )
-SELECT l.root, l.nspname, l.relname, l.oid::bigint,
-       coalesce(CASE WHEN l.free THEN pg_relation_size(l.oid) END, l.relpages * 8192::bigint),
-       CASE WHEN l.reltoastrelid <> 0 AND l.free THEN coalesce(pg_relation_size(l.reltoastrelid), 0) ELSE 0 END,
-       coalesce(x.size, 0),
-       coalesce(nullif(pg_stat_get_live_tuples(l.oid), 0), greatest(l.reltuples, 0)::bigint),
-       pg_stat_get_dead_tuples(l.oid),
-       pg_stat_get_tuples_inserted(l.oid), pg_stat_get_tuples_updated(l.oid), pg_stat_get_tuples_deleted(l.oid),
-       pg_stat_get_tuples_returned(l.oid), pg_stat_get_tuples_fetched(l.oid) + coalesce(x.fetched, 0),
-       pg_stat_get_blocks_fetched(l.oid) + coalesce(x.blocks, 0)
-           - pg_stat_get_blocks_hit(l.oid) - coalesce(x.hits, 0),
-       pg_stat_get_blocks_hit(l.oid) + coalesce(x.hits, 0),
-       pg_stat_get_numscans(l.oid),
-       greatest(pg_stat_get_last_vacuum_time(l.oid), pg_stat_get_last_autovacuum_time(l.oid))
-FROM leaf l
--- Per leaf, through the index of pg_index: a join of two sets whose sizes the planner cannot know goes quadratic.
-CROSS JOIN LATERAL (
-    SELECT sum(CASE WHEN l.free THEN pg_relation_size(i.indexrelid)
-                    ELSE (SELECT c.relpages * 8192::bigint FROM pg_class c WHERE c.oid = i.indexrelid)
-               END)::bigint AS size,
-           sum(pg_stat_get_tuples_fetched(i.indexrelid))::bigint AS fetched,
-           sum(pg_stat_get_blocks_fetched(i.indexrelid))::bigint AS blocks,
-           sum(pg_stat_get_blocks_hit(i.indexrelid))::bigint AS hits
-    FROM pg_index i
-    WHERE i.indrelid = l.oid
-) x;
+SELECT of_names, of_numbers, CASE WHEN of_names <> {known_names} THEN nullif(roots, '')::bigint[] END,
+       CASE WHEN of_names <> {known_names} THEN nullif(names, '')::text[] END,
+       CASE WHEN of_numbers <> {known_numbers} THEN encode(numbers, 'base64') END
+FROM packed, digests;
 """
 
 _DEFAULTS = """
@@ -237,21 +185,40 @@ WHERE rc.relrowsecurity OR EXISTS (SELECT FROM pg_policy p WHERE p.polrelid = rc
 
 _OWNERSHIP = """
 SELECT cluster, node, leader_epoch, schema_version,
-       coalesce((SELECT max(number) FROM balancer.marker WHERE migration = 'the mark'), 0) FROM balancer.node;
-SELECT id, epoch, state, moved_to, migration FROM balancer.tablet;
+       coalesce((SELECT max(number) FROM balancer.marker WHERE migration = 'the mark'), 0) AS mark FROM balancer.node;
+WITH own AS MATERIALIZED (
+    SELECT id, epoch, state, moved_to, migration, state = 'owned' AND moved_to IS NULL AND migration IS NULL AS plain
+    FROM balancer.tablet ORDER BY id
+), said AS MATERIALIZED (
+    SELECT encode(sha256(convert_to(coalesce(array_agg(own)::text, ''), 'UTF8')), 'hex') AS digest FROM own
+)
+SELECT digest, CASE WHEN plain THEN NULL ELSE id END AS id, epoch, state, moved_to, migration, numbers
+FROM said LEFT JOIN (
+    SELECT plain, id, epoch, state, moved_to, migration, NULL AS numbers FROM own WHERE NOT plain
+    UNION ALL
+    SELECT true, NULL, NULL, NULL, NULL, NULL,
+           encode(coalesce(string_agg(int8send(id) || int8send(epoch), ''), ''), 'base64') FROM own WHERE plain
+) rest ON digest <> {known};
 """
 
 
-def poll_node(connection: Connection, roots: Sequence[Name], others: int | None = None) -> NodePoll:
+def poll_node(
+    connection: Connection, roots: Sequence[Name], others: int | None = None, before: NodePoll | None = None
+) -> NodePoll:
     """Measures the node and the partitions of these roots; roots that it does not have are left out.
 
     The size of the whole database takes a look at every file, a third of all that a poll costs the server. With
-    `others`, the bytes beside these partitions as an earlier poll found them, it is summed up instead.
+    `others`, the bytes beside these partitions as an earlier poll found them, it is summed up instead. What the node
+    said in the poll `before`, of the same roots, is not sent again.
     """
     try:
-        return _poll(connection, roots, others, with_ownership=True)
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-        return _poll(connection, roots, others, with_ownership=False)  # our schema is not installed yet
+        try:
+            return _poll(connection, tuple(roots), others, before, with_ownership=True)
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            # Our schema is not installed yet.
+            return _poll(connection, tuple(roots), others, before, with_ownership=False)
+    except (TypeError, ValueError, LookupError) as error:
+        raise Refused(f"the answer to a poll cannot be read: {error}") from error
 
 
 def read_forks(replication: Connection, timeline: int) -> dict[int, int]:
@@ -263,37 +230,75 @@ def read_forks(replication: Connection, timeline: int) -> dict[int, int]:
 
 
 def statement(roots: Sequence[Name]) -> sql.Composed:
-    """The part of the request that measures partitions."""
-    return _of_roots(_PARTITIONS, roots)
+    """The part of the request that measures partitions, of which nothing is known."""
+    return _measuring(roots, sql.SQL("''"), sql.SQL("''"))
 
 
-def _of_roots(question: LiteralString, roots: Sequence[Name]) -> sql.Composed:
+def _measuring(roots: Sequence[Name], known_names: sql.Composable, known_numbers: sql.Composable) -> sql.Composed:
+    return _of_roots(_PARTITIONS, roots, numbers=_NUMBERS, known_names=known_names, known_numbers=known_numbers)
+
+
+_NUMBERS = sql.SQL(" || ").join(sql.SQL("int8send({})").format(sql.Identifier(field)) for field in FIGURES)
+
+
+def _of_roots(question: LiteralString, roots: Sequence[Name], **parts: sql.Composable) -> sql.Composed:
     return sql.SQL(question).format(
-        schemas=sql.Literal([root.schema for root in roots]), names=sql.Literal([root.name for root in roots])
+        schemas=sql.Literal([root.schema for root in roots]), names=sql.Literal([root.name for root in roots]), **parts
     )
 
 
-def _poll(connection: Connection, roots: Sequence[Name], others: int | None, *, with_ownership: bool) -> NodePoll:
-    size = sql.SQL("pg_database_size(d.datid)") if others is None else sql.Literal(others)
-    request = sql.SQL(_FACTS).format(size=size) + sql.SQL(_SLOTS) + statement(roots) + _of_roots(_DEFAULTS, roots)
-    request += _of_roots(_SECURED, roots) + decisions.PREPARED + sql.SQL(";")
+@lru_cache(maxsize=1024)
+def _request(roots: tuple[Name, ...], *, with_ownership: bool) -> tuple[str, ...]:
+    """The whole request; every second part is the name of what a poll puts there. To put it together for each poll
+    would cost more than to send it. The part's border is what no statement can contain."""
+    size, names, numbers, claims = (sql.SQL(f"\0{name}\0") for name in ("size", "names", "numbers", "claims"))
+    request = sql.SQL(_FACTS).format(size=size) + sql.SQL(_SLOTS) + _measuring(roots, names, numbers)
+    request += _of_roots(_DEFAULTS, roots) + _of_roots(_SECURED, roots) + decisions.PREPARED + sql.SQL(";")
     if with_ownership:
-        request += sql.SQL(own_schema.REQUIRED + ";" + _OWNERSHIP)
+        request += sql.SQL(own_schema.REQUIRED + ";") + sql.SQL(_OWNERSHIP).format(known=claims)
+    return tuple(request.as_string(None).split("\0"))
+
+
+def _quoted(digest: str) -> str:
+    """As a literal; a node's word that is no digest counts as none."""
+    return f"'{digest}'" if _DIGEST.fullmatch(digest) else "''"
+
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+def _poll(
+    connection: Connection,
+    roots: tuple[Name, ...],
+    others: int | None,
+    before: NodePoll | None,
+    *,
+    with_ownership: bool,
+) -> NodePoll:
+    known = None if before is None else before.partitions
+    values = {
+        "size": "pg_database_size(d.datid)" if others is None else str(int(others)),
+        "names": _quoted("" if known is None else known.names_digest),
+        "numbers": _quoted("" if known is None else known.numbers_digest),
+        "claims": _quoted("" if before is None else before.claims.digest),
+    }
+    parts = _request(roots, with_ownership=with_ownership)
+    request = "".join(values[part] if place % 2 else part for place, part in enumerate(parts)).encode()
     # Without parameters the whole request travels as one message and takes one round trip.
     with psycopg.ClientCursor(connection) as cursor:
         results = _results(cursor.execute(request))
         facts, slots, partitions, defaults, secured, prepared = (next(results) for _ in range(6))
         identity, claims = (next(results), next(results)) if with_ownership else ([], [])
     *measures, system, timeline, end = facts[0]
-    known = replace(NodeFacts(*measures), system=system, timeline=timeline, position=end)
-    measured = Partitions(partitions)
+    server = replace(NodeFacts(*measures), system=system, timeline=timeline, position=end)
+    measured = read_partitions(roots, partitions[0], known)
     if others is not None:
-        known = replace(known, database_bytes=others + measured.bytes())
+        server = replace(server, database_bytes=others + measured.bytes())
     return NodePoll(
-        replace(known, slots=tuple(map(SlotUse._make, slots))),
+        replace(server, slots=tuple(map(SlotUse._make, slots))),
         measured,
         NodeIdentity(*identity[0]) if identity else None,
-        tuple(Claim(tablet, epoch, _STATES[state], *rest) for tablet, epoch, state, *rest in claims),
+        read_claims(claims, None if before is None else before.claims) if with_ownership else NO_CLAIMS,
         defaults=tuple((Name(*row[:2]), Name(*row[2:])) for row in defaults),
         secured=tuple(Name(*row) for row in secured),
         prepared=tuple(map(decisions.PreparedPart._make, prepared)),

@@ -17,6 +17,9 @@ from balancer.nodes.root_findings import column_warnings, leaf_findings, root_fi
 
 OLDEST, NEWEST = 15, 18
 SUBSCRIPTIONS_WITHOUT_SUPERUSER = 16
+STARTS_EACH_AT_ONCE = 16
+"""From this version on each new subscription's worker is started at once, whenever another's was."""
+SLOW_LAUNCH = 1.0
 
 
 class Severity(StrEnum):
@@ -117,6 +120,8 @@ class _Facts:
     appliers: int
     workers: int
     prepared: int
+    launches: float
+    """Seconds between two starts of workers that apply a stream."""
 
 
 _FACTS = """
@@ -133,7 +138,8 @@ SELECT current_setting('server_version_num')::int / 10000, r.rolname, current_da
        current_setting('max_wal_senders')::int - (SELECT count(*) FROM pg_stat_replication)::int,
        current_setting('max_wal_senders')::int,
        current_setting('max_logical_replication_workers')::int, current_setting('max_worker_processes')::int,
-       current_setting('max_prepared_transactions')::int
+       current_setting('max_prepared_transactions')::int,
+       (SELECT setting::float8 / 1000 FROM pg_settings WHERE name = 'wal_retrieve_retry_interval')
 FROM pg_roles r WHERE r.rolname = current_user
 """
 
@@ -161,6 +167,12 @@ def _settings(facts: _Facts, needs: Needs) -> Iterator[Shortfall]:
     if facts.prepared == 0:
         text = "max_prepared_transactions is 0: transactions over several nodes (router.atomic) are refused here"
         yield _setting(Severity.WARNING, "max_prepared_transactions", f"{text}; a restart is needed", 100)
+    if facts.major < STARTS_EACH_AT_ONCE and facts.launches > SLOW_LAUNCH:
+        text = (
+            f"wal_retrieve_retry_interval is {facts.launches:g} s: PostgreSQL {facts.major} starts one stream in that"
+            " time, and moves to this node that follow each other wait as long before they switch"
+        )
+        yield _setting(Severity.WARNING, "wal_retrieve_retry_interval", text, "'200ms'")
     if facts.wal_keep < 0:
         text = "max_slot_wal_keep_size is not limited: an abandoned replication slot can fill the disk"
         yield _setting(Severity.WARNING, "max_slot_wal_keep_size", text, "'16GB'")
@@ -255,7 +267,8 @@ def _roots(cursor: Cursor, facts: _Facts, roots: Sequence[Name]) -> Iterator[Sho
     for root in roots:
         row = cursor.execute(_ROOTS, root).fetchone()
         if row is None:
-            continue  # a node may lack the roots until a table is created or adopted
+            yield from _missing_root(cursor, facts, root)
+            continue
         owner, member, create, identity = row
         if not member:
             text = f"role {facts.role} does not act for {owner}, who owns {root}, and so cannot attach its partitions"
@@ -267,3 +280,12 @@ def _roots(cursor: Cursor, facts: _Facts, roots: Sequence[Name]) -> Iterator[Sho
         if not identity:
             text = f"{root} has no primary key and no other replica identity: it moves in read-only mode"
             yield Shortfall(Severity.LIMIT, str(root), text, f"ALTER TABLE {root} ADD PRIMARY KEY (…)")
+
+
+def _missing_root(cursor: Cursor, facts: _Facts, root: Name) -> Iterator[Shortfall]:
+    """A node may lack the roots until a table is created, converted or adopted; then they are made."""
+    allowed = "SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = %s"
+    if cursor.execute(allowed, (root.schema,)).fetchone() == (False,):
+        text = f"{root} is not here yet, and role {facts.role} may not make it"
+        remedy = f'GRANT USAGE, CREATE ON SCHEMA "{root.schema}" TO "{facts.role}"'
+        yield Shortfall(Severity.WARNING, str(root), text, remedy)

@@ -309,7 +309,7 @@ def check_copy(cursor: Cursor, tables: Sequence[Name], tablet: int) -> None:
     """Locks a copy against writers and DDL; raises `Refused` if it has become the home since somebody looked."""
     state, _ = _claim(cursor, tables, tablet)
     if state == "moved":  # a former home that had gone back in time
-        fence.lift_fence(cursor, tables, 1.0)
+        fence.lift_fence(cursor, tables, 1.0, closed=True)
         forget_tablets(cursor, [tablet])
     elif state:
         raise Refused(f"this node is the home of {tables[0]} and no copy: it calls tablet {tablet} {state}")

@@ -165,6 +165,13 @@ def _marker_statement(migration: str) -> Statement:
     ).format(sql.Literal(migration))
 
 
+def number_statement(migration: str, number: int) -> Statement:
+    """A marker of this very number, which goes through no stream: what it stands for is on both sides."""
+    return sql.SQL("INSERT INTO balancer.marker (migration, number) VALUES ({}, {})").format(
+        sql.Literal(migration), sql.Literal(number)
+    )
+
+
 def newest_marker(connection: Connection | Cursor, migration: str) -> int:
     """The newest marker here; 0 if there is none."""
     row = connection.execute(

@@ -29,7 +29,7 @@ from balancer.nodes import (
     rewind_functions,
     sequences,
 )
-from balancer.nodes.connection import Address, Connection, Cursor, Statement, run_together
+from balancer.nodes.connection import Connection, Cursor, Statement, run_together
 from balancer.nodes.names import Name
 
 LEADER_LOCK = 0x7461626C  # classid of our advisory locks ("tabl"); objid 0: leaders
@@ -190,17 +190,6 @@ def read_identity(cursor: Cursor) -> NodeIdentity | None:
     cursor.execute("SELECT cluster, node, leader_epoch, schema_version FROM balancer.node")
     row = cursor.fetchone()
     return NodeIdentity(*row) if row else None
-
-
-def check_cluster(connection: Connection, address: Address) -> None:
-    """Raises `Refused` if the database belongs to another cluster: its leader would be shut out by ours."""
-    with connection.cursor() as cursor:
-        known = read_identity(cursor) if address.cluster else None
-    if known is not None and known.cluster != address.cluster:
-        raise Refused(
-            f"the DSN of node {address.node} leads to node {known.node} of cluster {known.cluster}, not of"
-            f" {address.cluster}: nothing was done there"
-        )
 
 
 def installed(cursor: Cursor) -> bool:

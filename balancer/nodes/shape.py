@@ -199,6 +199,22 @@ def read_shape(cursor: Cursor, partition: Name) -> Shape:
     )
 
 
+_OWN_EQUALITY = """
+    WITH RECURSIVE based AS (
+        SELECT a.attname, a.atttypid AS type FROM pg_attribute a
+        WHERE a.attrelid = to_regclass(%s) AND a.attname = ANY (%s)
+        UNION ALL SELECT b.attname, t.typbasetype FROM based b JOIN pg_type t ON t.oid = b.type WHERE t.typtype = 'd'
+    )
+    SELECT b.attname, format_type(t.oid, NULL) FROM based b JOIN pg_type t ON t.oid = b.type
+    WHERE t.typtype = 'b' AND t.oid >= 16384 AND t.typcategory <> 'A' ORDER BY 1
+"""
+
+
+def keys_of_other_types(cursor: Cursor, shape: Shape) -> list[str]:
+    """Columns of its key, with their types, that an extension made: `=` by our search path is not theirs."""
+    return [f"{name} {kind}" for name, kind in cursor.execute(_OWN_EQUALITY, (str(shape.name), list(shape.key)))]
+
+
 def _column(*row: Any) -> Column:
     *begin, options, comment, hashable, portable = row
     values = (*begin, tuple(options), comment, hashable, portable)

@@ -222,6 +222,18 @@ def read_grants(cursor: Cursor, oid: int) -> tuple[Grant, ...]:
     return tuple(Grant(*row) for row in cursor.execute(_GRANTS, {"root": oid}).fetchall())
 
 
+_GRANTEES = """
+SELECT DISTINCT CASE g.grantee WHEN 0 THEN NULL ELSE pg_get_userbyid(g.grantee) END
+FROM pg_class c, aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) g
+WHERE c.oid = to_regclass(%s) ORDER BY 1
+"""
+
+
+def roles_with_rights(cursor: Cursor, name: Name) -> list[str | None]:
+    """Who may do anything with a table, the owner included; None: everybody."""
+    return [role for (role,) in cursor.execute(_GRANTEES, (str(name),)).fetchall()]
+
+
 def set_grants(name: Name, given: Sequence[str | None], grants: Sequence[Grant], version: int) -> Iterator[Statement]:
     """Exactly these grants; `given` are the roles that may have others, of default privileges for example."""
     for role in given:

@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from balancer.directory.model import Change, Node, Tablet
-from balancer.directory.snapshot import Snapshot
-from balancer.errors import Refused
+from balancer.directory.snapshot import NotFound, Snapshot
+from balancer.errors import UserError
 from balancer.policies.bundle_view import Action
 from balancer.policies.options import BundleOptions
 from balancer.settings import Mode, WantedMode
@@ -68,7 +68,7 @@ class CommandContext:
         """A required argument."""
         value = self.arguments.get(name)
         if value in (None, ""):
-            raise Refused(f"the command needs {name!r}")
+            raise UserError(f"the command needs {name!r}")
         return str(value)
 
     def tablet(self, name: str = "tablet") -> Tablet:
@@ -77,18 +77,14 @@ class CommandContext:
 
     def node(self, name: str = "node") -> Node:
         """The node that an argument names."""
-        wanted = self.word(name)
-        if wanted not in self.snapshot.nodes:
-            known = ", ".join(sorted(self.snapshot.nodes)) or "none"
-            raise Refused(f"there is no node {wanted!r}; there are: {known}")
-        return self.snapshot.nodes[wanted]
+        return self.snapshot.node(self.word(name))
 
     def bundle(self) -> str:
         """The bundle that the command names."""
         name = self.word("bundle")
         if name not in self.snapshot.bundles:
             known = ", ".join(sorted(self.snapshot.bundles)) or "none"
-            raise Refused(f"there is no bundle {name!r}; there are: {known}")
+            raise NotFound(f"there is no bundle {name!r}; there are: {known}")
         return name
 
     def until(self) -> float | None:
@@ -100,5 +96,5 @@ class CommandContext:
     def number(text: str) -> int:
         """A tablet's id."""
         if not (text.isascii() and text.isdigit()):
-            raise Refused(f"{text!r} is not a tablet's id: ids are numbers, see `balancer tablets`")
+            raise UserError(f"{text!r} is not a tablet's id: ids are numbers, see `balancer tablets`")
         return int(text)

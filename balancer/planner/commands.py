@@ -50,12 +50,10 @@ def submit(
 ) -> tuple[Command, int]:
     """Puts a command into the directory, for the leader; returns it, and the directory's version that has it.
 
-    Raises `Refused` with the leader's own words where it would refuse: nothing is left waiting where nobody leads.
+    Raises with the leader's own words where it would refuse: nothing is left waiting where nobody leads.
     """
     command = request(verb, arguments, author, now)
-    tried, _ = decide(command, snapshot, now)
-    if tried.state is CommandState.REFUSED:
-        raise Refused(tried.result)
+    outcome_of(command, snapshot, now)
     transaction = Transaction((Put(command),), snapshot.version, f"{verb} asked for", author)
     return command, directory.commit(transaction)
 
@@ -68,16 +66,30 @@ def decide(
     options: Mapping[str, BundleOptions] | None = None,
 ) -> tuple[Command, Outcome]:
     """The command as it is kept in the history, and what is to be done. Our errors become its refusal."""
-    context = CommandContext(snapshot, command.arguments, command.author, now, modes or {}, options or {})
     try:
-        outcome = VERBS[command.verb](context)
+        outcome = outcome_of(command, snapshot, now, modes, options)
     except BalancerError as error:
         return refused(command, str(error)), Outcome(str(error))
+    return replace(command, state=CommandState.DONE, result=outcome.result), outcome
+
+
+def outcome_of(
+    command: Command,
+    snapshot: Snapshot,
+    now: datetime,
+    modes: Mapping[str, Mode] | None = None,
+    options: Mapping[str, BundleOptions] | None = None,
+) -> Outcome:
+    """What is to be done. Raises `Refused`, or `UserError` where something is named that is not there."""
+    context = CommandContext(snapshot, command.arguments, command.author, now, modes or {}, options or {})
+    try:
+        return VERBS[command.verb](context)
+    except BalancerError:
+        raise
     except (KeyError, TypeError, ValueError, OverflowError):
         # Arguments come from anywhere, also from newer versions: no wish of one operator may end the leader.
         text = f"{command.verb} with {dict(command.arguments)!r} is not understood by the leader"
-        return refused(command, text), Outcome(text)
-    return replace(command, state=CommandState.DONE, result=outcome.result), outcome
+        raise Refused(text) from None
 
 
 def refused(command: Command, why: str) -> Command:
@@ -169,10 +181,29 @@ def _apply(context: CommandContext) -> Outcome:
         raise Refused(f"plan {wanted} is {plan.state}, not proposed")
     if (reason := _UNAPPROVED.get(context.modes.get(plan.bundle, Mode.APPROVE))) is not None:
         raise Refused(f"plan {wanted} cannot be approved: the mode of bundle {plan.bundle} is {reason}")
-    approved: Plan = replace(plan, state="approved")
+    chosen = _chosen(plan, context.arguments.get("actions"))
+    written = plan.document.get("actions", [])
+    some = "" if len(chosen) == len(written) else f"{len(chosen)} of {len(written)} actions of "
+    verb = "are" if some else "is"
+    approved: Plan = replace(plan, state="approved", document={**plan.document, "actions": chosen})
     return Outcome(
-        f"plan {wanted} is approved and starts when the schedule allows it", (Put(approved),), replan=plan.bundle
+        f"{some}plan {wanted} {verb} approved and start{'' if some else 's'} when the schedule allows it",
+        (Put(approved),),
+        replan=plan.bundle,
     )
+
+
+def _chosen(plan: Plan, numbers: Any) -> list[Any]:
+    """The actions that are approved, in the plan's order; what is left is planned again once they have started."""
+    written: list[Any] = plan.document.get("actions", [])
+    if numbers is None:
+        return written
+    wanted = {int(number) for number in numbers}
+    if unknown := sorted(wanted - set(range(1, len(written) + 1))):
+        raise Refused(f"plan {plan.id} has actions 1 to {len(written)}, and no action {unknown[0]}")
+    if not wanted:
+        raise Refused("no action is chosen")
+    return [action for number, action in enumerate(written, 1) if number in wanted]
 
 
 def _order(context: CommandContext, what: str) -> Outcome:

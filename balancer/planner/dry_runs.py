@@ -1,6 +1,7 @@
 """A command before it is given: what the leader would do, in words, and how it is written on the command line.
 
-`balancer … --dry-run` and the page ask here, and here the very code is asked that the leader asks (`commands.decide`).
+`balancer … --dry-run` and the page ask here, and here the code is asked that the leader asks:
+`commands.outcome_of`.
 """
 
 import shlex
@@ -8,10 +9,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from balancer.directory.model import CommandState
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import Refused
-from balancer.planner.commands import decide, request
+from balancer.planner.commands import outcome_of, request
 from balancer.policies.bundle_view import Action, ActionKind
 from balancer.policies.options import BundleOptions
 from balancer.settings import Mode
@@ -27,10 +26,8 @@ def would_do(
     modes: Mapping[str, Mode] | None = None,
     options: Mapping[str, BundleOptions] | None = None,
 ) -> str:
-    """What would be done, in words. Raises `Refused` where the leader would refuse."""
-    answered, outcome = decide(request(verb, arguments, author, now), snapshot, now, modes, options)
-    if answered.state is CommandState.REFUSED:
-        raise Refused(answered.result)
+    """What would be done, in words. Raises where the leader would refuse."""
+    outcome = outcome_of(request(verb, arguments, author, now), snapshot, now, modes, options)
     return "; ".join(map(_in_words, outcome.actions)) or outcome.result
 
 
@@ -103,12 +100,17 @@ def _merge(arguments: Mapping[str, Any]) -> list[str]:
     )
 
 
+def _apply(arguments: Mapping[str, Any]) -> list[str]:
+    numbers = arguments.get("actions") or ()
+    return _safe([str(arguments["plan"])], [f"--action={int(number)}" for number in numbers])
+
+
 def _plan(arguments: Mapping[str, Any]) -> list[str]:
     return _safe([str(arguments["bundle"])], ["--replan"])
 
 
 _WRITERS: Final[Mapping[str, Callable[[Mapping[str, Any]], list[str]]]] = {
-    "apply": _named("plan"),
+    "apply": _apply,
     "cancel": _named("migration"),
     "close": _named("node"),
     "drain": _named("node", options=("reason",)),

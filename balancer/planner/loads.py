@@ -1,6 +1,6 @@
 """What the nodes of a bundle carry, per dimension: figures for people and metrics. Nothing is decided from these.
 
-Used by the report (metrics) and the API (bars on the page).
+Used by the tick, the report (metrics), the summary and the API (bars on the page).
 """
 
 from collections.abc import Mapping
@@ -29,6 +29,12 @@ def node_loads(view: BundleView) -> Mapping[str, Floats]:
         name: np.bincount(view.tablets.node, weights=column, minlength=count).astype(np.float64)[:count]
         for name, column in dimension_columns(view).items()
     }
+
+
+def owned_tablets(view: BundleView) -> dict[str, int]:
+    """How many tablets each node has."""
+    counts = np.bincount(view.tablets.node, minlength=len(view.nodes)).tolist()
+    return {node.id: counts[at] for at, node in enumerate(view.nodes)}
 
 
 def imbalance(view: BundleView) -> Mapping[str, float]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Self
 
 from balancer.clock import Clock
+from balancer.directory.codec import StoredEntry
 from balancer.directory.contract import Directory, Follower, Leadership, Secured
 from balancer.directory.model import Json, LogEntry, Record, Transaction
 from balancer.directory.snapshot import Snapshot
@@ -45,8 +46,11 @@ class MeteredDirectory:
     def history(self, after: int = 0, limit: int = 100) -> Sequence[LogEntry]:
         return self._directory.history(after, limit)
 
-    def follow(self) -> Follower:
-        return self._directory.follow()
+    def log(self, after: int, upto: int) -> Sequence[StoredEntry] | None:
+        return self._directory.log(after, upto)
+
+    def follow(self, confirm_every: float = 1.0) -> Follower:
+        return self._directory.follow(confirm_every)
 
     def campaign(self, name: str, timeout: float | None = None) -> Leadership | None:
         return self._directory.campaign(name, timeout)
@@ -54,8 +58,8 @@ class MeteredDirectory:
     def leader(self) -> str | None:
         return self._directory.leader()
 
-    def publish(self, topic: str, name: str, document: Json) -> None:
-        self._directory.publish(topic, name, document)
+    def publish(self, topic: str, name: str, document: Json) -> int:
+        return self._directory.publish(topic, name, document)
 
     def published(self, topic: str) -> Mapping[str, Json]:
         return self._directory.published(topic)

@@ -39,7 +39,7 @@ class Reporter:
 
     def __init__(self, instruments: Instruments) -> None:
         self.instruments = instruments
-        self._known: dict[tuple[Gauge, str], set[tuple[str, ...]]] = {}
+        self._known: dict[tuple[Gauge, str], Values] = {}
         self._lock = threading.Lock()
 
     def observe(self, state: BundleState, migrations: Iterable[Migration] = ()) -> None:
@@ -128,18 +128,20 @@ class Reporter:
         for result in ("equal", "different"):
             i.verifications.labels(bundle, result)
         for operation in MigrationKind:
+            for series in (i.moved_bytes, i.migration_seconds, i.write_pause):
+                series.labels(bundle, operation.value)
             for outcome in ("done", "cancelled", "failed"):
                 i.migrations_finished.labels(bundle, operation.value, outcome)
 
     def _schedule(self, bundle: str, schedule: ScheduleReport, now: float) -> None:
         self._set(self.instruments.schedule_open, bundle, {(bundle,): schedule.open})
         if schedule.open:
-            minutes = 0.0
+            seconds = 0.0
         elif schedule.next_open is None:
-            minutes = math.inf
+            seconds = math.inf
         else:
-            minutes = max(0.0, (schedule.next_open.timestamp() - now) / 60)
-        self._set(self.instruments.schedule_opens_in, bundle, {(bundle,): minutes})
+            seconds = max(0.0, schedule.next_open.timestamp() - now)
+        self._set(self.instruments.schedule_opens_in, bundle, {(bundle,): seconds})
 
     def _nodes(self, bundle: str, state: BundleState) -> None:
         i, nodes = self.instruments, state.nodes
@@ -199,11 +201,13 @@ class Reporter:
 
     def _set(self, gauge: Gauge, bundle: str, values: Values) -> None:
         """Makes these the only series of the gauge that belong to the bundle."""
-        for labels, value in values.items():
-            gauge.labels(*labels).set(float(value))
         with self._lock:
-            stale = self._known.get((gauge, bundle), set()) - values.keys()
-            self._known[gauge, bundle] = set(values)
+            known = self._known.get((gauge, bundle), {})
+            self._known[gauge, bundle] = values
+        for labels, value in values.items():
+            if known.get(labels) != value:  # a thousand nodes have tens of thousands of series
+                gauge.labels(*labels).set(float(value))
+        stale = known.keys() - values.keys()
         for labels in stale:
             gauge.remove(*labels)
 

@@ -14,7 +14,8 @@ from balancer.directory.model import Table, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Refused
 from balancer.nodes.bounds import KeyColumn
-from balancer.nodes.connection import Address, Connection, ConnectionHolder, translated
+from balancer.nodes.connection import Address, Connection, translated
+from balancer.nodes.connection_holder import ConnectionHolder
 from balancer.nodes.key_samples import current_xid, row_age_samples, split_keys, statistics_samples
 from balancer.nodes.names import Name, parse_name, partition_name
 from balancer.policies.bundle_view import KeySamples

@@ -126,10 +126,6 @@ class Recorder:
                 for tier in (self._hour, self._day):
                     self._add_view(tier, state.view, int(at / tier.slot_seconds))
 
-    def scores(self, bundle: str) -> Sequence[tuple[float, float]]:
-        """Times and scores, oldest first; the last of each slot."""
-        return tuple((one.at, one.score) for one in self.moments(bundle) if one.score is not None)
-
     def moments(self, bundle: str, *, day: bool = False) -> Sequence[PastMoment]:
         """What the bundle was like, oldest first: in the last hour, or in the last day."""
         with self._lock:

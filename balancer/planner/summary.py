@@ -1,10 +1,12 @@
 """A bundle's state as plain data: the leader publishes it, and the command line shows it from any host."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 
+from balancer.planner.loads import node_loads
 from balancer.planner.state import BundleState, NodeReport
 from balancer.policies.bundle_view import BundleView
 from balancer.policies.day_parts import DaySpan, span_text
@@ -40,7 +42,7 @@ def summary(state: BundleState) -> dict[str, Any]:
             "closes_at": _time(schedule.closes_at),
             "next_open": _time(schedule.next_open),
         },
-        "nodes": [_node(node, state.view) for node in state.nodes],
+        "nodes": _nodes(state.nodes, state.view),
         "hot": [] if state.view is None else _hottest(state.view),
         "hot_by_day": [] if state.day is None else [_peak(peak) for peak in state.day.peaks],
         "tick_seconds": round(state.tick_seconds, 3),
@@ -48,8 +50,14 @@ def summary(state: BundleState) -> dict[str, Any]:
     }
 
 
-def _node(node: NodeReport, view: BundleView | None) -> dict[str, Any]:
-    document = {
+def _nodes(nodes: Sequence[NodeReport], view: BundleView | None) -> list[dict[str, Any]]:
+    loads = {} if view is None else _loads(view)
+    nothing = {} if view is None else _NO_LOAD
+    return [{**_node(node), **loads.get(node.id, nothing)} for node in nodes]
+
+
+def _node(node: NodeReport) -> dict[str, Any]:
+    return {
         "node": node.id,
         "state": node.state,
         "reason": node.reason,
@@ -63,18 +71,22 @@ def _node(node: NodeReport, view: BundleView | None) -> dict[str, Any]:
         "connections": node.connections,
         "retained_wal_bytes": node.retained_wal_bytes,
     }
-    return document if view is None else {**document, **_loads(node.id, view)}
 
 
-def _loads(node: str, view: BundleView) -> dict[str, float]:
-    number = next((index for index, known in enumerate(view.nodes) if known.id == node), -1)
-    mine = view.tablets.node == number
-    tablets = view.tablets
+_NO_LOAD = {"tablets": 0, "bytes": 0.0, "write_rate": 0.0, "read_rate": 0.0}
+
+
+def _loads(view: BundleView) -> dict[str, dict[str, float]]:
+    """By node."""
+    loads = {name: column.tolist() for name, column in node_loads(view).items()}
     return {
-        "tablets": int(mine.sum()),
-        "bytes": float(tablets.sizes[mine].sum()),
-        "write_rate": round(float(tablets.write_rate[mine].sum()), 3),
-        "read_rate": round(float(tablets.read_rate[mine].sum()), 3),
+        node.id: {
+            "tablets": int(loads["tablets"][at]),
+            "bytes": loads["bytes"][at],
+            "write_rate": round(loads["write_rate"][at], 3),
+            "read_rate": round(loads["read_rate"][at], 3),
+        }
+        for at, node in enumerate(view.nodes)
     }
 
 

@@ -16,6 +16,7 @@ from balancer.planner.acting import Acts, Moment, Occasion, plan_and_act
 from balancer.planner.follow_up import CODE as SPLIT_OFF
 from balancer.planner.follow_up import follow_ups, promised
 from balancer.planner.keys_in_use import AskNode, Samples
+from balancer.planner.loads import owned_tablets
 from balancer.planner.memory import Memory
 from balancer.planner.openings import Openings, look
 from balancer.planner.profile_keeper import ProfileKeeper
@@ -29,7 +30,7 @@ from balancer.policies.options import BundleOptions
 from balancer.policies.plan import make_plan
 from balancer.policies.promises import affordable, credited, waiting_flights
 from balancer.polling.poller import ClusterPoll, Poller, heirs
-from balancer.polling.view import Capacity, Remembered, build_view
+from balancer.polling.view import Capacity, KeptColumns, Remembered, build_view
 from balancer.settings import BundleSettings, Mode
 
 RATE_SAMPLE = 20  # finished moves from which the rate of the next ones is estimated
@@ -42,6 +43,7 @@ class BundleTick:
         self, poller: Poller, samples: Samples, ask_node: AskNode, clock: Clock, profile: ProfileKeeper | None = None
     ) -> None:
         self._poller = poller
+        self._kept = KeptColumns(poller.columns)
         self._profile = profile
         self._samples = samples
         self._ask_node = ask_node
@@ -126,6 +128,7 @@ class BundleTick:
                 for node in bundle.nodes.values()
             },
             remembered=remembered,
+            kept=self._kept,
         )
         heat = bundle.options.heat
         hot = list(hot_tablets(view, heat))
@@ -185,7 +188,7 @@ def _situation(moment: Moment, plan_id: str, nodes: tuple[NodeReport, ...], acts
         mode=bundle.mode,
         plan=moment.plan,
         nodes=nodes,
-        owned={node.id: int((view.tablets.node == at).sum()) for at, node in enumerate(view.nodes)},
+        owned=owned_tablets(view),
         schedule=moment.openings.bundle,
         running=[*(in_words(one) for one in records if one.id not in held), *acts.words],
         held=[in_words(one, parked=True) for one in records if one.id in held],

@@ -8,10 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from balancer.nodes.brief import LOCKED_OUT
 from balancer.planner.state import NodeReport, ScheduleReport, StateWord
 from balancer.policies.bundle_view import PlanResult
 from balancer.policies.reasons import Left
 from balancer.settings import Mode
+
+EVEN = 99.0
+"""A score from here on needs no excuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +118,18 @@ def _paused(situation: Situation) -> str:
 def _broken(node: NodeReport, count: int) -> str:
     more = f", and {count - 1} more" if count > 1 else ""
     if not node.reachable:
-        since = f" since {node.unreachable_since:%H:%M:%S} UTC" if node.unreachable_since else ""
-        return f"node {node.id} is unreachable{since}: {node.error}{more}"
+        return f"{down_words(node)}{more}"
     if node.is_standby:
         return f"node {node.id} is a standby: name the primary in its DSN{more}"
     return f"node {node.id} is not trusted: {node.disagreements[0]}{more}"
+
+
+def down_words(node: NodeReport) -> str:
+    """Which node does not answer, since when and why, in one short sentence."""
+    since = f" since {node.unreachable_since:%H:%M:%S} UTC" if node.unreachable_since else ""
+    if node.error.startswith(LOCKED_OUT):
+        return f"{node.id} does not let us in{since} ({node.error.removeprefix(LOCKED_OUT)}): see `balancer node check`"
+    return f"{node.id} is down{since} ({node.error})" if node.error else f"{node.id} is down{since}"
 
 
 def _idle(situation: Situation) -> tuple[StateWord, str]:
@@ -141,7 +152,18 @@ def _idle(situation: Situation) -> tuple[StateWord, str]:
     if draining:
         names, verb = " and ".join(draining), "are" if len(draining) > 1 else "is"
         return StateWord.BALANCED, f"nothing to do; node {names} {verb} empty and may be taken away"
-    return StateWord.BALANCED, f"score {situation.plan.score_before:.0f} of 100; nothing to do{off}"
+    return (
+        StateWord.BALANCED,
+        f"score {situation.plan.score_before:.0f} of 100{_best(situation.plan)}; nothing to do{off}",
+    )
+
+
+def _best(plan: PlanResult) -> str:
+    """Why a low score is as good as it gets; empty: it is high, or could be better."""
+    if plan.score_before >= EVEN or plan.score_before < plan.limit - 1:
+        return ""
+    reason, _, _ = _stuck(plan).partition("; ")
+    return f", the best these tablets allow{': ' if reason else ''}{reason}"
 
 
 def _waiting_moves(plan: PlanResult) -> str:

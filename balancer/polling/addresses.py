@@ -37,10 +37,11 @@ def addresses_of(bundles: Iterable[BundleSettings]) -> dict[str, Address]:
 
 def address_in(settings: Settings, node: str) -> Address:
     """Where a node is; `Unavailable` where the configuration does not say: it may come back with the next reload."""
-    found = addresses_of(settings.bundles.values()).get(node)
-    if found is None:
-        raise Unavailable(f"node {node} is not in the configuration")
-    return replace(found, cluster=cluster_name(settings.daemon.directory))
+    for bundle in settings.bundles.values():
+        if node in bundle.nodes:
+            found = address_of(bundle.nodes[node], trusts_owners=bundle.migration.trust_table_owners)
+            return replace(found, cluster=cluster_name(settings.daemon.directory))
+    raise Unavailable(f"node {node} is not in the configuration")
 
 
 @contextmanager

@@ -1,62 +1,74 @@
 """Asks all nodes at once, each with a deadline. A slow or dead node is a value, never a stuck tick.
 
-One thread per question, a bounded number of them. A question that outlives its tick goes on until its own timeouts end
-it; until then its node counts as unreachable and is not asked again, so questions cannot pile up. Nodes that answered
-last time go first, so that dead ones do not keep the living waiting for a thread.
+A question that outlives its tick goes on until its own timeouts end it; until then its node counts as unreachable and
+is not asked again, so questions cannot pile up. Nodes that answered last time go first, and only they are waited for:
+one that is silent costs the tick in which it falls silent its patience, and those that follow a moment. An answer that
+comes too late is not used, because the directory may have changed since; but its node is waited for the next time.
 """
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from balancer.clock import Clock
-from balancer.errors import BalancerError
+from balancer.errors import BalancerError, Unavailable
+from balancer.polling.askers import SHARED, Askers, Question
 
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A node that did not answer: since when (seconds since 1970), and why as a sentence."""
+    """A node that did not answer: since when (seconds since 1970), and why in a few words."""
 
     since: float
     reason: str
 
 
+GRACE: Final = 1.0
+"""Seconds for which a node is waited for that was silent the last time."""
+
+
 class FanOut(Generic[Answer]):
     """Keeps what must be remembered between ticks: open questions, and since when a node is silent."""
 
-    def __init__(self, clock: Clock, workers: int = 32) -> None:
+    def __init__(self, clock: Clock, askers: Askers = SHARED) -> None:
         self._clock = clock
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="poll")
-        self._open: dict[str, Future[Answer]] = {}
+        self._askers = askers
+        self._open: dict[str, Question[Answer]] = {}
         self._silent: dict[str, float] = {}
 
     def ask(self, questions: Mapping[str, Callable[[], Answer]], patience: float) -> dict[str, Answer | Unreachable]:
-        """Asks every node; returns after `patience` seconds at the latest, with an answer or `Unreachable` for each."""
+        """Asks every node; each has `patience` seconds from when it is asked. An answer or `Unreachable` for each."""
+        late = {node for node, future in self._open.items() if future.done() and future.exception() is None}
         self._open = {node: future for node, future in self._open.items() if not future.done()}
+        doubtful = self._silent.keys() - late
         asked = {
-            node: self._pool.submit(questions[node])
-            for node in sorted(questions, key=lambda node: node in self._silent)
+            node: self._askers.submit(questions[node])
+            for node in sorted(questions, key=lambda node: node in doubtful)
             if node not in self._open
         }
-        wait(asked.values(), timeout=patience)
+        self._askers.wait([future for node, future in asked.items() if node not in doubtful], patience)
+        self._askers.wait([future for node, future in asked.items() if node in doubtful], min(patience, GRACE))
         self._open |= asked
         self._silent = {node: since for node, since in self._silent.items() if node in questions}
         return {node: self._result(node, asked.get(node), patience) for node in questions}
 
     def close(self) -> None:
         """Waits for open questions, each of which ends by its own timeouts. Idempotent."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for future in self._open.values():
+            future.cancel()
+        self._askers.wait([future for future in self._open.values() if not future.cancelled()], None)
+        self._open.clear()
 
-    def _result(self, node: str, future: Future[Answer] | None, patience: float) -> Answer | Unreachable:
+    def _result(self, node: str, future: Question[Answer] | None, patience: float) -> Answer | Unreachable:
         if future is None or not future.done():
             return self._unreachable(node, f"no answer within {patience:g} s")
         try:
             answer = future.result()
         except BalancerError as error:
-            return self._unreachable(node, str(error))
+            why = error.why if isinstance(error, Unavailable) else str(error)
+            return self._unreachable(node, why.removeprefix(f"node {node} "))
         self._silent.pop(node, None)
         return answer
 

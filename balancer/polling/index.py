@@ -1,11 +1,14 @@
-"""Which partition on which node is which tablet, according to one snapshot of the directory. Pure.
+"""Which partition on which node is which tablet, according to one snapshot of the directory.
 
-Made once per version of the directory: a poll then only looks names up.
+Made once per version of the directory. What a commit leaves alone is the same object afterwards, and with it what has
+been found out by it: a poll of a node on which nothing has changed looks up nothing.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import is_
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,56 +16,233 @@ from balancer.directory.model import Table, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.nodes.names import Name, parse_name, partition_name
 from balancer.nodes.ownership import Expected
+from balancer.nodes.poll_columns import PartitionNames
 from balancer.policies.bundle_view import Ints
+from balancer.polling.map_columns import ColumnBook, MapColumns, Names
+
+NOBODY = -1
+_SEPARATOR = "\0"  # between the names of one tablet's partitions, as pages have them
 
 
-@dataclass(frozen=True, slots=True)
+class _Roots(NamedTuple):
+    """A table as far as names of partitions depend on it."""
+
+    table: int
+    roots: tuple[Name, ...]
+    everywhere: bool
+
+
+class _Matched(NamedTuple):
+    """A node's partitions and the tablets that they belong to."""
+
+    named: PartitionNames
+    owners: Ints
+    detached: tuple[int, ...]
+
+
+class NodeTablets(Mapping[int, Expected]):
+    """What the directory says of one node's tablets, by id. Objects are made of those that are asked for."""
+
+    def __init__(
+        self, node: str, ids: Ints, epochs: Ints, *, tables: Ints, roots: tuple[_Roots, ...], partitions: Names | None
+    ) -> None:
+        """`tables`: for each tablet, its table's place in `roots`."""
+        self.node = node
+        self.ids = ids
+        self.epochs = epochs
+        self._tables = tables
+        self._roots = roots
+        self._partitions = partitions
+        self._matched: _Matched | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ids.tolist())
+
+    def __getitem__(self, number: int) -> Expected:
+        row = int(np.searchsorted(self.ids, number))
+        if row == len(self.ids) or self.ids[row] != number:
+            raise KeyError(number)
+        return Expected(self.node, int(self.epochs[row]), self._names(row))
+
+    def same(self, other: "NodeTablets") -> bool:
+        """Whether both say the same."""
+        return (
+            self._roots == other._roots
+            and np.array_equal(self.ids, other.ids)
+            and np.array_equal(self.epochs, other.epochs)
+            and np.array_equal(self._tables, other._tables)
+            and _equal_names(self._partitions, other._partitions)
+        )
+
+    def owners(self, named: PartitionNames) -> Ints:
+        """For each of a node's partitions the tablet that it belongs to, or `NOBODY`."""
+        return self._match(named).owners
+
+    def detached(self, named: PartitionNames) -> tuple[int, ...]:
+        """The tablets that are not attached with all their partitions."""
+        return self._match(named).detached
+
+    def _match(self, named: PartitionNames) -> _Matched:
+        found = self._matched
+        if found is None or found.named is not named:
+            tablets: dict[Name, int] = {}
+            missing: list[int] = []
+            names_there = named.all()
+            attached = set(names_there)
+            for row, number in enumerate(self.ids.tolist()):
+                names = self._names(row)
+                tablets.update(dict.fromkeys(names, number))
+                if not attached.issuperset(names):
+                    missing.append(number)
+            owners = np.array([tablets.get(name, NOBODY) for name in names_there], np.int64)
+            found = self._matched = _Matched(named, owners, tuple(missing))
+        return found
+
+    def _names(self, row: int) -> tuple[Name, ...]:
+        table = self._roots[self._tables[row]]
+        if table.everywhere:
+            return ()  # what is everywhere is no partition: nothing of it is attached or measured
+        given = "" if self._partitions is None else self._partitions[row]
+        if given:
+            pairs = zip(table.roots, given.split(_SEPARATOR), strict=True)
+            return tuple(Name(root.schema, name) for root, name in pairs)
+        number = int(self.ids[row])
+        return tuple(partition_name(root, number) for root in table.roots)
+
+
+class _Everywhere:
+    """Tablets of every node, looked up one by one: few of a node's claims are on another's."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def get(self, number: int, /) -> Expected | None:
+        found = self._snapshot.find_tablet(number)
+        return None if found is None else Expected(found.node, found.epoch)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TabletIndex:
     """Lookups for one version."""
 
     version: int
+    bundles: frozenset[str]
+    """Those whose tables are in it."""
     roots: Mapping[str, tuple[Name, ...]]
     """Bundle → the roots of its tables."""
     ids: Ints
     """Of all tablets, sorted."""
-    tablets: Mapping[int, Expected]
-    by_node: Mapping[str, Mapping[int, Expected]]
-    by_partition: Mapping[str, Mapping[tuple[str, str], int]]
-    """Node → partition's schema and name → tablet."""
+    tablets: _Everywhere
+    by_node: Mapping[str, NodeTablets]
+    made_of: tuple[tuple[_Roots, ...], tuple[MapColumns, ...]] = ((), ())
 
 
-def build_index(snapshot: Snapshot) -> TabletIndex:
-    """Everything that polls need to know about the tablets of all tables."""
-    roots: dict[str, list[Name]] = defaultdict(list)
-    by_node: dict[str, dict[int, Expected]] = defaultdict(dict)
-    by_partition: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
-    for table in snapshot.tables.values():
-        own_roots = [parse_name(root) for root in table.roots]
-        # What is everywhere is no partition: nothing of it is attached or measured.
-        roots[table.bundle] += own_roots if not table.everywhere else []
-        for tablet in snapshot.tablets(table.id):
-            names = _names(own_roots, tablet) if not table.everywhere else ()
-            by_node[tablet.node][tablet.id] = Expected(tablet.node, tablet.epoch, names)
-            mine = by_partition[tablet.node]
-            for name in names:
-                mine[name] = tablet.id
-    tablets = {number: tablet for own in by_node.values() for number, tablet in own.items()}
+def build_index(
+    snapshot: Snapshot,
+    bundles: Collection[str],
+    book: ColumnBook | None = None,
+    before: TabletIndex | None = None,
+) -> TabletIndex:
+    """Everything that polls need to know about the tablets of these bundles' tables."""
+    book = book or ColumnBook()
+    tables = [table for table in snapshot.tables.values() if table.bundle in bundles]
+    columns = tuple(book.of(snapshot, table.id) for table in tables)
+    roots = tuple(_roots(table) for table in tables)
+    book.forget([table.id for table in tables])
+    by_bundle: dict[str, tuple[Name, ...]] = {}
+    for table, one in zip(tables, roots, strict=True):
+        by_bundle[table.bundle] = (*by_bundle.get(table.bundle, ()), *(() if one.everywhere else one.roots))
+    same = before is not None and before.made_of[0] == roots and _same_objects(before.made_of[1], columns)
+    if before is not None and same:
+        ids, by_node = before.ids, before.by_node
+    else:
+        ids = np.sort(np.concatenate([_NONE, *(one.ids for one in columns)]))
+        if before is not None and np.array_equal(ids, before.ids):
+            ids = before.ids
+        by_node = _by_node(book, columns, roots, {} if before is None else before.by_node)
     return TabletIndex(
-        snapshot.version,
-        {bundle: tuple(names) for bundle, names in roots.items()},
-        np.fromiter(sorted(tablets), np.int64, len(tablets)),
-        tablets,
-        dict(by_node),
-        dict(by_partition),
+        snapshot.version, frozenset(bundles), by_bundle, ids, _Everywhere(snapshot), by_node, (roots, columns)
     )
+
+
+_NONE = np.zeros(0, np.int64)
+
+
+def nothing_on(node: str) -> NodeTablets:
+    """A node without tablets."""
+    return NodeTablets(node, _NONE, _NONE, tables=_NONE, roots=(), partitions=None)
+
+
+def _by_node(
+    book: ColumnBook, columns: tuple[MapColumns, ...], roots: tuple[_Roots, ...], before: Mapping[str, NodeTablets]
+) -> dict[str, NodeTablets]:
+    ids, owners, epochs, tables = (np.concatenate([_NONE, *parts]) for parts in zip(*_flat(columns), strict=True))
+    order = np.lexsort((ids, owners))
+    ids, owners, epochs, tables = ids[order], owners[order], epochs[order], tables[order]
+    partitions = _all_partitions(columns, order)
+    found: dict[str, NodeTablets] = {}
+    names = book.nodes
+    edges = np.searchsorted(owners, np.arange(len(names) + 1))
+    for number, node in enumerate(names):
+        here = slice(int(edges[number]), int(edges[number + 1]))
+        if here.start == here.stop:
+            continue
+        made = NodeTablets(
+            node,
+            ids[here],
+            epochs[here],
+            tables=tables[here],
+            roots=roots,
+            partitions=None if partitions is None else partitions[here],
+        )
+        known = before.get(node)
+        found[node] = known if known is not None and known.same(made) else made
+    return found
+
+
+def _flat(columns: tuple[MapColumns, ...]) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
+    yield _NONE, _NONE, _NONE, _NONE
+    for place, one in enumerate(columns):
+        yield one.ids, one.owners, one.epochs, np.full(len(one), place)
+
+
+def _all_partitions(columns: tuple[MapColumns, ...], order: Ints) -> Names | None:
+    if all(one.partitions is None for one in columns):
+        return None
+    unnamed = ["" if one.partitions is None else None for one in columns]
+    parts = [
+        np.full(len(one), "", object) if none is not None else one.partitions
+        for one, none in zip(columns, unnamed, strict=True)
+    ]
+    joined: Names = np.concatenate([part for part in parts if part is not None])[order]
+    return joined if joined.astype(bool).any() else None
+
+
+def _equal_names(left: Names | None, right: Names | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return np.array_equal(left, right)
+
+
+def _same_objects(before: tuple[object, ...], after: tuple[object, ...]) -> bool:
+    return len(before) == len(after) and all(map(is_, before, after))
+
+
+def _roots(table: Table) -> _Roots:
+    return _Roots(table.id, _parsed(tuple(table.roots)), table.everywhere)
+
+
+@lru_cache(maxsize=4096)
+def _parsed(roots: tuple[str, ...]) -> tuple[Name, ...]:
+    return tuple(map(parse_name, roots))
 
 
 def partition_names(table: Table, tablet: Tablet) -> tuple[Name, ...]:
     """The partitions of a tablet, one per root of its table."""
-    return _names([parse_name(root) for root in table.roots], tablet)
-
-
-def _names(roots: list[Name], tablet: Tablet) -> tuple[Name, ...]:
+    roots = _parsed(tuple(table.roots))
     if tablet.partitions:
         return tuple(Name(root.schema, name) for root, name in zip(roots, tablet.partitions, strict=True))
     return tuple(partition_name(root, tablet.id) for root in roots)

@@ -9,24 +9,34 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-import numpy as np
 import structlog
 
 from balancer.clock import Clock
 from balancer.directory.model import MigrationKind, Node
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
-from balancer.nodes.connection import Address, ConnectionHolder, Target, Timeouts, connect, deadline, translated
+from balancer.nodes.connection import Address, Target, Timeouts, connect, deadline, translated
+from balancer.nodes.connection_holder import ConnectionHolder
 from balancer.nodes.footing import Forks
 from balancer.nodes.names import Name
-from balancer.nodes.ownership import DirectoryView, Disagreement, Expected, claims_words, disagreements, stale_claims
-from balancer.nodes.poll import Claim, NodePoll, poll_node, read_forks
-from balancer.policies.bundle_view import Floats, Ints
+from balancer.nodes.ownership import (
+    DirectoryView,
+    Disagreement,
+    Expected,
+    claims_words,
+    disagreements,
+    narrowed,
+    stale_claims,
+)
+from balancer.nodes.poll import NodePoll, poll_node, read_forks
+from balancer.nodes.poll_columns import Claim
 from balancer.polling.fanout import FanOut, Unreachable
 from balancer.polling.footings import FootingBook
-from balancer.polling.index import TabletIndex, build_index
+from balancer.polling.index import TabletIndex, build_index, nothing_on
+from balancer.polling.map_columns import ColumnBook
 from balancer.polling.own_work import own_work
-from balancer.polling.rates import COUNTERS, CounterSample, Heir, Rates, advance, first_rates
+from balancer.polling.rates import Heir, Rates, advance, first_rates
+from balancer.polling.sampling import CounterSampler
 
 log = structlog.get_logger()
 
@@ -85,7 +95,6 @@ class Poller:
         cluster: str,
         clock: Clock,
         patience: float = 5.0,
-        workers: int = 32,
         *,
         newest_epoch: Callable[[], int] = lambda: 0,
         book: FootingBook | None = None,
@@ -99,9 +108,13 @@ class Poller:
         self._patience = patience
         timeouts = Timeouts(connect=patience, statement=patience, lock=min(1.0, patience), network=patience)
         self._holder = ConnectionHolder("poll", timeouts)
-        self._fan_out: FanOut[NodePoll] = FanOut(clock, workers)
-        self._index = build_index(Snapshot(version=-1))
+        self._fan_out: FanOut[NodePoll] = FanOut(clock)
+        self.columns = ColumnBook()
+        self._index = build_index(Snapshot(version=-1), ())
+        self._sampler = CounterSampler()
         self._rates = first_rates()
+        self._said: dict[str, tuple[tuple[Name, ...], NodePoll]] = {}
+        """Node → the roots that it was asked for last, and its answer: what is the same is not sent again."""
         self._polls = 0
         self._others: dict[str, tuple[float, tuple[Name, ...], int]] = {}
         """Node → when its database was measured as a whole, for which roots, and the bytes in it that none of their
@@ -109,8 +122,9 @@ class Poller:
 
     def poll(self, snapshot: Snapshot, addresses: Mapping[str, Address]) -> ClusterPoll:
         """Asks every node of the snapshot that has an address; returns within the patience."""
-        if self._index.version != snapshot.version:
-            self._index = build_index(snapshot)
+        bundles = frozenset(snapshot.nodes[node].bundle for node in addresses if node in snapshot.nodes)
+        if (self._index.version, self._index.bundles) != (snapshot.version, bundles):
+            self._index = build_index(snapshot, bundles, self.columns, self._index)
         index = self._index
         questions = {
             node.id: self._question(node, addresses[node.id], index.roots.get(node.bundle, ()))
@@ -121,7 +135,12 @@ class Poller:
         at = self._clock.monotonic()
         answers = self._fan_out.ask(questions, self._patience)
         reports = {node: self._report(node, answer, snapshot, index) for node, answer in answers.items()}
-        sample = _sample(reports, index, at, own_work(snapshot, self._polls))
+        measured = {
+            report.node: report.poll
+            for report in reports.values()
+            if report.poll is not None and report.health is Health.GOOD
+        }
+        sample = self._sampler.sample(measured, index, at, own_work(snapshot, self._polls))
         self._rates = advance(self._rates, sample, index.ids, heirs(snapshot))
         return ClusterPoll(self._clock.now().timestamp(), snapshot.version, reports, self._rates)
 
@@ -138,12 +157,15 @@ class Poller:
             with self._holder.borrow(address, target) as connection, deadline(connection, self._patience):
                 began = self._clock.monotonic()
                 measured, of, others = self._others.get(address.node, (0.0, (), 0))
+                asked, said = self._said.get(address.node, (roots, None))
+                before = said if asked == roots else None
                 if of == roots and began - measured < WHOLE_EVERY:
-                    found = poll_node(connection, roots, others)
+                    found = poll_node(connection, roots, others, before)
                 else:
-                    found = poll_node(connection, roots)
+                    found = poll_node(connection, roots, None, before)
                     others = found.facts.database_bytes - found.partitions.bytes()
                     self._others[address.node] = began, roots, others
+                self._said[address.node] = roots, found
                 seconds = self._clock.monotonic() - began
             return replace(found, seconds=seconds, forks=self._forks(node, address, found))
 
@@ -180,7 +202,8 @@ class Poller:
             self._holder.forget(node)  # after a failover another host of the DSN may be the primary
             return NodeAnswer(node, Health.STANDBY, answer)
         record = snapshot.nodes[node]
-        mine, ours = index.by_node.get(node, {}), answer.identity is not None and answer.identity.node == node
+        mine = index.by_node.get(node) or nothing_on(node)
+        ours = answer.identity is not None and answer.identity.node == node
         why = record.rewound or (self._book.look(record, answer) if ours else "")
         world = DirectoryView(
             cluster=self._cluster,
@@ -191,11 +214,12 @@ class Poller:
             busy=snapshot.busy.keys(),
             rewound=why,
         )
-        stale = stale_claims(answer, world) if ours else []
+        said, world = narrowed(answer, world, mine.ids, mine.epochs, mine.detached(answer.partitions.named))
+        stale = stale_claims(said, world) if ours else []
         if stale and not why:
             why = claims_words(stale)
             world = replace(world, rewound=why)
-        found = disagreements(answer, world)
+        found = disagreements(said, world)
         health = Health.QUARANTINED if found else Health.GOOD
         return NodeAnswer(node, health, answer, None, tuple(found), why, tuple(stale))
 
@@ -213,50 +237,3 @@ def heirs(snapshot: Snapshot) -> dict[int, Heir]:
         if record.operation in (MigrationKind.SPLIT, MigrationKind.MERGE)
         for target in record.targets
     }
-
-
-def _sample(
-    reports: Mapping[str, NodeAnswer], index: TabletIndex, at: float, touched: Mapping[int, int]
-) -> CounterSample:
-    """Sums the partitions of each tablet. Only the owner's partitions count: a copy in the making does not.
-
-    In columns from the start: with ten thousand tablets this is a good part of what an idle daemon does.
-    """
-    tablets: list[Ints] = []
-    sources: list[Ints] = []
-    figures: list[Floats] = []
-    for node, report in reports.items():
-        if report.poll is None or report.health is not Health.GOOD:
-            continue
-        found = report.poll.partitions
-        names = index.by_partition.get(node, {})
-        owners = np.array([names.get(name, _NOBODY) for name in found.names()], np.int64)
-        own = owners != _NOBODY
-        tablets.append(owners[own])
-        oids, *measured = found.figures("oid", *_FIGURES)[:, own]
-        sources.append(_mixed(oids.astype(np.int64) + hash((node, report.poll.facts.stats_reset)) // 2))
-        figures.append(np.array(measured))
-    ids, places = np.unique(np.concatenate([_NO_IDS, *tablets]), return_inverse=True)
-    sums = np.zeros((len(ids), len(_FIGURES)))
-    np.add.at(sums, places, np.concatenate([np.zeros((len(_FIGURES), 0)), *figures], axis=1).T)
-    origins = np.zeros(len(ids), np.int64)
-    np.add.at(origins, places, np.concatenate([_NO_IDS, *sources]))
-    busy, works = np.array(list(touched), np.int64), np.array(list(touched.values()), np.int64)
-    measured_too = np.isin(busy, ids)
-    origins[np.searchsorted(ids, busy[measured_too])] ^= works[measured_too]
-    sizes, rows, counters = np.split(sums, (len(_SIZES), len(_SIZES) + 1), axis=1)
-    return CounterSample(ids, origins, np.full(len(ids), at), counters, sizes.sum(axis=1), rows[:, 0])
-
-
-_SIZES = ("heap_bytes", "toast_bytes", "index_bytes")
-_FIGURES = (*_SIZES, "rows", *COUNTERS)
-_NOBODY = -1
-_NO_IDS = np.zeros(0, np.int64)
-
-
-def _mixed(numbers: Ints) -> Ints:
-    """Scatters them, so that sums of a few differ whenever one of them does."""
-    mixed = numbers.astype(np.uint64)
-    for shift in (30, 27):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(0xBF58476D1CE4E5B9)
-    return mixed.astype(np.int64)

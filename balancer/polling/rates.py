@@ -1,4 +1,4 @@
-"""Counters become rates: exponential averages over 1, 10 and 60 minutes, per tablet. Columns, because there are many.
+"""Counters become rates: exponential averages over 10 and 60 minutes, per tablet. Columns, because there are many.
 
 k = exp(−Δt / (window / 2)), rate = new · (1 − k) + old · k, divided by the part of the window that has been seen: while
 a tablet is younger than a window, its rate is the mean over its life, and no first interval (a pause of the
@@ -17,13 +17,12 @@ import numpy.typing as npt
 
 from balancer.policies.bundle_view import Floats, Ints
 
-COUNTERS = (
-    *("inserted", "updated", "deleted", "sequential_reads", "index_reads"),
-    *("blocks_read", "blocks_hit", "sequential_scans"),
-)
-WINDOWS = (60.0, 600.0, 3600.0)
-WRITES = slice(0, 3)
-SEQUENTIAL, INDEX, SCANS = map(COUNTERS.index, ("sequential_reads", "index_reads", "sequential_scans"))
+COUNTERS = ("inserted", "updated", "deleted", "sequential_reads", "index_reads", "sequential_scans")
+KINDS = ("writes", "sequential_reads", "index_reads", "sequential_scans")
+"""What rates are kept of: rows that are written count together."""
+WINDOWS = (600.0, 3600.0)
+WRITES, SEQUENTIAL, INDEX, SCANS = range(len(KINDS))
+_WRITTEN = 3  # the first so many counters
 ROWS_OF_A_SCAN = 100.0
 """Rows that a sequential scan counts for at most. Small tables are looked up by scanning them, again and again: those
 rows are traffic. One scan of a large one is a dump, a new index or a report: it asks for no key, and splitting the
@@ -51,7 +50,7 @@ class CounterSample:
     """Which counters these are: changes when the partition or the server's statistics are other ones."""
     at: Floats
     """Seconds at which each row was measured, on any clock that does not jump."""
-    counters: Floats  # (tablets, len(COUNTERS))
+    counters: Floats  # (len(COUNTERS), tablets)
     sizes: Floats
     rows: Floats
 
@@ -62,40 +61,40 @@ class Rates:
 
     ids: Ints
     last: CounterSample
-    rates: Floats  # (tablets, len(COUNTERS), len(WINDOWS)), per second
-    seen: Floats  # (tablets, len(WINDOWS)): what part of each window the rates rest on, from 0 to 1
+    rates: Floats  # (len(KINDS), len(WINDOWS), tablets), per second
+    seen: Floats  # (len(WINDOWS), tablets): what part of each window the rates rest on, from 0 to 1
 
     @property
     def measured(self) -> npt.NDArray[np.bool_]:
         """Whether a tablet has any rate yet: it takes two samples."""
-        return np.asarray(self.seen[:, 0] > 0)
+        return np.asarray(self.seen[0] > 0)
 
-    def write_rate(self, window: int = 1) -> Floats:
+    def write_rate(self, window: int = 0) -> Floats:
         """Rows written per second; windows by their index in WINDOWS."""
-        return np.asarray(self.rates[:, WRITES, window].sum(axis=1))
+        return np.asarray(self.rates[WRITES, window])
 
-    def read_rate(self, window: int = 1) -> Floats:
+    def read_rate(self, window: int = 0) -> Floats:
         """Rows read per second, without those of long scans."""
-        return np.asarray(self.rates[:, INDEX, window] + self._short_scans(window))
+        return np.asarray(self.rates[INDEX, window] + self._short_scans(window))
 
-    def scan_rate(self, window: int = 1) -> Floats:
+    def scan_rate(self, window: int = 0) -> Floats:
         """Rows read per second by long sequential scans."""
-        return np.asarray(self.rates[:, SEQUENTIAL, window] - self._short_scans(window))
+        return np.asarray(self.rates[SEQUENTIAL, window] - self._short_scans(window))
 
     def _short_scans(self, window: int) -> Floats:
-        return np.minimum(self.rates[:, SEQUENTIAL, window], ROWS_OF_A_SCAN * self.rates[:, SCANS, window])
+        return np.asarray(np.minimum(self.rates[SEQUENTIAL, window], ROWS_OF_A_SCAN * self.rates[SCANS, window]))
 
 
 def empty_sample() -> CounterSample:
     """No tablets."""
     none = np.zeros(0)
-    return CounterSample(np.zeros(0, np.int64), np.zeros(0, np.int64), none, np.zeros((0, len(COUNTERS))), none, none)
+    return CounterSample(np.zeros(0, np.int64), np.zeros(0, np.int64), none, np.zeros((len(COUNTERS), 0)), none, none)
 
 
 def first_rates() -> Rates:
     """Nothing known yet."""
-    shape = (0, len(COUNTERS), len(WINDOWS))
-    return Rates(np.zeros(0, np.int64), empty_sample(), np.zeros(shape), np.zeros((0, len(WINDOWS))))
+    shape = (len(KINDS), len(WINDOWS), 0)
+    return Rates(np.zeros(0, np.int64), empty_sample(), np.zeros(shape), np.zeros((len(WINDOWS), 0)))
 
 
 def advance(before: Rates, sample: CounterSample, known: Ints, heirs: Mapping[int, Heir] | None = None) -> Rates:
@@ -105,47 +104,71 @@ def advance(before: Rates, sample: CounterSample, known: Ints, heirs: Mapping[in
     last seen of them; those that exist no longer are forgotten. `heirs` are tablets that were made of others.
     """
     merged = _merge(before.last, sample, known)
-    rates = np.zeros((len(merged.ids), len(COUNTERS), len(WINDOWS)))
-    seen = np.zeros((len(merged.ids), len(WINDOWS)))
     old_rows, new_rows = _common(before.ids, merged.ids)
-    rates[new_rows] = before.rates[old_rows]
-    seen[new_rows] = before.seen[old_rows]
-    _inherit(before, merged.ids, heirs or {}, rates, seen)
+    if isinstance(new_rows, slice):
+        rates, seen = before.rates.copy(), before.seen.copy()
+    else:
+        rates = np.zeros((len(KINDS), len(WINDOWS), len(merged.ids)))
+        seen = np.zeros((len(WINDOWS), len(merged.ids)))
+        rates[..., new_rows] = before.rates[..., old_rows]
+        seen[:, new_rows] = before.seen[:, old_rows]
+        _inherit(before, merged.ids, heirs or {}, rates, seen)
     then, now = before.last, merged
     elapsed = now.at[new_rows] - then.at[old_rows]
     usable = (elapsed > 0) & (now.sources[new_rows] == then.sources[old_rows])
     if not usable.all():
         old_rows, new_rows, elapsed = _some(old_rows, usable), _some(new_rows, usable), elapsed[usable]
-    current = _increase(then.counters[old_rows], now.counters[new_rows]) / elapsed[:, None]
-    keep = np.exp(-elapsed[:, None] / (np.array(WINDOWS) / 2))
-    old = seen[new_rows] * keep
-    new = 1 - keep
-    share = (new / (old + new))[:, None, :]
-    fresh = rates[new_rows]  # where that is all of them, the rates themselves: a million tablets have 200 MB of them
-    fresh *= 1 - share
-    fresh += current[:, :, None] * share
-    rates[new_rows] = fresh
-    seen[new_rows] = old + new
+    if len(elapsed) and elapsed.min() == elapsed.max():
+        elapsed = elapsed[:1]  # asked at the same moment, as nearly always: what follows from the time is one number
+    if now.counters is then.counters and isinstance(new_rows, slice):
+        current = np.zeros((len(KINDS), 1))  # nobody has done anything
+    else:
+        current = _increase(then.counters[:, old_rows], now.counters[:, new_rows])
+        current /= elapsed
+    for place, window in enumerate(WINDOWS):
+        keep = np.exp(-elapsed / (window / 2))
+        old, new = seen[place, new_rows] * keep, 1 - keep
+        share = new / (old + new)
+        for kind in range(len(KINDS)):
+            rates[kind, place, new_rows] += (current[kind] - rates[kind, place, new_rows]) * share
+        seen[place, new_rows] = old + new
     return Rates(merged.ids, merged, rates, seen)
 
 
 def _inherit(before: Rates, ids: Ints, heirs: Mapping[int, Heir], rates: Floats, seen: Floats) -> None:
     """What is new and was made of tablets with rates has its share of those, which counts for next to nothing."""
     for tablet, heir in heirs.items():
-        row = int(np.searchsorted(ids, tablet))
-        parents = np.isin(before.ids, heir.parents) & before.measured
-        if row < len(ids) and ids[row] == tablet and not seen[row].any() and parents.any():
-            rates[row] = before.rates[parents].sum(axis=0) / heir.siblings
-            seen[row] = GUESS
+        row = _row(ids, tablet)
+        if row is None or seen[:, row].any():
+            continue
+        parents = [place for parent in heir.parents if (place := _row(before.ids, parent)) is not None]
+        parents = [place for place in parents if before.seen[0, place] > 0]
+        if parents:
+            rates[..., row] = before.rates[..., parents].sum(axis=-1) / heir.siblings
+            seen[:, row] = GUESS
+
+
+def _row(ids: Ints, tablet: int) -> int | None:
+    row = int(np.searchsorted(ids, tablet))
+    return row if row < len(ids) and ids[row] == tablet else None
 
 
 def _increase(then: Floats, now: Floats) -> Floats:
-    return np.where(now < then, now, now - then)
+    """By how much counters have grown, as `KINDS`: what is written is one of them. One after the other: all together
+    would be there several times over."""
+    grown = np.zeros((len(KINDS), now.shape[1]))
+    for counter, (before, after) in enumerate(zip(then, now, strict=True)):
+        more = after - before
+        reset = more < 0
+        if reset.any():
+            more[reset] = after[reset]
+        grown[max(0, counter - _WRITTEN + 1)] += more
+    return grown
 
 
 def _common(left: Ints, right: Ints) -> tuple[Rows, Rows]:
     """The places of the ids that both have; of equal ones all, without a copy."""
-    if np.array_equal(left, right):
+    if left is right or np.array_equal(left, right):
         return slice(None), slice(None)
     _, here, there = np.intersect1d(left, right, assume_unique=True, return_indices=True)
     return here, there
@@ -157,21 +180,28 @@ def _some(rows: Rows, chosen: npt.NDArray[np.bool_]) -> Rows:
 
 def _merge(old: CounterSample, new: CounterSample, known: Ints) -> CounterSample:
     """The new rows, and the old ones of known tablets that are not among them."""
-    if np.array_equal(new.ids, known):
+    if new.ids is known or np.array_equal(new.ids, known):
         return new
-    keep = np.isin(old.ids, known) & ~np.isin(old.ids, new.ids)
-    fresh = np.isin(new.ids, known)
+    keep, fresh = _within(old.ids, known) & ~_within(old.ids, new.ids), _within(new.ids, known)
     ids = np.concatenate([old.ids[keep], new.ids[fresh]])
-    order = np.argsort(ids)
+    order = np.argsort(ids, kind="stable")
 
     def join(mine: Floats, theirs: Floats) -> Floats:
-        return np.concatenate([mine[keep], theirs[fresh]])[order]
+        return np.concatenate([mine[..., keep], theirs[..., fresh]], axis=-1)[..., order]
 
+    ids = ids[order]
     return CounterSample(
-        ids[order],
+        old.ids if np.array_equal(old.ids, ids) else ids,
         np.concatenate([old.sources[keep], new.sources[fresh]])[order],
         join(old.at, new.at),
         join(old.counters, new.counters),
         join(old.sizes, new.sizes),
         join(old.rows, new.rows),
     )
+
+
+def _within(ids: Ints, others: Ints) -> npt.NDArray[np.bool_]:
+    """Which of them are among the others; both increasing."""
+    if not len(others):
+        return np.zeros(len(ids), np.bool_)
+    return np.asarray(others[np.minimum(np.searchsorted(others, ids), len(others) - 1)] == ids)

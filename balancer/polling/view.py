@@ -3,14 +3,14 @@
 What a poll has not seen yet counts as nothing: no bytes, no rows, no rates. A node that is not to be trusted is down.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from balancer.directory.model import CLOSED_BY_DAEMON, EXPIRY, Migration, Node, NodeState, Table, TabletState
 from balancer.directory.pages import STATES
-from balancer.directory.snapshot import Columns, Snapshot
+from balancer.directory.snapshot import Snapshot
 from balancer.policies.bundle_view import (
     BundleView,
     Floats,
@@ -24,6 +24,7 @@ from balancer.policies.bundle_view import (
     TableView,
 )
 from balancer.policies.options import BundleOptions, InMemoryMode
+from balancer.polling.map_columns import ColumnBook, MapColumns
 from balancer.polling.poller import ClusterPoll, Health, NodeAnswer
 from balancer.polling.reference_streams import without_copies
 
@@ -34,8 +35,8 @@ _CONDITIONS = {
     NodeState.DOWN: NodeCondition.DOWN,
     NodeState.LOST: NodeCondition.DOWN,
 }
-RATE_WINDOW = 1  # ten minutes: long enough not to chase bursts, short enough to see a change within the hour
-LONG_WINDOW = 2  # an hour, for metrics that ask for it
+RATE_WINDOW = 0  # ten minutes: long enough not to chase bursts, short enough to see a change within the hour
+LONG_WINDOW = 1  # an hour, for metrics that ask for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,12 @@ def build_view(
     options: BundleOptions,
     capacities: Mapping[str, Capacity],
     remembered: Remembered,
+    kept: "KeptColumns | None" = None,
 ) -> BundleView:
-    """The view from which a plan is made."""
+    """The view from which a plan is made. `kept`: what stays the same from one to the next."""
     nodes = [node for node in snapshot.nodes.values() if node.bundle == bundle]
     tables = [table for table in snapshot.tables.values() if table.bundle == bundle and not table.everywhere]
-    parts = [_part(snapshot, table, nodes, poll, options) for table in tables]
+    placed = (kept or KeptColumns(ColumnBook())).placed(snapshot, tables, nodes)
     waiting = without_copies(snapshot, bundle, poll)
     return BundleView(
         bundle=bundle,
@@ -80,12 +82,12 @@ def build_view(
             _node(node, poll.nodes.get(node.id), capacities.get(node.id, Capacity()), waits=node.id in waiting)
             for node in nodes
         ),
-        tables=tuple(_tables(tables, parts)),
-        tablets=_join(parts),
+        tables=placed.tables,
+        tablets=_tablets(placed, tables, poll, options),
         in_flight=_in_flight(snapshot, bundle),
         pinned=frozenset(pin.tablet for pin in snapshot.pins.values() if pin.until is None or pin.until > poll.at),
-        quarantined=frozenset(number for part in parts for number in part.quarantined),
-        expired=frozenset(number for part in parts for number in part.expired),
+        quarantined=placed.quarantined,
+        expired=placed.expired,
         expiry_held=f"{bundle} {EXPIRY}" in snapshot.pauses,
         history=remembered.history,
         samples=remembered.samples,
@@ -95,13 +97,62 @@ def build_view(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The columns of one table."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Placed:
+    """All tablets of a bundle as the directory has them: table by table, in key order."""
 
-    columns: TabletColumns
-    quarantined: tuple[int, ...]
-    expired: tuple[int, ...] = ()
+    made_of: tuple[tuple[Table, ...], tuple[str, ...], tuple[MapColumns, ...]]
+    tables: tuple[TableView, ...]
+    ids: Ints
+    node: Ints
+    lowers: list[bytes]
+    moduli: Ints
+    remainders: Ints
+    quarantined: frozenset[int]
+    expired: frozenset[int]
+
+    def same(self, tables: tuple[Table, ...], nodes: tuple[str, ...], columns: tuple[MapColumns, ...]) -> bool:
+        """Whether it is made of the same."""
+        known = self.made_of
+        return known[:2] == (tables, nodes) and [*map(id, known[2])] == [*map(id, columns)]
+
+
+class KeptColumns:
+    """Keeps, from view to view of one bundle, what only a commit can change. For one thread at a time."""
+
+    def __init__(self, book: ColumnBook) -> None:
+        self._book = book
+        self._last: _Placed | None = None
+
+    def placed(self, snapshot: Snapshot, tables: Sequence[Table], nodes: Sequence[Node]) -> _Placed:
+        """The bundle's tablets; the same object as long as none has changed."""
+        columns = tuple(self._book.of(snapshot, table.id) for table in tables)
+        names = tuple(node.id for node in nodes)
+        if self._last is None or not self._last.same(tuple(tables), names, columns):
+            self._last = _placed(tuple(tables), names, columns, self._book.nodes)
+        return self._last
+
+
+def _placed(
+    tables: tuple[Table, ...], nodes: tuple[str, ...], columns: tuple[MapColumns, ...], numbered: Sequence[str]
+) -> _Placed:
+    places = {name: place for place, name in enumerate(nodes)}
+    numbers = np.array([places.get(name, -1) for name in numbered], np.int64)
+    ids, owners, states, moduli, remainders = (
+        _joined([getattr(one, name) for one in columns]) for name in ("ids", "owners", "states", "moduli", "remainders")
+    )
+    left_alone, gone = (STATES.index(state) for state in (TabletState.QUARANTINED, TabletState.EXPIRED))
+    return _Placed(
+        made_of=(tables, nodes, columns),
+        tables=tuple(_tables(tables, columns)),
+        ids=ids,
+        node=numbers[owners],
+        lowers=columns[0].lowers if len(columns) == 1 else [lower for one in columns for lower in one.lowers],
+        moduli=moduli,
+        remainders=remainders,
+        quarantined=frozenset(ids[states == left_alone].tolist()),
+        expired=frozenset(ids[states == gone].tolist()),
+    )
 
 
 def _node(node: Node, report: NodeAnswer | None, capacity: Capacity, *, waits: bool) -> NodeView:
@@ -123,52 +174,31 @@ def _node(node: Node, report: NodeAnswer | None, capacity: Capacity, *, waits: b
     )
 
 
-def _part(snapshot: Snapshot, table: Table, nodes: Sequence[Node], poll: ClusterPoll, options: BundleOptions) -> _Part:
-    found = snapshot.columns(table.id)
-    ids = np.asarray(found.ids, np.int64)
-    numbers = {node.id: number for number, node in enumerate(nodes)}
-    measured = _measured(ids, poll)
-    in_memory = options.table(table.name).in_memory_mode is not InMemoryMode.NONE
-    hashed = table.hashed
-    moduli, remainders = _leaves(found) if hashed else (np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64))
-    columns = TabletColumns(
-        ids=ids,
-        node=np.array([numbers[name] for name in found.nodes], np.int64)[np.asarray(found.node, np.int64)],
-        sizes=measured["sizes"],
-        memory=measured["sizes"] if in_memory else np.zeros(len(ids)),
-        rows=measured["rows"],
-        write_rate=measured["write_rate"],
-        read_rate=measured["read_rate"],
-        write_rate_1h=measured["write_rate_1h"],
-        read_rate_1h=measured["read_rate_1h"],
-        scan_rate=measured["scan_rate"],
-        lowers=[b""] * len(ids) if hashed else list(found.starts),
-        moduli=moduli,
-        remainders=remainders,
+def _joined(parts: Sequence[Ints]) -> Ints:
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+def _tablets(placed: _Placed, tables: Sequence[Table], poll: ClusterPoll, options: BundleOptions) -> TabletColumns:
+    measured = _measured(placed.ids, poll)
+    memory = np.zeros(len(placed.ids))
+    for table, shown in zip(tables, placed.tables, strict=True):
+        if options.table(table.name).in_memory_mode is not InMemoryMode.NONE:
+            memory[shown.first : shown.last] = measured["sizes"][shown.first : shown.last]
+    return TabletColumns(
+        ids=placed.ids,
+        node=placed.node,
+        memory=memory,
+        lowers=placed.lowers,
+        moduli=placed.moduli,
+        remainders=placed.remainders,
+        **measured,
     )
-    states = np.asarray(found.states, np.int64)
-    left_alone, gone = (STATES.index(state) for state in (TabletState.QUARANTINED, TabletState.EXPIRED))
-    return _Part(columns, tuple(map(int, ids[states == left_alone])), tuple(map(int, ids[states == gone])))
-
-
-def _leaves(found: Columns) -> tuple[Ints, Ints]:
-    """Moduli and remainders: the remainder is the start with its bits in the opposite order."""
-    moduli = np.left_shift(1, np.asarray(found.bits, np.int64))
-    starts = np.asarray(found.starts, np.uint64).astype(">u8")
-    bits = np.unpackbits(starts.view(np.uint8).reshape(-1, 8), axis=1)[:, ::-1]
-    return moduli, np.packbits(bits, axis=1).view(">u8").ravel().astype(np.int64)
 
 
 def _measured(ids: Ints, poll: ClusterPoll) -> dict[str, Floats]:
     """The measured columns of tablets, by name; 0 for what no poll has seen."""
     rates = poll.rates
-    places = np.searchsorted(rates.ids, ids)
-    places[places == len(rates.ids)] = 0
-    seen = rates.ids[places] == ids if len(rates.ids) else np.zeros(len(ids), np.bool_)
-
-    def pick(column: Floats) -> Floats:
-        return np.where(seen, column[places], 0.0) if len(column) else np.zeros(len(ids))
-
+    pick = _picker(rates.ids, ids)
     last = rates.last
     return {
         "sizes": pick(last.sizes),
@@ -181,40 +211,23 @@ def _measured(ids: Ints, poll: ClusterPoll) -> dict[str, Floats]:
     }
 
 
-def _tables(tables: Sequence[Table], parts: Sequence[_Part]) -> list[TableView]:
-    views = []
+def _picker(known: Ints, ids: Ints) -> Callable[[Floats], Floats]:
+    """Takes a column of known tablets, by increasing id, to these; 0 for those that are not known."""
+    if np.array_equal(known, ids):
+        return lambda column: column
+    if not len(known):
+        return lambda _: np.zeros(len(ids))
+    places = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+    found = known[places] == ids
+    return lambda column: np.where(found, column[places], 0.0)
+
+
+def _tables(tables: Sequence[Table], columns: Sequence[MapColumns]) -> Iterator[TableView]:
     first = 0
-    for table, part in zip(tables, parts, strict=True):
-        last = first + len(part.columns)
-        views.append(TableView(table.name, table.hashed, table.key_types, first, last))
+    for table, one in zip(tables, columns, strict=True):
+        last = first + len(one)
+        yield TableView(table.name, table.hashed, table.key_types, first, last)
         first = last
-    return views
-
-
-def _join(parts: Sequence[_Part]) -> TabletColumns:
-    columns = [part.columns for part in parts]
-
-    def ints(name: str) -> Ints:
-        return np.concatenate([np.zeros(0, np.int64), *(getattr(part, name) for part in columns)])
-
-    def floats(name: str) -> Floats:
-        return np.concatenate([np.zeros(0), *(getattr(part, name) for part in columns)])
-
-    return TabletColumns(
-        ids=ints("ids"),
-        node=ints("node"),
-        sizes=floats("sizes"),
-        memory=floats("memory"),
-        rows=floats("rows"),
-        write_rate=floats("write_rate"),
-        read_rate=floats("read_rate"),
-        write_rate_1h=floats("write_rate_1h"),
-        read_rate_1h=floats("read_rate_1h"),
-        scan_rate=floats("scan_rate"),
-        lowers=[lower for part in columns for lower in part.lowers],
-        moduli=ints("moduli"),
-        remainders=ints("remainders"),
-    )
 
 
 def _in_flight(snapshot: Snapshot, bundle: str) -> tuple[InFlight, ...]:

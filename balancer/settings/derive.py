@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, cre
 from pydantic import Field as ModelField
 
 from balancer.schedules import Formula
-from balancer.settings.units import parse_duration, parse_size
+from balancer.settings.units import parse_auto_count, parse_auto_size, parse_duration, parse_size
 
 
 def check_formula(text: str) -> str:
@@ -26,6 +26,8 @@ def check_formula(text: str) -> str:
 
 _UNITS: dict[str, Any] = {
     "bytes": BeforeValidator(parse_size),
+    "bytes or auto": BeforeValidator(parse_auto_size),
+    "count or auto": BeforeValidator(parse_auto_count),
     "seconds": BeforeValidator(parse_duration),
     "formula": AfterValidator(check_formula),
 }

@@ -78,19 +78,24 @@ class HttpSettings(Section):
     """Where the API listens and who may use it."""
 
     listen: Annotated[str, Field(pattern=r"^.+:\d+$")] = "127.0.0.1:8080"
+    """Address and port. Beyond loopback changes need TLS and a token of at least 16 characters."""
     token: SecretStr | None = None
     """Bearer token for everything that changes something; None: nothing can be changed over HTTP."""
     token_file: Path | None = None
+    """A file with that token alone, in place of `token`."""
     read_token: SecretStr | None = None
     """Bearer token with which everything can be read and nothing changed; None: there is none of that kind."""
     read_token_file: Path | None = None
+    """A file with that token alone, in place of `read_token`."""
     read_requires_token: bool | None = None
     """Whether reading needs the token too; None: it does, unless the server listens on loopback."""
     allowed_hosts: list[str] = []
     """Names under which the server is reached, beside IP addresses, localhost and this host's own name. A browser that
     a foreign page leads here by its own name (DNS rebinding) is refused."""
     tls_certificate: Path | None = None
+    """The server's certificate chain, PEM; None: plain HTTP."""
     tls_key: Path | None = None
+    """The key of that certificate, PEM."""
 
 
 class DirectorySecurity(Section):
@@ -99,22 +104,32 @@ class DirectorySecurity(Section):
     user: str = ""
     """The writer: daemons and operators. Empty: no authentication, and everybody may rewrite the map."""
     password: SecretStr | None = None
+    """The writer's password; better in a file."""
     password_file: Path | None = None
+    """A file with the writer's password alone."""
     reader_user: str = ""
     """Whom applications log in as: it may read the map, leave key samples and take ids. Empty: only the writer reads,
     so that applications that need the map have to be given the writer's password, with which they can rewrite it."""
     reader_password: SecretStr | None = None
+    """The reader's password: daemons need it to let the reader in; better in a file."""
     reader_password_file: Path | None = None
+    """A file with the reader's password alone."""
     previous_user: str = ""
     """The digest user that the directory belonged to: log in as it too, until `directory secure` has been run."""
     previous_password: SecretStr | None = None
+    """The previous user's password; better in a file."""
     previous_password_file: Path | None = None
+    """A file with the previous user's password alone."""
     sasl: bool = False
     """Whether user and password are for SASL DIGEST-MD5 instead of the digest scheme."""
     tls: bool = False
+    """Whether to talk to ZooKeeper through TLS; `zks://` in the address says the same."""
     tls_ca: Path | None = None
+    """Certificates that ZooKeeper's own must be signed by, PEM; None: those of the system."""
     tls_certificate: Path | None = None
+    """Our certificate, where ZooKeeper wants one, PEM."""
     tls_key: Path | None = None
+    """The key of that certificate, PEM."""
 
 
 class PgBouncerSettings(Section):
@@ -130,10 +145,28 @@ class PgBouncerSettings(Section):
     """Added to each alias, such as "pool_size=20"."""
 
 
+class LeadershipSettings(Section):
+    """`[leadership]`: which of several instances leads, where there is a directory for each group of bundles."""
+
+    spread: bool = False
+    """Whether a leader hands over to the instance that is wanted for this directory, so that many directories share out
+    their leaders over the hosts. Off: who leads goes on until it ends."""
+    weight: Annotated[float, Field(ge=0, le=1000)] = 1.0
+    """This instance's share of the directories beside the other instances'. Larger: it leads more of them; smaller:
+    fewer; 0: only those that no other instance can lead."""
+    settle: Duration = 30.0
+    """How long the same instance must have been wanted before a leader hands over to it. Longer: an instance that comes
+    and goes changes no leader; shorter: groups are back on their hosts sooner after a restart."""
+    lead_at_least: Duration = 120.0
+    """How long an instance leads before it hands over. Longer: leaders change more rarely; shorter: groups spread
+    sooner."""
+
+
 class LogSettings(Section):
     """How much is logged, and in which form."""
 
     level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
+    """`debug`, `info`, `warning` or `error`: what is less important is not logged."""
     format: Annotated[str, Field(pattern="^(auto|text|json)$")] = "auto"
     """`auto`: key–value text on a terminal, JSON otherwise."""
 
@@ -176,18 +209,35 @@ class DaemonFile(_EnvironmentFirst):
     schedule: FormulaText = ""
     """The cluster's default formula; empty: always open."""
     timezone: Zone = "UTC"
+    """Where the hours of schedules and of the day's load are counted; the default of bundles."""
     mode: Mode = Mode.OBSERVE
     """The default of bundles: nothing moves until somebody wants it to."""
     bundles: Path = Path("bundles")
     """The folder of the bundles' files, relative to this file."""
+    node_passwords: Path | None = None
+    """A folder, relative to this file, in which the file that has a node's name has its password, and nothing else: a
+    mounted secret, for instance, so that a new node needs one more file there. BALANCER_PASSWORD_<NODE> and the node's
+    `password_file` go before it; a node without a file there logs in as libpq does. A file that changes is read again
+    without a restart. None: there is no such folder."""
     look_back: Duration = 900.0
     """How far a late tick looks back for a minute in which the schedule was open. Longer: a window that was missed is
     made up for later; shorter: nothing starts long after its window."""
     http: HttpSettings = HttpSettings()
     directory_security: DirectorySecurity = DirectorySecurity()
+    leadership: LeadershipSettings = LeadershipSettings()
     log: LogSettings = LogSettings()
     pgbouncer: PgBouncerSettings | None = None
     """None: no PgBouncer is fed by this instance."""
+
+    @model_validator(mode="after")
+    def _nodes_can_tell_groups_apart(self) -> Self:
+        last = self.directory.rstrip("/").rpartition("/")[2]
+        if self.leadership.spread and self.directory.startswith("zk") and "." in last:
+            raise ValueError(
+                f"leadership.spread needs a directory whose last name has no dot: nodes would know {quoted(last)} and"
+                f" others as {quoted(last.rpartition('.')[0])}"
+            )
+        return self
 
 
 READ_AT_START = (
@@ -225,14 +275,17 @@ class NodeSection(Section):
     """`[nodes.ID]`: one PostgreSQL database."""
 
     dsn: DsnField
+    """Where the database is, as libpq takes it, without a password; several hosts name its standbys."""
     password_file: Path | None = None
-    """A file with the password alone; BALANCER_PASSWORD_<NODE> goes before it, libpq's passfile after it."""
+    """A file with the password alone; BALANCER_PASSWORD_<NODE> goes before it, `node_passwords` of the instance and
+    libpq's passfile after it."""
     forward_user: str = ""
     """The login by which other nodes reach its tablets, for `forwarding = true`: a role without any right of its own,
     as `balancer node grant-script --forward-role` makes it."""
     forward_password_file: Path | None = None
     """A file with that login's password alone; BALANCER_FORWARD_PASSWORD_<NODE> goes before it."""
     zone: str = ""
+    """A name for where it stands, for rules and for the zones of tables; empty: in none."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Its share of the load, relative to the other nodes. Larger: it gets more; smaller: less."""
     disk: Size | None = None
@@ -269,6 +322,7 @@ class _TableShape(Section):
     """What a table is; what decides about it comes from `policies.options.TableOptions`."""
 
     roots: Annotated[list[Annotated[str, AfterValidator(check_root)]], Field(min_length=1)]
+    """Tables by name, with their schema; all have the key, and split and move together."""
     layout: Annotated[str, Field(pattern="^(hash|range|whole|everywhere)$")]
     """`whole`: one tablet on one node, with all rows of all roots; it moves, and is never split. `everywhere`: plain
     tables that every node has; one is their home, where they are written, and the others follow."""
@@ -329,7 +383,9 @@ class BundleFile(_EnvironmentFirst):
     )
 
     mode: Mode | None = None
+    """`observe` plans and reports, `approve` waits for `balancer apply`, `autonomous` acts; None: the instance's."""
     timezone: Zone | None = None
+    """Where this bundle's hours are counted; None: the instance's."""
     forwarding: bool = False
     """Whether each node answers for every key through `balancer_all`; needs postgres_fdw and stores logins on nodes."""
     tablet_balancer_config: BalancerSection = BalancerSection()

@@ -126,9 +126,10 @@ def load_settings(path: Path | None = None) -> Settings:
     given = _read(file, mistakes)
     daemon = _validate(DaemonFile, str(file), given, mistakes)
     folder = file.parent / (daemon.bundles if isinstance(daemon, DaemonFile) else Path("bundles"))
+    passwords = _password_folder(file, daemon, mistakes)
     bundles = {}
     for bundle_file in _bundle_files(folder, given, mistakes):
-        loaded = _load_bundle(bundle_file, daemon, mistakes)
+        loaded = _load_bundle(bundle_file, daemon, passwords, mistakes)
         if loaded is not None:
             bundles[loaded.name] = loaded
     mistakes.extend(_shared_nodes(bundles))
@@ -182,7 +183,9 @@ def _validate(
     return None
 
 
-def _load_bundle(file: Path, daemon: BaseModel | None, mistakes: list[Mistake]) -> BundleSettings | None:
+def _load_bundle(
+    file: Path, daemon: BaseModel | None, passwords: Path | None, mistakes: list[Mistake]
+) -> BundleSettings | None:
     before = len(mistakes)
     given = _read(file, mistakes)
     read = _validate(BundleFile, str(file), given, mistakes, f"{env_prefix(file.stem)}__")
@@ -212,7 +215,7 @@ def _load_bundle(file: Path, daemon: BaseModel | None, mistakes: list[Mistake]) 
     mistakes.extend(Mistake(str(file), f"checks.{key}", message) for key, message in found_in_checks)
     groups = {name: group.flat() for name, group in options.balancer.groups.items()}
     options = replace(options, balancer=replace(options.balancer, groups=groups))
-    nodes = {name: _node(name, section, file, mistakes) for name, section in read.nodes.items()}
+    nodes = {name: _node(name, section, file, passwords, mistakes) for name, section in read.nodes.items()}
     if len(mistakes) > before:
         return None
     defaults = daemon if isinstance(daemon, DaemonFile) else None
@@ -258,7 +261,37 @@ def _message_mistakes(messages: Mapping[str, MessageSettings], options: TableOpt
         yield "messages", "cannot be had with expire_after: messages would expire before they are delivered"
 
 
-def _node(name: str, section: NodeSection, file: Path, mistakes: list[Mistake]) -> NodeSettings:
+def _password_folder(file: Path, daemon: BaseModel | None, mistakes: list[Mistake]) -> Path | None:
+    """The folder that `node_passwords` names; one that is not there is a mistake, or every login would fail instead."""
+    if not isinstance(daemon, DaemonFile) or daemon.node_passwords is None:
+        return None
+    folder = file.parent / daemon.node_passwords
+    try:
+        found = folder.is_dir()
+    except (OSError, ValueError):
+        found = False
+    if not found:
+        mistakes.append(Mistake(str(file), "node_passwords", f"there is no folder {visible(str(folder))}"))
+        return None
+    return folder
+
+
+def _password_in(folder: Path, node: str) -> SecretStr | None:
+    """The password in the file of the node's name; None: there is none. `ValueError` with half a sentence."""
+    # A name with a slash would leave the folder; what begins with a dot is of the file system or of a mounted volume.
+    if "/" in node or node.startswith(".") or not node:
+        raise ValueError("cannot have this name; give the node a password_file, or another name")
+    file = folder / node
+    try:
+        file.stat()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        pass  # reading it says what is wrong
+    return SecretStr(read_secret_file(file))
+
+
+def _node(name: str, section: NodeSection, file: Path, passwords: Path | None, mistakes: list[Mistake]) -> NodeSettings:
     def secret(variable: str, key: str, given: Path | None, default: SecretStr | None) -> SecretStr | None:
         value = os.environ.get(variable + re.sub(r"\W", "_", name).upper())
         if value:
@@ -272,6 +305,11 @@ def _node(name: str, section: NodeSection, file: Path, mistakes: list[Mistake]) 
             return default
 
     password = secret("BALANCER_PASSWORD_", "password_file", section.password_file, section.dsn.password)
+    if password is None and passwords is not None:
+        try:
+            password = _password_in(passwords, name)
+        except ValueError as error:
+            mistakes.append(Mistake(str(file), f"nodes.{visible(name)}", f"its file in node_passwords {error}"))
     forward = secret("BALANCER_FORWARD_PASSWORD_", "forward_password_file", section.forward_password_file, None)
     return NodeSettings(
         id=name,

@@ -6,7 +6,7 @@ The other part (`policies.options.BudgetOptions`) decides how much is done at on
 from dataclasses import dataclass
 from enum import StrEnum
 
-from balancer.policies.options import GB, Bytes, MigrationMode, Seconds
+from balancer.policies.options import GB, MB, AutoBytes, Bytes, MigrationMode, Seconds
 
 
 class FinishBy(StrEnum):
@@ -60,17 +60,22 @@ class MigrationSettings:
     """Fences tried (a lock not granted, a budget exceeded) before the migration gives up. More: it outlives longer
     reports and batches; fewer: it fails sooner, and its copy was for nothing."""
     copy_attempts: int = 5
-    """Copies tried (a server lost, a lock not granted) before the migration gives up; each begins from nothing. More:
-    it outlives longer outages, at the price of work done again; fewer: it fails sooner."""
+    """Copies tried (a server lost, a lock not granted) before the migration gives up; each begins from nothing, of a
+    replicated move only when `retry_patience` is over. More: it outlives longer outages, at the price of work done
+    again; fewer: it fails sooner."""
     retry_back_off: Seconds = 0.2
     """Seconds before the second fence or copy; doubled each time up to `retry_back_off_limit`. Longer: calmer for
     writers; shorter: the migration ends sooner after a passing blocker."""
     retry_back_off_limit: Seconds = 10.0
     """Longest pause between two fences or copies: a blocker of minutes is worth asking for every ten seconds. Longer:
     fewer interruptions; shorter: it notices sooner that the way is clear."""
-    throttle: Bytes | None = None
-    """Bytes copied per second; None: as fast as the servers can. Larger: moves end sooner; smaller: applications notice
-    less of them, and more changes are made while they last."""
+    throttle: AutoBytes | None = None
+    """Bytes copied per second; None: as fast as the servers can; "auto": as commits on both nodes allow, which are
+    timed meanwhile. Larger: moves end sooner; smaller: applications notice less of them, and more changes are made
+    while they last."""
+    throttle_share: float = 0.2
+    """With `throttle = "auto"`: by which share a commit on either node may take longer than without the copy. Larger:
+    moves end sooner; smaller: applications notice less of them."""
     wal_budget: Bytes = 8 * GB
     """Write-ahead log that a migration may keep a source from recycling; beyond it the migration is given up. Larger:
     big tablets of busy nodes can be moved, if the disk has room for it; smaller: the disk is safer."""
@@ -102,8 +107,18 @@ class MigrationSettings:
     """Changed keys left to compare when the fence is taken; more of them are first compared without it. More: the pause
     of writers is longer; fewer: more rounds before the fence on a busy tablet."""
     retry_patience: Seconds = 120.0
-    """How long a step is tried again while a server is out of reach; then it is given up (before the commit). Longer:
-    it outlives restarts of servers; shorter: its tablet can be moved elsewhere sooner."""
+    """How long a step is tried again while a server is out of reach; then it is given up (before the commit), or a copy
+    started over. Longer: it outlives restarts of servers, and keeps what was copied of a large tablet; shorter: its
+    tablet can be moved elsewhere sooner."""
+    chunk_size: Bytes = 64 * MB
+    """Bytes of the source's heap in a chunk of a replicated move's copy; an interruption costs the chunks on their way.
+    Larger: fewer transactions; smaller: less is done again."""
+    chunks_at_once: int = 2
+    """Chunks that are copied at the same time, each by a session on either node. More: it uses more cores and disks of
+    both nodes; fewer: the applications keep them."""
+    indexes_at_once: int = 2
+    """Indexes of the target that are built at the same time. More: it uses more cores, each with the server's
+    `maintenance_work_mem`; fewer: the target's applications keep them."""
     index_workers: int | None = None
     """Parallel workers for building indexes on the target; None: the server's own setting. More: indexes are built
     sooner; fewer: the target's applications keep their cores."""

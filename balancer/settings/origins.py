@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+from balancer.policies.options import AUTO
 from balancer.settings.load import BundleSettings, Settings, env_prefix
 
 _DAEMON_DEFAULTS = ("mode", "timezone")
@@ -23,7 +24,11 @@ def effective(settings: Settings, name: str) -> Iterator[Effective]:
     """Every value that holds for a bundle, in the order of its file."""
     bundle = settings.bundle(name)
     for key, value in _values(bundle):
-        yield Effective(key, value, _origin(settings, bundle, key))
+        chosen = "auto" if key in _MAY_BE_AUTO and value == AUTO else value
+        yield Effective(key, chosen, _origin(settings, bundle, key))
+
+
+_MAY_BE_AUTO = ("migration.throttle", "migration.moves_total")
 
 
 def _values(bundle: BundleSettings) -> Iterator[tuple[str, Any]]:

@@ -16,6 +16,7 @@ from balancer.policies.periods import UNITS
 from balancer.settings.migration import MigrationSettings
 
 SHORTEST_PERIOD = 60.0
+SMALLEST_CHUNK = 8192
 MOST_AHEAD = 100
 """Empty partitions that a table may have ahead: PostgreSQL plans over each of them."""
 _DIMENSIONS = ("bytes", "memory", "write_rate", "read_rate", "tablets")
@@ -97,6 +98,13 @@ def check_migration(settings: MigrationSettings) -> Iterator[tuple[str, str]]:
     """Of `[migration]`."""
     if settings.lock_timeout > settings.write_pause_budget:
         yield "lock_timeout", "must not exceed write_pause_budget: a waiting lock alone would use it up"
+    if not settings.throttle_share > 0:
+        yield "throttle_share", "must be greater than 0"
+    if settings.chunk_size < SMALLEST_CHUNK:
+        yield "chunk_size", "must be 8KB or more: a page is the least that is copied"
+    for name in ("chunks_at_once", "indexes_at_once"):
+        if getattr(settings, name) < 1:
+            yield name, "must be 1 or more"
     if settings.fence_deadline <= settings.write_pause_budget:
         yield "fence_deadline", "must be longer than write_pause_budget, or fences end before it is used"
 

@@ -11,6 +11,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import SecretStr
 
 from balancer.outside import quoted
+from balancer.policies.options import AUTO
 
 _SIZE_UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 _TIME_UNITS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -45,6 +46,20 @@ def parse_size(value: object) -> object:
             f'{quoted(value)} is not a size; write a number of bytes or one with B, KB, MB, GB or TB, as in "10GB"'
         )
     return _not_above(round(float(match[1]) * _SIZE_UNITS[unit]), _LARGEST_SIZE, "a size")
+
+
+def parse_auto_size(value: object) -> object:
+    """The same, or "auto"."""
+    return AUTO if value == "auto" else parse_size(value)
+
+
+def parse_auto_count(value: object) -> object:
+    """A number, or "auto"."""
+    if isinstance(value, str):
+        if value == "auto":
+            return AUTO
+        raise ValueError(f'{quoted(value)} is neither a number nor "auto"')
+    return _not_negative(value, "a number")
 
 
 def parse_duration(value: object) -> object:

@@ -174,11 +174,12 @@ def finish(place: Workplace, roots: Sequence[Name]) -> None:
             place.long(key.validate(), leaves)
         root = roots[leaves.index(key.table)]
         place.observe(f"root's foreign key {key.name}")
-        place.short([root, key.referenced], partial(_give, place, roots, root, key))
+        place.short([root, key.referenced], partial(give_key, place, roots, root, key))
     finish_views(place, leaves)
 
 
-def _give(place: Workplace, roots: Sequence[Name], root: Name, key: NearKey, cursor: Cursor) -> None:
+def give_key(place: Workplace, roots: Sequence[Name], root: Name, key: NearKey, cursor: Cursor) -> None:
+    """The root gets a foreign key that its partitions have, validated."""
     place.lock(cursor, key.locks(roots, root))
     run_all(key.give(root), cursor)
 

@@ -5,8 +5,8 @@ out and put in as they are, in one transaction, and compared there; then the log
 nodes is left out, and its entries stay in the log, so that the last round finds it again. Called by `importing`.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,7 +31,9 @@ from balancer.nodes.import_statements import (
     rows_of_keys,
     take_batch,
 )
-from balancer.tables.import_plan import ImportPlan
+from balancer.nodes.names import Name
+from balancer.nodes.objects import log_name
+from balancer.tables.import_plan import ImportedTable, ImportPlan
 from balancer.tables.import_sessions import ImportSessions
 
 BATCH: Final = 5000
@@ -44,87 +46,89 @@ class Truncated(Refused):
 
 @dataclass(frozen=True, slots=True)
 class ImportFacts:
-    """What the tables are, read before writers are refused; whether they still are is looked at under the seals."""
+    """What one of the tables is, read before writers are refused; whether it still is is looked at under the seals."""
 
+    migration: str
+    table: ImportedTable
     copied: tuple[str, ...]
     compared: tuple[Compared, ...]
     roots: Mapping[str, Root]
     """The new root on each node with an old table."""
 
+    @property
+    def log(self) -> sql.Composable:
+        """Where its changes are."""
+        return log_name(self.migration, self.table.index)
 
-def read_facts(places: ImportSessions, plan: ImportPlan) -> ImportFacts:
-    """The same on all nodes, or the import would not have begun."""
+
+def read_facts(places: ImportSessions, migration: str, plan: ImportPlan) -> list[ImportFacts]:
+    """Of all tables; the same on all nodes, or the import would not have begun."""
+    return [_facts_of(places, migration, plan, table) for table in plan.tables]
+
+
+def _facts_of(places: ImportSessions, migration: str, plan: ImportPlan, table: ImportedTable) -> ImportFacts:
     roots = {}
     for node in plan.sources:
         with translated(node), places.readers[node].cursor() as cursor:
-            roots[node] = read_root(cursor, plan.root)
-            compared, copied = compared_columns(cursor, plan.table)
-    return ImportFacts(copied, compared, roots)
+            roots[node] = read_root(cursor, table.root)
+            compared, copied = compared_columns(cursor, table.name)
+    return ImportFacts(migration, table, copied, compared, roots)
 
 
 def follow_changes(
-    places: ImportSessions, facts: ImportFacts, migration: str, plan: ImportPlan
-) -> tuple[int, list[str]]:
-    """One round over all logs: how many entries were followed, and the keys that stand on two nodes."""
+    places: ImportSessions, facts: Sequence[ImportFacts], plan: ImportPlan
+) -> tuple[int, dict[Name, list[str]]]:
+    """One round over all logs: how many entries were followed, and by table the keys that stand on two nodes."""
     total = 0
-    twice: set[str] = set()
-    for source in plan.sources:
-        count = BATCH
-        while count >= BATCH:
-            count, found = _follow_batch(places, facts, migration, plan, source)
-            total += count
-            twice |= {*found}
-    return total, sorted(twice)
+    twice: dict[Name, set[str]] = {}
+    for one in facts:
+        for source in plan.sources:
+            count = BATCH
+            while count >= BATCH:
+                count, found = _follow_batch(places, one, plan, source)
+                total += count
+                if found:
+                    twice.setdefault(one.table.name, set()).update(found)
+    return total, {table: sorted(keys) for table, keys in twice.items()}
 
 
-def _follow_batch(
-    places: ImportSessions, facts: ImportFacts, migration: str, plan: ImportPlan, source: str
-) -> tuple[int, list[str]]:
+def _follow_batch(places: ImportSessions, facts: ImportFacts, plan: ImportPlan, source: str) -> tuple[int, list[str]]:
+    table = facts.table
     with ExitStack() as stack:
-        entries = _read_batch(stack, places, migration, plan, source)
+        entries = _read_batch(stack, places, facts, plan, source)
         if not entries:
             return 0, []
-        twice = _twice({node: _of_keys(places.readers[node], facts, plan) for node in plan.sources})
+        twice = _twice({node: _of_keys(places.readers[node], facts) for node in plan.sources})
         for node in plan.sources:
-            forget_keys(places.readers[node], plan.row_key, list(twice))
+            forget_keys(places.readers[node], table.row_key, list(twice))
         for node in places.nodes:
             if plan.mine(node):
                 _write_batch(places, facts, plan, source, node)
-        done = entries_without(places.readers[source], migration, plan.row_key, entries, list(twice))
+        done = entries_without(places.readers[source], facts.log, table.row_key, entries, list(twice))
     with places.transaction(source) as cursor:
-        capture.forget(cursor, migration, 0, done)
+        capture.forget(cursor, facts.migration, table.index, done)
     return len(done), [f"{text} on {' and '.join(nodes)}" for text, nodes in twice.items()]
 
 
-def _read_batch(stack: ExitStack, places: ImportSessions, migration: str, plan: ImportPlan, source: str) -> list[int]:
+def _read_batch(
+    stack: ExitStack, places: ImportSessions, facts: ImportFacts, plan: ImportPlan, source: str
+) -> list[int]:
     """The keys of a batch into a temporary table of each reader, which sees one snapshot until the stack is closed."""
-    reader = places.readers[source]
-    stack.enter_context(_one_snapshot(source, reader))
-    entries = take_batch(reader, migration, plan.row_key, BATCH)
+    reader, table = places.readers[source], facts.table
+    stack.enter_context(places.reading(source, [table.name], trusted=plan.trusts_owners))
+    entries = take_batch(reader, facts.log, table.row_key, BATCH)
     if entries is None:
-        raise Truncated(f"{plan.table} on node {source} was truncated: run the import again, it copies all rows again")
+        raise Truncated(f"{table.name} on node {source} was truncated: run the import again, it copies all rows again")
     for node in plan.sources if entries else ():
         if node != source:
-            other = places.readers[node]
-            stack.enter_context(_one_snapshot(node, other))
-            other.execute(keys_table(plan.table, plan.row_key))
-            copy_rows(reader, other, *copy_keys(plan.row_key), _ignore, source_node=source)
+            other = stack.enter_context(places.reading(node, [table.name], trusted=plan.trusts_owners))
+            other.execute(keys_table(table.name, table.row_key))
+            copy_rows(reader, other, *copy_keys(table.row_key), _ignore, source_node=source)
     return entries
 
 
-@contextmanager
-def _one_snapshot(node: str, reader: Connection) -> Iterator[None]:
-    with translated(node):
-        reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        try:
-            yield
-        finally:
-            if not reader.closed:
-                reader.rollback()
-
-
-def _of_keys(reader: Connection, facts: ImportFacts, plan: ImportPlan) -> dict[str, int]:
-    return rows_of_keys(reader, plan.table, plan.row_key, facts.compared, sql.SQL("true"))
+def _of_keys(reader: Connection, facts: ImportFacts) -> dict[str, int]:
+    return rows_of_keys(reader, facts.table.name, facts.table.row_key, facts.compared, sql.SQL("true"))
 
 
 def _twice(held: Mapping[str, Mapping[str, int]]) -> dict[str, list[str]]:
@@ -138,22 +142,23 @@ def _twice(held: Mapping[str, Mapping[str, int]]) -> dict[str, list[str]]:
 
 def _write_batch(places: ImportSessions, facts: ImportFacts, plan: ImportPlan, source: str, node: str) -> None:
     """Makes one node's part of the new table, for the keys of a batch, what the old tables are; and compares it."""
-    key, mine = plan.row_key, plan.mine(node)
+    table, mine = facts.table, plan.mine(node)
+    key = table.row_key
     wanted: dict[str, int] = {}
     with places.transaction(node) as cursor:
-        cursor.execute(keys_table(plan.root, key))
+        cursor.execute(keys_table(table.root, key))
         copy_rows(places.readers[source], places.nodes[node], *copy_keys(key), _ignore, source_node=source)
-        delete_keys(cursor, plan.root, key)
+        delete_keys(cursor, table.root, key)
         for holder in plan.sources:
             here = belongs(facts.roots[holder], mine)
-            found = rows_of_keys(places.readers[holder], plan.table, key, facts.compared, here)
+            found = rows_of_keys(places.readers[holder], table.name, key, facts.compared, here)
             if found:
                 wanted |= found
                 where = sql.SQL("{} AND ({})").format(among_keys(key), here)
-                pair = copy_pair(plan.table, plan.root, facts.copied, where)
+                pair = copy_pair(table.name, table.root, facts.copied, where)
                 copy_rows(places.readers[holder], places.nodes[node], *pair, _ignore, source_node=holder)
-        if rows_of_keys(cursor, plan.root, key, facts.compared, sql.SQL("true")) != wanted:
-            raise Refused(f"rows of {plan.root} on node {node} are not what the old tables have: nothing was switched")
+        if rows_of_keys(cursor, table.root, key, facts.compared, sql.SQL("true")) != wanted:
+            raise Refused(f"rows of {table.root} on node {node} are not what the old tables have: nothing was switched")
 
 
 def _ignore(_: int) -> None:

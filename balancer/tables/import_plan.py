@@ -4,8 +4,8 @@ The dry run is this and no more; an import begins with it. Only reads, except th
 once, because only PostgreSQL can tell what they need.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,38 +13,79 @@ from balancer.errors import Refused
 from balancer.nodes.bounds import Part
 from balancer.nodes.catalog import HASH, Root, read_root
 from balancer.nodes.connection import Connection, Cursor, translated
-from balancer.nodes.definition import make_roots, read_definition
-from balancer.nodes.import_statements import LISTED, beside, duplicates, kind_of_table, make_root, obstacles, row_key
+from balancer.nodes.definition import Definition, make_roots
+from balancer.nodes.import_names import (
+    Elsewhere,
+    Taking,
+    read_definitions,
+    read_elsewhere,
+    take_names,
+    take_names_elsewhere,
+)
+from balancer.nodes.import_statements import (
+    LISTED,
+    duplicates,
+    keep_to_us,
+    kind_of_table,
+    make_root,
+    obstacles,
+    row_key,
+)
 from balancer.nodes.names import Name
+from balancer.nodes.number_lanes import read_drawn
+from balancer.nodes.outside_keys import outside_keys
 from balancer.nodes.owners_code import owners_code, owners_code_words
 from balancer.nodes.plain_table import read_plain
-from balancer.nodes.root_facts import differences, facts_on, full_names
+from balancer.nodes.root_facts import Facts, differences, facts_on, full_names
 from balancer.tables.adopt import TableRequest
 from balancer.tables.layout import hash_parts, range_parts, spread
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedTable:
+    """One of the tables that are imported together."""
+
+    name: Name
+    index: int
+    """Its place among them, and the number of its log."""
+    row_key: tuple[str, ...]
+
+    @property
+    def root(self) -> Name:
+        """The new root until the switch."""
+        return Taking(self.name).root
+
+    @property
+    def before(self) -> Name:
+        """The old table after it."""
+        return Taking(self.name).before
 
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
     """What an import would do."""
 
-    table: Name
+    tables: tuple[ImportedTable, ...]
     sources: tuple[str, ...]
-    """Nodes that have the plain table."""
+    """Nodes that have the plain tables."""
     without: tuple[str, ...]
     parts: tuple[Part, ...]
     owners: tuple[str, ...]
     """The node of each part."""
-    row_key: tuple[str, ...]
+    numbered: bool = False
+    """Whether columns draw from sequences."""
+    trusts_owners: bool = False
+    """Whether the tables' owners may have code run with our rights."""
 
     @property
-    def root(self) -> Name:
-        """The new root until the switch."""
-        return beside(self.table, "import")
+    def names(self) -> list[Name]:
+        """Of the tables."""
+        return [table.name for table in self.tables]
 
     @property
-    def before(self) -> Name:
-        """The old table after it."""
-        return beside(self.table, "before_import")
+    def words(self) -> str:
+        """The tables, for people."""
+        return ", ".join(map(str, self.names))
 
     def mine(self, node: str) -> list[Part]:
         """The parts that a node will own."""
@@ -59,27 +100,40 @@ def plan_import(
     tablets: int,
     splits: Sequence[Any] = (),
 ) -> ImportPlan:
-    """What would be done; raises `Refused` naming everything that is in the way. Changes nothing."""
-    if len(request.roots) != 1:
-        raise Refused(f"table {request.name} has {len(request.roots)} roots; an import takes one table at a time")
-    table = request.roots[0]
-    sources, without = _whereabouts(request, table, nodes)
-    refusals = [text for node in sources for text in _obstacles(request, table, nodes[node], node)]
+    """What would be done; raises `Refused` naming everything that is in the way. Changes nothing.
+
+    The end is rehearsed on every node and undone: for that writers wait for moments.
+    """
+    sources, without = _whereabouts(request, nodes)
+    refusals = [text for node in sources for text in _obstacles(request, nodes[node], node)]
     if refusals:
-        raise Refused(f"table {request.name} cannot be imported: {'; '.join(refusals)}")
-    root = _tried(request, table, nodes, sources, without)
+        raise Refused(f"table {request.name} cannot be imported: {'; '.join(dict.fromkeys(refusals))}")
+    root = _rehearsed(request, nodes, sources, without)
     parts = hash_parts(tablets) if root.layout == HASH else range_parts(root.key_types, splits)
     owners = spread(parts, weights)
     with nodes[sources[0]].cursor() as cursor:
-        key = row_key(cursor, table, request.layout, request.key)
-    return ImportPlan(table, tuple(sources), tuple(without), tuple(parts), tuple(owners), key)
+        tables = _tables(cursor, request, request.roots)
+        numbered = bool(read_drawn(cursor, request.roots))
+    return ImportPlan(
+        tables, tuple(sources), tuple(without), tuple(parts), tuple(owners), numbered, request.trusts_owners
+    )
+
+
+def _tables(cursor: Cursor, request: TableRequest, present: Sequence[Name]) -> tuple[ImportedTable, ...]:
+    """`present`: what the plain tables are called at the moment."""
+    return tuple(
+        ImportedTable(name, index, row_key(cursor, now, request.layout, request.key))
+        for index, (name, now) in enumerate(zip(request.roots, present, strict=True))
+    )
 
 
 def check_duplicates(plan: ImportPlan, readers: Mapping[str, Connection]) -> None:
     """Raises `Refused` with keys that stand on two nodes."""
-    found = duplicates({node: readers[node] for node in plan.sources}, plan.table, plan.row_key)
-    if found:
-        raise Refused(duplicate_words(plan.table, found))
+    for table in plan.tables:
+        sources = {node: readers[node] for node in plan.sources}
+        found = duplicates(sources, table.name, table.row_key, trusted=plan.trusts_owners)
+        if found:
+            raise Refused(duplicate_words(table.name, found))
 
 
 def duplicate_words(table: Name, found: Sequence[str]) -> str:
@@ -91,75 +145,104 @@ def duplicate_words(table: Name, found: Sequence[str]) -> str:
     )
 
 
-def _whereabouts(request: TableRequest, table: Name, nodes: Mapping[str, Connection]) -> tuple[list[str], list[str]]:
+def _whereabouts(request: TableRequest, nodes: Mapping[str, Connection]) -> tuple[list[str], list[str]]:
     sources: list[str] = []
     without: list[str] = []
     for node, connection in nodes.items():
         with translated(node), connection.cursor() as cursor:
-            kind = kind_of_table(cursor, table)
-            taken = [str(name) for name in (beside(table, "import"), beside(table, "before_import"))
-                     if kind_of_table(cursor, name) is not None]  # fmt: skip
+            kinds = {table: kind_of_table(cursor, table) for table in request.roots}
+            needed = [name for table in request.roots for name in (Taking(table).root, Taking(table).before)]
+            taken = [str(name) for name in needed if kind_of_table(cursor, name) is not None]
         if taken:
             raise Refused(f"node {node} has {taken[0]} already, a name that an import needs: rename or drop it")
-        if kind == "p":
-            raise Refused(f"{table} is partitioned on node {node}: take it over with `balancer table adopt`")
-        (without if kind is None else sources).append(node)
+        for table, kind in kinds.items():
+            if kind == "p":
+                raise Refused(f"{table} is partitioned on node {node}: take it over with `balancer table adopt`")
+        there = [table for table, kind in kinds.items() if kind is not None]
+        absent = [table for table, kind in kinds.items() if kind is None]
+        if there and absent:
+            raise Refused(f"node {node} has {there[0]} and not {absent[0]}: make it there, empty, or leave it out")
+        (sources if there else without).append(node)
     if not sources:
-        raise Refused(f"table {request.name}: no node of the bundle has {table}")
+        raise Refused(f"table {request.name}: no node of the bundle has {request.roots[0]}")
     return sources, without
 
 
-def _obstacles(request: TableRequest, table: Name, connection: Connection, node: str) -> list[str]:
+def _obstacles(request: TableRequest, connection: Connection, node: str) -> list[str]:
+    found: list[str] = []
     with translated(node), connection.transaction(), connection.cursor() as cursor, full_names(cursor):
-        found = obstacles(cursor, table, request.layout, request.key)
-        code = [] if found or request.trusts_owners else owners_code(cursor, [table])
-        found += [owners_code_words(table, code)] if code else []
+        for table in request.roots:
+            found += obstacles(
+                cursor, table, request.roots, request.layout, request.key, spreads=request.spreads_sequences
+            )
+        if not found:
+            found += outside_keys(cursor, request.roots, request.key, request.others)
+        code = [] if found or request.trusts_owners else owners_code(cursor, request.roots)
+        found += [owners_code_words(request.roots[0], code)] if code else []
     return [f"on node {node} {text}" for text in found]
 
 
-def _tried(
-    request: TableRequest, table: Name, nodes: Mapping[str, Connection], sources: Sequence[str], without: Sequence[str]
+def _rehearsed(
+    request: TableRequest, nodes: Mapping[str, Connection], sources: Sequence[str], without: Sequence[str]
 ) -> Root:
-    """Makes the roots everywhere and undoes it; raises `Refused` where they would differ."""
-    name = beside(table, "import")
-    with ExitStack() as stack:
-        facts = {}
-        for node in sources:
-            stack.enter_context(translated(node))
-            stack.enter_context(nodes[node].transaction(force_rollback=True))
-            with nodes[node].cursor() as cursor:
-                make_root(cursor, table, name, request.layout, request.key)
-            facts[node] = facts_on(nodes[node], [name])[name]
-        home = sources[0]
-        for node in sources[1:]:
-            if wrong := list(differences(facts[home], facts[node], home, node)):
+    """Goes through it with empty roots on each node and undoes it; raises `Refused` where the roots would differ.
+
+    Only PostgreSQL can tell what roots, triggers, policies and views need; after the commit it would be too late.
+    """
+    together = [Taking(table) for table in request.roots]
+    facts: dict[str, dict[Name, Facts]] = {}
+    definitions: list[Definition] = []
+    given: Elsewhere | None = None
+    first: Root | None = None
+    for node in sources:
+        with _undone(nodes[node], node) as cursor:
+            for one in together:
+                make_root(cursor, one.table, one.root, request.layout, request.key)
+            if first is None:
+                first = read_root(cursor, together[0].root)
+                definitions = read_definitions(cursor, together) if without else []
+                with full_names(cursor):
+                    given = read_elsewhere(cursor, together)
+            with full_names(cursor):
+                take_names(cursor, together, lambda: None)
+            facts[node] = facts_on(nodes[node], request.roots)
+    for node in without:
+        assert given is not None, "a source came before"
+        with _undone(nodes[node], node) as cursor:
+            make_roots(cursor, definitions, trusted=request.trusts_owners)
+            for one in together:
+                keep_to_us(cursor, one.root)
+            with full_names(cursor):
+                take_names_elsewhere(cursor, together, given)
+            facts[node] = facts_on(nodes[node], request.roots)
+    home, *others = facts
+    for node in others:
+        for table in request.roots:
+            if wrong := differences(facts[home][table], facts[node][table], home, node):
                 raise Refused(f"{table} is not the same on all nodes: {wrong[0]}")
-        with nodes[home].cursor() as cursor:
-            root = read_root(cursor, name)
-            definition = read_definition(cursor, root) if without else None
-        for node in without:
-            assert definition is not None, "read above"
-            with (
-                translated(node),
-                nodes[node].transaction(force_rollback=True),
-                nodes[node].cursor() as cursor,
-            ):
-                make_roots(cursor, [definition], trusted=request.trusts_owners)
-    return root
+    assert first is not None, "a source came before"
+    return first
+
+
+@contextmanager
+def _undone(connection: Connection, node: str) -> Iterator[Cursor]:
+    with translated(node), connection.transaction(force_rollback=True), connection.cursor() as cursor:
+        yield cursor
 
 
 def resumed_plan(
     cursor: Cursor, request: TableRequest, sources: Sequence[str], owners: Sequence[str], splits: Sequence[Any]
 ) -> ImportPlan:
-    """The plan of an import that has begun, by what its first node has: the old table, under either of its names."""
-    table = request.roots[0]
-    old = table if kind_of_table(cursor, table) == "r" else beside(table, "before_import")
-    types = [column.type for column in read_plain(cursor, old, request.layout, request.key, "").key]
+    """The plan of an import that has begun, by what its first node has: the old tables, under either of their names."""
+    switched = kind_of_table(cursor, request.roots[0]) != "r"
+    present = [Taking(table).before if switched else table for table in request.roots]
+    types = [column.type for column in read_plain(cursor, present[0], request.layout, request.key, "").key]
     parts = hash_parts(len(owners)) if request.layout == HASH else range_parts(types, splits)
     if len(parts) != len(owners):
         raise Refused(
             f"the import of {request.name} began with {len(owners)} tablets, and the bundle's file now asks for"
             f" {len(parts)}: write it as it was, or say --cancel"
         )
-    key = row_key(cursor, old, request.layout, request.key)
-    return ImportPlan(table, tuple(sources), (), tuple(parts), tuple(owners), key)
+    tables = _tables(cursor, request, present)
+    numbered = bool(read_drawn(cursor, request.roots))
+    return ImportPlan(tables, tuple(sources), (), tuple(parts), tuple(owners), numbered, request.trusts_owners)

@@ -5,8 +5,8 @@ process that goes on with an import, or cancels it, writes the record first; who
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from uuid import uuid4
 
 from balancer.directory.contract import Directory
@@ -48,11 +48,15 @@ class ImportRecord:
     owners: tuple[str, ...]
     sources: tuple[str, ...]
     attempt: int = 1
+    lanes: dict[str, int] = field(default_factory=dict)
+    """By node: where its sequences count from the switch on."""
+    numbers: int = 0
+    """From the seals on: above what any sequence has handed out."""
 
     def tablets(self, plan: ImportPlan) -> Iterator[tuple[Tablet, Part]]:
         """The tablets that it makes, and the part of each."""
         for number, (part, owner) in enumerate(zip(plan.parts, plan.owners, strict=True), self.first):
-            names = (partition_name(plan.table, number).name,)
+            names = tuple(partition_name(table, number).name for table in plan.names)
             yield Tablet(number, self.table_id, to_bounds(part), owner, partitions=names), part
 
 
@@ -68,8 +72,19 @@ def record_in(snapshot: Snapshot, bundle: str, table: str) -> ImportRecord | Non
         raise Refused(f"the directory's record of the import of table {table} is damaged: {error}") from error
 
 
+def imports_in(snapshot: Snapshot) -> Iterator[tuple[str, str, ImportRecord]]:
+    """Bundle, table and record of every import that has not ended."""
+    for pause in snapshot.pauses.values():
+        word, _, table = (pause.only or "").partition(" ")
+        if word == _WORD and (found := record_in(snapshot, pause.bundle, table)) is not None:
+            yield pause.bundle, table, found
+
+
+_WORD = "import"
+
+
 def _key(bundle: str, table: str) -> str:
-    return f"{bundle} import {table}"
+    return f"{bundle} {_WORD} {table}"
 
 
 class ImportJournal:
@@ -94,14 +109,16 @@ class ImportJournal:
         """The record that is there, no matter who wrote it."""
         return record_in(self._directory.snapshot(), self._request.bundle, self._request.name)
 
-    def begin(self, plan: ImportPlan, records: Sequence[Node]) -> ImportRecord:
+    def begin(self, plan: ImportPlan, records: Sequence[Node], lanes: Mapping[str, int]) -> ImportRecord:
         """Records an import and reserves its ids."""
 
         def propose(snapshot: Snapshot) -> tuple[Transaction, ImportRecord]:
             if record_in(snapshot, self._request.bundle, self._request.name) is not None:
                 raise Refused(f"an import of table {self._request.name} has begun meanwhile")
             table, first = next_ids(snapshot)
-            made = ImportRecord(f"m{uuid4().hex[:12]}", PREPARING, table, first, plan.owners, plan.sources)
+            made = ImportRecord(
+                f"m{uuid4().hex[:12]}", PREPARING, table, first, plan.owners, plan.sources, lanes=dict(lanes)
+            )
             changes = (
                 *missing_parents(self._request.bundle, snapshot, records),
                 *reserved(table, first + len(plan.parts) - 1),
@@ -132,7 +149,12 @@ class ImportJournal:
             raise Conflict(f"another process works on the {self._held}")
         columns = tuple(KeyColumn(column.name, column.type) for column in root.columns)
         table = Table(
-            record.table_id, self._request.name, self._request.bundle, Layout(root.layout), columns, (str(plan.table),)
+            record.table_id,
+            self._request.name,
+            self._request.bundle,
+            Layout(root.layout),
+            columns,
+            tuple(map(str, plan.names)),
         )
         changes = (
             Put(self._pause(record)),
@@ -166,7 +188,7 @@ class ImportJournal:
         return f"import of table {self._request.name}"
 
     def _pause(self, record: ImportRecord) -> Pause:
-        only = f"import {self._request.name}"
+        only = f"{_WORD} {self._request.name}"
         return Pause(self._request.bundle, None, self._request.author, json.dumps(asdict(record)), only)
 
     def _transaction(self, changes: tuple[Change, ...], snapshot: Snapshot, reason: str) -> Transaction:

@@ -4,8 +4,9 @@ The writing ones hold an advisory lock until they end, and whatever an import ch
 process that slept, and whose sessions still live, keeps others out, and one whose sessions are gone can do nothing.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Final, Self
 
 from balancer.clock import Clock
@@ -14,6 +15,8 @@ from balancer.errors import Unavailable
 from balancer.nodes.checksum import pin_output
 from balancer.nodes.connection import Address, Connection, Cursor, connect, translated
 from balancer.nodes.epoch_check import node_transaction
+from balancer.nodes.names import Name
+from balancer.nodes.readable import check_readable
 from balancer.nodes.schema import LEADER_LOCK
 from balancer.settings import MigrationSettings
 
@@ -71,6 +74,32 @@ class ImportSessions:
         epoch = self._directory.snapshot().epoch
         with node_transaction(self.nodes[node], epoch, node, durable=True) as cursor:
             yield cursor
+
+    @contextmanager
+    def reading(self, node: str, tables: Sequence[Name], *, trusted: bool) -> Iterator[Connection]:
+        """One snapshot of plain tables that stand still: else their owner could bring code that reading them runs.
+
+        Writers go on; VACUUM and DDL wait. Raises `Refused` if there is such code, and the owners are not `trusted`.
+        """
+        reader = self.readers[node]
+        self.patiently(partial(self._begin_reading, node, tables, trusted))
+        try:
+            with translated(node):
+                yield reader
+        finally:
+            if not reader.closed:
+                reader.rollback()
+
+    def _begin_reading(self, node: str, tables: Sequence[Name], trusted: bool) -> None:
+        reader = self.readers[node]
+        with translated(node), reader.cursor() as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            try:
+                check_readable(cursor, tables, trusted=trusted)
+            except BaseException:
+                if not reader.closed:
+                    reader.rollback()
+                raise
 
     def patiently(self, work: Callable[[], None]) -> None:
         """Tries again while a lock is not had; a session that is gone has let go of its lock, and ends it."""

@@ -13,17 +13,30 @@ from balancer.directory.contract import Directory
 from balancer.errors import BalancerError, Refused, Unavailable
 from balancer.nodes import capture, fence
 from balancer.nodes.catalog import read_root
-from balancer.nodes.connection import last_rows, run_together, translated
+from balancer.nodes.connection import Cursor, last_rows, run_together, translated
 from balancer.nodes.expired_keys import close_expired
-from balancer.nodes.import_statements import check_unchanged, index_names, kind_of_table, rename, rename_indexes
+from balancer.nodes.import_names import (
+    Elsewhere,
+    Taking,
+    highest_number,
+    read_elsewhere,
+    spread_numbers,
+    take_names,
+    take_names_elsewhere,
+)
+from balancer.nodes.import_statements import check_unchanged, kind_of_table
+from balancer.nodes.names import Name
+from balancer.nodes.root_facts import full_names
 from balancer.nodes.schema import add_tablets
 from balancer.settings import MigrationSettings
 from balancer.tables.adopt import owned_row
 from balancer.tables.import_follow import ImportFacts, follow_changes, read_facts
-from balancer.tables.import_plan import ImportPlan, duplicate_words
+from balancer.tables.import_plan import ImportedTable, ImportPlan, duplicate_words
 from balancer.tables.import_record import FOLLOWING, RENAMING, SEALING, ImportJournal
 from balancer.tables.import_sessions import ImportSessions
 
+SPARE: Final = 1 << 20
+"""Numbers that are left out above the highest: somebody may have drawn one and not used it yet."""
 ROUNDS: Final = 200
 """Each has what changed during the one before: where so many did not become short, more will not."""
 
@@ -50,7 +63,7 @@ class ImportSwitch:
         self._clock = clock
         self._observe = observe
         self._fences: dict[str, fence.Fence] = {}
-        self._facts: ImportFacts | None = None
+        self._facts: list[ImportFacts] | None = None
 
     def run(self) -> float:
         """Follows until little is left, then switches; tried again while writers would be kept out for too long.
@@ -67,7 +80,7 @@ class ImportSwitch:
                 self.let_writers_on()
                 if attempt == attempts:
                     raise Unavailable(
-                        f"the switch of {self._plan.table} was given up after {attempt} tries: {error}; the import goes"
+                        f"the switch of {self._plan.words} was given up after {attempt} tries: {error}; the import goes"
                         " on where it is when it is run again"
                     ) from error
                 self._observe(f"again: {error}")
@@ -98,40 +111,46 @@ class ImportSwitch:
             if took < self._settings.write_pause_budget / 2:
                 return
         raise Unavailable(
-            f"{self._plan.table} changes faster than its changes can follow: the last of {ROUNDS} rounds had {count}"
+            f"{self._plan.words} changes faster than its changes can follow: the last of {ROUNDS} rounds had {count}"
             f" entries and took {took * 1000:.0f} ms, and write_pause_budget is"
             f" {self._settings.write_pause_budget * 1000:g} ms"
         )
 
-    def _follow(self) -> tuple[int, list[str]]:
+    def _follow(self) -> tuple[int, dict[Name, list[str]]]:
         if self._facts is None:
-            self._facts = read_facts(self._sessions, self._plan)
-        return follow_changes(self._sessions, self._facts, self._journal.record.id, self._plan)
+            self._facts = read_facts(self._sessions, self._journal.record.id, self._plan)
+        return follow_changes(self._sessions, self._facts, self._plan)
 
     def _attempt(self) -> float:
-        plan, began = self._plan, self._clock.monotonic()
+        plan, timeout = self._plan, self._settings.lock_timeout
+        for node in (*plan.without, *plan.sources):
+            self._observe(f"rehearse on {node}")
+            self._sessions.patiently(partial(self._rehearse, node))
+        began = self._clock.monotonic()
         for node in plan.sources:
             self._observe(f"fence {node}")
             self._raise_fence(node)
         self._observe("last changes")
-        count, twice = 1, list[str]()
+        count, twice = 1, dict[Name, list[str]]()
         while count:
             count, twice = self._follow()
         if twice:
-            raise Refused(duplicate_words(plan.table, twice))
+            raise Refused("; ".join(duplicate_words(name, keys) for name, keys in twice.items()))
+        numbers = self._highest_number() + SPARE if plan.numbered else 0
         held = self._clock.monotonic() - began
         if held > self._settings.write_pause_budget:
             raise Unavailable(f"writers were refused for {held * 1000:.0f} ms, more than write_pause_budget")
-        self._journal.save(replace(self._journal.record, state=SEALING))
+        self._journal.save(replace(self._journal.record, state=SEALING, numbers=numbers))
         for node in plan.sources:
             self._observe(f"seal {node}")
             with self._sessions.transaction(node) as cursor:
-                mine = fence.check_standing(cursor, [plan.table], self._fences[node], self._settings.lock_timeout)
-                check_unchanged(cursor, plan.table, plan.root, self._journal.record.id)
-                fence.seal_locked(cursor, [plan.table], self._fences[node], mine)
+                mine = fence.check_standing(cursor, plan.names, self._fences[node], timeout)
+                for table in plan.tables:
+                    check_unchanged(cursor, table.name, table.root, self._journal.record.id, table.index)
+                fence.seal_locked(cursor, plan.names, self._fences[node], mine)
         self._observe("commit")
         with translated(plan.sources[0]), self._sessions.nodes[plan.sources[0]].cursor() as cursor:
-            root = read_root(cursor, plan.root)
+            root = read_root(cursor, plan.tables[0].root)
         self._journal.commit(replace(self._journal.record, state=RENAMING), plan, root)
         return began
 
@@ -139,47 +158,87 @@ class ImportSwitch:
         raised = fence.Fence(self._journal.record.id, self._directory.snapshot().epoch, "", 0, 0)
         seconds, timeout = self._settings.fence_deadline, self._settings.lock_timeout
         with self._sessions.transaction(node) as cursor:
-            run_together(cursor, fence.lock_statements([self._plan.table], seconds, timeout))
+            run_together(cursor, fence.lock_statements(self._plan.names, seconds, timeout))
             raised = fence.locked_fence(last_rows(cursor)[0], raised)
-            run_together(cursor, fence.trigger_statements([self._plan.table], raised))
+            run_together(cursor, fence.trigger_statements(self._plan.names, raised))
         self._fences[node] = raised
 
     def _lift(self, node: str) -> None:
         with self._sessions.transaction(node) as cursor:
-            fence.lift_fence(cursor, [self._plan.table], self._settings.lock_timeout)
+            fence.lift_fence(cursor, self._plan.names, self._settings.lock_timeout)
+
+    def _highest_number(self) -> int:
+        found = [0]
+        for node in self._plan.sources:
+            with translated(node), self._sessions.readers[node].cursor() as cursor:
+                found.append(highest_number(cursor, self._plan.names))
+        return max(found)
+
+    def _rehearse(self, node: str) -> None:
+        """What could fail after the commit fails before it: everything that the tables take along may have changed."""
+        given = self._elsewhere(node)
+        connection = self._sessions.nodes[node]
+        with translated(node), connection.transaction(force_rollback=True), connection.cursor() as cursor:
+            self._take_names(cursor, node, given, lambda: None)
 
     def rename(self) -> None:
-        """On each node the new root takes the old table's name, and the old one is kept, read-only. Rolls forward.
+        """On each node the new roots take the old tables' names, and the old ones are kept, read-only. Rolls forward.
 
-        Nodes that never had the table come first: what its indexes are called is read where it still has its name.
+        Nodes that never had the tables come first: what those take along is read where they still have their names.
         """
         for node in (*self._plan.without, *self._plan.sources):
             self._observe(f"rename on {node}")
             self._sessions.patiently(partial(self._rename_on, node))
 
     def _rename_on(self, node: str) -> None:
-        plan, record, timeout = self._plan, self._journal.record, self._settings.lock_timeout
-        names = {} if node in plan.sources else self._index_names(plan.sources[0])
+        plan, record = self._plan, self._journal.record
+        given = self._elsewhere(node)
         with self._sessions.transaction(node) as cursor:
-            if kind_of_table(cursor, plan.root) is not None:
-                if node in plan.sources:
-                    names = index_names(cursor, plan.table, plan.root)
-                    capture.drop_capture(cursor, record.id, 0, plan.table)
-                    close_expired(cursor, [plan.table], self._sentence(), timeout)
-                    fence.drop_fence(cursor, [plan.table], timeout)
-                    rename(cursor, plan.table, plan.before)
-                rename_indexes(cursor, plan.table.schema, names, old=node in plan.sources)
-                rename(cursor, plan.root, plan.table)
+            if kind_of_table(cursor, plan.tables[0].root) is not None:
+                self._take_names(cursor, node, given, partial(self._close, cursor))
+                spread_numbers(cursor, plan.names, record.lanes.get(node), record.numbers)
             mine = [tablet for tablet, _ in record.tablets(plan) if tablet.node == node]
-            add_tablets(cursor, [owned_row(tablet, [plan.table]) for tablet in mine])
+            add_tablets(cursor, [owned_row(tablet, plan.names) for tablet in mine])
 
-    def _index_names(self, node: str) -> dict[str, str]:
-        with translated(node), self._sessions.readers[node].cursor() as cursor:
-            return index_names(cursor, self._plan.table, self._plan.root)
+    def _take_names(self, cursor: Cursor, node: str, given: Elsewhere | None, close: Callable[[], None]) -> None:
+        partitions = self.partitions(node)
+        together = [Taking(table, partitions[table]) for table in self._plan.names]
+        with full_names(cursor):
+            if given is None:
+                take_names(cursor, together, close)
+            else:
+                take_names_elsewhere(cursor, together, given)
 
-    def _sentence(self) -> str:
-        plan = self._plan
-        return (
-            f"{plan.before} is what {plan.table} was before it was imported, and takes no writes: the rows are in"
-            f" {plan.table} now"
-        )
+    def partitions(self, node: str) -> dict[Name, tuple[Name, ...]]:
+        """By table: the partitions that a node has of it."""
+        mine = [tablet for tablet, _ in self._journal.record.tablets(self._plan) if tablet.node == node]
+        return {
+            table.name: tuple(Name(table.name.schema, tablet.partitions[table.index]) for tablet in mine)
+            for table in self._plan.tables
+        }
+
+    def _elsewhere(self, node: str) -> Elsewhere | None:
+        """What a node that never had the tables is given; None: it has them, or has been given it."""
+        home, here = self._plan.sources[0], self._sessions.readers[node]
+        if node in self._plan.sources:
+            return None
+        with translated(node), here.cursor() as cursor:
+            if kind_of_table(cursor, self._plan.tables[0].root) is None:
+                return None
+        with translated(home), self._sessions.readers[home].cursor() as cursor, full_names(cursor):
+            return read_elsewhere(cursor, [Taking(table) for table in self._plan.names])
+
+    def _close(self, cursor: Cursor) -> None:
+        """Ends what watches the old tables; from the fence on nobody writes to them, and nobody ever will."""
+        timeout = self._settings.lock_timeout
+        for table in self._plan.tables:
+            capture.drop_capture(cursor, self._journal.record.id, table.index, table.name)
+            close_expired(cursor, [table.name], _sentence(table), timeout)
+        fence.drop_fence(cursor, self._plan.names, timeout)
+
+
+def _sentence(table: ImportedTable) -> str:
+    return (
+        f"{table.before} is what {table.name} was before it was imported, and takes no writes: the rows are in"
+        f" {table.name} now"
+    )

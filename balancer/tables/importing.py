@@ -21,14 +21,16 @@ from typing import Any, Self
 
 from balancer.clock import Clock
 from balancer.directory.contract import Directory
-from balancer.directory.model import Node
+from balancer.directory.model import Node, Tablet
 from balancer.errors import Refused
 from balancer.nodes import capture, fence
 from balancer.nodes.catalog import read_root
+from balancer.nodes.checksum import Digest
 from balancer.nodes.connection import Address, translated
 from balancer.nodes.copy import copy_rows
 from balancer.nodes.creation import create_partition
-from balancer.nodes.definition import Definition, make_roots, read_definition
+from balancer.nodes.definition import Definition, make_roots
+from balancer.nodes.import_names import Taking, read_definitions
 from balancer.nodes.import_statements import (
     add_digest,
     belongs,
@@ -39,16 +41,21 @@ from balancer.nodes.import_statements import (
     digest_of,
     drop_table,
     empty_root,
+    keep_to_us,
     kind_of_table,
     make_root,
 )
 from balancer.nodes.names import Name
+from balancer.nodes.near_keys import NearKey
+from balancer.nodes.objects import log_name
 from balancer.nodes.partition import count_rows
+from balancer.nodes.readable import check_readable
 from balancer.nodes.schema import install_schema
 from balancer.settings import MigrationSettings
 from balancer.tables.adopt import TableRequest, require_proofs
 from balancer.tables.import_follow import Truncated
-from balancer.tables.import_plan import ImportPlan, check_duplicates, plan_import, resumed_plan
+from balancer.tables.import_keys import finish_keys, keys_of_roots
+from balancer.tables.import_plan import ImportedTable, ImportPlan, check_duplicates, plan_import, resumed_plan
 from balancer.tables.import_record import (
     CANCELLING,
     COPYING,
@@ -61,6 +68,8 @@ from balancer.tables.import_record import (
 )
 from balancer.tables.import_sessions import ImportSessions
 from balancer.tables.import_switch import ImportSwitch
+from balancer.tables.lanes import reserve_lanes
+from balancer.tables.swapping import Workplace
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +120,11 @@ class TableImport:
         """What would be done, or why it cannot be. Reads every key; changes nothing."""
         if self._journal.known():
             raise Refused(f"table {self._request.name} is in the directory already: there is nothing to import")
+        if (begun := self._journal.found()) is not None:
+            raise Refused(
+                f"the import of {self._request.name} has begun and is {begun.state}: run it again to go on, or say"
+                " --cancel"
+            )
         weights = {record.id: record.weight for record in self._records}
         found = plan_import(self._request, self._sessions.nodes, weights, tablets=tablets, splits=splits)
         check_duplicates(found, self._sessions.readers)
@@ -140,6 +154,7 @@ class TableImport:
         began = None if record.state == RENAMING else self._until_committed(record, plan, switch)
         switch.rename()
         pause = None if began is None else self._clock.monotonic() - began
+        self._finish_keys(plan, switch)
         self._observe("proofs")
         require_proofs(self._request, self._sessions.nodes, self._directory.snapshot().epoch)
         rows = self._kept_rows(plan)
@@ -166,21 +181,23 @@ class TableImport:
         self._journal.end()
 
     def release(self, *, dry_run: bool) -> dict[str, int]:
-        """Drops the old tables that an import has kept; by node how many rows each has."""
+        """Drops the old tables that an import has kept; by node how many rows they have."""
         if self._journal.found() is not None:
             raise Refused(f"the import of {self._request.name} has not ended: run it again, or say --cancel")
         if not self._journal.known():
             raise Refused(f"table {self._request.name} is not in the directory: nothing of it was imported")
-        before = beside(self._request.roots[0], "before_import")
-        found = {}
+        before = [beside(root, "before_import") for root in self._request.roots]
+        found: dict[str, int] = {}
         for node in self._sessions.nodes:
             with self._sessions.transaction(node) as cursor:
-                if kind_of_table(cursor, before) == "r":
-                    found[node] = count_rows(cursor, before)
-                    if not dry_run:
-                        drop_table(cursor, before)
+                for table in before:
+                    if kind_of_table(cursor, table) == "r":
+                        check_readable(cursor, [table], trusted=self._request.trusts_owners)
+                        found[node] = found.get(node, 0) + count_rows(cursor, table)
+                        if not dry_run:
+                            drop_table(cursor, table)
         if not found:
-            raise Refused(f"no node has {before} any more: nothing is left to release")
+            raise Refused(f"no node has {before[0]} any more: nothing is left to release")
         return found
 
     def _open(self, node: str) -> None:
@@ -188,19 +205,24 @@ class TableImport:
             fence.lift_fence(cursor, self._request.roots, self._settings.lock_timeout)
 
     def _clean(self, record: ImportRecord, node: str) -> None:
-        table = self._request.roots[0]
         with self._sessions.transaction(node) as cursor:
             if node in record.sources:
-                fence.drop_fence(cursor, [table], self._settings.lock_timeout)
-                capture.drop_capture(cursor, record.id, 0, table)
-            drop_table(cursor, beside(table, "import"))
+                fence.drop_fence(cursor, self._request.roots, self._settings.lock_timeout)
+                for index, table in enumerate(self._request.roots):
+                    capture.drop_capture(cursor, record.id, index, table)
+            for table in self._request.roots:
+                drop_table(cursor, beside(table, "import"))
 
     def _begin(self, plan: ImportPlan) -> ImportRecord:
         self._observe("begin")
         for node, connection in self._sessions.nodes.items():
             with translated(node):
                 install_schema(connection, self._cluster, node)
-        return self._journal.begin(plan, self._records)
+        lanes: dict[str, int] = {}
+        if plan.numbered:
+            first = reserve_lanes(self._directory, self._request.name, len(self._sessions.nodes))
+            lanes = {node: first + place for place, node in enumerate(self._sessions.nodes)}
+        return self._journal.begin(plan, self._records, lanes)
 
     def _resumed(self, record: ImportRecord, splits: Sequence[Any]) -> ImportPlan:
         """The plan that it began with: read again from what the first node has of it."""
@@ -227,35 +249,44 @@ class TableImport:
     def _prepare(self, record: ImportRecord, plan: ImportPlan) -> None:
         for node in (*plan.sources, *plan.without):
             self._observe(f"root on {node}")
-            self._make_root(record, plan, node)
+            self._sessions.patiently(partial(self._make_root, record, plan, node))
         for node in plan.sources:
             self._observe(f"capture on {node}")
             self._sessions.patiently(partial(self._capture, record, plan, node))
 
     def _make_root(self, record: ImportRecord, plan: ImportPlan, node: str) -> None:
-        elsewhere = self._definition(plan) if node in plan.without else None
+        elsewhere = self._definitions(plan) if node in plan.without else None
         with self._sessions.transaction(node) as cursor:
-            if kind_of_table(cursor, plan.root) is not None:
+            if kind_of_table(cursor, plan.tables[0].root) is not None:
                 return  # by a run before this one
             if elsewhere is None:
-                make_root(cursor, plan.table, plan.root, self._request.layout, self._request.key)
+                # A check may have come since they were looked at; none comes until the roots are made.
+                check_readable(cursor, plan.names, trusted=self._request.trusts_owners)
+                for table in plan.tables:
+                    make_root(cursor, table.name, table.root, self._request.layout, self._request.key)
             else:
-                make_roots(cursor, [elsewhere], trusted=self._request.trusts_owners)
-            root = read_root(cursor, plan.root)
-            for tablet, part in record.tablets(plan):
-                if tablet.node == node:
-                    create_partition(cursor, root, Name(plan.table.schema, tablet.partitions[0]), part)
+                make_roots(cursor, elsewhere, trusted=self._request.trusts_owners)
+                for table in plan.tables:
+                    keep_to_us(cursor, table.root)
+            for table in plan.tables:
+                root = read_root(cursor, table.root)
+                for tablet, part in record.tablets(plan):
+                    if tablet.node == node:
+                        create_partition(cursor, root, _partition(table, tablet), part)
 
-    def _definition(self, plan: ImportPlan) -> Definition:
+    def _definitions(self, plan: ImportPlan) -> list[Definition]:
         home, *_ = plan.sources
         with translated(home), self._sessions.nodes[home].cursor() as cursor:
-            return read_definition(cursor, read_root(cursor, plan.root))
+            return read_definitions(cursor, [Taking(table) for table in plan.names])
 
     def _capture(self, record: ImportRecord, plan: ImportPlan, node: str) -> None:
         timeout = self._settings.lock_timeout
         with self._sessions.transaction(node) as cursor:
-            if not capture.started(cursor, record.id, 0):
-                capture.start_capture(cursor, record.id, 0, plan.table, key=plan.row_key, lock_timeout=timeout)
+            for table in plan.tables:
+                if not capture.started(cursor, record.id, table.index):
+                    capture.start_capture(
+                        cursor, record.id, table.index, table.name, key=table.row_key, lock_timeout=timeout
+                    )
 
     def _copy(self, record: ImportRecord, plan: ImportPlan) -> None:
         """All rows at one snapshot per node, after their changes are captured; from the start, each time."""
@@ -264,49 +295,71 @@ class TableImport:
         for node in self._sessions.nodes:
             self._observe(f"empty {node}")
             with self._sessions.transaction(node) as cursor:
-                empty_root(cursor, plan.root)
-                if node in plan.sources:
-                    clear_log(cursor, record.id)
-        wanted: dict[int, tuple[int, int]] = {}
+                for table in plan.tables:
+                    empty_root(cursor, table.root)
+                    if node in plan.sources:
+                        clear_log(cursor, log_name(record.id, table.index))
+        wanted = {table.name: dict[int, tuple[int, int]]() for table in plan.tables}
         for source in plan.sources:
             self._observe(f"copy from {source}")
-            add_digest(wanted, self._copy_from(source, plan))
+            for name, digest in self._copy_from(source, plan).items():
+                add_digest(wanted[name], digest)
         self._observe("compare")
+        for table in plan.tables:
+            self._compare(record, plan, table, wanted[table.name])
+
+    def _compare(
+        self, record: ImportRecord, plan: ImportPlan, table: ImportedTable, wanted: Mapping[int, tuple[int, int]]
+    ) -> None:
         there: dict[int, tuple[int, int]] = {}
         for tablet, _ in record.tablets(plan):
             with translated(tablet.node), self._sessions.readers[tablet.node].cursor() as cursor:
-                columns, _ = compared_columns(cursor, plan.root)
-                add_digest(there, digest_of(cursor, columns, Name(plan.table.schema, tablet.partitions[0])))
+                columns, _ = compared_columns(cursor, table.root)
+                add_digest(there, digest_of(cursor, columns, _partition(table, tablet)))
         if wanted != there:
             counts = [sum(count for count, _ in side.values()) for side in (wanted, there)]
             raise Refused(
-                f"the copy of {plan.table} is not what the old tables were: {counts[0]} rows there, {counts[1]} in the"
+                f"the copy of {table.name} is not what the old tables were: {counts[0]} rows there, {counts[1]} in the"
                 " copy, or other values; nothing was switched"
             )
 
-    def _copy_from(self, source: str, plan: ImportPlan) -> Mapping[int, tuple[int, int]]:
+    def _copy_from(self, source: str, plan: ImportPlan) -> dict[Name, Digest]:
+        """All tables of one node at one snapshot; what they were."""
         reader = self._sessions.readers[source]
         with translated(source), reader.cursor() as cursor:
-            columns, copied = compared_columns(cursor, plan.table)
-            root = read_root(cursor, plan.root)
-            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            try:
+            facts = {
+                table: (compared_columns(cursor, table.name), read_root(cursor, table.root)) for table in plan.tables
+            }
+        with self._sessions.reading(source, plan.names, trusted=plan.trusts_owners):
+            for table, ((_, copied), root) in facts.items():
                 for node, connection in self._sessions.nodes.items():
                     if mine := plan.mine(node):
-                        read, write = copy_pair(plan.table, plan.root, copied, belongs(root, mine))
+                        read, write = copy_pair(table.name, table.root, copied, belongs(root, mine))
                         with self._sessions.transaction(node):
                             copy_rows(reader, connection, read, write, _ignore, source_node=source)
-                return digest_of(cursor, columns, plan.table)
-            finally:
-                if not reader.closed:
-                    reader.rollback()
+            return {table.name: digest_of(reader, columns, table.name) for table, ((columns, _), _) in facts.items()}
+
+    def _finish_keys(self, plan: ImportPlan, switch: ImportSwitch) -> None:
+        """Foreign keys between the tables are validated on every node, beside the writers."""
+        epoch = self._directory.snapshot().epoch
+        known: list[NearKey] = []
+        owning = [node for node in self._sessions.nodes if plan.mine(node)]
+        for node in (*owning, *(node for node in self._sessions.nodes if node not in owning)):
+            place = Workplace(node, self._sessions.nodes[node], epoch, self._settings, self._clock, self._observe)
+            finish_keys(place, plan.names, switch.partitions(node), known)
+            known = known or keys_of_roots(place, plan.names)
 
     def _kept_rows(self, plan: ImportPlan) -> int:
         rows = 0
         for node in plan.sources:
-            with translated(node), self._sessions.readers[node].cursor() as cursor:
-                rows += count_rows(cursor, plan.before)
+            before = [table.before for table in plan.tables]
+            with self._sessions.reading(node, before, trusted=plan.trusts_owners) as reader, reader.cursor() as cursor:
+                rows += sum(count_rows(cursor, table) for table in before)
         return rows
+
+
+def _partition(table: ImportedTable, tablet: Tablet) -> Name:
+    return Name(table.name.schema, tablet.partitions[table.index])
 
 
 def _ignore(_: int) -> None:

@@ -14,7 +14,7 @@ from balancer.nodes.definition import check_no_sequences
 from balancer.nodes.names import Name, partition_name
 from balancer.nodes.outside_keys import outside_keys
 from balancer.nodes.owners_code import check_named, owners_code, owners_code_words
-from balancer.nodes.plain_table import LEAF
+from balancer.nodes.plain_table import LEAF, missing_rights_elsewhere
 from balancer.nodes.preparation import find_stub, index_state
 from balancer.nodes.readable import check_readable
 from balancer.nodes.root_facts import full_names
@@ -176,6 +176,10 @@ def _unfit_node(request: TableRequest, there: Connection, node: str, conversions
             own = conversion.own_sequences if request.spreads_sequences else frozenset()
             check_no_sequences(conversion.plain.name, conversion.drawing, own)
         with translated(node), there.transaction(force_rollback=True), there.cursor() as cursor, full_names(cursor):
+            plain = [conversion.plain for conversion in conversions]
+            rights = [text for one in plain for text in missing_rights_elsewhere(cursor, one.name, one.owner)]
+            if rights:
+                return [f"it cannot be made on node {node}: {text}" for text in rights]
             for conversion in conversions:
                 if not request.trusts_owners:
                     check_named(cursor, conversion.plain.name, conversion.code)

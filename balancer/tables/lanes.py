@@ -44,7 +44,7 @@ def take_lanes(
         return {}
     lanes = {node: drawn[0].lane for node, drawn in by_node.items() if drawn and drawn[0].lane is not None}
     without = [node for node in nodes if node not in lanes]
-    fresh = _reserve(directory, table, len(without)) if without else 0
+    fresh = reserve_lanes(directory, table, len(without)) if without else 0
     lanes |= {node: fresh + place for place, node in enumerate(without)}
     for node in without:
         if node in by_node:
@@ -65,7 +65,7 @@ def _drawn(found: Found, nodes: Mapping[str, Connection]) -> dict[str, list[Draw
     return by_node
 
 
-def _reserve(directory: Directory, table: str, count: int) -> int:
+def reserve_lanes(directory: Directory, table: str, count: int) -> int:
     """The first of so many lanes that nobody had."""
     name = f"lanes of {table}"
 

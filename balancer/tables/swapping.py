@@ -78,7 +78,7 @@ class Workplace:
 
     def lock(self, cursor: Cursor, statements: Sequence[Statement]) -> None:
         """Takes several locks within the time for one: who holds one and wants another is not waited for until the
-        server finds a deadlock, because it might end that session instead of ours."""
+        server finds a deadlock, because it might end that session and not this one."""
         self._locked = self.clock.monotonic()
         until = self._locked + min(self.settings.lock_timeout, LOCK_TIMEOUT)
         for statement in statements:

@@ -24,7 +24,7 @@ async function write(lane) {
       failures.push(`row ${id}: ${error.message}`);
       return;
     }
-    await new Promise((resolve) => setTimeout(resolve, 5));
+    await new Promise((resolve) => setTimeout(resolve, 20));
   }
 }
 

@@ -14,7 +14,7 @@ from balancer.errors import UserError
 from tests.support.certificates import self_signed
 from tests.support.instance import TOKEN, Instance, bearer, http_settings, serving
 
-DRAIN = {"verb": "drain", "arguments": {"node": "pg-a"}}
+DRAIN = {"verb": "drain", "node": "pg-a"}
 ANYWHERE = "0.0.0.0:0"
 
 

@@ -1,8 +1,10 @@
 """Pictures of a bundle, questions about it, and what commands would do."""
 
 import shlex
+import time
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,10 +16,14 @@ from typer.main import get_command
 from balancer.api.views.headline import headline
 from balancer.api.views.picture import MOST_BLOCKS, block_starts, fair_shares
 from balancer.cli.main import app
-from balancer.directory.model import Put
+from balancer.directory.model import Change, MigrationKind, Put, RangeBounds, RecordKind, Remove
+from balancer.migration.record import pack_tablet
 from balancer.planner.dry_runs import command_line
+from balancer.planner.recorder import Recorder
 from balancer.planner.state import StateWord
 from balancer.policies.bundle_view import PlanResult
+from balancer.policies.keys import KeyType, encode_key
+from tests.api.conftest import small
 from tests.support.bundle_states import report_small, state_of, view_of
 from tests.support.directories import migration, moved, transaction
 from tests.support.instance import TOKEN, Instance, bearer, serving
@@ -58,7 +64,7 @@ def test_what_drains_shares_its_load_and_gets_none_and_what_is_down_neither(
 
 def test_shares_follow_weights() -> None:
     sizes, weights = np.array([10.0, 20.0, 30.0]), np.array([1.0, 3.0, 9.0])
-    assert fair_shares(sizes, weights, [True, True, False], [False] * 3) == [7.5, 22.5, None]
+    assert fair_shares(sizes, weights, [True, True, False], [False] * 3) == [8, 22, None]
     assert fair_shares(sizes, weights, [False] * 3, [True] * 3) == [None] * 3
 
 
@@ -89,6 +95,7 @@ def test_a_score_that_is_not_full_says_why_it_is_the_best() -> None:
     )
     even = replace(state, plan=replace(best, score_before=99.6))
     assert headline(even) == "every node carries its share"
+    assert headline(replace(even, nodes=())) == "it has no nodes yet"
 
 
 def test_progress_counts_what_was_done_since_there_was_something_to_do(
@@ -134,23 +141,24 @@ def test_questions_about_what_is_not_there_are_not_found(reader: httpx.Client) -
 
 def test_a_dry_run_is_the_leaders_own_answer_and_changes_nothing(instance: Instance, client: httpx.Client) -> None:
     def tried(verb: str, **arguments: Any) -> httpx.Response:
-        return client.post("/v1/commands/dry-run", json={"verb": verb, "arguments": arguments}, headers=bearer())
+        return client.post("/v1/commands/dry-run", json={"verb": verb, **arguments}, headers=bearer())
 
     before = instance.directory().snapshot().version
-    move = tried("move", tablet="3", node="pg-a").json()
+    move = tried("move", tablet=3, node="pg-a").json()
     assert move["result"] == "move of tablet 3 of orders from pg-c to pg-a"
     assert move["line"] == "balancer move 3 pg-a"
-    refused = tried("move", tablet="3", node="pg-c")
+    refused = tried("move", tablet=3, node="pg-c")
     assert refused.status_code == 409
     assert "pg-c" in refused.json()["detail"]
     assert tried("nonsense").status_code == 422
     assert instance.directory().snapshot().version == before
     assert not instance.directory().snapshot().commands
-    assert client.post("/v1/commands/dry-run", json={"verb": "drain", "arguments": {"node": "pg-a"}}).status_code == 401
+    assert client.post("/v1/commands/dry-run", json={"verb": "drain", "node": "pg-a"}).status_code == 401
 
 
 LINES = [
     ("apply", {"plan": "p1"}),
+    ("apply", {"plan": "p1", "actions": [1, 3]}),
     ("cancel", {"migration": "abc"}),
     ("close", {"node": "pg-a"}),
     ("drain", {"node": "pg a", "reason": "it's old"}),
@@ -207,7 +215,7 @@ def test_a_read_token_shows_everything_and_changes_nothing(instance: Instance) -
         }
         assert client.get("/v1/access", headers=bearer(TOKEN)).json()["may_change"] is True
         for path in ("/v1/commands", "/v1/commands/dry-run"):
-            wish = {"verb": "drain", "arguments": {"node": "pg-a"}}
+            wish = {"verb": "drain", "node": "pg-a"}
             assert client.post(path, json=wish, headers=bearer(READ_TOKEN)).status_code == 403
         route = client.get("/v1/route/orders?key=5", headers=bearer(READ_TOKEN)).json()
         assert route["dsn"] == ""
@@ -223,19 +231,74 @@ def test_the_past_is_shown_as_it_was_and_not_beyond_what_is_kept(instance: Insta
     commit(instance, moved(snapshot.tablet(3), "pg-a"))
     report_small(instance)
 
-    def owner(**at: float) -> str:
+    def at(seconds: float) -> str:
+        return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+    def owner(**at: str) -> str:
         picture = client.get("/v1/cluster", params={"bundle": "shop", **at}).json()
         return str(next(row["id"] for row in picture["nodes"] if 3 in row["ids"]))
 
     assert owner() == "pg-a"
-    assert owner(at=now.timestamp() - 500) == "pg-c"
-    past = client.get("/v1/cluster", params={"bundle": "shop", "at": now.timestamp() - 500}).json()
+    assert owner(at=at(now.timestamp() - 500)) == "pg-c"
+    past = client.get("/v1/cluster", params={"bundle": "shop", "at": at(now.timestamp() - 500)}).json()
     assert (past["past"], past["sentence"]) == (True, "working: before")
-    old = client.get("/v1/cluster", params={"bundle": "shop", "at": now.timestamp() - 4 * 3600}).json()
+    old = client.get("/v1/cluster", params={"bundle": "shop", "at": at(now.timestamp() - 4 * 3600)}).json()
     assert old["sentence"] == "working: long ago"
-    gone = client.get("/v1/cluster", params={"bundle": "shop", "at": now.timestamp() - 30 * 3600})
+    gone = client.get("/v1/cluster", params={"bundle": "shop", "at": at(now.timestamp() - 30 * 3600)})
     assert gone.status_code == 404
     series = client.get("/v1/series", params={"bundle": "shop", "day": True}).json()
     assert len(series["times"]) >= 3
-    assert series["nodes"]["pg-a"][-1][3] == 6
-    assert series["pause_budget"] == 0.25
+    assert {node["id"]: node["tablets"][-1] for node in series["nodes"]}["pg-a"] == 6
+    assert series["pause_budget_seconds"] == 0.25
+
+
+def test_an_instance_that_has_just_started_shows_owners_of_the_past_from_the_log(tmp_path: Path) -> None:
+    """Moves, a split and a move of what was split, an hour ago and less: all undone, in any number."""
+    with small(tmp_path) as instance:
+        begun = instance.clock.now().timestamp()
+        history: list[tuple[float, dict[int, str]]] = []
+
+        def settle(*changes: Change) -> None:
+            history.append((instance.clock.now().timestamp(), owners_now(instance)))
+            snapshot = instance.directory().snapshot()
+            time.sleep(0.02)
+            version = instance.directory().commit(transaction(list(changes), snapshot.version))
+            instance.follower().wait(version - 1, 5)
+
+        tablet = instance.directory().snapshot().tablet(3)
+        for node in ("pg-a", "pg-b"):
+            record = replace(migration(tablet, node, "done"), source_node=tablet.node, finished=True)
+            tablet = moved(tablet, node)
+            settle(Put(record), Put(tablet))
+        whole = instance.directory().snapshot().tablet(1004)
+        assert isinstance(whole.bounds, RangeBounds)
+        cut = encode_key((KeyType.BIGINT,), (60,))
+        parts = [
+            replace(whole, id=1101, bounds=replace(whole.bounds, upper=cut)),
+            replace(whole, id=1102, bounds=replace(whole.bounds, lower=cut)),
+        ]
+        split = replace(
+            migration(whole, whole.node, "done"), finished=True, operation=MigrationKind.SPLIT, targets=tuple(parts)
+        )
+        split = replace(split, detail={"before": [pack_tablet(whole)]})
+        settle(Put(split), Remove(RecordKind.TABLET, "1004"), *map(Put, parts))
+        after = replace(migration(parts[1], "pg-c", "done"), source_node=whole.node, finished=True)
+        settle(Put(after), Put(moved(parts[1], "pg-c")))
+        report_small(instance)
+        instance.recorder = Recorder()  # as of an instance that has seen nothing of it
+        with serving(instance) as client:
+            for at, owners in history:
+                wanted = datetime.fromtimestamp(at + 0.005, UTC).isoformat()
+                picture = client.get("/v1/cluster", params={"bundle": "shop", "at": wanted}).json()
+                assert (picture["past"], picture["word"]) == (True, None)
+                assert {number: row["id"] for row in picture["nodes"] for number in row["ids"]} == owners
+                assert sum(sum(row["bytes"]) for row in picture["nodes"]) >= 12_000_000
+            since = datetime.fromisoformat(client.get("/v1/series", params={"bundle": "shop"}).json()["since"])
+            assert since.timestamp() <= begun
+            early = datetime.fromtimestamp(begun - 90_000, UTC).isoformat()
+            assert client.get("/v1/cluster", params={"bundle": "shop", "at": early}).status_code == 404
+
+
+def owners_now(instance: Instance) -> dict[int, str]:
+    snapshot = instance.directory().snapshot()
+    return {tablet.id: tablet.node for table in snapshot.tables for tablet in snapshot.tablets(table)}

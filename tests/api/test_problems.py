@@ -32,8 +32,8 @@ def test_wrong_parameters_are_all_named(reader: httpx.Client) -> None:
     detail = check(reader.get("/v1/tablets", params={"limit": 100_000, "state": "odd"}), 422)
     assert "limit" in detail
     assert "state" in detail
-    assert "after" not in detail
-    assert "next" in check(reader.get("/v1/tablets", params={"after": "x"}), 422)
+    assert "cursor" not in detail
+    assert "next" in check(reader.get("/v1/tablets", params={"cursor": "x"}), 422)
     check(reader.get("/v1/tablets/none"), 422)
     check(reader.get("/v1/heatmap", params={"bundle": "shop", "table": "orders", "dimension": "smell"}), 422)
 
@@ -88,16 +88,16 @@ def test_a_directory_out_of_reach_is_worth_another_try(instance: Instance) -> No
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"verb": "drain", "arguments": {"node": NaN}}',
-        b'{"verb": "drain", "arguments": {"node": [Infinity]}}',
-        b'{"verb": "drain", "arguments": {"node": "\\ud800"}}',
-        b'{"verb": "drain", "arguments": {"\\udfff": 1}}',
+        b'{"verb": "drain", "node": NaN}',
+        b'{"verb": "drain", "node": [Infinity]}',
+        b'{"verb": "drain", "node": "\\ud800"}',
+        b'{"verb": "drain", "\\udfff": 1}',
         b'{"verb": "drain", "author": "\\ud800"}',
         b'{"verb": "\\ud800"}',
-        b'{"verb": "drain", "arguments": {"node": ' + b"[" * 500 + b"]" * 500 + b"}}",
-        b'{"verb": "drain", "arguments": {"node": ' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
-        b'{"verb": "drain", "arguments": {"node": 1e999}}',
-        b'{"verb": "drain", "arguments": {"node": ' + b"9" * 10_000 + b"}}",
+        b'{"verb": "drain", "node": ' + b"[" * 500 + b"]" * 500 + b"}",
+        b'{"verb": "drain", "node": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"verb": "drain", "node": 1e999}',
+        b'{"verb": "drain", "node": ' + b"9" * 10_000 + b"}",
     ],
 )
 def test_values_that_no_document_can_keep_are_refused(reader: httpx.Client, body: bytes) -> None:

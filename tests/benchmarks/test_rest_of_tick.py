@@ -19,9 +19,10 @@ from balancer.planner.memory import Memory
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.heat import hot_tablets
 from balancer.policies.options import BundleOptions
+from balancer.polling.map_columns import ColumnBook
 from balancer.polling.poller import ClusterPoll
 from balancer.polling.rates import COUNTERS, CounterSample, advance, first_rates
-from balancer.polling.view import Remembered, build_view
+from balancer.polling.view import KeptColumns, Remembered, build_view
 from tests.support.directories import HASHED, frame
 from tests.support.tables import show_table
 
@@ -35,7 +36,7 @@ def sample(at: float, chance: np.random.Generator) -> CounterSample:
     ids = np.arange(1, TABLETS + 1)
     sizes = chance.lognormal(0, 0.5, TABLETS) * 1e9
     # Some rows per second of each kind, fifty and more of few tablets: a thousand nodes do some ten thousand each.
-    counters = np.random.default_rng(7).lognormal(0.0, 1.0, (TABLETS, len(COUNTERS))) * at
+    counters = np.random.default_rng(7).lognormal(0.0, 1.0, (len(COUNTERS), TABLETS)) * at
     return CounterSample(ids, ids, np.full(TABLETS, at), counters, sizes, sizes / 100)
 
 
@@ -75,8 +76,10 @@ def test_the_rest_of_a_tick(tmp_path: Path) -> None:
     )
     poll = ClusterPoll(NOW, snapshot.version, {}, after)  # type: ignore[arg-type]
 
+    kept = KeptColumns(ColumnBook())
+
     def view() -> object:
-        return build_view(snapshot, "shop", poll, options=options, capacities={}, remembered=Remembered())
+        return build_view(snapshot, "shop", poll, options=options, capacities={}, remembered=Remembered(), kept=kept)
 
     view()
     built = part("view", view)

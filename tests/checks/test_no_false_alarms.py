@@ -20,6 +20,8 @@ from tests.support.shards import Leader, Shards
 
 SEED = random.SystemRandom().randrange(1_000_000)
 ROUNDS, MIGRATIONS = 4, 5  # at least
+PACE = 0.01
+"""Seconds between two transactions of a writer: at full speed they would take the processors from the checks."""
 OPTIONS = CheckOptions(
     orphans=(OrphanRule("items", ("user_id", "n"), "orders"),),
     ids=(IdColumn("orders", "n"),),
@@ -94,6 +96,7 @@ def application(shards: Shards) -> Iterator[list[int]]:
                     count[0] += 1
                 except (BalancerError, psycopg.Error) as error:
                     print(f"writer: {error}")
+                stop.wait(PACE)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in (1, 2)]
     for thread in threads:

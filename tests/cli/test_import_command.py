@@ -1,14 +1,16 @@
 """`balancer table import`, as a user calls it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
+from balancer.tables.import_record import imports_in
 from tests.support.running import DAEMON, Running, quiet_logs
-from tests.support.self_sharded import make_tables
+from tests.support.self_sharded import TABLETS, importer, make_tables
 from tests.support.servers import new_database
 
 TABLE = """
@@ -49,7 +51,7 @@ def test_an_import_is_shown_done_and_released(running: Running) -> None:
         "sources": ["a", "b", "c"],
         "nodes_without": [],
         "tablets": {"a": 1, "b": 2, "c": 1},
-        "old_tables": "public.orders_before_import",
+        "old_tables": ["public.orders_before_import"],
     }
     assert running.balancer("table", "import", "shop", "orders", "--cancel").err.endswith("to cancel\n")
     assert running.balancer("table", "import", "shop", "orders", "--cancel", "--dry-run").code == 2
@@ -65,3 +67,37 @@ def test_an_import_is_shown_done_and_released(running: Running) -> None:
         "the old tables of orders are"
     )
     assert running.rows("orders") == list(range(1, 31))
+
+
+def test_an_import_that_was_interrupted_is_named(running: Running) -> None:
+    request = ("table", "import", "shop", "orders")
+    dsns = {name: one.dsn for name, one in running.databases.items()}
+    with open_directory(f"sqlite://{running.config.parent}/directory.db") as directory:
+        stopped = importer(directory, dsns, _stop_at("seal b"))
+        with stopped as work, pytest.raises(Stopped):
+            work.run(TABLETS, ())
+        found = running.balancer("doctor", "-o", "json")
+        [finding] = [
+            row for row in json.loads(found.out) if row["node"] == "(directory)" and "import" in row["finding"]
+        ]
+        assert finding["finding"] == (
+            "the import of table orders has not ended (sealing): it runs, or was interrupted; writers of its old tables"
+            " are refused"
+        )
+        assert finding["repair"] == "by a person: balancer table import shop orders"
+        again = running.balancer(*request, "--dry-run")
+        assert (again.code, "has begun and is sealing: run it again" in again.err) == (4, True)
+        assert running.balancer(*request, "--cancel").code == 0
+        assert list(imports_in(directory.snapshot())) == []
+
+
+class Stopped(Exception):
+    """As if the process had ended."""
+
+
+def _stop_at(step: str) -> Callable[[str], None]:
+    def observe(found: str) -> None:
+        if found == step:
+            raise Stopped
+
+    return observe

@@ -13,24 +13,29 @@ pytestmark = pytest.mark.quick
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "code", "sentence"),
     [
-        (("pause", "shopp"), "there is no bundle 'shopp'; there are: shop"),
-        (("drain", "pg-x"), "there is no node 'pg-x'; there are: pg-a, pg-b, pg-c"),
-        (("move", "9999", "pg-b"), "there is no tablet 9999 in the directory"),
-        (("move", "1", "pg-x"), "there is no node 'pg-x'; there are: pg-a, pg-b, pg-c"),
-        (("pin", "one"), "'one' is not a tablet's id: ids are numbers, see `balancer tablets`"),
-        (("cancel", "m1"), "there is no migration or order 'm1': see `balancer moves`, `balancer status`"),
-        (("apply", "p1"), "there is no plan 'p1': a newer one may have taken its place, see `balancer plan`"),
-        (("merge", "1"), "a merge needs two tablets or more"),
-        (("table", "double", "shop", "ordres"), "there is no table 'ordres' in the directory; known tables: "),
+        (("pause", "shopp"), 2, "there is no bundle 'shopp'; there are: shop"),
+        (("drain", "pg-x"), 2, "there is no node 'pg-x' in the directory; there are: pg-a, pg-b, pg-c"),
+        (("move", "9999", "pg-b"), 2, "there is no tablet 9999 in the directory"),
+        (("move", "1", "pg-x"), 2, "there is no node 'pg-x' in the directory; there are: pg-a, pg-b, pg-c"),
+        (("undrain", "pg-x"), 2, "there is no node 'pg-x' in the directory"),
+        (("history", "--node", "pg-x"), 2, "there is no node 'pg-x' in the directory"),
+        (("explain", "pg-x"), 2, "there is no node 'pg-x' in the directory"),
+        (("why-not", "1", "pg-x"), 2, "there is no node 'pg-x' in the directory"),
+        (("tablets", "--node", "pg-x"), 2, "there is no node 'pg-x' in the directory"),
+        (("pin", "one"), 2, "'one' is not a tablet's id: ids are numbers, see `balancer tablets`"),
+        (("cancel", "m1"), 4, "there is no migration or order 'm1': see `balancer moves`, `balancer status`"),
+        (("apply", "p1"), 4, "there is no plan 'p1': a newer one may have taken its place, see `balancer plan`"),
+        (("merge", "1"), 4, "a merge needs two tablets or more"),
+        (("table", "double", "shop", "ordres"), 2, "there is no table 'ordres' in the directory; known tables: "),
     ],
 )
 def test_what_the_leader_would_refuse_is_refused_at_once_and_not_left_waiting(
-    directory: Directory, address: str, words: tuple[str, ...], sentence: str
+    directory: Directory, address: str, words: tuple[str, ...], code: int, sentence: str
 ) -> None:
     result = balancer(*words, "--directory", address)
-    assert (result.code, result.out) == (4, "")
+    assert (result.code, result.out) == (code, "")
     assert result.err.startswith(sentence)
     assert result.err.count("\n") == 1
     assert not directory.snapshot().commands

@@ -53,7 +53,7 @@ def test_moves_shows_what_runs_and_what_has_been_done(cluster: Cluster) -> None:
     assert done[0]["state"] == "done"
     assert done[0]["write_pause"] > 0
     assert done[0]["seconds"] > 0
-    assert f"{migration.id}\tmove, replicate\torders\t2\ta\tb\tdone" in balancer("moves", "--all", "-c", config).out
+    assert f"{migration.id}\tmove\torders\t2\ta\tb\tdone" in balancer("moves", "--all", "-c", config).out
     leadership.resign()
     cluster.close()
 

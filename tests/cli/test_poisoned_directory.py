@@ -22,6 +22,7 @@ from balancer.directory.open import open_directory
 from balancer.embedded.zookeeper_server import ZooKeeperServer
 from tests.support.commands import balancer_here as balancer
 from tests.support.directories import fill
+from tests.support.sampling import crossed
 
 COMMANDS = (
     ("status",),
@@ -110,8 +111,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("document", "place"), crossed(list(DOCUMENTS), list(PLACES), 3, "poisoned"))
 def test_a_file_with_anything_in_it(file: Path, place: str, document: str) -> None:
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
         connection.execute(PLACES[place], (DOCUMENTS[document](),))

@@ -127,3 +127,13 @@ def test_watching_without_a_terminal_prints_the_list_again_and_again(running: Ru
     assert len(lists) >= 2
     assert lists[-1] == "no migration is running"
     assert any(BAR.search(text) for text in lists)
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_tables_fit_the_terminal_they_are_on(running: Running, columns: int) -> None:
+    with Terminal("moves", "--all", "--config", running.config, columns=columns) as terminal:
+        assert terminal.end() == 0
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.text).replace("\r", "").splitlines()
+    record = next(iter(running.snapshot().migrations.values()))
+    assert any(line.startswith(record.id) for line in lines), "ids are whole"
+    assert max(len(line) for line in lines if "at work for" not in line) <= columns

@@ -1,5 +1,6 @@
 """The tree of commands as a whole: its help, its mistakes, and how it ends."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -19,6 +20,11 @@ SCENARIO = Path(__file__).parents[1] / "scenarios" / "node-added.txt"
 
 def test_the_version_is_said() -> None:
     assert balancer("--version").out == f"tablet-balancer {__version__}\n"
+
+
+def test_a_command_leaves_the_search_for_garbage_on() -> None:
+    assert balancer("status", "--help").code == 0
+    assert gc.isenabled()
 
 
 def test_every_command_stands_in_one_panel() -> None:

@@ -12,7 +12,9 @@ import pytest
 from balancer.client.locate import locate_key
 from balancer.embedded.postgres import PostgresServer
 from tests.support.commands import started
+from tests.support.quoted_commands import readable
 from tests.support.running import ROWS, Running, product, until
+from tests.support.sampling import sampled
 
 
 @pytest.fixture(scope="module")
@@ -277,3 +279,15 @@ def test_a_tablet_whose_migrations_keep_failing_is_quarantined_until_it_is_relea
     assert running.balancer("release", number).out == f"tablet {number} is not quarantined\n"
     moved = running.balancer("move", number, target, "--wait")
     assert moved.code == 0, moved.err
+
+
+def test_what_people_are_told_to_type_and_only_reads_works(running: Running) -> None:
+    """Alerts, documents and messages quote them; each run tries others."""
+    assert running.balancer("plan", "shop", "--replan").code == 0
+    tablet = str(running.snapshot().tablets(1)[0].id)
+    lines = readable({"TABLET": tablet, "NODE": "a", "BUNDLE": "shop", "TABLE": "orders"})
+    assert len(lines) > 15
+    for words in sampled(lines, 6, "quoted commands"):
+        done = running.balancer(*words)
+        assert done.code in (0, 1), (words, done.err)  # 1: a check has found something
+        assert "Traceback" not in done.err

@@ -70,7 +70,8 @@ def test_the_next_user_of_the_connection_is_not_checked(shards: Shards, keys: di
         with router.transaction("orders", keys["mine"], checked=True):
             pass
         with router.transaction("orders", keys["mine"]) as connection:
-            connection.execute("SELECT user_id FROM orders WHERE user_id = %s", (keys["away"],))
+            asked = connection.execute("SELECT user_id FROM orders WHERE user_id = %s", (keys["away"],))
+            assert asked.fetchall() == []
 
 
 def test_the_same_for_asyncio(shards: Shards, keys: dict[str, int]) -> None:

@@ -1,5 +1,6 @@
 """Django's ORM inside `shard`: one proven transaction, in which everything is as in `atomic`; outside, nothing."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -78,6 +79,16 @@ class TestABlock:
         with pytest.raises(ZeroDivisionError):
             failing()
         assert [numbers(shards, user) for user in (1, 2, 3, 4)] == [[11], [12], [13], [14]]
+
+    def test_says_that_a_key_is_elsewhere(self, shards: Shards, caplog: pytest.LogCaptureFixture) -> None:
+        one, other = user_of(shards, 1), user_of(shards, 2)
+        with shard("orders", one):
+            assert not DjangoOrder.objects.filter(user_id=one).exists()
+            assert caplog.messages == []
+            assert DjangoOrder.objects.filter(user_id=other).first() is None
+        (said,) = caplog.messages
+        assert "names a key that is on node pg-b" in said
+        assert "test_django.py, line" in said
 
     def test_has_savepoints(self, shards: Shards) -> None:
         with shard("orders", 1):
@@ -174,6 +185,29 @@ class TestWhatIsRefused:
         with pytest.raises(UserError, match="leave COMMIT and ROLLBACK"):
             work()
         assert numbers(shards, 1) == []
+
+    def test_atomic_without_a_shard_as_with_atomic_requests(self, shards: Shards) -> None:
+        def view() -> None:
+            with transaction.atomic(using="shards"):
+                add(1, 1)
+
+        with pytest.raises(UserError, match="no shard is open"):
+            view()
+        with shard("orders", 1):
+            view()  # a savepoint, and what went wrong before has left nothing behind
+        assert numbers(shards, 1) == [1]
+
+    def test_a_coroutine_whose_queries_run_in_another_thread(self, shards: Shards) -> None:
+        async def view() -> None:
+            with shard("orders", 1):
+                await DjangoOrder.objects.acreate(user_id=1, n=1)
+
+        with pytest.raises(UserError, match="no shard is open"):
+            asyncio.run(view())
+        assert numbers(shards, 1) == []
+        with shard("orders", 1):
+            add(1, 2)
+        assert numbers(shards, 1) == [2]
 
     def test_a_key_of_another_tablet_inside(self, shards: Shards) -> None:
         one, other = user_of(shards, 1), user_of(shards, 2)

@@ -19,13 +19,14 @@ import pytest
 from balancer.client.testing import PracticeCluster
 from balancer.embedded.process import free_port
 from tests.support.commands import balancer_here
+from tests.support.fleet import CLIENT
 from tests.support.nemeses import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MOVES = 20
 USERS = 16
 CLIENTS = 3
-PACE = 0.05
+PACE = 0.15
 """Seconds between two rounds of a client: some dozens of requests a second, and a server that keeps up."""
 
 
@@ -50,7 +51,7 @@ def served(command: list[str], folder: Path, environment: dict[str, str], log: P
 def answers(url: str, process: subprocess.Popen[str], log: Path) -> bool:
     assert process.poll() is None, log.read_text()[-3000:]
     try:
-        httpx.get(url, timeout=2)
+        CLIENT.get(url, timeout=2)
     except httpx.TransportError:
         return False
     return True
@@ -198,6 +199,6 @@ class TestFastApi:
             base = f"http://127.0.0.1:{port}"
             until(lambda: answers(f"{base}/users/1/orders", process, log), "the server's first answer")
             Customers(base, {"amount": 2}).while_tablets_move(shop)
-            refused = httpx.get(f"{base}/users/one/orders")
+            refused = CLIENT.get(f"{base}/users/one/orders")
             assert refused.status_code == 422
             assert "user_id" in refused.json()["detail"]

@@ -34,7 +34,12 @@ def test_a_function_that_is_run_again_where_it_must_be(shards: Shards) -> None:
         connection.execute("UPDATE orders SET note = note || '+' WHERE user_id = %s", (user_id,))
 
     with Router.connect(url, PoolSettings(size=20), samples=False) as router:
+        with router.transaction("orders", user_id) as connection:
+            connection.execute("INSERT INTO orders VALUES (%s, %s)", (user_id, 1))
         router.run("orders", user_id, raise_by_one, isolation=Isolation.SERIALIZABLE)
+        with router.transaction("orders", user_id, read_only=True) as connection:
+            rows = connection.execute("SELECT note FROM orders WHERE user_id = %s", (user_id,)).fetchall()
+    assert rows == [("+",)]
 
 
 def test_many_keys_at_once(shards: Shards) -> None:

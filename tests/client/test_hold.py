@@ -64,7 +64,10 @@ def refused(client: Client, state: str, tablet: int, epoch: int = 1, **how: obje
 @pytest.mark.parametrize("writing", [True, False])
 def test_the_owner_is_silent(shards: Shards, client: Client, mode: str, writing: bool) -> None:
     begin(client, 1, mode=mode, writing=writing)
+    held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
+    assert client.execute(held).fetchone() == (1,), "and holds the tablet until the transaction ends"
     client.execute("COMMIT")
+    assert client.execute(held).fetchone() == (0,)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -93,9 +96,12 @@ def test_a_fence_keeps_writers_out_until_its_deadline_and_readers_from_its_seal_
 
 
 def test_an_expired_fence_lets_writers_through(shards: Shards, client: Client) -> None:
+    user = user_of(shards, 1)
     shards.fence(1, seconds=-1.0)
     begin(client, 1)
+    client.execute("INSERT INTO orders VALUES (%s, 1)", (user,))
     client.execute("COMMIT")
+    assert client.execute("SELECT n FROM orders WHERE user_id = %s", (user,)).fetchall() == [(1,)]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -16,7 +16,7 @@ from tests.support.shards import Shards, user_of
 
 THREADS = 16
 USERS = 64
-PACE = 0.01
+PACE = 0.04
 """Seconds between two transactions of a thread: some hundreds per second in all, and a server that keeps up."""
 
 
@@ -170,6 +170,7 @@ def test_no_move_passes_an_open_block(shards: Shards) -> None:
     user = user_of(shards, 1)
     with Router.connect(shards.url, samples=False) as router, shards.leading() as move:
         with router.transaction("orders", user) as connection:
+            connection.execute("SELECT 1")
             mover = threading.Thread(target=lambda: move(1, "pg-b"))
             mover.start()
             until(lambda: waits_for_lock(shards.node("pg-a")), "the fence's wait for the block")

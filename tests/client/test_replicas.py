@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from balancer.client import Router
+from balancer.client.outgoing import RoutedConnection
 from balancer.directory.model import Put, Transaction
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import UserError
@@ -53,6 +55,7 @@ class Pair:
                 "SELECT pg_is_in_recovery(), count(*) FROM orders WHERE user_id = %s", (user,)
             ).fetchone()
             assert row is not None
+            assert connection.location == self.router.locate("orders", user)
             return row[0], row[1]
 
     def write(self, user: int, n: int) -> None:
@@ -148,3 +151,24 @@ def test_what_is_refused(pair: Pair) -> None:
         pair.router.transaction("orders", 1, read_only=True, replica=True, max_lag="soon")
     with pytest.raises(UserError, match="not a token"):
         pair.router.transaction("orders", 1, read_only=True, replica=True, token="pg-a=x")
+
+
+def test_a_snapshot_is_not_older_than_what_the_standby_shows(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The standby catches up after its transaction has begun, and before it is asked what it has replayed."""
+    mine = user_of(pair.shards, 1)
+    pair.write(mine, 1)
+    pair.caught_up()
+    pair.pause()
+    pair.write(mine, 2)
+    token = pair.router.token()
+    begin = RoutedConnection.wait
+
+    def begun(connection: RoutedConnection, work: Any, *arguments: Any, **options: Any) -> Any:
+        done = begin(connection, work, *arguments, **options)
+        if connection.lent and connection.opening is None and connection.info.port == pair.standby.port:
+            monkeypatch.undo()
+            pair.resume()
+        return done
+
+    monkeypatch.setattr(RoutedConnection, "wait", begun)
+    assert pair.read(mine, max_lag=30.0, token=token)[1] == 2

@@ -133,6 +133,7 @@ def test_a_switch_waits_for_an_open_block_and_fails_nothing(shards: Shards, rout
     """The fence comes while a block is open that has not written yet: the block goes on to its end."""
     user = user_of(shards, 1)
     with router.transaction("orders", user) as connection, psycopg.connect(shards.dsns["pg-a"]) as observer:
+        connection.execute("SELECT 1")
         switching = later(0, lambda: shards.switch(1, "pg-b"))
         until(lambda: waits_for_lock(observer), "the fence's wait for the block")
         connection.execute("INSERT INTO orders VALUES (%s, 1)", (user,))

@@ -2,17 +2,20 @@
 
 import time
 from collections import Counter
+from uuid import uuid4
 
 import pytest
 
 from balancer.client import Router
 from balancer.client.routing import Routes
-from balancer.client.sampler import Reservoir, Sampler
+from balancer.client.sampler import MOST_CROWD, Reservoir, Sampler
+from balancer.directory.open import open_directory
 from balancer.directory.sample_note import SLOTS, TOPIC
+from balancer.embedded.zookeeper_server import ZooKeeperServer
 from balancer.policies.hash_leaves import position
 from balancer.policies.hashing import partition_hash
 from balancer.policies.keys import encode_key
-from tests.support.directories import HASHED, RANGED
+from tests.support.directories import HASHED, RANGED, fill
 from tests.support.shards import Shards
 
 
@@ -79,3 +82,21 @@ def test_transactions_are_sampled_unless_that_is_switched_off(shards: Shards) ->
         assert [writing for _, _, writing in note["tables"]["1"]] == [False]
     with Router.connect(shards.url, samples=False) as router:
         assert router._sampler is None
+
+
+def test_clients_that_share_a_note_write_it_no_oftener_than_one_alone(zookeeper: ZooKeeperServer) -> None:
+    url = f"zk://{zookeeper.address}/crowd-{uuid4().hex}"
+    with open_directory(url) as directory:
+        fill(directory)
+    routes = Routes.open(url)
+    sampler = Sampler(routes, period=1000.0)
+    try:
+        for others, crowd in ((0, 1), (0, 1), (4, 5), (0, 1), (10 * MOST_CROWD, MOST_CROWD)):
+            for _ in range(others):
+                routes.directory.publish(TOPIC, sampler._note, {})
+            sampler.note("orders", 5, 1.0, True)
+            sampler.publish()
+            assert sampler.pause == 1000.0 * crowd
+    finally:
+        sampler.close()
+        routes.close()

@@ -140,8 +140,10 @@ class TestPracticeCluster:
         monkeypatch.setattr("balancer.testing.practice._ATTEMPTS", 1)
         settings = importlib.import_module("balancer.testing.practice")._SETTINGS
         monkeypatch.setattr("balancer.testing.practice._SETTINGS", replace(settings, fence_attempts=1))
-        with cluster.router() as router, router.transaction("orders", 7), pytest.raises(Refused, match="was not moved"):
-            cluster.move("orders", 7)
+        with cluster.router() as router, router.transaction("orders", 7) as connection:
+            connection.execute("SELECT 1")
+            with pytest.raises(Refused, match="was not moved"):
+                cluster.move("orders", 7)
 
     def test_whom_one_cannot_move_to(self, cluster: PracticeCluster) -> None:
         with pytest.raises(UserError, match="there is no node pg-x; there are pg-a, pg-b"):

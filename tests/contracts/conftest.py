@@ -12,6 +12,8 @@ from balancer.directory.open import open_directory
 from tests.support.directories import Opener
 
 BACKENDS = [pytest.param("sqlite", marks=pytest.mark.quick), "zookeeper", "zookeeper_ensemble"]
+CACHED = "zookeeper_ensemble"
+"""Opened with a cache of the host beside it: what holds of a directory holds of one that others have loaded, too."""
 
 
 @pytest.fixture(params=BACKENDS)
@@ -24,10 +26,11 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def opener(address: str) -> Iterator[Opener]:
+def opener(address: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     """Opens the directory again and again, as other processes would; all are closed after the test."""
+    cache = tmp_path / "cache" if CACHED in request.node.name else None
     with ExitStack() as stack:
-        opening: Callable[[], Directory] = lambda: stack.enter_context(open_directory(address))  # noqa: E731
+        opening: Callable[[], Directory] = lambda: stack.enter_context(open_directory(address, cache=cache))  # noqa: E731
         yield opening
 
 

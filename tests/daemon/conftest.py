@@ -1,5 +1,6 @@
 """A directory with a small cluster in it, and a leadership over it."""
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,9 +9,19 @@ import pytest
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
+from balancer.logs import set_up_logs
 from tests.support.directories import fill
 from tests.support.fleet import Fleet
+from tests.support.logs import kept_logs
 from tests.support.servers import Database
+
+
+@pytest.fixture(autouse=True)
+def _logs_apart() -> Iterator[None]:
+    """What a daemon of this process logs is no part of what a command prints at that moment."""
+    with kept_logs():
+        set_up_logs("info", "text", sys.__stderr__)
+        yield
 
 
 @pytest.fixture
@@ -30,9 +41,12 @@ def leadership(directory: Directory) -> Leadership:
 @pytest.fixture
 def fleet(tmp_path: Path, postgres18: PostgresServer, database: Callable[[PostgresServer], Database]) -> Fleet:
     """Two nodes and a SQLite directory; all eight vbuckets are on node a."""
-    dsns = {name: database(postgres18).dsn for name in ("a", "b")}
-    made = Fleet(tmp_path, f"sqlite://{tmp_path}/shop.db", dsns)
-    made.bundle = {
+    return small_fleet(tmp_path, {name: database(postgres18).dsn for name in ("a", "b")})
+
+
+def small_fleet(folder: Path, dsns: dict[str, str]) -> Fleet:
+    made = Fleet(folder, f"sqlite://{folder}/shop.db", dsns)
+    made.bundle |= {
         "tablet_balancer_config": "enable_cell_balancer = true",
         "placement": "dimensions = { tablets = 1.0 }",
         "migration": 'retire_grace = "100ms"\nmoves_per_node = 4\nmoves_total = 4\ncool_down = "0s"',

@@ -154,7 +154,6 @@ def world() -> Iterator[World]:
 CELLS = [" ".join((victim, point)) for victim, point in product(VICTIMS, POINTS)]
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("cell", sampled(CELLS, 3, "atomic crashes"))
 def test_all_or_nothing_whichever_server_dies_when(world: World, cell: str) -> None:
     victim, _, point = cell.partition(" ")

@@ -45,7 +45,9 @@ def test_pgbench_through_pgbouncer_fails_no_transaction_during_ten_moves(
     )
     for place, node in enumerate(shards.dsns):
         shards.node(node).execute(f"CREATE SEQUENCE made START {place + 1} INCREMENT 2")
-    arguments = ["-n", "-c", "4", "-j", "2", "-T", "600", "-P", "1", "-f", str(script), pgbouncer.dsn("orders_t1")]
+    # At full speed the clients would take the processors from the moves.
+    paced = ["-c", "4", "-j", "2", "-R", "300", "-T", "600"]
+    arguments = ["-n", *paced, "-P", "1", "-f", str(script), pgbouncer.dsn("orders_t1")]
     with (
         shards.leading(watch) as move,
         subprocess.Popen(

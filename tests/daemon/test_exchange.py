@@ -28,7 +28,7 @@ def lopsided(tmp_path: Path, postgres18: PostgresServer, database: Callable[[Pos
     """Two large vbuckets on node a and two small ones on b: no single move helps."""
     dsns = {name: database(postgres18).dsn for name in ("a", "b")}
     made = Fleet(tmp_path, f"sqlite://{tmp_path}/shop.db", dsns, tablets=4)
-    made.bundle = {
+    made.bundle |= {
         "tablet_balancer_config": "enable_cell_balancer = true\nenable_tablet_size_balancer = false",
         "placement": "dimensions = { bytes = 1.0 }",
         "migration": 'retire_grace = "100ms"\nmoves_per_node = 1\nmoves_total = 4',

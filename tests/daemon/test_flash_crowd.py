@@ -1,6 +1,7 @@
 """A flash crowd on real nodes: the hot tablet is cut into many parts at once, and they go where the plan says."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -36,9 +37,8 @@ def daemon(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[Daemon]:
 class Crowd:
     """Clients that write to one tablet's keys, and report them."""
 
-    def __init__(self, fleet: Fleet, daemon: Daemon, tablet: Tablet) -> None:
-        self.daemon, self.tablet = daemon, tablet
-        self.connection = psycopg.connect(fleet.dsns["a"], autocommit=True)
+    def __init__(self, connection: psycopg.Connection[Any], daemon: Daemon, tablet: Tablet) -> None:
+        self.connection, self.daemon, self.tablet = connection, daemon, tablet
         found = self.connection.execute(f"SELECT id FROM orders_t{tablet.id}".encode()).fetchall()
         self.keys = [number for (number,) in found]
 
@@ -72,8 +72,11 @@ def test_a_hot_tablet_becomes_many_and_they_go_where_the_plan_says(fleet: Fleet,
     until(lambda: daemon.leading is not None, 30, "a leader")
     snapshot = daemon.directory().snapshot()
     hot = next(iter(snapshot.tablets(snapshot.table("orders").id)))
-    crowd = Crowd(fleet, daemon, hot)
+    with psycopg.connect(fleet.dsns["a"], autocommit=True) as connection:
+        follow_the_crowd(daemon, Crowd(connection, daemon, hot))
 
+
+def follow_the_crowd(daemon: Daemon, crowd: Crowd) -> None:
     def cut() -> bool:
         crowd.write()
         if daemon.settings().bundle("shop").mode is Mode.APPROVE:
@@ -81,10 +84,10 @@ def test_a_hot_tablet_becomes_many_and_they_go_where_the_plan_says(fleet: Fleet,
         found = splits(daemon.directory().snapshot())
         return bool(found) and found[0].state == "done"
 
-    until(cut, 60, "a split")
+    until(cut, 120, "a split")
     split = splits(daemon.directory().snapshot())[0]
     then = {int(tablet): node for tablet, node in split.detail["then"]}
-    assert (split.sources, split.detail["code"]) == ((hot.id,), "heat-split")
+    assert (split.sources, split.detail["code"]) == ((crowd.tablet.id,), "heat-split")
     assert len(split.detail["then"]) >= 2
     assert set(then.values()) == {"b"}
     assert "parts go to b" in split.reason
@@ -93,7 +96,6 @@ def test_a_hot_tablet_becomes_many_and_they_go_where_the_plan_says(fleet: Fleet,
         now = daemon.directory().snapshot()
         return all((found := now.find_tablet(tablet)) is not None and found.node == "b" for tablet in then)
 
-    until(placed, 60, "the parts' moves")
+    until(placed, 120, "the parts' moves")
     moves = [one for one in daemon.directory().snapshot().migrations.values() if one.operation is MigrationKind.MOVE]
     assert sorted(one.sources[0] for one in moves) == sorted(then), "nothing else was moved, and nothing twice"
-    crowd.connection.close()

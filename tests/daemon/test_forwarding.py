@@ -12,6 +12,7 @@ import pytest
 
 from balancer.clock import SystemClock
 from balancer.daemon.forwarding import ForwardingUpdater, forward_bundle, stop_forwarding
+from balancer.directory.open import cluster_name
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import Refused
 from balancer.nodes.connection import Address
@@ -156,8 +157,11 @@ def test_a_split_is_followed_and_the_old_partition_is_not_read(shards: Shards) -
     assert everything(shards, "pg-a") == everything(shards, "pg-b") == [user]
 
 
+PACE = 0.01
+
+
 class Counting:
-    """A row that one client counts up and others read, all through the forwarding."""
+    """A row that one client counts up and others read, all through the forwarding, a hundred times a second each."""
 
     def __init__(self, shards: Shards, user: int) -> None:
         self._shards = shards
@@ -175,6 +179,7 @@ class Counting:
                 if done is not None and done.rowcount != 1:
                     self.odd.append("no row was changed")
                 self.written += done is not None
+                self.stop.wait(PACE)
 
     def read(self, node: str) -> None:
         with psycopg.connect(self._shards.dsns[node], autocommit=True) as client:
@@ -186,6 +191,7 @@ class Counting:
                     row = done.fetchone()
                     if row is None or int(str(row[0])) < least:
                         self.odd.append(f"read {row} after {least} was acknowledged")
+                self.stop.wait(PACE)
 
     def _ask(self, client: psycopg.Connection[Any], statement: str) -> psycopg.Cursor[Any] | None:
         try:
@@ -272,6 +278,8 @@ def test_the_command_brings_it_and_takes_it_away(shards: Shards, tmp_path: Path)
     (tmp_path / "bundles" / "shop.toml").write_text(nodes)
     config = tmp_path / "balancer.toml"
     config.write_text(f'directory = "{shards.url}"\n')
+    for node in shards.dsns:  # as nodes of this very directory
+        shards.node(node).execute("UPDATE balancer.node SET cluster = %s", (cluster_name(shards.url),))
     brought = balancer("forward", "-c", config, "shop")
     assert (brought.code, brought.out) == (0, "16 partitions changed\n"), brought.err
     assert everything(shards, "pg-b") == []

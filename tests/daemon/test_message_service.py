@@ -13,7 +13,7 @@ from balancer.daemon import message_service
 from balancer.embedded.postgres import PostgresServer
 from balancer.nodes import epoch_check, message_delivery
 from tests.daemon.test_daemon import instance
-from tests.support.commands import balancer, started
+from tests.support.commands import balancer_here, started
 from tests.support.fleet import Fleet, until
 from tests.support.mailing import Mailing, mailings
 from tests.support.shards import databases
@@ -117,15 +117,16 @@ def test_a_leader_that_dies_right_after_a_commit(
 def test_what_killed_clients_left_is_delivered_once(fleet: Fleet, postgres18: PostgresServer) -> None:
     fleet.write("autonomous", **{"tables.orders.messages.credit": MESSAGES})
     password = postgres18.password()
-    dry = balancer("messages", "enable", "shop", "orders", "--config", fleet.config, "--dry-run", "-o", "json")
+    places = ("shop", "orders", "--config", fleet.config, "-o", "json")
+    dry = balancer_here("messages", "enable", *places, "--dry-run")
     assert json.loads(dry.out)["tablets"] == 8
     with instance(fleet) as running:
         until(lambda: running.owners() == {"a": 4, "b": 4}, 60, "the balance")
         for again in range(2):
-            enabled = balancer("messages", "enable", "shop", "orders", "--config", fleet.config, "-o", "json")
+            enabled = balancer_here("messages", "enable", *places)
             assert json.loads(enabled.out)["tablets"] == 8, enabled.err
             if not again:
-                disabled = balancer("messages", "disable", "shop", "orders", "--config", fleet.config, "-o", "json")
+                disabled = balancer_here("messages", "disable", *places)
                 assert json.loads(disabled.out)["had_messages"] is True, disabled.err
         with Router.connect(fleet.url, PoolSettings(connection={"password": password}), samples=False) as router:
             users = {"a": list[int](), "b": list[int]()}
@@ -152,7 +153,7 @@ def test_what_killed_clients_left_is_delivered_once(fleet: Fleet, postgres18: Po
             assert delivered >= 1
             _deal_with_messages(fleet, router, users)
             for command in (("doctor",), ("verify", "orders")):
-                done = balancer(*command, "--config", fleet.config)
+                done = balancer_here(*command, "--config", fleet.config)
                 assert done.code == 0, done.out + done.err
 
 
@@ -160,7 +161,7 @@ def _deal_with_messages(fleet: Fleet, router: Router, users: dict[str, list[int]
     """What nobody can apply, because the row is not there: it is shown, given up by hand, and dismissed."""
 
     def messages(*words: str) -> list[dict[str, Any]]:
-        done = balancer("messages", *words, "--config", fleet.config, "-o", "json")
+        done = balancer_here("messages", *words, "--config", fleet.config, "-o", "json")
         assert done.code == 0, done.err
         found = json.loads(done.out)
         return found if isinstance(found, list) else [found]
@@ -177,13 +178,13 @@ def _deal_with_messages(fleet: Fleet, router: Router, users: dict[str, list[int]
     with router.transaction("orders", sender, read_only=True) as connection:
         row = connection.execute("SELECT n FROM orders WHERE id = %s", (sender,)).fetchone()
         assert row == (7,), "its reversal"
-    refused = balancer("messages", "retry", str(sent), "--config", fleet.config)
+    refused = balancer_here("messages", "retry", str(sent), "--config", fleet.config)
     assert (refused.code, "is pending" in refused.err) == (2, True)
     messages("dismiss", str(sent))
-    looked = balancer("verify", "orders", "--deep", "--config", fleet.config)
+    looked = balancer_here("verify", "orders", "--deep", "--config", fleet.config)
     assert looked.code == 0, f"its target was told, else it would seem never to be reversed: {looked.out}{looked.err}"
     for words in (("disable", "shop", "orders", "--dry-run"), ("disable", "shop", "orders")):
-        refused = balancer("messages", *words, "--config", fleet.config)
+        refused = balancer_here("messages", *words, "--config", fleet.config)
         assert (refused.code == 0, "so that none is applied twice" in refused.err) == (False, True), refused.err
     assert messages("list") == []
-    assert balancer("messages", "retry", "seven", "--config", fleet.config).code == 2
+    assert balancer_here("messages", "retry", "seven", "--config", fleet.config).code == 2

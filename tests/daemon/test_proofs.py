@@ -62,12 +62,12 @@ def test_a_new_table_is_closed_and_follows_its_setting(
     records: list[Node] = records_of(bundle)
     with open_directory(settings.daemon.directory) as directory, connected(bundle, "test") as nodes:
         if way == "create":
-            create(request, directory, nodes, records, "shop", tablets=2, definition=definition)
+            create(request, directory, nodes, records, "directory", tablets=2, definition=definition)
         else:
             nodes["a"].execute(definition.encode())
             leaf = "CREATE TABLE public.o PARTITION OF public.orders FOR VALUES WITH (MODULUS 1, REMAINDER 0)"
             nodes["a"].execute(leaf.encode())
-            adopt(request, directory, nodes, records, "shop")
+            adopt(request, directory, nodes, records, "directory")
         assert closed(settings) == {"a": True, "b": True}
         leadership = directory.campaign("test", 10.0)
         assert leadership is not None
@@ -90,7 +90,7 @@ def test_a_node_out_of_reach_does_not_keep_the_others_from_it(tmp_path: Path, da
     with open_directory(settings.daemon.directory) as directory, connected(bundle, "test") as nodes:
         definition = "CREATE TABLE public.orders (id bigint PRIMARY KEY) PARTITION BY HASH (id)"
         request = request_of(bundle, "orders", "test")
-        create(request, directory, nodes, records_of(bundle), "shop", tablets=2, definition=definition)
+        create(request, directory, nodes, records_of(bundle), "directory", tablets=2, definition=definition)
         on = configured(tmp_path, databases, on=True)
         broken = configured(tmp_path, {"a": Database(databases["a"].server, "nowhere"), "b": databases["b"]}, on=True)
         leadership = directory.campaign("test", 10.0)

@@ -103,7 +103,7 @@ def fleet(
 ) -> Fleet:
     dsns = {"a": database(postgres15).dsn, "b": database(postgres18).dsn, "c": third.dsn()}
     made = Fleet(tmp_path, f"sqlite://{tmp_path}/shop.db", {"a": dsns["a"], "b": dsns["b"]})
-    made.bundle = {
+    made.bundle |= {
         "tablet_balancer_config": "enable_cell_balancer = true",
         "placement": "dimensions = { tablets = 1.0 }",
         "migration": 'retire_grace = "0s"\nmoves_per_node = 4\ncool_down = "0s"\nwrite_pause_budget = "5s"\n'

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from balancer.daemon.reload import ConfigurationWatch
+from balancer.daemon.reload import ConfigurationWatch, changed_bundles
 from balancer.settings import Mode, load_settings
 from tests.support.manual_clock import ManualClock
 
@@ -168,3 +168,35 @@ def test_a_folder_that_cannot_be_read_is_no_empty_folder(tmp_path: Path) -> None
     (tmp_path / "bundles").write_text("a file")
     assert not watch.reload(confirmed=True)
     assert "cannot be read: Not a directory" in watch.error
+
+
+def test_a_password_that_comes_or_changes_is_taken_over_without_a_restart(tmp_path: Path) -> None:
+    """As a mounted secret does: a new bundle's file may be there before its node's password."""
+    (tmp_path / "passwords").mkdir()
+    file = write(tmp_path, "observe")
+    file.write_text('directory = "sqlite:///x.db"\nnode_passwords = "passwords"\n')
+    (tmp_path / "bundles" / "shop.toml").write_text('[nodes.pg-a]\ndsn = "postgresql://balancer@pg-a/shop"\n')
+    watch = settled(file)
+    assert watch.settings.bundle("shop").nodes["pg-a"].password is None
+    for password in ("hush", "rush"):
+        (tmp_path / "passwords" / "pg-a").write_text(password)
+        assert watch.changed()
+        assert watch.reload()
+        found = watch.settings.bundle("shop").nodes["pg-a"].password
+        assert found is not None
+        assert found.get_secret_value() == password
+
+
+def test_only_bundles_for_which_something_is_new_tick_at_once(tmp_path: Path) -> None:
+    file = write(tmp_path, "observe")
+    (tmp_path / "bundles" / "mail.toml").write_text('mode = "observe"\n')
+    first = load_settings(file)
+    assert changed_bundles(first, load_settings(file)) == []
+    write(tmp_path, "approve")
+    second = load_settings(file)
+    assert changed_bundles(first, second) == ["shop"]
+    file.write_text('directory = "sqlite:///x.db"\nschedule = "hours < 6"\n')
+    assert sorted(changed_bundles(second, load_settings(file))) == ["mail", "shop"]
+    third = load_settings(file)
+    (tmp_path / "bundles" / "news.toml").write_text('mode = "observe"\n')
+    assert changed_bundles(third, load_settings(file)) == ["news"]

@@ -4,6 +4,7 @@ every mode, and an operator is told what to do. A failover that loses nothing is
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -115,13 +116,47 @@ def version(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
+@dataclass(frozen=True)
+class Pair:
+    """Two servers that are made once, and are as good as new at the beginning of each test."""
+
+    folder: Path
+    servers: dict[str, PostgresServer]
+
+    @classmethod
+    def make(cls, folder: Path, version: int) -> "Pair":
+        folder.mkdir()
+        folder.chmod(0o755)
+        made = cls(folder, {name: postgres(folder / name, version) for name in ("a", "b")})
+        for name, server in made.servers.items():
+            server.start()
+            server.stop()
+            copy_folder(server, made.folder / f"new-{name}")
+        return made
+
+    @contextmanager
+    def running(self) -> Iterator[dict[str, PostgresServer]]:
+        try:
+            for name, server in self.servers.items():
+                restore_folder(server, self.folder / f"new-{name}")
+                server.start()
+            yield dict(self.servers)
+        finally:
+            for server in self.servers.values():
+                server.stop()
+
+
+@pytest.fixture(scope="module")
+def pairs(server_folder: Path) -> Callable[[int], Pair]:
+    return cache(lambda version: Pair.make(server_folder / f"rewound-{version}", version))
+
+
 @pytest.fixture
-def story(version: int, server_folder: Path, tmp_path: Path) -> Iterator[Story]:
+def story(version: int, pairs: Callable[[int], Pair], server_folder: Path, tmp_path: Path) -> Iterator[Story]:
     folder = server_folder / f"rewound-{tmp_path.name}"
     folder.mkdir()
     folder.chmod(0o755)
-    with postgres(folder / "a", version) as a, postgres(folder / "b", version) as b:
-        servers = {"a": a, "b": b}
+    with pairs(version).running() as servers:
         fleet = Fleet(tmp_path, f"sqlite://{tmp_path}/shop.db", {name: one.dsn() for name, one in servers.items()}, 4)
         fleet.write("observe", migration=SWIFT)
         fleet.create(["a"], rows=400)

@@ -10,6 +10,7 @@ import pytest
 
 from balancer.embedded.process import free_port
 from tests.support.commands import balancer, started
+from tests.support.fleet import CLIENT
 from tests.support.running import until
 
 
@@ -46,7 +47,7 @@ def test_it_answers_but_is_not_ready_until_the_directory_is_open(tmp_path: Path,
 
     def answered() -> bool:
         with suppress(httpx.TransportError):
-            answers.append(httpx.get(f"http://{listen}/readyz", timeout=20))
+            answers.append(CLIENT.get(f"http://{listen}/readyz"))
         return bool(answers)
 
     with started("-m", "balancer", "run", "--config", file):

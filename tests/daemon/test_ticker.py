@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 
@@ -136,3 +137,23 @@ def test_what_is_taken_away_is_not_called_any_more(ticker: Ticker) -> None:
         pass
     assert second.acquire(timeout=20)
     assert not first.acquire(timeout=0.1)
+
+
+def test_what_is_set_again_as_it_was_goes_on_as_it_was(ticker: Ticker) -> None:
+    """A file that changes is one of hundreds: the others' bundles do not all tick because of it."""
+    calls: list[str] = []
+    told = threading.Semaphore(0)
+
+    def call(name: str) -> None:
+        calls.append(name)
+        told.release()
+
+    ticker.set({"shop": (60.0, partial(call, "shop"))})
+    assert told.acquire(timeout=20)
+    ticker.set({"shop": (60.0, partial(call, "shop")), "other": (60.0, partial(call, "other"))})
+    assert told.acquire(timeout=20)
+    ticker.set({"shop": (60.0, partial(call, "shop")), "other": (61.0, partial(call, "other"))})
+    assert told.acquire(timeout=20)
+    ticker.set({"shop": (60.0, partial(call, "changed")), "other": (61.0, partial(call, "other"))})
+    assert told.acquire(timeout=20)
+    assert calls == ["shop", "other", "other", "changed"]

@@ -1,10 +1,26 @@
 """What a change is about: the same for the command line's filters and for the API's."""
 
+from dataclasses import replace
+
 import pytest
 
-from balancer.directory.model import Bundle, Change, Command, Counter, Node, Pause, Pin, Put, RecordKind, Remove
+from balancer.directory.model import (
+    Bundle,
+    Change,
+    Command,
+    CommandState,
+    Counter,
+    LogEntry,
+    Node,
+    Pause,
+    Pin,
+    Plan,
+    Put,
+    RecordKind,
+    Remove,
+)
 from balancer.directory.snapshot import Snapshot
-from balancer.directory.telling import bundle_of, nodes_of, tablets_of, told
+from balancer.directory.telling import bundle_of, is_step, nodes_of, tablets_of, told
 from tests.support.directories import HASHED, leaves, migration
 
 pytestmark = pytest.mark.quick
@@ -49,3 +65,27 @@ def test_a_change_is_told_in_a_few_words() -> None:
     assert told(Put(MOVE)) == f"move {MOVE.id} of 3: planned"
     assert told(Remove(RecordKind.NODE, "pg-a")) == "node pg-a removed"
     assert told(Put(Pin(3, None, reason="its disk"))) == "tablet 3 pinned: its disk"
+
+
+def entry(*changes: Change) -> LogEntry:
+    return LogEntry(7, "t", 0.0, "ann", 1, "because", changes)
+
+
+def test_steps_are_told_from_what_people_look_for() -> None:
+    tablet = leaves(4)[0]
+    step = migration(tablet, "pg-b", "copying")
+    waiting = Command("c1", "drain", {"node": "pg-a"}, "ann", 0.0)
+    done = Plan("p", "shop", 0.0, "done", {})
+    for change in (Put(step), Put(waiting), Put(done), Put(Counter("c", 3))):
+        assert is_step(entry(change)), change
+    shown: tuple[tuple[Change, ...], ...] = (
+        (Put(replace(step, state="planned")),),
+        (Put(replace(step, state="opening")), Put(replace(tablet, node="pg-b", epoch=2))),
+        (Put(replace(step, state="done", finished=True)),),
+        (Put(replace(step, state="failed", finished=True, error="no space")),),
+        (Put(replace(waiting, state=CommandState.DONE)),),
+        (Put(Plan("p", "shop", 0.0, "approved", {})),),
+        (Put(Pin(3, None)),),
+    )
+    for changes in shown:
+        assert not is_step(entry(*changes)), changes

@@ -1,13 +1,15 @@
 """Who may read and write, and whom we talk to: digest, access lists, TLS with the host's name, SASL."""
 
+import socket
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
+from kazoo.protocol.connection import ConnectionDropped
+from kazoo.protocol.states import KeeperState
 
 from balancer.directory.credentials import Credentials, Scheme
 from balancer.directory.model import Bundle, Put
@@ -16,12 +18,14 @@ from balancer.embedded import process
 from balancer.embedded.zookeeper_server import ZooKeeperServer
 from balancer.errors import Refused, Unavailable, UserError
 from tests.support.directories import fill, transaction
+from tests.support.waiting import surely
 from tests.support.zookeeper_certificates import Authority
 
 NETTY = tuple(
     f"netty-{part}.jar"
     for part in ("buffer", "codec", "common", "handler", "resolver", "transport", "transport-native-unix-common")
 )
+BY_SASL = Credentials(Scheme.SASL, "balancer", "hunter2")
 US = Credentials(Scheme.DIGEST, "balancer", "hunter2")
 
 
@@ -118,12 +122,8 @@ def test_a_server_with_an_unknown_certificate_is_not_talked_to(secure_port: int,
         )
 
 
-def test_sasl_authenticates_where_its_package_is_installed(server_folder: Path) -> None:
-    """pure-sasl is the user's to install: without it there is a sentence, with it a real login on a real server."""
-    if find_spec("puresasl") is None:
-        with pytest.raises(UserError, match="pip install pure-sasl"):
-            open_directory("zk://localhost:1/sasl", credentials=Credentials(Scheme.SASL, "balancer", "hunter2"))
-        return
+@pytest.fixture(scope="module")
+def sasl(server_folder: Path) -> Iterator[ZooKeeperServer]:
     login = server_folder / "jaas.conf"
     login.write_text(
         'Server { org.apache.zookeeper.server.auth.DigestLoginModule required user_balancer="hunter2"'
@@ -132,21 +132,69 @@ def test_sasl_authenticates_where_its_package_is_installed(server_folder: Path) 
     provider = {"authProvider.1": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"}
     options = (f"-Djava.security.auth.login.config={login}",)
     with ZooKeeperServer(server_folder / "sasl", provider, options) as server:
-        url = f"zk://{server.address}/sasl"
-        with open_directory(url, credentials=Credentials(Scheme.SASL, "balancer", "hunter2")) as directory:
-            fill(directory)
-        writer = Credentials(Scheme.SASL, "balancer", "hunter2", reader_user="applications")
-        reader = Credentials(Scheme.SASL, "applications", "hunter3")
-        with open_directory(f"{url}-of-two", credentials=writer) as directory:
-            version = fill(directory).version
-            with open_directory(f"{url}-of-two", credentials=reader) as other:
-                assert other.snapshot().tables
-                assert other.take_block(1) == 0
-                with pytest.raises(Refused, match="a reader's"):
-                    other.commit(transaction([Put(Bundle("mine"))], version))
-            assert list(directory.exposures(everything=True)) == []
-        with pytest.raises(Refused, match="does not allow"):  # the server ends the connection at the login
-            open_directory(url, credentials=Credentials(Scheme.SASL, "balancer", "wrong"))
+        yield server
+
+
+def test_sasl_without_its_package_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pure-sasl is the user's to install."""
+    monkeypatch.setattr("balancer.directory.credentials.find_spec", lambda _: None)
+    with pytest.raises(UserError, match="pip install pure-sasl"):
+        open_directory("zk://localhost:1/sasl", credentials=BY_SASL)
+
+
+def test_sasl_authenticates(sasl: ZooKeeperServer) -> None:
+    url = f"zk://{sasl.address}/sasl"
+    with open_directory(url, credentials=BY_SASL) as directory:
+        fill(directory)
+    writer = Credentials(Scheme.SASL, "balancer", "hunter2", reader_user="applications")
+    reader = Credentials(Scheme.SASL, "applications", "hunter3")
+    with open_directory(f"{url}-of-two", credentials=writer) as directory:
+        version = fill(directory).version
+        with open_directory(f"{url}-of-two", credentials=reader) as other:
+            assert other.snapshot().tables
+            assert other.take_block(1) == 0
+            with pytest.raises(Refused, match="a reader's"):
+                other.commit(transaction([Put(Bundle("mine"))], version))
+        assert list(directory.exposures(everything=True)) == []
+
+
+@pytest.mark.parametrize("looked", ["in time", "too late"])
+def test_a_wrong_sasl_password_is_a_sentence(
+    sasl: ZooKeeperServer, looked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends the connection at the login: before or after kazoo looks whether there is one."""
+    start = KazooClient.start_async
+
+    def late(client: KazooClient) -> object:
+        event = start(client)
+        assert surely(lambda: client.client_state in (KeeperState.AUTH_FAILED, KeeperState.CLOSED), 5)
+        return event
+
+    if looked == "too late":
+        monkeypatch.setattr(KazooClient, "start_async", late)
+    with pytest.raises(Refused, match="does not allow"):
+        open_directory(
+            f"zk://{sasl.address}/wrong", credentials=Credentials(Scheme.SASL, "balancer", "wrong"), timeout=1.0
+        )
+
+
+def test_a_server_that_hangs_up_during_a_login_is_asked_again(sasl: ZooKeeperServer) -> None:
+    with open_directory(f"zk://{sasl.address}/hangs", credentials=BY_SASL) as directory:
+        fill(directory)
+        connection = directory.session.client._connection  # type: ignore[attr-defined]
+        read = connection._read_header
+        hung_up: list[int] = []
+
+        def hanging_up(timeout: float) -> object:
+            if not hung_up and connection.client.sasl_cli and not connection.client.sasl_cli.complete:
+                hung_up.append(1)
+                raise ConnectionDropped("the server is stopped")
+            return read(timeout)
+
+        connection._read_header = hanging_up
+        connection._socket.shutdown(socket.SHUT_RDWR)
+        assert surely(lambda: hung_up, 5)
+        assert directory.snapshot().tables
 
 
 def _below(client: KazooClient, path: str) -> list[str]:

@@ -22,7 +22,7 @@ def fleet(
     """Three nodes, a directory of its own in ZooKeeper, eight vbuckets, all of them on node a."""
     dsns = {name: database(postgres18).dsn for name in ("a", "b", "c")}
     made = Fleet(tmp_path, f"zk://{zookeeper.address}/shop{uuid4().hex[:8]}", dsns)
-    made.bundle = {
+    made.bundle |= {
         "tablet_balancer_config": "enable_cell_balancer = true",
         "placement": "dimensions = { tablets = 1.0 }",
         "migration": 'retire_grace = "100ms"\nmoves_per_node = 2\nmoves_total = 4\ncool_down = "0s"',

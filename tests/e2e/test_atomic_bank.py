@@ -19,7 +19,6 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made, ignore_errors=True)
 
 
-@pytest.mark.timeout(280)
 def test_every_transfer_is_whole_whatever_dies(folder: Path) -> None:
     seed = SystemRandom().randrange(1_000_000)
     print(f"BANK_SEED={seed}")

@@ -1,7 +1,5 @@
 """Idle, slow and waiting connections against an instance that leads and works: it goes on with both."""
 
-import httpx
-
 from tests.support.crowd import crowds
 from tests.support.fleet import Fleet, owners, running, until
 from tests.support.vitals import vitals
@@ -21,7 +19,7 @@ def test_a_crowd_of_bad_connections_costs_neither_the_leadership_nor_the_work(fl
             fleet.write("autonomous")
             until(lambda: owners(directory.snapshot())["a"] < 4, 120, "the spreading of tablets")
             for _ in range(20):
-                assert httpx.get(f"{process.url}/v1/status", timeout=20).status_code == 200
+                assert process.get("/v1/status").status_code == 200
             assert process.leads()
         assert directory.snapshot().epoch == epoch, "nobody else has led meanwhile"
         until(lambda: vitals(process.pid).sockets < before + EACH // 2, 60, "the crowd's going")

@@ -4,10 +4,8 @@ import json
 import signal
 from pathlib import Path
 
-import httpx
-
 from tests.support.commands import balancer
-from tests.support.fleet import TOKEN, Fleet, Process, owners, running, until
+from tests.support.fleet import CLIENT, TOKEN, Fleet, Process, owners, running, until
 
 
 def state(process: Process) -> dict[str, str]:
@@ -104,14 +102,14 @@ def swap(folder: Path, mode: str) -> None:
 def test_changes_over_http_need_the_token(fleet: Fleet) -> None:
     fleet.write("observe")
     fleet.create(["a"])
-    wish = {"verb": "pause", "arguments": {"bundle": "shop"}, "wait": 20}
+    wish = {"verb": "pause", "bundle": "shop"}
     with running(fleet.config) as process, fleet.directory() as directory:
         until(process.leads, 30, "an election")
-        url = f"{process.url}/v1/commands"
-        refused = httpx.post(url, json=wish, timeout=30)
+        url = f"{process.url}/v1/commands?wait=20"
+        refused = CLIENT.post(url, json=wish)
         assert (refused.status_code, refused.headers["content-type"]) == (401, "application/problem+json")
         assert not directory.snapshot().commands
-        accepted = httpx.post(url, json=wish, timeout=30, headers={"Authorization": f"Bearer {TOKEN}"})
+        accepted = CLIENT.post(url, json=wish, headers={"Authorization": f"Bearer {TOKEN}"})
         assert (accepted.status_code, accepted.json()["state"]) == (200, "done")
         assert "shop" in directory.snapshot().pauses
         assert process.metric('balancer_commands_total{result="done",verb="pause"}') == 1.0

@@ -13,7 +13,6 @@ from pathlib import Path
 from urllib.parse import quote
 from uuid import uuid4
 
-import httpx
 import psycopg
 import pytest
 from kazoo.client import KazooClient
@@ -27,7 +26,7 @@ from balancer.embedded.zookeeper_server import ZooKeeperServer
 from tests.support.bouncers import PgBouncer, running_pgbouncer
 from tests.support.commands import Result
 from tests.support.commands import balancer_here as balancer
-from tests.support.fleet import Fleet, Process, owners, until
+from tests.support.fleet import CLIENT, Fleet, Process, owners, until
 from tests.support.servers import Database
 
 ODD = "@ / ? # ' \" % \\"
@@ -39,8 +38,8 @@ PLACES = (
     "tables",
     "tablets",
     "hot",
-    "plan",
-    "schedule",
+    "plans",
+    "schedules",
     "heatmap",
     "migrations",
     "history",
@@ -96,7 +95,7 @@ def fleet(
 ) -> Iterator[MarkedFleet]:
     dsns = {name: database(postgres18).dsn for name in NODES}
     made = MarkedFleet(tmp_path, f"zk://{zookeeper.address}/secret{uuid4().hex[:8]}", dsns)
-    made.bundle = {
+    made.bundle |= {
         "tablet_balancer_config": "enable_cell_balancer = true",
         "placement": "dimensions = { tablets = 1.0 }",
         "migration": 'retire_grace = "100ms"\nmoves_per_node = 2\nmoves_total = 4\ncool_down = "0s"',
@@ -243,14 +242,14 @@ def answers(process: Process) -> dict[str, str]:
     found = {}
     for name in ("/", "/metrics", "/healthz", "/readyz", "/v1/openapi.json", *(f"/v1/{place}" for place in PLACES)):
         for headers in ({}, {"Authorization": f"Bearer {token}"}):
-            answer = httpx.get(process.url + name, headers=headers, timeout=20)
+            answer = CLIENT.get(process.url + name, headers=headers)
             found[f"GET {name}{' with the token' if headers else ''}"] = answer.text + json.dumps(dict(answer.headers))
-    wrong = httpx.post(
-        f"{process.url}/v1/commands", json={"verb": "pause"}, headers={"Authorization": f"Bearer {token}x"}, timeout=20
+    wrong = CLIENT.post(
+        f"{process.url}/v1/commands", json={"verb": "pause"}, headers={"Authorization": f"Bearer {token}x"}
     )
     assert wrong.status_code == 401
     found["a wrong token"] = wrong.text
-    route = httpx.get(f"{process.url}/v1/route/orders?key=7", headers={"Authorization": f"Bearer {token}"}, timeout=20)
+    route = CLIENT.get(f"{process.url}/v1/route/orders?key=7", headers={"Authorization": f"Bearer {token}"})
     assert route.status_code == 200
     found["a route with the token"] = route.text
     return found

@@ -40,7 +40,7 @@ def open_fleet(
     """Two nodes, a table that is all on one of them, and a directory that was made without credentials."""
     dsns = {name: database(postgres18).dsn for name in ("a", "b")}
     made = Fleet(tmp_path, f"zk://{zookeeper.address}/open-{uuid4().hex}", dsns, tablets=4)
-    made.bundle = {
+    made.bundle |= {
         "tablet_balancer_config": "enable_cell_balancer = true",
         "placement": "dimensions = { tablets = 1.0 }",
         "migration": 'retire_grace = "100ms"\nmoves_per_node = 4\nmoves_total = 4\ncool_down = "0s"',

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
 from balancer.embedded.postgres import PostgresServer
 from balancer.embedded.process import free_port
 from tests.support.commands import environment
@@ -62,7 +60,6 @@ def run_whole(script: str, folder: Path, variables: dict[str, str]) -> tuple[str
                 os.killpg(shell.pid, signal.SIGKILL)
 
 
-@pytest.mark.timeout(280)
 def test_the_tour_runs_as_written(
     any_postgres: PostgresServer,
     postgres18: PostgresServer,

@@ -13,6 +13,8 @@ pytestmark = pytest.mark.quick
 class Child:
     """As `Popen`, for the list: alive or not; asking the first time may take until somebody says so."""
 
+    pid = 0
+
     def __init__(self, code: int | None, answer: threading.Event | None = None) -> None:
         self.code = code
         self.answer = answer

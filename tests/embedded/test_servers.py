@@ -114,23 +114,6 @@ def test_a_pid_file_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
     assert process.read_pid(pid_file, tmp_path / "elsewhere") is None
 
 
-def test_a_server_that_ends_while_it_is_looked_at_is_reaped_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last look must not leave it behind."""
-    child = process.spawn(["sleep", "60"], tmp_path / "log", None, tmp_path)
-    look = process.command_line
-
-    def ends_first(pid: int) -> str:
-        os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has been told
-        return look(pid)
-
-    monkeypatch.setattr(process, "command_line", ends_first)
-    process.stop(child.pid, tmp_path, signal.SIGCONT, 10.0)
-    assert child.returncode == -signal.SIGKILL
-
-
 def test_servers_end_when_their_starter_is_killed(server_folder: Path) -> None:
     folder = server_folder / "orphans"
     program = textwrap.dedent("""
@@ -173,3 +156,13 @@ def test_an_ensemble_survives_its_leader(zookeeper_ensemble: ZooKeeperEnsemble) 
     finally:
         zookeeper_ensemble.start()
     assert zookeeper_ensemble.leader() is not first
+
+
+def test_a_password_costs_a_connection_one_round_of_hashing(any_postgres: PostgresServer) -> None:
+    with psycopg.connect(any_postgres.dsn()) as connection:
+        row = connection.execute("SELECT rolpassword FROM pg_authid WHERE rolname = 'postgres'").fetchone()
+    assert row is not None
+    assert row[0].startswith("SCRAM-SHA-256$1:")
+    wrong = any_postgres.dsn().replace(any_postgres.password(), f"{any_postgres.password()}x")
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+        psycopg.connect(wrong)

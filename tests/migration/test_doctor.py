@@ -1,10 +1,12 @@
 """What `repair` takes away is taken away without failing the application's writes, and nothing else goes with it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
+from balancer.directory.model import Change, NodeState, Put, Transaction
 from balancer.errors import Refused, Unavailable
 from balancer.migration.doctor import PATIENCE, examine, repair
 from tests.support.cluster import Cluster
@@ -94,3 +96,30 @@ def test_what_was_attached_and_is_on_its_way_to_nowhere_goes(cluster: Cluster) -
     assert [finding.text for finding in done] == ["tablet 2 is incoming, but no migration brings it"]
     assert examine(directory, cluster.address) == []
     assert cluster.query("b", "SELECT to_regclass('orders_t2')") == [(None,)]
+
+
+@pytest.mark.parametrize(
+    ("lost", "attached"), [("forgotten", True), ("forgotten", False), ("rewound", False), ("lost", False)]
+)
+def test_rows_of_a_former_owner_stay_where_the_new_one_may_not_have_them(
+    cluster: Cluster, lost: str, attached: bool
+) -> None:
+    """They may be all that is left: `balancer tablet lost` takes them."""
+    with cluster.connect("a") as connection:
+        connection.execute("UPDATE balancer.tablet SET state = 'moved', epoch = 2, moved_to = 'b' WHERE id = 2")
+        if not attached:
+            connection.execute("ALTER TABLE orders DETACH PARTITION orders_t2")
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    snapshot = directory.snapshot()
+    changes: list[Change] = [Put(replace(snapshot.tablet(2), node="b", epoch=2))]
+    if lost == "rewound":
+        changes.append(Put(replace(snapshot.node("b"), rewound="it is as it was")))
+    elif lost == "lost":
+        changes.append(Put(replace(snapshot.node("b"), state=NodeState.LOST)))
+    directory.commit(Transaction(tuple(changes), snapshot.version, "a test", "a test", leadership.epoch))
+    before = cluster.query("a", "SELECT count(*) FROM orders_t2")
+    repair(leadership, cluster.address, examine(directory, cluster.address))
+    assert cluster.query("a", "SELECT count(*) FROM orders_t2") == before
+    (found,) = [one for one in examine(directory, cluster.address) if "tablet 2 has moved" in one.text]
+    assert found.command == "balancer tablet lost 2 --dry-run"

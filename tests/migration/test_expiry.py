@@ -19,9 +19,12 @@ from balancer.migration.begin import begin_move
 from balancer.migration.begin_expiry import begin_expiry
 from balancer.migration.doctor import examine
 from balancer.migration.machine import State
+from balancer.migration.record import read_detail
 from tests.support.cluster import Cluster
+from tests.support.directed import Beside
 from tests.support.expiring import KEPT, ROOTS, begin, days_ago, made, tablets
 from tests.support.manual_clock import ManualClock
+from tests.support.nemeses import until
 from tests.support.spy import Spy
 
 
@@ -210,6 +213,30 @@ seen.write_text(seen.read_text() + sys.argv[-2] if seen.exists() else sys.argv[-
     ended = expire(cluster, directory, leadership, 1, 2)
     assert (ended.state, ended.detail["expiry"]["rows"]["2"]) == ("done", 11)
     assert (tmp_path / "seen").read_text() == "--rows=10--rows=11"
+
+
+def test_a_row_forced_into_the_empty_tablet_by_an_open_transaction_is_kept(
+    cluster: Cluster, directory: Directory, leadership: Leadership
+) -> None:
+    """It was open when the tablet's node was told where its keys are now, which waits for it, and commits then."""
+    expire(cluster, directory, leadership, 1, 2)
+    with cluster.connect("a") as writer, cluster.connect("a") as observer:
+
+        def write() -> None:
+            writer.execute("BEGIN")
+            writer.execute("ALTER TABLE events_t1000 DISABLE TRIGGER balancer_expired")
+            writer.execute("INSERT INTO events_t1000 VALUES (%s, 77)", (days_ago(20),))
+
+        runner = cluster.runner(directory, leadership, Spy({"entered:retiring": write}))
+        begun = begin(directory, leadership, (1000, 3))
+        expiring = Beside(lambda: runner.run(begun.id))
+        waiting = "SELECT FROM pg_locks WHERE relation = to_regclass('public.events_t1000') AND NOT granted"
+        until(lambda: observer.execute(waiting.encode()).fetchone() is not None, "the waiting")
+        writer.execute("COMMIT")
+        done = expiring.result()
+    assert done.state == "done"
+    assert "rows of tablet 1000" in read_detail(done).kept
+    assert cluster.query("a", f"SELECT id FROM balancer_kept_{done.id}.events_t1000") == [(77,)]
 
 
 def test_a_hold_keeps_everything(cluster: Cluster, directory: Directory, leadership: Leadership) -> None:

@@ -10,9 +10,13 @@ import pytest
 from balancer.cli.moves import migration_documents
 from balancer.directory.contract import Directory
 from balancer.directory.model import Migration, MigrationMode
+from balancer.errors import Refused
+from balancer.migration import steps_finish
 from balancer.migration.begin import begin_move
+from balancer.migration.context import Context
 from balancer.migration.doctor import examine
 from tests.support.cluster import Cluster
+from tests.support.directed import Beside, move
 from tests.support.failing import end_sessions
 from tests.support.refusals import refused_with
 from tests.support.spy import Spy
@@ -72,3 +76,38 @@ def test_a_former_owner_out_of_reach_stays_closed_until_it_is_told(cluster: Clus
 def _waits(directory: Directory) -> str:
     documents = migration_documents(directory)
     return str(documents[0]["waits_for"] or "") if documents else ""
+
+
+@pytest.mark.parametrize("after", ["_wait_for_standbys", "_untie"])
+def test_rows_stay_if_the_new_owner_forgets_the_tablet_while_they_are_still_waited_for(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    """A reader may keep them for hours after it was seen that the new owner has them; it may go back in time then."""
+    before = getattr(steps_finish, after)
+    rows = cluster.query("a", "SELECT count(*) FROM orders_t2")
+
+    def forgotten(ctx: Context) -> None:
+        before(ctx)
+        monkeypatch.setattr(steps_finish, after, before)
+        with cluster.connect("b") as connection:
+            connection.execute("UPDATE balancer.tablet SET epoch = 1, state = 'incoming' WHERE id = 2")
+
+    monkeypatch.setattr(steps_finish, after, forgotten)
+    check, refused = steps_finish._check_opened, threading.Event()
+
+    def watched(ctx: Context) -> None:
+        try:
+            check(ctx)
+        except Refused:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(steps_finish, "_check_opened", watched)
+    moving = Beside(lambda: move(cluster, {}))
+    until(lambda: moving.over or refused.is_set(), "the refusal")
+    there = cluster.query("a", "SELECT to_regclass('orders_t2') IS NOT NULL")
+    assert there == [(True,)], "the last copy was dropped"
+    assert cluster.query("a", "SELECT count(*) FROM orders_t2") == rows
+    with cluster.connect("b") as connection:
+        connection.execute("UPDATE balancer.tablet SET epoch = 2, state = 'owned' WHERE id = 2")
+    assert moving.result().state == "done"

@@ -9,9 +9,12 @@ import pytest
 
 from balancer.directory.model import MigrationMode
 from balancer.errors import Refused
+from balancer.migration import copy_pace
 from balancer.migration.begin import begin_move
 from balancer.migration.doctor import examine
 from balancer.migration.record import read_detail
+from balancer.policies import pacing
+from balancer.policies.options import AUTO
 from tests.support.cluster import AMPLE, Cluster
 from tests.support.spy import Spy
 
@@ -163,6 +166,29 @@ def test_what_is_refused_from_the_directory_alone(cluster: Cluster) -> None:
     begin_move(directory, leadership, 2, "b")
     with pytest.raises(Refused, match="part of migration"):
         begin_move(directory, leadership, 2, "b")
+
+
+def test_a_copy_whose_rate_follows_the_commits_of_its_nodes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It rests until it is known how long a commit takes; the rate then follows what is seen meanwhile."""
+    rates: list[float] = []
+    looks: list[list[float]] = []
+
+    def adjusted(rate: float, quiet: list[float], busy: list[float], share: float) -> float:
+        looks.extend((quiet, busy))
+        rates.append(pacing.adjusted(rate, quiet, busy, share))
+        return 30_000.0  # slow enough to be looked at again
+
+    monkeypatch.setattr(copy_pace, "adjusted", adjusted)
+    monkeypatch.setattr(copy_pace, "FIRST", 30_000.0)
+    monkeypatch.setattr(copy_pace, "LOOK", 0.01)
+    cluster.settings = replace(cluster.settings, throttle=AUTO)
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    before = cluster.rows()["a"]
+    assert cluster.runner(directory, leadership).run(begin_move(directory, leadership, 2, "b").id).state == "done"
+    assert {**cluster.rows()["a"], **cluster.rows()["b"]} == before
+    assert len(rates) >= 2  # for both nodes
+    assert all(seconds > 0 for look in looks for seconds in look)
 
 
 def test_a_throttle_slows_the_copy_down(cluster: Cluster) -> None:

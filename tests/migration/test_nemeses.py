@@ -16,11 +16,11 @@ from tests.support.directed import complaints, move, split
 def test_a_target_whose_disk_is_full_ends_the_move_and_the_source_keeps_the_tablet(
     cluster: Cluster, postgres18: PostgresServer
 ) -> None:
-    fill = "INSERT INTO orders (id, note) SELECT n, repeat(md5(n::text), 60) FROM generate_series(5000, 25000) n"
+    fill = "INSERT INTO orders (id, note) SELECT n, repeat(md5(n::text), 60) FROM generate_series(5000, 15000) n"
     cluster.query("a", f"{fill} RETURNING 1")
     before = cluster.rows()["a"]
     folder = postgres18.folder / "small"
-    with nemeses.small_disk(folder, 8, postgres18.data.stat().st_uid), cluster.connect("b") as connection:
+    with nemeses.small_disk(folder, 4, postgres18.data.stat().st_uid), cluster.connect("b") as connection:
         connection.execute(f"CREATE TABLESPACE small LOCATION '{folder}'".encode())
         name = connection.info.dbname
         connection.execute(f'ALTER DATABASE "{name}" SET default_tablespace = small'.encode())

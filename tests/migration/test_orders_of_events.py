@@ -35,7 +35,7 @@ from tests.support.cluster import (
 from tests.support.refusals import refused_with
 from tests.support.resharding import begin_merge, begin_split
 from tests.support.running import until
-from tests.support.sampling import sampled
+from tests.support.sampling import crossed, sampled
 from tests.support.servers import Database, new_database, postgres
 from tests.support.spy import Spy
 from tests.support.standby import standby
@@ -192,27 +192,25 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+WAYS = [
+    (operation, mode, point)
+    for operation, mode in (
+        ("move", MigrationMode.REPLICATE),
+        ("move", MigrationMode.READ_ONLY),
+        ("split", MigrationMode.REPLICATE),
+    )
+    for point in points(track_of(MigrationKind(operation), mode))
+]
+
+
 @pytest.mark.parametrize(
-    ("operation", "mode", "point"),
-    sampled(
-        [
-            (operation, mode, point)
-            for operation, mode in (
-                ("move", MigrationMode.REPLICATE),
-                ("move", MigrationMode.READ_ONLY),
-                ("split", MigrationMode.REPLICATE),
-            )
-            for point in points(track_of(MigrationKind(operation), mode))
-        ],
-        8,
-        "a change of the roots",
-    ),
+    ("way", "change"), crossed(sampled(WAYS, 10, "a change of the roots"), list(CHANGES), 1, "changes of the roots")
 )
 def test_a_change_of_the_roots_is_there_for_every_row_whenever_it_comes(
-    cluster: Cluster, operation: str, mode: MigrationMode, point: str, change: str
+    cluster: Cluster, way: tuple[str, MigrationMode, str], change: str
 ) -> None:
     """Either the migration is undone, or it ends; the owner's rows have the change, and are all there."""
+    operation, mode, point = way
     seen: list[str] = []
 
     def alter() -> None:
@@ -237,8 +235,10 @@ def test_a_change_of_the_roots_is_there_for_every_row_whenever_it_comes(
     assert findings(cluster) == []
 
 
-@pytest.mark.parametrize("what", ["orders_t2", "orders"])
-@pytest.mark.parametrize("point", sampled(points(Track.MOVE_REPLICATE)[4:], 5, "triggers in a move"))
+@pytest.mark.parametrize(
+    ("point", "what"),
+    crossed(sampled(points(Track.MOVE_REPLICATE)[4:], 6, "triggers in a move"), ["orders_t2", "orders"], 1, "switched"),
+)
 def test_an_update_with_all_triggers_switched_off_and_on_is_not_lost_in_a_move(
     cluster: Cluster, point: str, what: str
 ) -> None:

@@ -13,6 +13,7 @@ from balancer.migration.machine import State
 from balancer.migration.observer import Observer
 from tests.support.cluster import Cluster
 from tests.support.owned import move_or_split, owned_cluster, plain_role, rights, run_as
+from tests.support.sampling import crossed
 
 SPY = """
 CREATE TABLE public.seen (who name); GRANT INSERT, SELECT ON public.seen TO PUBLIC;
@@ -73,8 +74,7 @@ def seen(cluster: Cluster) -> set[object]:
     return {who for node in cluster.dsns for (who,) in cluster.query(node, "SELECT who FROM public.seen")}
 
 
-@pytest.mark.parametrize("what", ["replicate", "split"])
-@pytest.mark.parametrize("case", UNSAFE)
+@pytest.mark.parametrize(("case", "what"), crossed(list(UNSAFE), ["replicate", "split"], 1, "unsafe"))
 def test_what_would_run_the_owners_code_is_refused_by_name(
     tmp_path: Path, dsns: dict[str, str], owner: str, case: str, what: str
 ) -> None:

@@ -14,6 +14,7 @@ from tests.support.cluster import AMPLE, Cluster
 from tests.support.directed import complaints
 from tests.support.nemeses import EveryPoint
 from tests.support.resharding import begin_merge, begin_split
+from tests.support.sampling import crossed
 
 KEPT_SECONDS = 0.25
 AT_ONCE = 5  # fewer than the servers' max_prepared_transactions
@@ -95,8 +96,9 @@ def merge(cluster: Cluster, observer: Observer) -> Migration:
     return cluster.runner(directory, leadership, observer).run(begun.id)
 
 
-@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-@pytest.mark.parametrize("operation", [move, split, merge])
+@pytest.mark.parametrize(
+    ("operation", "end"), crossed([move, split, merge], ["COMMIT", "ROLLBACK"], 1, "prepared at every point")
+)
 def test_a_prepared_transaction_at_every_point_is_kept_or_refused(
     cluster: Cluster, operation: Callable[[Cluster, Observer], Migration], end: str
 ) -> None:

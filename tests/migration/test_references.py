@@ -17,7 +17,7 @@ from tests.support.cluster import Cluster, build, hash_table, hash_tablets
 from tests.support.resharding import begin_split
 from tests.support.spy import Spy
 
-ROWS = 200_000
+ROWS = 50_000
 ROOTS = """
     CREATE TABLE orders (id bigint PRIMARY KEY, n bigint NOT NULL DEFAULT 0) PARTITION BY HASH (id);
     CREATE TABLE items (

@@ -25,9 +25,26 @@ def move(cluster: Cluster, observer: Spy, mode: MigrationMode = MigrationMode.RE
 
 
 @pytest.mark.parametrize("node", ["a", "b"])
-@pytest.mark.parametrize("mode", list(MigrationMode))
-def test_a_node_that_is_lost_in_the_copy_costs_a_new_copy(cluster: Cluster, mode: MigrationMode, node: str) -> None:
+def test_a_node_that_is_lost_in_a_replicated_copy_costs_what_was_on_its_way(cluster: Cluster, node: str) -> None:
     cluster.settings = replace(cluster.settings, **AMPLE)
+    before = cluster.rows()["a"]
+    listener = Listener()
+    with obstacle(cluster, node, "orders_t2") as lost:
+        listener.work["entered:copying"] = lost.lose
+        done = move(cluster, listener)
+    assert (done.state, done.error) == ("done", "")
+    detail = read_detail(done)
+    assert (detail.restarts, detail.retries) == (0, 1)
+    assert f"node {node}" in detail.retreat
+    assert [str(state) for state in listener.states].count("planned") == 1
+    assert {**cluster.rows()["a"], **cluster.rows()["b"]} == before
+
+
+@pytest.mark.parametrize(("mode", "node"), [("read-only", "a"), ("read-only", "b"), ("replicate", "b")])
+def test_a_node_that_is_lost_in_the_copy_costs_a_new_copy(cluster: Cluster, mode: str, node: str) -> None:
+    """Of a replicated one, when the patience with it is over."""
+    impatient = {"retry_patience": 0.0} if mode == "replicate" else {}
+    cluster.settings = replace(cluster.settings, **(AMPLE | impatient))
     before = cluster.rows()["a"]
     written: list[object] = []
     listener = Listener()
@@ -35,7 +52,7 @@ def test_a_node_that_is_lost_in_the_copy_costs_a_new_copy(cluster: Cluster, mode
         listener.work["entered:copying"] = lost.lose
         # Everything was undone, the fence first.
         listener.work["left:restarting"] = lambda: written.extend(cluster.query("a", WRITE))
-        done = move(cluster, listener, mode)
+        done = move(cluster, listener, MigrationMode(mode))
     assert (done.state, done.error) == ("done", "")
     detail = read_detail(done)
     assert (detail.restarts, detail.retries) == (1, 1)
@@ -47,7 +64,7 @@ def test_a_node_that_is_lost_in_the_copy_costs_a_new_copy(cluster: Cluster, mode
 
 
 def test_copies_that_keep_failing_end_the_move_and_are_counted(cluster: Cluster) -> None:
-    cluster.settings = replace(cluster.settings, copy_attempts=2)
+    cluster.settings = replace(cluster.settings, copy_attempts=2, retry_patience=0.0)
     with obstacle(cluster, "b", "orders_t2") as lost:
         spy = Spy({"entered:copying": lost.lose})
         spy.work["left:restarting"] = lambda: spy.work.update({"entered:copying": lost.lose})
@@ -100,7 +117,7 @@ def test_a_fence_is_kept_although_a_vacuum_holds_the_lock_for_a_while(cluster: C
 
 
 def test_a_copy_that_is_begun_anew_can_be_cancelled(cluster: Cluster) -> None:
-    cluster.settings = replace(cluster.settings, retry_back_off=30.0, retry_back_off_limit=30.0)
+    cluster.settings = replace(cluster.settings, retry_back_off=30.0, retry_back_off_limit=30.0, retry_patience=0.0)
     directory = cluster.directory()
     leadership = cluster.become_leader(directory)
     migration = begin_move(directory, leadership, 2, "b")

@@ -22,7 +22,8 @@ def kept_schemas(cluster: Cluster) -> list[str]:
 
 
 def write_behind_the_fence(cluster: Cluster, key: int, end: str = "ENABLE TRIGGER ALL") -> None:
-    with cluster.connect("a") as connection:
+    """In one transaction: what closes the fence again must not come between switching it off and the write."""
+    with cluster.connect("a") as connection, connection.transaction():
         connection.execute(f"ALTER TABLE {LEAF} DISABLE TRIGGER ALL".encode())
         assert connection.execute(f"UPDATE {LEAF} SET n = 77 WHERE id = {key}".encode()).rowcount == 1
         connection.execute(f"ALTER TABLE {LEAF} {end}".encode())
@@ -71,6 +72,24 @@ def test_a_fence_that_is_switched_off_during_the_grace_is_closed_again(cluster: 
         until(lambda: observer.execute(asked.encode()).fetchone() == ("A",), "the closing")
     arrived.clear()
     assert moving.result().state == "done"
+    check_kept(cluster, key)
+
+
+def test_a_fence_that_is_switched_off_by_an_open_transaction_is_seen_under_its_lock(cluster: Cluster) -> None:
+    """It began before the former owner is told once more, which waits for it, and commits then."""
+    key = tally(cluster).key
+    with cluster.connect("a") as writer, cluster.connect("a") as observer:
+
+        def write() -> None:
+            writer.execute("BEGIN")
+            writer.execute(f"ALTER TABLE {LEAF} DISABLE TRIGGER ALL".encode())
+            writer.execute(f"UPDATE {LEAF} SET n = 77 WHERE id = {key}".encode())
+
+        moving = Beside(lambda: move(cluster, {"entered:retiring": write}))
+        waiting = f"SELECT FROM pg_locks WHERE relation = to_regclass('{LEAF}') AND NOT granted"
+        until(lambda: observer.execute(waiting.encode()).fetchone() is not None, "the waiting")
+        writer.execute("COMMIT")
+        assert moving.result().state == "done"
     check_kept(cluster, key)
 
 

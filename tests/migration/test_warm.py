@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.support.cluster import Cluster, build, hash_table, hash_tablets
 from tests.support.spy import Spy
 
 COLUMNS = "(id bigint NOT NULL, n bigint NOT NULL DEFAULT 0, note text, PRIMARY KEY (id))"
+CHUNK = 1 << 20  # of 23 MB
 ROWS = 30_000  # of 700 bytes: more than a quarter of the servers' 64 MB, from where on a plain scan leaves nothing
 HEAP = "SELECT count(*) FROM ONLY orders_t1 WHERE ctid >= '(0,0)'"
 INDEX = "SELECT id FROM ONLY orders_t1 ORDER BY id"
@@ -19,6 +21,7 @@ INDEX = "SELECT id FROM ONLY orders_t1 ORDER BY id"
 
 def make(folder: Path, dsns: dict[str, str]) -> Cluster:
     made = build(folder, dsns, hash_table(), hash_tablets(1, ["a"]), COLUMNS)
+    made.settings = replace(made.settings, chunk_size=CHUNK)
     with made.connect("a") as connection:
         connection.execute(
             f"INSERT INTO orders SELECT i, 0, repeat('x', 700) FROM generate_series(1, {ROWS}) AS i; ANALYZE"

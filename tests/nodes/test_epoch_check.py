@@ -53,8 +53,8 @@ def test_a_failed_transaction_leaves_nothing_not_even_the_epoch(node: Connection
 def test_two_transactions_of_one_leader_do_not_wait_for_each_other(node: Connection, other: Connection) -> None:
     with node_transaction(node, 5):
         pass
-    with node_transaction(node, 5), node_transaction(other, 5):
-        pass
+    with node_transaction(node, 5), node_transaction(other, 5) as second:
+        assert second.execute("SELECT leader_epoch FROM balancer.node").fetchone() == (5,)
 
 
 def test_a_new_leader_waits_for_the_old_ones_transaction(node: Connection, other: Connection) -> None:

@@ -7,14 +7,15 @@ import pytest
 
 from balancer.nodes.names import Name
 from balancer.nodes.ownership import DirectoryView, DisagreementKind, Expected, disagreements, stale_claims
-from balancer.nodes.poll import Claim, NodeFacts, NodePoll, Partitions, PartitionStats
+from balancer.nodes.poll import NodeFacts, NodePoll
+from balancer.nodes.poll_columns import Claim, Claims, Partitions, PartitionStats
 from balancer.nodes.schema import NodeIdentity, OwnState
 
 pytestmark = pytest.mark.quick
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FACTS = NodeFacts(180004, False, NOW, NOW, None, 0, 1, 100)
 P1 = Name("public", "p1")
-HELD = PartitionStats(0, *P1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, None)
+HELD = PartitionStats(0, *P1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def world(epoch: int = 5, busy: frozenset[int] = frozenset(), rewound: str = "") -> DirectoryView:
@@ -23,7 +24,9 @@ def world(epoch: int = 5, busy: frozenset[int] = frozenset(), rewound: str = "")
 
 
 def poll(*claims: Claim, leader: int = 8, attached: bool = True, node: str = "a") -> NodePoll:
-    return NodePoll(FACTS, Partitions((HELD,) if attached else ()), NodeIdentity("shop", node, leader, 1), claims)
+    return NodePoll(
+        FACTS, Partitions.of((HELD,) if attached else ()), NodeIdentity("shop", node, leader, 1), Claims.of(claims)
+    )
 
 
 OWNED = Claim(1, 5, OwnState.OWNED, None)
@@ -50,7 +53,7 @@ def test_a_node_that_agrees_is_trusted() -> None:
         (poll(OWNED), world(rewound="an old backup"), DisagreementKind.REWOUND),
         (poll(OWNED, leader=10), world(), DisagreementKind.DIRECTORY_BEHIND),
         (poll(OWNED, node="z"), world(), DisagreementKind.WRONG_DATABASE),
-        (NodePoll(FACTS, Partitions(()), None, ()), world(), DisagreementKind.NOT_INSTALLED),
+        (NodePoll(FACTS, Partitions.of(()), None, Claims.of(())), world(), DisagreementKind.NOT_INSTALLED),
     ],
 )
 def test_each_contradiction_has_its_name(found: NodePoll, expected: DirectoryView, kind: DisagreementKind) -> None:
@@ -62,9 +65,8 @@ def test_tablets_in_a_migration_may_differ_for_a_while() -> None:
 
 
 def test_a_new_node_without_tablets_needs_no_schema() -> None:
-    assert (
-        kinds(NodePoll(FACTS, Partitions(()), None, ()), DirectoryView("shop", "c", 9, {}, {1: Expected("a", 5)})) == []
-    )
+    silent = NodePoll(FACTS, Partitions.of(()), None, Claims.of(()))
+    assert kinds(silent, DirectoryView("shop", "c", 9, {}, {1: Expected("a", 5)})) == []
 
 
 def test_a_default_partition_is_a_reason_not_to_trust_a_node() -> None:

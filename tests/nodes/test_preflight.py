@@ -136,11 +136,32 @@ def test_a_role_made_by_the_script_passes(tables: Connection, address: Address, 
                 ).fetchone() == (application,)
 
 
+def test_tables_that_are_not_here_yet_may_be_made_after_the_script(tables: Connection, address: Address) -> None:
+    needs = Needs((TableNeeds((parse_name("shop.missing"),), ("id",), "missing"),))
+    with role(tables) as name, role(tables, "NOLOGIN") as application:
+        make = f"CREATE TABLE shop.missing (id int); ALTER TABLE shop.missing OWNER TO {application}"
+        tables.execute(f"GRANT CREATE ON SCHEMA shop TO {application}")
+        with as_role(address, name) as mine:
+            (found,) = [one for one in preflight(mine, needs) if one.subject == "shop.missing"]
+            assert (found.level, found.remedy) == (
+                Severity.WARNING,
+                f'GRANT USAGE, CREATE ON SCHEMA "shop" TO "{name}"',
+            )
+        tables.execute(grant_script(name, needs.roots, owners=[application]).encode())
+        with as_role(address, name) as mine:
+            assert [one for one in preflight(mine, needs) if one.subject == "shop.missing"] == []
+            mine.execute(make.encode())
+            mine.execute("DROP TABLE shop.missing")
+        with pytest.raises(psycopg.errors.RaiseException, match="is a superuser"):
+            tables.execute(grant_script(name, needs.roots, owners=["postgres"]).encode())
+
+
 @pytest.mark.quick
 def test_the_script_quotes_what_it_is_given() -> None:
-    script = grant_script("it's", [parse_name('"a\'b"."c"')])
+    script = grant_script("it's", [parse_name('"a\'b"."c"')], owners=["o'h"])
     assert "'it''s'" in script
     assert "a''b" in script
+    assert "o''h" in script
 
 
 def test_too_few_slots_senders_and_workers_are_named(
@@ -168,6 +189,7 @@ def test_a_server_as_it_comes_is_told_to_stream_and_to_limit_its_slots(server_fo
         found = preflight(connection, Needs())
     assert [(finding.level, finding.remedy) for finding in found] == [
         (Severity.LIMIT, "ALTER SYSTEM SET wal_level = 'logical'"),
+        (Severity.WARNING, "ALTER SYSTEM SET wal_retrieve_retry_interval = '200ms'"),
         (Severity.WARNING, "ALTER SYSTEM SET max_slot_wal_keep_size = '16GB'"),
     ]
 

@@ -31,14 +31,13 @@ def database(any_postgres: PostgresServer) -> Iterator[Database]:
         superuser.execute("DROP ROLE mallory")
 
 
-def attack(database: Database) -> None:
+def attack(database: Database, grant: str = "GRANT USAGE ON SCHEMA balancer TO PUBLIC;") -> None:
     """What a role with CREATE on the database can do before we come."""
     with database.connect() as connection:
         connection.execute("SET ROLE mallory")
+        connection.execute(f"CREATE SCHEMA balancer; {grant}".encode())
         connection.execute(
             """
-            CREATE SCHEMA balancer;
-            GRANT USAGE ON SCHEMA balancer TO PUBLIC;
             CREATE FUNCTION balancer.spy() RETURNS bigint LANGUAGE plpgsql AS
                 $$BEGIN INSERT INTO public.seen VALUES (current_user); RETURN 1; END$$;
             CREATE FUNCTION balancer.enter(bigint, text) RETURNS bigint LANGUAGE plpgsql AS
@@ -64,9 +63,10 @@ def test_no_connection_is_opened_to_a_node_with_it(database: Database) -> None:
     assert seen(database) == []
 
 
-def test_a_connection_that_was_open_before_refuses_too(database: Database) -> None:
+@pytest.mark.parametrize("grant", ["GRANT USAGE ON SCHEMA balancer TO PUBLIC;", ""], ids=["granted", "bare"])
+def test_a_connection_that_was_open_before_refuses_too(database: Database, grant: str) -> None:
     with connect(Address("a", database.dsn)) as connection:
-        attack(database)
+        attack(database, grant)
         with pytest.raises(psycopg.Error, match="schema balancer belongs to mallory"):
             poll_node(connection, [])
         with pytest.raises(Refused, match="schema balancer belongs to mallory"), node_transaction(connection, 1, "a"):
@@ -76,6 +76,19 @@ def test_a_connection_that_was_open_before_refuses_too(database: Database) -> No
         with connection.cursor() as cursor, pytest.raises(psycopg.Error, match="schema balancer belongs to mallory"):
             read_identity(cursor)
     assert seen(database) == []
+
+
+def test_what_was_prepared_may_be_forgotten(database: Database) -> None:
+    """psycopg has a server forget all prepared statements after a rollback, if it has prepared some itself."""
+    with connect(Address("a", database.dsn)) as connection:
+        install_schema(connection, "c", "a")
+        connection.execute("DEALLOCATE ALL")
+        with node_transaction(connection, 1, "a") as cursor:
+            assert cursor.execute("SELECT 7").fetchone() == (7,)
+        connection.execute("DEALLOCATE ALL")
+        connection.execute("GRANT CREATE ON SCHEMA balancer TO PUBLIC")
+        with pytest.raises(Refused, match="lets PUBLIC make things in it"), node_transaction(connection, 1, "a"):
+            pass
 
 
 def test_an_empty_schema_of_somebody_else_is_not_moved_into(database: Database) -> None:

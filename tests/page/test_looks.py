@@ -48,8 +48,10 @@ def test_axe_finds_nothing_also_while_things_move_and_with_everything_open(
     with visit(browser, server.url, **options) as seen:
         page = seen.page
         page.click("#sign-in")
+        assert hindrances(page) == []
         page.fill("#token", TOKEN)
         page.keyboard.press("Enter")
+        expect(page.locator("#token-form")).to_be_hidden(timeout=20 * SECONDS)
         wait_for(page, "#arrows", "30 %")
         expect(page.locator("#chart-grid figure")).to_have_count(5, timeout=20 * SECONDS)
         page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")

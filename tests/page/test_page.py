@@ -31,6 +31,7 @@ def test_everything_is_shown_without_a_complaint_and_from_one_host(browser: Brow
         wait_for(seen.page, "#truth", "0 of 1 action · 0 B of 977 KB")
         wait_for(seen.page, "#why", "working: 1 move")
         wait_for(seen.page, "#facts", "leader host-a (this instance), epoch 7")
+        assert seen.page.title() == "working – directory – tablet-balancer"
         wait_for(seen.page, "#labels", "pg-a")
         assert seen.page.locator("[data-node]").count() == 3
         wait_for(seen.page, "#plans", "pg-c carries 30 % more")
@@ -182,7 +183,8 @@ MARKUP = '<img src=x onerror="document.title=1">&amp;'
 
 def test_markup_in_names_is_shown_as_text(browser: Browser, server: ApiServer, instance: Instance) -> None:
     node = Node(f"{MARKUP}node", MARKUP, "postgresql://x")
-    commit(instance, Put(Bundle(MARKUP)), Put(node))
+    timely = Node("2026-01-01T00:00:00Z", MARKUP, "postgresql://x")
+    commit(instance, Put(Bundle(MARKUP)), Put(node), Put(timely))
     view = view_of_snapshot(instance.follower().snapshot, MARKUP)
     state = instance.states()["shop"]
     odd = replace(
@@ -191,16 +193,20 @@ def test_markup_in_names_is_shown_as_text(browser: Browser, server: ApiServer, i
         view=view,
         sentence=f"working: {MARKUP}",
         error=MARKUP,
-        nodes=(replace(state.nodes[0], id=node.id, reason=MARKUP, error=MARKUP, reachable=False),),
+        nodes=(
+            replace(state.nodes[0], id=node.id, reason=MARKUP, error=MARKUP, reachable=False),
+            replace(state.nodes[0], id=timely.id),
+        ),
     )
     instance.report(odd)
     with visit(browser, server.url) as seen:
         wait_for(seen.page, "#sentences", MARKUP)
         seen.page.select_option("#bundle", MARKUP)
         wait_for(seen.page, "#labels", f"{MARKUP}node")
+        wait_for(seen.page, "#labels", timely.id)
         wait_for(seen.page, "#schedules", MARKUP)
         wait_for(seen.page, "#truth", f"{MARKUP}node is down: 0 tablets")
-        seen.page.locator("#labels button").click()
+        seen.page.locator("#labels button", has_text="node").click()
         wait_for(seen.page, "#panel", f"down: {MARKUP}")
         assert seen.page.locator("img").count() == 0
         assert "tablet-balancer" in seen.page.title()

@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from balancer.api.app import create_app
 from balancer.api.server import ApiServer
-from balancer.directory.model import Command, CommandState, Put, TabletState
+from balancer.directory.model import Command, CommandState, Plan, Put, TabletState
 from balancer.settings import Mode
 from tests.support.browser import visit
 from tests.support.bundle_states import report_small
@@ -128,13 +128,15 @@ ACTIONS = [
     ("#steer button:has-text('Run now')", "run-now", "balancer run-now shop"),
     ("#running button:has-text('Cancel')", "cancel", "balancer cancel "),
     ("#quarantined button:has-text('Release')", "release", "balancer release 8"),
-    (".next button:has-text('Move')", "move", "balancer move 3 pg-a"),
+    ("#plans button:has-text('Approve what is ticked')", "apply", "balancer apply p1 --action=1"),
 ]
 
 
 def test_each_action_shows_what_it_does_then_does_it_and_says_what_became_of_it(
     acting: Page, instance: Instance
 ) -> None:
+    commit(instance, Put(Plan("p1", "shop", 0.0, "proposed", {"actions": [{"kind": "move"}, {"kind": "split"}]})))
+    acting.check(".next input[type=checkbox]")
     for selector, verb, line in ACTIONS:
         acting.click(selector)
         wait_for(acting, "#ask-says", "Would be done: ")

@@ -114,7 +114,11 @@ def test_a_merge_joins_neighbours_in_whatever_order_they_are_named(directory: Sq
     ("verb", "arguments", "sentence"),
     [
         ("move", {"tablet": "1", "node": "pg-a"}, "tablet 1 is on node pg-a already"),
-        ("move", {"tablet": "1", "node": "pg-z"}, "there is no node 'pg-z'; there are: pg-a, pg-b, pg-c"),
+        (
+            "move",
+            {"tablet": "1", "node": "pg-z"},
+            "there is no node 'pg-z' in the directory; there are: pg-a, pg-b, pg-c",
+        ),
         ("move", {"tablet": "x", "node": "pg-b"}, "'x' is not a tablet's id: ids are numbers, see `balancer tablets`"),
         ("move", {"tablet": "99", "node": "pg-b"}, "there is no tablet 99 in the directory"),
         ("move", {"node": "pg-b"}, "the command needs 'tablet'"),
@@ -210,3 +214,21 @@ def test_a_round_is_for_the_next_tick_and_not_for_a_paused_bundle(directory: Sql
 def test_an_unknown_verb_names_the_known_ones() -> None:
     with pytest.raises(UserError, match="there is no command 'explode'; there are: apply, cancel"):
         request("explode", {}, "ann", NOW)
+
+
+def test_parts_of_a_plan_are_approved_by_their_numbers(directory: SqliteDirectory) -> None:
+    actions = [{"kind": "move", "tablets": [number]} for number in (1, 2, 3)]
+    plan = Plan("p2", "shop", 0.0, "proposed", {"actions": actions})
+    directory.commit(transaction([Put(plan)], directory.snapshot().version))
+    state, outcome = give(directory.snapshot(), "apply", {"shop": Mode.APPROVE}, plan="p2", actions=[3, 1])
+    assert (state, outcome.result) == (
+        CommandState.DONE,
+        "2 of 3 actions of plan p2 are approved and start when the schedule allows it",
+    )
+    (put,) = outcome.changes
+    assert isinstance(put, Put)
+    assert isinstance(put.record, Plan)
+    assert (put.record.state, put.record.document["actions"]) == ("approved", [actions[0], actions[2]])
+    for wrong, reason in (([4], "no action 4"), ([0], "no action 0"), ([], "no action is chosen")):
+        state, outcome = give(directory.snapshot(), "apply", {"shop": Mode.APPROVE}, plan="p2", actions=wrong)
+        assert (state, reason in outcome.result) == (CommandState.REFUSED, True), outcome.result

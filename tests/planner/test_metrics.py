@@ -110,16 +110,16 @@ def test_an_unreachable_node_ages(metrics: Metrics) -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_open", "after", "minutes"),
-    [(True, None, 0.0), (False, timedelta(minutes=90), 90.0), (False, None, math.inf)],
+    ("is_open", "after", "seconds"),
+    [(True, None, 0.0), (False, timedelta(minutes=90), 5400.0), (False, None, math.inf)],
 )
 def test_the_schedule_says_how_long_it_stays_closed(
-    metrics: Metrics, is_open: bool, after: timedelta | None, minutes: float
+    metrics: Metrics, is_open: bool, after: timedelta | None, seconds: float
 ) -> None:
     schedule = ScheduleReport("hours < 6", "bundle shop", "UTC", is_open, None, NOON + after if after else None)
     metrics.reporter.observe(state_of(view_of({"orders": 4}), schedule=schedule, word=StateWord.WAITING))
     assert metrics.value("schedule_open", bundle="shop") == is_open
-    assert metrics.value("schedule_minutes_until_open", bundle="shop") == minutes
+    assert metrics.value("schedule_opens_in_seconds", bundle="shop") == seconds
     assert metrics.value("bundle_state", bundle="shop", state="waiting for the schedule") == 1
     assert metrics.value("bundle_state", bundle="shop", state="balanced") == 0
 

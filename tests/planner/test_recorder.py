@@ -74,7 +74,7 @@ def test_memory_is_bounded_in_slots_and_in_tables() -> None:
     heat = recorder.heat_map("shop", "t0", "bytes")
     assert heat is not None
     assert heat.values.shape == (5, 64)
-    assert [score for _, score in recorder.scores("shop")] == [54, 63, 72, 81, 99]
+    assert [moment.score for moment in recorder.moments("shop")] == [54, 63, 72, 81, 99]
 
 
 def test_many_tables_share_what_there_is() -> None:
@@ -113,4 +113,4 @@ def test_a_bundle_that_could_not_be_seen_leaves_a_gap_not_an_error() -> None:
     recorder = Recorder()
     recorder.record(replace(state_of(view_of({"orders": 2})), view=None, plan=None))
     assert recorder.tables() == []
-    assert recorder.scores("shop") == ()
+    assert [moment.score for moment in recorder.moments("shop")] == [None]

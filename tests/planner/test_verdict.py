@@ -71,7 +71,7 @@ CALM = Situation(
         (
             {"plan": PlanResult(score_before=89.5, limit=90, counts={"pinned": 1})},
             StateWord.BALANCED,
-            "score 90 of 100; nothing to do",
+            "score 90 of 100, the best these tablets allow; nothing to do",
         ),
         (
             {"plan": PlanResult(score_before=48, bound=48.5, counts={"no-gain": 2}, rejections=(STUCK, STUCK))},
@@ -81,7 +81,7 @@ CALM = Situation(
         (
             {"plan": PlanResult(score_before=48, limit=48.2, counts={"no-gain": 1}, rejections=(STUCK,))},
             StateWord.BALANCED,
-            "score 48 of 100; nothing to do",
+            f"score 48 of 100, the best these tablets allow: {STUCK.reason}; nothing to do",
         ),
         (
             {"plan": PlanResult(score_before=48, pending_moves=2, counts={"waits": 2}, rejections=(WAITS,))},
@@ -129,7 +129,7 @@ CALM = Situation(
         (
             {"nodes": (A, replace(DRAINING, reachable=False, unreachable_since=NOW, error="no answer within 5 s"))},
             StateWord.BLOCKED,
-            "node b is unreachable since 12:00:00 UTC: no answer within 5 s",
+            "b is down since 12:00:00 UTC (no answer within 5 s)",
         ),
         (
             {"nodes": (replace(A, is_standby=True), replace(DRAINING, is_standby=True))},

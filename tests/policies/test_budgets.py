@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from balancer.policies.budgets import Admission
+from balancer.policies.budgets import Admission, moves_at_once
 from balancer.policies.bundle_view import Action, ActionKind, InFlight
-from balancer.policies.options import MB, BudgetOptions, BundleOptions
+from balancer.policies.options import AUTO, MB, BudgetOptions, BundleOptions
 from balancer.policies.reasons import Left
 from tests.support.bundle_views import GB, bundle
 
@@ -60,3 +60,27 @@ def test_only_what_ends_before_the_window_closes_is_started() -> None:
 def test_without_a_measured_rate_the_expected_one_counts() -> None:
     options = BundleOptions(budgets=BudgetOptions(expected_bytes_per_second=1.0 * GB))
     assert Admission(replace(VIEW, window_seconds_left=10.0), options).bytes_that_fit == 10 * GB
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "rate", "expected"),
+    [
+        (20, 1, 20 * MB, 10),  # each needs two nodes
+        (20, 2, 20 * MB, 20),
+        (3, 1, 20 * MB, 1),
+        (1, 1, 20 * MB, 1),
+        (200, 1, 50 * MB, 8),  # all of them go through one process
+        (200, 1, 4000 * MB, 1),
+        (200, 1, None, 12),  # nothing was measured yet: as expected
+    ],
+)
+def test_auto_is_what_nodes_and_one_process_can_carry(
+    nodes: int, per_node: int, rate: float | None, expected: int
+) -> None:
+    view = replace(bundle([0], nodes), measured_bytes_per_second=rate)
+    options = BundleOptions(budgets=BudgetOptions(moves_total=AUTO, moves_per_node=per_node))
+    assert moves_at_once(view, options) == expected
+    flying = tuple(InFlight(f"m{at}", (at,), f"x{at}", f"y{at}") for at in range(expected))
+    admission = Admission(replace(view, in_flight=flying), options)
+    assert admission.obstacle(move()) is Left.MOVES_TOTAL
+    assert admission.explain(move(), Left.MOVES_TOTAL).endswith(f"moves_total is {expected} (auto)")

@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from balancer.clock import SystemClock
 from balancer.errors import Unavailable
+from balancer.polling.askers import Askers
 from balancer.polling.fanout import FanOut, Unreachable
 from tests.support.manual_clock import ManualClock
 
@@ -22,7 +24,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def fan_out(clock: ManualClock) -> Iterator[FanOut[str]]:
-    made: FanOut[str] = FanOut(clock, workers=2)
+    made: FanOut[str] = FanOut(clock, Askers(SystemClock(), at_once=2))
     yield made
     made.close()
 
@@ -37,12 +39,12 @@ def answering(text: str) -> Callable[[], str]:
 
 def test_answers_and_failures_are_values(fan_out: FanOut[str], clock: ManualClock) -> None:
     first = fan_out.ask({"a": answering("fine"), "x": failing}, 5)
-    assert first == {"a": "fine", "x": Unreachable(START.timestamp(), "node x cannot be reached")}
+    assert first == {"a": "fine", "x": Unreachable(START.timestamp(), "cannot be reached")}
     clock.advance(60)
     again = fan_out.ask({"a": answering("fine"), "x": failing}, 5)
-    assert again["x"] == Unreachable(START.timestamp(), "node x cannot be reached")
+    assert again["x"] == Unreachable(START.timestamp(), "cannot be reached")
     assert fan_out.ask({"x": answering("back")}, 5) == {"x": "back"}
-    assert fan_out.ask({"x": failing}, 5)["x"] == Unreachable(START.timestamp() + 60, "node x cannot be reached")
+    assert fan_out.ask({"x": failing}, 5)["x"] == Unreachable(START.timestamp() + 60, "cannot be reached")
 
 
 def test_a_question_that_hangs_is_not_asked_twice_and_does_not_hold_up_others(fan_out: FanOut[str]) -> None:

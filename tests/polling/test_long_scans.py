@@ -15,11 +15,13 @@ from balancer.policies.bundle_view import BundleView
 from balancer.policies.heat import hot_tablets, plan_heat
 from balancer.policies.options import BundleOptions
 from balancer.polling.poller import ClusterPoll, Poller
-from balancer.polling.rates import SCANS, SEQUENTIAL
+from balancer.polling.rates import COUNTERS
 from balancer.polling.view import Remembered, build_view
 from tests.polling.conftest import Adopt
 from tests.support.manual_clock import ManualClock
 from tests.support.servers import Database
+
+SEQUENTIAL, SCANS = map(COUNTERS.index, ("sequential_reads", "sequential_scans"))
 
 ROWS = 60_000
 OPTIONS = BundleOptions()
@@ -37,7 +39,7 @@ def poller(clock: ManualClock) -> Iterator[Poller]:
     made.close()
 
 
-@pytest.fixture(params=[15, 18])
+@pytest.fixture(params=[15, 18], ids=["postgres15", "postgres18"])
 def server(request: pytest.FixtureRequest, postgres15: PostgresServer, postgres18: PostgresServer) -> PostgresServer:
     return postgres15 if request.param == 15 else postgres18
 
@@ -81,14 +83,14 @@ class Watch:
         """The bundle at the first poll that has counted so much: a session's counters arrive a little later."""
         for _ in range(100):
             poll = self.poll()
-            if poll.rates.last.counters[0, counter] >= reached:
+            if poll.rates.last.counters[counter, 0] >= reached:
                 snapshot = self.directory.snapshot()
                 return build_view(snapshot, "shop", poll, options=OPTIONS, capacities={}, remembered=Remembered())
             time.sleep(0.05)
         raise AssertionError(f"counter {counter} did not reach {reached}: {poll.rates.last.counters}")
 
     def counted(self, counter: int) -> float:
-        return float(self.poll().rates.last.counters[0, counter])
+        return float(self.poll().rates.last.counters[counter, 0])
 
 
 def test_a_dump_and_a_new_index_make_no_tablet_hot(

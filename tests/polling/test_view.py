@@ -11,7 +11,8 @@ import pytest
 from balancer.directory.contract import Directory
 from balancer.directory.model import Layout, NodeState, Pin, Put, Table, Tablet, TabletState
 from balancer.directory.open import open_directory
-from balancer.nodes.poll import NodeFacts, NodePoll, Partitions, SlotUse
+from balancer.nodes.poll import NodeFacts, NodePoll, SlotUse
+from balancer.nodes.poll_columns import Claims, Partitions
 from balancer.policies.bundle_view import BundleView, NodeCondition
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.options import BundleOptions, InMemoryMode, TableOptions
@@ -25,7 +26,7 @@ from tests.support.directories import NODES, fill, leaves, migration, ranges, tr
 pytestmark = pytest.mark.quick
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FACTS = NodeFacts(180004, False, NOW, NOW, None, 12345, 1, 100)
-GOOD = NodePoll(FACTS, Partitions(()), None, ())
+GOOD = NodePoll(FACTS, Partitions.of(()), None, Claims.of(()))
 
 
 @pytest.fixture
@@ -40,9 +41,9 @@ def measured(ids: list[int]) -> ClusterPoll:
     rates = first_rates()
     numbers = np.array(ids, np.int64)
     for at in (0.0, 10.0):
-        counters = np.zeros((len(ids), len(COUNTERS)))
-        counters[:, COUNTERS.index("inserted")] = numbers * at
-        counters[:, COUNTERS.index("index_reads")] = numbers * at
+        counters = np.zeros((len(COUNTERS), len(ids)))
+        counters[COUNTERS.index("inserted")] = numbers * at
+        counters[COUNTERS.index("index_reads")] = numbers * at
         sizes = numbers.astype(np.float64)
         sample = CounterSample(numbers, np.ones_like(numbers), np.full(len(ids), at), counters, sizes, sizes * 2)
         rates = advance(rates, sample, numbers)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from balancer.errors import UserError
-from balancer.policies.options import GB, MB, InMemoryMode
+from balancer.policies.options import AUTO, GB, MB, InMemoryMode
 from balancer.settings import ConfigurationError, Mode, WantedMode, load_settings
 from balancer.settings.origins import effective
 from tests.support.commands import balancer_here
@@ -107,6 +107,15 @@ def test_the_environment_goes_before_the_file(tmp_path: Path, monkeypatch: pytes
     assert password.get_secret_value() == "from-outside"
 
 
+def test_auto_is_read_and_shown(tmp_path: Path) -> None:
+    text = BUNDLE.replace("[migration]", '[migration]\nthrottle = "auto"\nmoves_total = "auto"')
+    settings = load_settings(write(tmp_path, bundles={"shop": text}))
+    bundle = settings.bundle("shop")
+    assert (bundle.migration.throttle, bundle.options.budgets.moves_total) == (AUTO, AUTO)
+    shown = {value.key: value.value for value in effective(settings, "shop")}
+    assert (shown["migration.throttle"], shown["migration.moves_total"]) == ("auto", "auto")
+
+
 def test_every_value_says_where_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BALANCER_BUNDLE_SHOP__MIGRATION__MODE", "replicate")
     file = write(
@@ -125,6 +134,11 @@ MISTAKES = [
     ('timezone = "Mars/Olympus"', "timezone: 'Mars/Olympus' is not a time zone"),
     ('[tablet_balancer_config]\ndesired_tablet_sice = "1GB"', "unknown key; did you mean 'desired_tablet_size'?"),
     ('[tablet_balancer_config]\nmax_tablet_size = "20 gigs"', "'20 gigs' is not a size"),
+    ('[migration]\nthrottle = "fast"', "'fast' is not a size"),
+    ('[migration]\nmoves_total = "many"', "moves_total: 'many' is neither a number nor \"auto\""),
+    ('[migration]\nchunk_size = "1KB"', "chunk_size: must be 8KB or more"),
+    ("[migration]\nchunks_at_once = 0", "chunks_at_once: must be 1 or more"),
+    ("[migration]\nthrottle_share = 0.0", "throttle_share: must be greater than 0"),
     ('[tablet_balancer_config]\ntablet_balancer_schedule = "hours <"', "tablet_balancer_schedule: "),
     ('[migration]\nwrite_pause_budget = "250 msec"', "'250 msec' is not a duration"),
     ('[migration]\nmode = "fast"', "migration.mode: must be 'auto', 'replicate' or 'read-only'"),
@@ -160,6 +174,14 @@ def test_mistakes_of_all_files_come_at_once(tmp_path: Path) -> None:
     assert files == ["balancer.toml", "a.toml", "b.toml", "c.toml"]
 
 
+def test_groups_whose_nodes_could_not_tell_them_apart_are_refused(tmp_path: Path) -> None:
+    daemon = 'directory = "zk://h:2181/tablets/{}"\n[leadership]\nspread = true\nweight = 0\n'
+    settings = load_settings(write(tmp_path, daemon.format("mail/"), {}))
+    assert (settings.daemon.leadership.spread, settings.daemon.leadership.weight) == (True, 0.0)
+    with pytest.raises(ConfigurationError, match=r"last name has no dot: .* 'shop\.mail' and others as 'shop'"):
+        load_settings(write(tmp_path, daemon.format("shop.mail"), {}))
+
+
 def test_a_wrong_password_is_not_repeated(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         load_settings(write(tmp_path, bundles={"shop": "[nodes.a]\ndsn = 'host=x password=hush what is this'"}))
@@ -187,10 +209,17 @@ def test_a_number_of_tablets_that_was_asked_for_is_also_the_least(tmp_path: Path
     assert counts == {"given": 64, "plain": None, "counted": None}
 
 
-def test_the_readmes_examples_are_right_configurations(tmp_path: Path) -> None:
+def examples(name: str) -> list[str]:
+    """The configurations of a document."""
+    return re.findall(r"```toml\n(.*?)```", (Path(__file__).parents[2] / name).read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/concepts.md"])
+def test_the_documents_examples_are_right_configurations(tmp_path: Path, document: str) -> None:
     """What a newcomer copies: checked by the program's own `config check`."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    daemon, bundle, events, rules = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
+    daemon, bundle = examples(document)
+    [events] = examples("docs/tables.md")
+    [rules] = examples("docs/policies.md")
     (tmp_path / "bundles").mkdir()
     (tmp_path / "balancer.toml").write_text(daemon)
     (tmp_path / "bundles" / "shop.toml").write_text(bundle)
@@ -199,5 +228,5 @@ def test_the_readmes_examples_are_right_configurations(tmp_path: Path) -> None:
     checked = balancer_here("config", "check", "--config", tmp_path / "balancer.toml")
     assert (checked.code, checked.err) == (0, "")
     settings = load_settings(tmp_path / "balancer.toml")
-    assert settings.daemon.directory_security.reader_user
-    assert settings.daemon.directory.startswith("zks://")
+    assert settings.daemon.directory.startswith("sqlite://" if document == "README.md" else "zks://")
+    assert bool(settings.daemon.directory_security.reader_user) is (document != "README.md")

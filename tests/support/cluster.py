@@ -3,7 +3,7 @@
 Everything is real; only the daemon's loop is left out. `Cluster.become_leader` is what a daemon does first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from balancer.migration.context import places
 from balancer.migration.observer import Observer
 from balancer.migration.runner import Runner
 from balancer.nodes.bounds import check_expression, for_values
-from balancer.nodes.connection import Address
+from balancer.nodes.connection import Address, Connection
 from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.keys import HIGHEST, LOWEST, KeyType, encode_key
@@ -42,7 +42,8 @@ from tests.support.opening import connect
 
 AMPLE: dict[str, Any] = {"write_pause_budget": 5.0, "fence_deadline": 10.0, "lock_timeout": 1.0, "retry_patience": 90.0}
 """For tests that are not about the pause: a machine that others keep busy must not decide them."""
-QUICK = MigrationSettings(retire_grace=0.0, retry_patience=20.0, retry_back_off=0.05)
+QUICK = MigrationSettings(retire_grace=0.0, retry_patience=20.0, retry_back_off=0.05, chunk_size=8192)
+"""A page is a chunk: nearly every copy has several."""
 
 COLUMNS = "(id bigint NOT NULL, n bigint NOT NULL DEFAULT 0, note text, PRIMARY KEY (id))"
 
@@ -129,24 +130,33 @@ def build(
     url: str = "",
 ) -> Cluster:
     """Makes the roots on every node, the partitions on their owners, and the directory that says so."""
-    for node, dsn in dsns.items():
-        with connect(Address(node, dsn)) as connection:
-            method = "HASH" if table.layout is Layout.HASH else "RANGE"
-            for root in table.roots if columns else ():  # None: the caller has made them
-                connection.execute(f"CREATE TABLE {root} {columns} PARTITION BY {method} (id)")
-            for place in (place for tablet in tablets if tablet.node == node for place in places(table, tablet)):
-                connection.execute(
-                    f"CREATE TABLE {place.partition} PARTITION OF {place.root} "
-                    + for_values(place.columns, place.part).as_string(connection)
-                )
-    return adopt(folder, dsns, table, tablets, url=url)
+
+    def make(connection: Connection, node: str) -> None:
+        method = "HASH" if table.layout is Layout.HASH else "RANGE"
+        for root in table.roots if columns else ():  # None: the caller has made them
+            connection.execute(f"CREATE TABLE {root} {columns} PARTITION BY {method} (id)".encode())
+        for place in (place for tablet in tablets if tablet.node == node for place in places(table, tablet)):
+            bounds = for_values(place.columns, place.part).as_string(connection)
+            connection.execute(f"CREATE TABLE {place.partition} PARTITION OF {place.root} {bounds}".encode())
+
+    return adopt(folder, dsns, table, tablets, url=url, first=make)
 
 
-def adopt(folder: Path, dsns: dict[str, str], table: Table, tablets: Sequence[Tablet], *, url: str = "") -> Cluster:
-    """Roots and partitions that are there become a cluster: our schema on the nodes, and a directory."""
+def adopt(
+    folder: Path,
+    dsns: dict[str, str],
+    table: Table,
+    tablets: Sequence[Tablet],
+    *,
+    url: str = "",
+    first: Callable[[Connection, str], None] = lambda connection, node: None,
+) -> Cluster:
+    """Roots and partitions that are there, or that `first` makes, become a cluster: our schema on the nodes, and a
+    directory."""
     cluster = Cluster(folder, dsns, table, url=url)
     for node, dsn in dsns.items():
         with connect(Address(node, dsn)) as connection, connection.cursor() as cursor:
+            first(connection, node)
             install_schema(connection, cluster_name(cluster.url), node)
             rows = [
                 OwnedTablet(t.id, t.epoch, OwnState.OWNED, tuple(p.partition for p in places(table, t)))

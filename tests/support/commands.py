@@ -1,5 +1,6 @@
 """Runs the command line as a user does: a process, its output, its exit code; and programs beside the tests."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -61,6 +62,7 @@ def balancer_here(*arguments: str | Path, env: Mapping[str, str] | None = None) 
     out, err = StringIO(), StringIO()
     patched = pytest.MonkeyPatch()
     with patched.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(gc, "freeze", lambda: None)  # this process goes on: what tests leave behind must be found in it
         patch.setattr(sys, "argv", ["balancer", *map(str, arguments)])
         for name in [name for name in os.environ if name.startswith("BALANCER_")]:
             patch.delenv(name)

@@ -7,6 +7,7 @@ even ones were answered. Prints how many there were, if it lives.
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,16 +19,19 @@ from balancer.cli.main import main
 def killed_at(number: int, whose: str = "tablet-balancer ddl") -> Callable[[], int]:
     """Counts from here on; returns what tells the count."""
     count = 0
+    turn = threading.Lock()  # nodes are changed side by side
 
     def counted(original: Any, connection_of: Callable[[Any], Any]) -> Any:
         def instead(self: Any, *arguments: Any, **more: Any) -> Any:
             nonlocal count
             ours = (connection_of(self).info.parameter_status("application_name") or "").startswith(whose)
-            count += 2 * ours
-            if ours and count - 1 == number:
+            with turn:
+                count += 2 * ours
+                mine = count
+            if ours and mine - 1 == number:
                 os.kill(os.getpid(), signal.SIGKILL)
             answer = original(self, *arguments, **more)
-            if ours and count == number:
+            if ours and mine == number:
                 os.kill(os.getpid(), signal.SIGKILL)
             return answer
 

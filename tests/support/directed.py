@@ -98,7 +98,7 @@ class Beside:
     def over(self) -> bool:
         return not self._thread.is_alive()
 
-    def result(self, seconds: float = 30.0) -> Migration:
+    def result(self, seconds: float = 90.0) -> Migration:
         """Its record, once it has come to an end."""
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the migration does not come to an end"

@@ -4,8 +4,9 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,10 +20,13 @@ from kazoo.client import KazooClient
 from balancer.cli import operate
 from balancer.cli.main import COMMANDS
 from balancer.client import pgbouncer
+from balancer.directory.codec import StoredEntry, pack_entry
 from balancer.directory.document import export_document
-from balancer.directory.model import Node, RecordKind
+from balancer.directory.model import LogEntry, Node, Put, RecordKind
 from balancer.directory.open import open_directory
-from balancer.errors import UserError
+from balancer.directory.snapshot import Snapshot
+from balancer.directory.snapshot_codec import MARK, pack_log, pack_snapshot, unpack_log, unpack_snapshot
+from balancer.errors import Refused, UserError
 from balancer.nodes.connection import translate
 from balancer.schedules.formula import Formula
 from balancer.schedules.formula_errors import FormulaEvaluationError, FormulaSyntaxError
@@ -268,6 +272,31 @@ def messages() -> FuzzTarget:
     return FuzzTarget("messages", st.tuples(kinds, st.one_of(values, st.text())), check)
 
 
+def snapshots(view: Snapshot) -> FuzzTarget:
+    """What an instance sends to those who follow it, damaged and signed again; and a commit in the same way."""
+    sent = pack_snapshot(view)
+    start = len(MARK) + 16
+    commit = pack_log([view_entry(view)])
+
+    def check(case: tuple[bytes, bytes]) -> str:
+        body, log = case
+        with suppress(Refused):
+            unpack_log(log)
+        with suppress(Refused):
+            read = unpack_snapshot(MARK + blake2b(body, digest_size=16).digest() + body, lazy=False)
+            for table in read.index:
+                list(read.tablets(table))
+        return ""
+
+    return FuzzTarget("snapshots", st.tuples(damaged(sent[start:]), damaged(commit)), check)
+
+
+def view_entry(view: Snapshot) -> bytes:
+    """A commit that puts some tablets of a view."""
+    changes = tuple(Put(tablet) for table in view.index for tablet in view.tablets(table)[:2])
+    return pack_entry(StoredEntry(LogEntry(1, "t", 0.0, "a", None, "r", changes)))
+
+
 @contextmanager
 def every_target(folder: Path, zookeeper: str) -> Iterator[list[FuzzTarget]]:
     """All of them, with what they need around them."""
@@ -297,4 +326,5 @@ def every_target(folder: Path, zookeeper: str) -> Iterator[list[FuzzTarget]]:
             znodes(zookeeper, client),
             addresses(places["dsn"]),
             messages(),
+            snapshots(instance.follower().snapshot),
         ]

@@ -157,20 +157,50 @@ def _unlocked(original: Any) -> Any:
 
 @contextmanager
 def _own_snapshot(ctx: Any) -> Iterator[Any]:
-    """Both readers see the same rows, but as they were before the slot was made."""
+    """The last changes are replayed as they were before the slot was made."""
+    from balancer.migration import key_replay, steps_copy  # noqa: PLC0415
+
+    with key_replay.view_of_source(ctx) as view:
+        with ctx.links.replication(ctx.record.source_node) as maker:
+            steps_copy._make_slot(ctx, maker)
+        yield view
+
+
+def _slot_alone(ctx: Any, _: Any) -> None:
+    """What has changed since the copy is left to a stream that begins later."""
     from balancer.migration import steps_copy  # noqa: PLC0415
 
-    node = ctx.record.source_node
-    with ctx.links.data(node) as reader, ctx.links.data(node) as summer:
-        reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        row = reader.execute("SELECT pg_export_snapshot()").fetchone()
-        summer.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        summer.execute(f"SET TRANSACTION SNAPSHOT '{row[0]}'")
-        summer.execute("SELECT 1")
+    with steps_copy._view_of_slot(ctx):
+        pass
+
+
+def _noted_apart(original: Any) -> Any:
+    """A chunk's note is committed before its rows."""
+
+    def claim(cursor: Any, migration: str, chunk: Any) -> Any:
+        mine = original(cursor, migration, chunk)
+        cursor.execute("COMMIT; BEGIN")
+        return mine
+
+    return claim
+
+
+def _replayed_between(original: Any) -> Any:
+    """Changed keys are replayed after each chunk, and not only after the last."""
+    from balancer.migration import key_replay, steps_copy  # noqa: PLC0415
+
+    def _copy_chunk(ctx: Any, *rest: Any) -> None:
+        original(ctx, *rest)
         if str(ctx.record.mode) == "replicate":
-            with ctx.links.replication(node) as maker:
-                steps_copy._make_slot(ctx, maker)
-        yield reader, summer
+            with key_replay.view_of_source(ctx) as view:
+                key_replay.replay_and_forget(ctx, steps_copy.read_shapes(ctx), view)
+
+    return _copy_chunk
+
+
+def _forgotten_by_age(_: Any) -> Any:
+    """What the log has by now is forgotten, whatever the replay has seen of it."""
+    return lambda ctx, snapshot: ctx.source()
 
 
 def _marker_first(original: Any) -> Any:
@@ -255,7 +285,8 @@ _RESHARDS = "tests/migration/test_directed_reshards.py::"
 _HOLES = "tests/migration/test_directed_holes.py::"
 _ARGUMENT = "tests/migration/test_argument.py::"
 _HOLD = "tests/client/test_hold.py"
-_LOCK = "IF pg_try_advisory_xact_lock_shared("
+_CHUNKS = "tests/migration/test_chunks.py::"
+_LOCK = "AND pg_try_advisory_xact_lock_shared("
 _ORDERS = "tests/migration/test_orders_of_events.py::"
 _FORWARDING = "tests/daemon/test_forwarding.py::"
 _FENCE_UNTIL = "extract(epoch FROM clock_timestamp()) < TG_ARGV[2]::float8"
@@ -268,6 +299,7 @@ NO_VERIFICATION = Mutant(
     together(
         replaced("balancer.migration.comparison.compare_rest", instead()),
         replaced("balancer.migration.comparison.compare_bulk", instead(0)),
+        replaced("balancer.migration.key_replay._compare", instead()),
         replaced("balancer.migration.steps_reshard._compare_all", instead()),
         replaced("balancer.nodes.reshard.replay", _replayed_unseen),
     ),
@@ -370,8 +402,44 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "own-snapshot",
         "machine, end: the slot's consistent point is the snapshot of the copy",
-        replaced("balancer.migration.steps_copy._snapshots", lambda _: _own_snapshot),
+        replaced("balancer.migration.steps_copy._view_of_slot", lambda _: _own_snapshot),
         (f"{_DIRECTED}test_rows_are_copied_at_the_snapshot_of_the_slot",),
+    ),
+    Mutant(
+        "chunk-noted-apart",
+        "machine, copy 6: a chunk is there exactly if its note is",
+        replaced("balancer.nodes.chunks.claim", _noted_apart),
+        (f"{_CHUNKS}test_a_chunk_is_there_with_its_note_or_not_at_all",),
+    ),
+    Mutant(
+        "replay-between-chunks",
+        "machine, copy 5: no chunk follows a replay",
+        together(
+            replaced("balancer.nodes.chunks.begin_replay", instead()),
+            replaced("balancer.migration.chunk_copy._copy_chunk", _replayed_between),
+        ),
+        (f"{_CHUNKS}test_a_row_that_changes_its_page_between_two_chunks_arrives_once",),
+    ),
+    Mutant(
+        "forgotten-by-age",
+        "machine, copy 4: entries are forgotten by the snapshot that was replayed",
+        method("balancer.migration.context.Context", "source_at", _forgotten_by_age),
+        (f"{_CHUNKS}test_what_changes_while_a_replay_runs_is_not_forgotten",),
+    ),
+    Mutant(
+        "no-replay-at-the-slot",
+        "machine, copy 8: the last replay is at the slot's snapshot",
+        replaced("balancer.migration.steps_copy._replay_at_slot", lambda _: _slot_alone),
+        (f"{_DIRECTED}test_rows_are_copied_at_the_snapshot_of_the_slot",),
+    ),
+    Mutant(
+        "lost-replay-unseen",
+        "machine, copy 9: a replay that the target has lost is noticed",
+        together(
+            replaced("balancer.migration.key_replay._check_numbers", instead(1000)),
+            replaced("balancer.nodes.replication.missing_markers", instead(0)),
+        ),
+        (f"{_CHUNKS}test_a_target_that_has_lost_a_replay_ends_the_move",),
     ),
     Mutant(
         "no-capture",
@@ -455,7 +523,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "hold-without-lock",
         "client_functions: hold takes the tablet's lock before it looks",
-        rewritten("balancer.hold", {_LOCK: "IF 0 < ("}),
+        rewritten("balancer.hold", {_LOCK: "AND 0 < ("}),
         (f"{_RESHARDS}test_a_fence_does_not_pass_a_writer_that_holds_the_tablet", _HOLD),
     ),
     Mutant(

@@ -6,7 +6,6 @@ Used by the directed tests, the crash matrix and `make soak`. All of them act on
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from balancer.directory.model import Migration
 from balancer.embedded.postgres import PostgresServer
 from balancer.migration.machine import State
 from balancer.migration.observer import Observer
+from tests.support import waiting
 from tests.support.crash_daemon import Blind
 
 PATIENCE = 30.0
@@ -26,17 +26,12 @@ Connection = psycopg.Connection[tuple[object, ...]]
 
 def until(happened: Callable[[], object], words: str, seconds: float = PATIENCE) -> None:
     """Waits for a condition; fails by name."""
-    assert came(happened, seconds), f"{words} did not happen within {seconds:.0f} s"
+    assert waiting.surely(happened, seconds, 0.005), f"{words} did not happen within {waiting.SLOWER * seconds:.0f} s"
 
 
 def came(happened: Callable[[], object], seconds: float = PATIENCE) -> bool:
     """Waits for a condition that may never come true; whether it did."""
-    deadline = time.monotonic() + seconds
-    while not happened():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
+    return waiting.came(happened, seconds, 0.005)
 
 
 class ApplyWorker:
@@ -173,11 +168,12 @@ def small_disk(folder: Path, megabytes: int, owner: int | None = None) -> Iterat
     """A file system that is soon full; everybody may pass through it unless it has an owner."""
     folder.mkdir(parents=True)
     options = f"size={megabytes}m," + ("mode=755" if owner is None else f"uid={owner},mode=700")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
+    as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    subprocess.run([*as_root, "mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
     try:
         yield folder
     finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
+        subprocess.run([*as_root, "umount", "-l", str(folder)], check=True)
 
 
 @contextmanager

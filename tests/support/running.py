@@ -1,7 +1,6 @@
 """A whole small product for tests of the command line: two databases, two tables with rows, and a daemon on them."""
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from balancer.settings import load_settings
 from tests.support.commands import Result, balancer_here
 from tests.support.logs import kept_logs
 from tests.support.servers import Database, new_database
+from tests.support.waiting import came
 
 ROWS = 400
 
@@ -102,10 +102,7 @@ class Running:
 
 def until(holds: Callable[[], object], what: str, seconds: float = 30.0) -> None:
     """Waits for a condition; a test that waits in vain says for what."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"after {seconds:.0f} s it does not hold that {what}"
-        time.sleep(0.05)
+    assert came(holds, seconds, 0.05), f"after {seconds:.0f} s it does not hold that {what}"
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from typing import TypeVar
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 SEED = os.environ["SAMPLE_SEED"]  # set by tests/conftest.py
@@ -19,3 +20,20 @@ def sampled(values: Sequence[T], count: int, name: str) -> list[T]:
         return list(values)
     chosen = random.Random(f"{SEED} {name}").sample(range(len(values)), count)
     return [values[place] for place in sorted(chosen)]
+
+
+def crossed(first: Sequence[S], second: Sequence[T], each: int, name: str) -> list[tuple[S, T]]:
+    """Pairs of two tables: every value of the first with so many of the second, by turns, so that all occur."""
+    if SEED == "all":
+        return [(one, other) for one in first for other in second]
+    chance = random.Random(f"{SEED} {name}")
+    turns = chance.sample(range(len(second)), len(second))
+    places = [(row, turns[(row * each + turn) % len(second)]) for row in range(len(first)) for turn in range(each)]
+    return [(first[row], second[column]) for row, column in sorted(places)]
+
+
+def thinned(values: Sequence[T], step: int, name: str) -> list[T]:
+    """Every so-manieth of these values: of neighbours, which are alike, one at least."""
+    if SEED == "all":
+        return list(values)
+    return list(values[random.Random(f"{SEED} {name}").randrange(step) :: step])

@@ -3,10 +3,11 @@
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
+from weakref import WeakKeyDictionary, finalize
 
 import psycopg
 
@@ -43,35 +44,65 @@ def new_database(server: PostgresServer, template: str = "template0") -> Iterato
     """A fresh database, dropped afterwards with those that are still connected. Its files are copied, which costs a
     checkpoint instead of log: a server that is killed recovers sooner."""
     name = f"test_{uuid4().hex[:12]}"
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY file_copy')
+    _administer(server, f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY file_copy')
     try:
         yield Database(server, name)
     finally:
         if server.running():
-            unsubscribe(server.dsn(name))
-            with psycopg.connect(server.dsn(), autocommit=True) as connection:
-                _drop(connection, name)
+            _drop(server, name)
 
 
 def unsubscribe(dsn: str) -> None:
     """Subscriptions of migrations that a test has left in the middle; their slots go with the database they are on."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        mine = "SELECT subname FROM pg_subscription s JOIN pg_database d ON d.oid = subdbid WHERE datname = %s"
-        for (name,) in connection.execute(mine, (connection.info.dbname,)).fetchall():
+        for (name,) in connection.execute(_SUBSCRIPTIONS, (connection.info.dbname,)).fetchall():
             for rest in ("DISABLE", "SET (slot_name = NONE)"):
                 connection.execute(f'ALTER SUBSCRIPTION "{name}" {rest}'.encode())
             connection.execute(f'DROP SUBSCRIPTION "{name}"'.encode())
 
 
-def _drop(connection: psycopg.Connection[tuple[object, ...]], name: str) -> None:
+_SUBSCRIPTIONS = "SELECT subname FROM pg_subscription s JOIN pg_database d ON d.oid = subdbid WHERE datname = %s"
+
+
+def _drop(server: PostgresServer, name: str) -> None:
     """A database with a slot or a subscription cannot be dropped: a failed test may have left either."""
-    slots = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = %s AND active"
-    connection.execute(slots, (name,))
-    connection.execute(
-        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", (name,)
+    if _administer(server, _SUBSCRIPTIONS, name):
+        unsubscribe(server.dsn(name))
+    _administer(
+        server, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = %s AND active", name
     )
-    connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+    _administer(
+        server, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", name
+    )
+    _administer(server, f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+
+def _administer(server: PostgresServer, statement: str, *values: str) -> list[tuple[object, ...]]:
+    """A statement on a connection that is kept: thousands of databases are made, and a server's new process costs more
+    than most of what is asked of it."""
+    connection = _kept_connection(server)
+    try:
+        cursor = connection.execute(statement.encode(), values or None)
+        return cursor.fetchall() if cursor.description else []
+    except psycopg.Error:
+        connection.close()
+        raise
+
+
+def _kept_connection(server: PostgresServer) -> psycopg.Connection[tuple[object, ...]]:
+    kept = _kept_connections.get(server)
+    if kept is not None:
+        with suppress(psycopg.Error):  # of a server that a test has killed since
+            kept.execute("")
+            return kept
+        kept.close()
+    fresh = psycopg.connect(server.dsn(), autocommit=True)
+    _kept_connections[server] = fresh
+    finalize(server, fresh.close)
+    return fresh
+
+
+_kept_connections: WeakKeyDictionary[PostgresServer, psycopg.Connection[tuple[object, ...]]] = WeakKeyDictionary()
 
 
 def postgres(folder: Path, version: int, settings: Mapping[str, object] | None = None) -> PostgresServer:

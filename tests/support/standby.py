@@ -5,13 +5,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic, sleep
 
 import psycopg
 
 from balancer.embedded import process
 from balancer.embedded.postgres import PostgresServer
 from tests.support.servers import postgres
+from tests.support.waiting import surely
 
 
 @contextmanager
@@ -45,10 +45,7 @@ def make_standby(primary: PostgresServer, folder: Path, version: int, name: str 
 
 def wait_until(happened: Callable[[], bool], seconds: float = 20.0) -> None:
     """For what a server does in its own time; fails if it does not."""
-    end = monotonic() + seconds
-    while not happened():
-        assert monotonic() < end, "it did not happen"
-        sleep(0.02)
+    assert surely(happened, seconds), "it did not happen"
 
 
 def copy_folder(server: PostgresServer, to: Path) -> None:

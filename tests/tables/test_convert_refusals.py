@@ -231,6 +231,18 @@ def test_what_another_node_lacks_is_said_before_anything_is_done(
     assert nodes["b"].execute("SELECT to_regclass('public.orders')").fetchone() == (None,)
 
 
+def test_rights_that_are_missing_on_another_node_are_named_with_their_remedy(nodes: dict[str, Connection]) -> None:
+    nodes["a"].execute("CREATE TABLE public.orders (id bigint PRIMARY KEY)")
+    (owner,) = nodes["a"].execute("SELECT current_user").fetchone() or ("",)
+    nodes["b"].execute("DROP ROLE IF EXISTS weak; CREATE ROLE weak; SET ROLE weak")
+    try:
+        sentence = f"it cannot be made on node b: our role does not act for {owner}, who owns public.orders: GRANT"
+        with pytest.raises(Refused, match=sentence):
+            plan_conversion(request_of("orders", key="id"), nodes, widen=False)
+    finally:
+        nodes["b"].execute("RESET ROLE; DROP ROLE weak")
+
+
 def test_a_table_with_several_tablets_stays_what_it_is(
     nodes: dict[str, Connection], directory: Directory, records: list[Node]
 ) -> None:

@@ -9,13 +9,13 @@ import pytest
 
 from balancer.directory.model import Migration
 from balancer.embedded.postgres import PostgresServer
-from tests.support.sampling import sampled
+from tests.support.sampling import crossed, sampled
 from tests.support.servers import Database
 from tests.support.workloads.approach import FORWARDED, HELD_LEAF, HELD_SNAPSHOT_LEAF, PLAIN_LEAF, Approach
 from tests.support.workloads.trial import KINDS, TABLET, Mover, run_trial, two_nodes
 
 SEED = int(os.environ.get("WORKLOAD_SEED", random.SystemRandom().randrange(1_000_000)))
-PACE = 0.002
+PACE = 0.005
 Factory = Callable[[PostgresServer], Database]
 
 
@@ -25,8 +25,12 @@ def split_and_merge_twice(mover: Mover) -> list[Migration]:
     return [*first, *(mover.split_and_merge(first[-1].targets[0].id) if done else [])]
 
 
-@pytest.mark.parametrize("approach", [PLAIN_LEAF, *sampled((HELD_LEAF, HELD_SNAPSHOT_LEAF), 1, "held")], ids=str)
-@pytest.mark.parametrize("kind", sampled(tuple(KINDS), 2, "kinds"))
+APPROACHES = (PLAIN_LEAF, *sampled((HELD_LEAF, HELD_SNAPSHOT_LEAF), 1, "held"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "approach"), crossed(sampled(tuple(KINDS), 2, "kinds"), APPROACHES, 1, "leaf writers"), ids=str
+)
 def test_splits_and_merges_beside_writers_that_name_the_partition(
     kind: str, approach: Approach, tmp_path: Path, pair: dict[str, str]
 ) -> None:

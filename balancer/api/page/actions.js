@@ -9,7 +9,7 @@ export const keptToken = () => sessionStorage.getItem(KEPT) ?? "";
 export const keepToken = (token) => (token ? sessionStorage.setItem(KEPT, token) : sessionStorage.removeItem(KEPT));
 
 export function createActions(send, changed) {
-  const state = { may: false };
+  const state = { may: false, plan: "", ticked: new Set() };
   const dialog = byId("ask");
 
   const button = (text, wish) => element("button", { type: "button", onclick: () => ask(wish) }, text);
@@ -23,14 +23,15 @@ export function createActions(send, changed) {
     const go = element("button", { type: "button", class: "go", disabled: "" }, wish.verb);
     const cancel = element("button", { type: "button", onclick: () => dialog.close() }, "Close");
     const fields = (wish.fields ?? []).map((field) => fieldOf(field, () => tryOut()));
-    const given = () => ({ ...wish.arguments, ...Object.fromEntries(fields.map((field) => [field.dataset.name, field.dataset.name === "parts" ? Number(field.querySelector("select").value) : field.querySelector("select").value])) });
+    const said = (field) => { const { value } = field.querySelector("select"); return field.dataset.name === "parts" ? Number(value) : value; };
+    const given = () => ({ verb: wish.verb, ...wish.arguments, ...Object.fromEntries(fields.map((field) => [field.dataset.name, said(field)])) });
     let turn = 0;
 
     async function tryOut() {
       turn += 1;
       const mine = turn;
       go.disabled = true;
-      const answer = await send("/v1/commands/dry-run", { verb: wish.verb, arguments: given() });
+      const answer = await send("/v1/commands/dry-run", given());
       if (mine !== turn) return;
       says.className = answer.ok ? "" : "failed";
       says.textContent = answer.ok ? `Would be done: ${answer.body.result}` : `Would be refused: ${answer.body.detail}`;
@@ -41,15 +42,23 @@ export function createActions(send, changed) {
     go.addEventListener("click", async () => {
       go.disabled = true;
       says.textContent = "Sent; waiting for the leader …";
-      const answer = await send("/v1/commands", { verb: wish.verb, arguments: given(), author: "page", wait: WAIT });
+      const answer = await send(`/v1/commands?wait=${WAIT}`, { ...given(), author: "page" });
       const waits = answer.ok && answer.body.state === "waiting";
       says.className = !answer.ok ? "failed" : waits ? "waiting" : "balanced";
-      says.textContent = !answer.ok ? `Refused: ${answer.body.detail ?? answer.body.result}` : waits ? "It waits in the directory until an instance leads." : `Done: ${answer.body.result}`;
+      says.textContent = !answer.ok ? `Refused: ${answer.body.detail}` : waits ? "It waits in the directory until an instance leads." : `Done: ${answer.body.result}`;
       changed();
     });
     body.replaceChildren(...fields, says, element("p", { class: "quiet" }, "The same on the command line:"), line, element("p", { class: "buttons" }, go, cancel));
     dialog.showModal();
     await tryOut();
+  }
+
+  // What is ticked stays so when the list is drawn again, as long as it is the same plan.
+  function tick(one, plan) {
+    if (state.plan !== plan.id) Object.assign(state, { plan: plan.id, ticked: new Set() });
+    const box = element("input", { type: "checkbox", "aria-label": `Approve ${one.kind} ${one.tablets.join(" + ")}`, checked: state.ticked.has(one.number) ? "" : null });
+    box.addEventListener("change", () => (box.checked ? state.ticked.add(one.number) : state.ticked.delete(one.number)));
+    return box;
   }
 
   function fieldOf({ name, label, choices }, onchange) {
@@ -78,24 +87,31 @@ export function createActions(send, changed) {
     ofTablet(tablet, nodes) {
       const others = nodes.filter((node) => node.bundle === tablet.bundle && node.id !== tablet.node).map((node) => node.id);
       return offered(
-        others.length ? button("Move", { title: `Move tablet ${tablet.id}`, verb: "move", arguments: { tablet: String(tablet.id) }, fields: [{ name: "node", label: "To", choices: others }] }) : null,
-        button("Split", { title: `Split tablet ${tablet.id}`, verb: "split", arguments: { tablet: String(tablet.id) }, fields: [{ name: "parts", label: "Into", choices: ["2", "4", "8"] }] }),
-        tablet.state === "quarantined" ? button("Release", { title: `Release tablet ${tablet.id}`, verb: "release", arguments: { tablet: String(tablet.id) } }) : null,
+        others.length ? button("Move", { title: `Move tablet ${tablet.id}`, verb: "move", arguments: { tablet: tablet.id }, fields: [{ name: "node", label: "To", choices: others }] }) : null,
+        button("Split", { title: `Split tablet ${tablet.id}`, verb: "split", arguments: { tablet: tablet.id }, fields: [{ name: "parts", label: "Into", choices: ["2", "4", "8"] }] }),
+        tablet.state === "quarantined" ? button("Release", { title: `Release tablet ${tablet.id}`, verb: "release", arguments: { tablet: tablet.id } }) : null,
       );
     },
     ofNode: (node) => offered(
       node.state === "active" ? button("Drain", { title: `Drain ${node.id}`, verb: "drain", arguments: { node: node.id } })
         : button("Undrain", { title: `Undrain ${node.id}`, verb: "undrain", arguments: { node: node.id } }),
     ),
-    ofQuarantined: (tablet) => offered(button("Release", { title: `Release tablet ${tablet.id}`, verb: "release", arguments: { tablet: String(tablet.id) } }))[0],
-    ofPlan: (plan, bundle) => offered(
-      bundle.mode === "approve" && plan.id ? element("p", { class: "buttons" }, button("Approve the plan", { title: `Approve plan ${plan.id}`, verb: "apply", arguments: { plan: plan.id } })) : null,
-    ),
-    // A part of a plan is approved by asking for it: the leader begins it as an operator's own wish.
-    ofAction(one) {
-      if (one.kind === "move") return offered(button("Move", { title: `Move tablet ${one.tablets[0]} to ${one.target}`, verb: "move", arguments: { tablet: String(one.tablets[0]), node: one.target } }));
-      if (one.kind === "split") return offered(button("Split", { title: `Split tablet ${one.tablets[0]}`, verb: "split", arguments: { tablet: String(one.tablets[0]), parts: 2 } }));
-      if (one.kind === "merge") return offered(button("Merge", { title: `Merge tablets ${one.tablets.join(", ")}`, verb: "merge", arguments: { tablets: one.tablets.map(String) } }));
+    ofQuarantined: (tablet) => offered(button("Release", { title: `Release tablet ${tablet.id}`, verb: "release", arguments: { tablet: tablet.id } }))[0],
+    ofPlan(plan, bundle) {
+      if (bundle.mode !== "approve" || !plan.id) return [];
+      const some = () => {
+        const actions = [...state.ticked].sort((a, b) => a - b);
+        if (actions.length) ask({ title: `Approve ${actions.length} of plan ${plan.id}`, verb: "apply", arguments: { plan: plan.id, actions } });
+      };
+      return offered(element("p", { class: "buttons" }, button("Approve the plan", { title: `Approve plan ${plan.id}`, verb: "apply", arguments: { plan: plan.id } }),
+        element("button", { type: "button", onclick: some }, "Approve what is ticked")));
+    },
+    // Where plans wait for approval, parts of one are ticked; elsewhere an action is begun as an operator's own wish.
+    ofAction(one, plan, bundle) {
+      if (bundle.mode === "approve") return offered(tick(one, plan));
+      if (one.kind === "move") return offered(button("Move", { title: `Move tablet ${one.tablets[0]} to ${one.target}`, verb: "move", arguments: { tablet: one.tablets[0], node: one.target } }));
+      if (one.kind === "split") return offered(button("Split", { title: `Split tablet ${one.tablets[0]}`, verb: "split", arguments: { tablet: one.tablets[0], parts: 2 } }));
+      if (one.kind === "merge") return offered(button("Merge", { title: `Merge tablets ${one.tablets.join(", ")}`, verb: "merge", arguments: { tablets: one.tablets } }));
       return [];
     },
   };

@@ -3,7 +3,7 @@
 import { createActions, keepToken, keptToken } from "./actions.js";
 import { createCharts } from "./charts.js";
 import { createCluster } from "./cluster.js";
-import { byId, element, fill } from "./dom.js";
+import { asTime, byId, element, fill, readDocument } from "./dom.js";
 import { drawChip, drawFacts, drawPastTruth, drawSentences, drawTruth, drawWindows, troubleOf } from "./header.js";
 import { createKeys } from "./keys.js";
 import { drawChecks, drawFinished, drawHistory, drawHot, drawNext, drawQuarantined, drawRunning, drawSchedules } from "./lists.js";
@@ -23,7 +23,7 @@ async function ask(path, headers = {}, options = {}) {
 
 async function askJson(path) {
   const answer = await ask(path);
-  if (answer.ok) return answer.json();
+  if (answer.ok) return readDocument(await answer.text());
   const problem = await answer.json().catch(() => ({}));
   throw new Error(problem.detail ?? `${path}: ${answer.status}`);
 }
@@ -53,7 +53,7 @@ async function poll() {
     byId("token-form").hidden = answer.status !== 401 && byId("token-form").dataset.wanted !== "yes";
     if (answer.status === 200) {
       page.tag = answer.headers.get("ETag");
-      page.overview = await answer.json();
+      page.overview = readDocument(await answer.text());
       page.skew = Date.parse(answer.headers.get("Date")) / 1000 - Date.now() / 1000;
       chooseBundle(page.overview.status.bundles);
       draw();
@@ -117,7 +117,7 @@ function drawNow(bundle, running) {
   }
   drawRunning(running, serverNow(), actions.may(), actions.ofMigration);
   drawQuarantined(ofBundle(page.overview.quarantined), actions.may(), actions.ofQuarantined);
-  drawNext(ofBundle(page.overview.plans)[0], bundle, running.flatMap((one) => one.sources), { key: actions.may(), of: actions.ofAction, ofPlan: (plan) => actions.ofPlan(plan, bundle) });
+  drawNext(ofBundle(page.overview.plans)[0], bundle, running.flatMap((one) => one.sources), { key: actions.may(), of: (one, plan) => actions.ofAction(one, plan, bundle), ofPlan: (plan) => actions.ofPlan(plan, bundle) });
 }
 
 // Pictures and series change with each tick of the bundle; what runs changes between them.
@@ -143,7 +143,7 @@ function drawPast() {
   const running = migrations.filter((one) => (page.at === null ? !one.finished : one.created <= moment && (!one.finished || moment < one.updated)));
   if (page.picture) cluster.update(page.picture, page.at === null ? ofBundle(page.overview.nodes) : [], running, serverNow());
   keys.update(ofBundle(page.overview.tables), finished, page.at);
-  if (page.series) timeline.update(page.series.times, finished, serverNow());
+  if (page.series) timeline.update(page.series.since, finished, serverNow());
   if (page.at !== null) drawRunning(running, moment, "past", () => []);
 }
 
@@ -155,7 +155,7 @@ async function travel(at) {
   if (!page.overview) return;
   const named = encodeURIComponent(page.bundle);
   try {
-    const picture = await askJson(`/v1/cluster?bundle=${named}${at === null ? "" : `&at=${at}`}`);
+    const picture = await askJson(`/v1/cluster?bundle=${named}${at === null ? "" : `&at=${encodeURIComponent(asTime(at))}`}`);
     if (turn !== page.turn) return;
     page.picture = picture;
     if (at !== null) drawPastTruth(picture);
@@ -208,16 +208,16 @@ async function signIn(event) {
 
 async function filterHistory(event) {
   event.preventDefault();
-  const query = new URLSearchParams({ limit: "100" });
+  const query = new URLSearchParams({ limit: "100", steps: "false" });
   for (const name of ["tablet", "node"]) {
     const value = byId(`history-${name}`).value.trim();
     if (value) query.set(name, value);
   }
-  page.filtered = [...query.keys()].length > 1;
+  page.filtered = query.has("tablet") || query.has("node");
   if (!page.filtered) return page.overview && drawHistory(page.overview.history);
   query.set("bundle", page.bundle);
   try {
-    drawHistory((await askJson(`/v1/history?${query}`)).entries);
+    drawHistory((await askJson(`/v1/history?${query}`)).items);
   } catch (error) {
     fill("history-list", element("p", { class: "failed" }, `The history could not be read: ${error.message}`));
   }

@@ -4,6 +4,7 @@ import { byId, bytes, duration, element, number } from "./dom.js";
 import { css, darkMode, nameColour } from "./scales.js";
 
 const NAMES = ["bytes", "writes/s", "reads/s", "tablets"];
+const FIELDS = ["bytes", "write_rate", "read_rate", "tablets"];
 const BAND = 0.05;
 const MOST_NAMED = 8;
 
@@ -50,10 +51,11 @@ export function createCharts() {
   }
 
   function loadChart(series, dimension) {
-    const names = Object.keys(series.nodes);
-    const off = Object.fromEntries(names.map((name) => [name, new Set(series.uncounted[name])]));
-    const value = (name, at) => series.nodes[name][at]?.[dimension] ?? null;
-    const fair = series.times.map((_, at) => mean(names.filter((name) => !off[name].has(at) && value(name, at) !== null).map((name) => value(name, at))));
+    const nodes = new Map(series.nodes.map((node) => [node.id, node]));
+    const names = [...nodes.keys()];
+    const off = new Map(series.nodes.map((node) => [node.id, new Set(node.uncounted)]));
+    const value = (name, at) => nodes.get(name)?.[FIELDS[dimension]][at] ?? null;
+    const fair = series.times.map((_, at) => mean(names.filter((name) => !off.get(name).has(at) && value(name, at) !== null).map((name) => value(name, at))));
     const last = series.times.length - 1;
     const busiest = [...names].sort((a, b) => (value(b, last) ?? 0) - (value(a, last) ?? 0));
     const named = names.length <= MOST_NAMED ? names : busiest.slice(0, 3);
@@ -94,8 +96,8 @@ export function createCharts() {
   }
 
   function pauseChart(series) {
-    const budget = series.pause_budget * 1000;
-    const pauses = series.pauses.map((one) => one * 1000).sort((a, b) => a - b);
+    const budget = series.pause_budget_seconds * 1000;
+    const pauses = series.pause_seconds.map((one) => one * 1000).sort((a, b) => a - b);
     if (!pauses.length) return { box: figure("Write pauses", `none yet; the budget is ${number(budget)} ms`) };
     const at = (part) => pauses[Math.min(pauses.length - 1, Math.floor(part * pauses.length))];
     const step = Math.max(budget, pauses[pauses.length - 1]) / 25;
@@ -115,7 +117,7 @@ export function createCharts() {
     const step = last - first > 7200 ? 3600 : 300;
     const start = Math.floor(first / step) * step;
     const sums = Array.from({ length: Math.floor((last - start) / step) + 1 }, () => 0);
-    series.moved.forEach(([when, size]) => { const place = Math.floor((when - start) / step); if (sums[place] !== undefined) sums[place] += size; });
+    series.moved.forEach((one) => { const place = Math.floor((one.at - start) / step); if (sums[place] !== undefined) sums[place] += one.bytes; });
     const total = sums.reduce((sum, one) => sum + one, 0);
     return {
       box: figure(`Bytes moved per ${step === 300 ? "five minutes" : "hour"}`, `${bytes(total)} in all`),

@@ -12,7 +12,7 @@ function sizesOf(count, narrow) {
     const step = narrow ? 48 : Math.max(68, Math.min(104, 440 / count));
     return { height: Math.round(step * (narrow ? 0.7 : 0.6)), gap: Math.round(step * (narrow ? 0.3 : 0.4)) };
   }
-  if (count <= 14) return { height: 28, gap: 12 };
+  if (count <= 14) return { height: 38, gap: 8 }; // two lines of text
   return count <= 30 ? { height: 18, gap: 6 } : { height: 11, gap: 3 };
 }
 
@@ -143,7 +143,7 @@ export function createCluster(open) {
   }
 
   function label(id) {
-    return element("button", { type: "button", "data-node": id, onclick: () => open({ kind: "node", id }) },
+    return element("button", { type: "button", "data-node": id, title: id, onclick: () => open({ kind: "node", id }) },
       element("b", {}, id), element("span", { class: "about" }));
   }
 

@@ -99,6 +99,19 @@ export function duration(seconds) {
   return `${Math.round(seconds / 86400)} days`;
 }
 
+const TIMES = new Set(["at", "since", "created", "updated", "begun", "began", "ended", "first", "last", "start", "end", "switched", "closes_at", "next_open", "paused_until", "pinned_until", "unreachable_since"]);
+const seconds = (text) => (/^\d{4}-\d\d-\d\dT[\d:.]+Z$/.test(text) ? Date.parse(text) / 1000 : text);
+
+// Times come as RFC 3339 writes them and are seconds in here. They are known by their fields: a name may look like a time.
+export function readDocument(text) {
+  return JSON.parse(text, (key, value) => {
+    if (typeof value === "string") return TIMES.has(key) ? seconds(value) : value;
+    return key === "times" && Array.isArray(value) ? value.map(seconds) : value;
+  });
+}
+
+export const asTime = (at) => new Date(at * 1000).toISOString();
+
 const pad = (value) => String(value).padStart(2, "0");
 
 export function clock(seconds) {
@@ -108,8 +121,6 @@ export function clock(seconds) {
   const today = at.toDateString() === new Date().toDateString();
   return today ? time : `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${time}`;
 }
-
-
 
 export function bounds(tablet) {
   if (tablet.modulus) return `hash % ${tablet.modulus} = ${tablet.remainder}`;

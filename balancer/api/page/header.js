@@ -8,9 +8,17 @@ export const shortWord = (word) => SHORT[word] ?? word;
 
 export function drawChip(word) {
   const chip = byId("chip");
-  chip.textContent = shortWord(word);
-  chip.className = `chip ${shortWord(word)}`;
-  document.title = `${word} – tablet-balancer`;
+  chip.textContent = shortWord(word ?? "past");
+  chip.className = `chip ${shortWord(word ?? "past")}`;
+  title({ word: word ?? "past" });
+}
+
+// A browser may have a tab for each cluster.
+const titled = { word: "loading", cluster: "" };
+
+function title(changed) {
+  Object.assign(titled, changed);
+  document.title = [titled.word, titled.cluster, "tablet-balancer"].filter(Boolean).join(" – ");
 }
 
 // What is said never contradicts itself: while there is work, the line is the work and the reason comes second; only a
@@ -38,7 +46,7 @@ function progressLine(bundle, schedule, now) {
   const total = one.done + one.running + one.left;
   const parts = [`${one.done} of ${total} ${total === 1 ? "action" : "actions"}`];
   if (one.done_bytes + one.left_bytes) parts.push(`${bytes(one.done_bytes)} of ${bytes(one.done_bytes + one.left_bytes)}`);
-  if (one.eta !== null) parts.push(`about ${duration(one.eta)} left`);
+  if (one.eta_seconds !== null) parts.push(`about ${duration(one.eta_seconds)} left`);
   if (schedule?.open && schedule.closes_at) parts.push(`window closes in ${duration(schedule.closes_at - now)}`);
   if (schedule && !schedule.open && schedule.next_open) parts.push(`window opens in ${duration(schedule.next_open - now)}`);
   return parts.join(" · ");
@@ -95,16 +103,22 @@ export function troubleOf(overview, lost, now) {
   const newest = Math.max(0, ...status.bundles.map((bundle) => bundle.at));
   const age = Math.max(0, now - newest);
   if (newest && age > STALE_SECONDS) return `The cluster was last looked at ${duration(age)} ago: the figures are old.`;
-  if (status.directory_age > STALE_SECONDS) return `The directory has not answered for ${duration(status.directory_age)}.`;
+  if (status.directory_age_seconds > STALE_SECONDS) return `The directory has not answered for ${duration(status.directory_age_seconds)}.`;
   return status.leader.name ? "" : "No instance leads: nothing is balanced until one does.";
+}
+
+function handover({ leader, spread }) {
+  if (!spread || !leader.name || spread.wanted === leader.name) return "";
+  return `; wanted ${spread.wanted}${spread.waits_for ? `, hands over when ${spread.waits_for}` : ""}`;
 }
 
 export function drawFacts(overview, now) {
   const { status } = overview;
   const newest = Math.max(0, ...status.bundles.map((bundle) => bundle.at));
   const leader = status.leader.name ? `leader ${status.leader.name}${status.leader.is_self ? " (this instance)" : ""}` : "no leader";
+  title({ cluster: status.cluster });
   byId("facts").textContent =
-    `${leader}, epoch ${status.leader.epoch} · looked at ${newest ? `${duration(Math.max(0, now - newest))} ago` : "never"} · ` +
+    `${leader}${handover(status)}, epoch ${status.leader.epoch} · looked at ${newest ? `${duration(Math.max(0, now - newest))} ago` : "never"} · ` +
     `directory version ${status.directory_version} · instance ${status.instance}, version ${status.version}`;
 }
 

@@ -34,9 +34,9 @@ function updateCard(made, one, now) {
   const facts = [
     one.state.replaceAll("_", " "),
     total ? `${bytes(Math.min(progress.bytes_done ?? 0, total))} of ${bytes(total)}` : "",
-    progress.rate ? `${bytes(progress.rate)}/s` : "",
-    progress.eta !== undefined && progress.eta !== null ? `${duration(progress.eta)} left` : "",
-    progress.lag ? `${bytes(progress.lag)} behind` : "",
+    progress.bytes_per_second ? `${bytes(progress.bytes_per_second)}/s` : "",
+    (progress.eta_seconds ?? null) !== null ? `${duration(progress.eta_seconds)} left` : "",
+    progress.lag_bytes ? `${bytes(progress.lag_bytes)} behind` : "",
     `for ${duration(Math.max(0, Math.round(now - one.created)))}`,
   ].filter(Boolean);
   const put = (selector, text) => { made.querySelector(selector).textContent = text; };
@@ -69,11 +69,11 @@ function planParts(plan, bundle, running, actions) {
   const rows = shown.map((one, at) => element(
     "li", { title: one.reason }, element("b", {}, `${one.kind} ${one.tablets.join(" + ")}`),
     element("span", { class: "quiet" }, `${one.target && one.target !== one.source ? `${one.source} → ${one.target}` : one.source} · ${bytes(one.bytes)}`),
-    ...actions.of(one), told(one, at),
+    ...actions.of(one, plan), told(one, at),
   ));
   const more = plan.action_count - plan.actions.length + due.length - shown.length;
   const said = plan.notes.some((note) => note.includes(`${plan.pending_moves} more moves`));
-  const kept = Object.entries(plan.counts);
+  const kept = Object.values(plan.counts).reduce((sum, count) => sum + count, 0);
   return [
     rows.length ? element("ul", { class: "next" }, ...rows) : null,
     more > 0 ? quiet(`and ${more} more`) : null,
@@ -82,7 +82,7 @@ function planParts(plan, bundle, running, actions) {
     ...plan.node_changes.map((one) => quiet(`node ${one.node} becomes ${one.condition}: ${one.reason}`)),
     ...plan.notes.map((note) => quiet(note.replace(/^balanced: /, ""))),
     ...actions.ofPlan(plan),
-    kept.length ? element("details", {}, element("summary", {}, `Kept back: ${kept.reduce((sum, [, count]) => sum + count, 0)} candidates`),
+    kept ? element("details", {}, element("summary", {}, `Kept back: ${kept} ${kept === 1 ? "candidate" : "candidates"}`),
       element("ul", {}, ...plan.rejections.slice(0, 12).map((one) => element("li", {}, element("b", {}, `${one.kind} ${one.tablets.join(" + ")}${one.target ? ` to ${one.target}` : ""}: `), one.reason)))) : null,
   ].filter(Boolean);
 }
@@ -94,12 +94,13 @@ export function drawFinished(finished) {
 
 function finishedLine(one) {
   const good = one.state === "done";
-  const facts = [bytes(one.detail.size), `took ${duration(one.updated - one.created)}`, one.detail.pause === undefined ? "" : `write pause ${duration(one.detail.pause)}`].filter(Boolean);
+  const { pause_seconds: pause } = one.detail;
+  const facts = [bytes(one.detail.bytes), `took ${duration(one.updated - one.created)}`, pause === null ? "" : `write pause ${duration(pause)}`].filter(Boolean);
   return element(
     "details", { class: "past" },
     element("summary", {}, element("time", { class: "quiet" }, clock(one.updated)), " ", element("span", { class: good ? "balanced" : "failed" }, good ? "✓ " : `${one.state} `), describe(one), element("span", { class: "quiet" }, ` · ${facts.join(" · ")}`)),
     element("p", {}, one.error || one.reason || "No reason was given."),
-    quiet(`${one.mode}, attempt ${one.attempt}, ${good ? (one.detail.bulk_verified === false ? "copy not verified" : "copy verified") : "nothing was switched"}, id ${one.id}`),
+    quiet([one.mode, `attempt ${one.attempt}`, good ? (one.detail.bulk_verified ? "copy verified" : "") : "nothing was switched", `id ${one.id}`].filter(Boolean).join(", ")),
   );
 }
 
@@ -117,7 +118,7 @@ export function drawSchedules(schedules, now) {
 function scheduleBlock(one, now) {
   const state = one.open ? `open${one.closes_at ? ` until ${clock(one.closes_at)}` : ""}` : one.next_open ? `closed until ${clock(one.next_open)}` : "never opens";
   const formula = one.level ? `${one.formula} (${one.level}, ${one.timezone})` : "no schedule: always open";
-  const windows = one.windows.map(([start, end]) => `${clock(start)} – ${end ? clock(end) : "without end"}`).join(", ");
+  const windows = one.windows.map(({ start, end }) => `${clock(start)} – ${end ? clock(end) : "without end"}`).join(", ");
   return element(
     "div", { "data-schedule": one.bundle },
     element("h3", {}, `${one.bundle}: `, element("span", { class: one.open ? "balanced" : "waiting" }, state)),

@@ -76,7 +76,7 @@ export function createPanel(askJson, actions) {
   }
 
   async function nodeParts(id) {
-    const [why, past] = await Promise.all([asked(`/v1/explain/nodes/${encodeURIComponent(id)}`), asked(`/v1/history?node=${encodeURIComponent(id)}&limit=5`)]);
+    const [why, past] = await Promise.all([asked(`/v1/explain/nodes/${encodeURIComponent(id)}`), asked(`/v1/history?node=${encodeURIComponent(id)}&limit=5&steps=false`)]);
     const node = state.nodes.find((one) => one.id === id);
     if (!node) return [quiet(`There is no node ${id} any more.`)];
     const word = node.reachable ? node.state : "down";
@@ -93,7 +93,7 @@ export function createPanel(askJson, actions) {
       element("h3", {}, "Its loads"), ...loads(node), dayStrip(node),
       element("h3", {}, "What the plan does"), ...sentences(why),
       element("h3", {}, "Its last changes"),
-      element("ul", {}, ...(past.entries ?? []).map((one) => element("li", {}, `${clock(one.at)} ${one.reason} (${one.author})`))),
+      element("ul", {}, ...(past.items ?? []).map((one) => element("li", {}, `${clock(one.at)} ${one.reason} (${one.author})`))),
     ];
   }
 
@@ -126,7 +126,7 @@ function sentences(why) {
 }
 
 function migrations(past) {
-  const list = past.migrations ?? [];
+  const list = past.items ?? [];
   if (!list.length) return [quiet(past.problem ?? "None that the directory still has.")];
   return [element("ul", {}, ...list.map((one) => element("li", {}, `${clock(one.updated)} ${describe(one)}: ${one.state}${one.error ? ` (${one.error})` : ""}`)))];
 }

@@ -44,8 +44,8 @@ export function createTimeline(travel) {
   byId("live").addEventListener("click", () => go(null));
   byId("play").addEventListener("click", play);
   return {
-    update(times, migrations, now) {
-      state.first = times.length ? times[0] : now - 1;
+    update(since, migrations, now) {
+      state.first = Math.min(since, now - 1);
       state.last = Math.max(now, state.first + 1);
       Object.assign(slider, { min: String(Math.floor(state.first)), max: String(Math.ceil(state.last)), step: "1" });
       const dots = migrations.filter((one) => one.updated >= state.first).map((one) =>

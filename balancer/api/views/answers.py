@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from balancer.api.documents import instant_or_none
 from balancer.api.page_shapes import ExplanationShape, WhyNotShape
 from balancer.api.source import Source
 from balancer.api.views import history
@@ -42,7 +43,7 @@ def why_not(source: Source, tablet: int, node: str) -> WhyNotShape:
     """Why the tablet does not go to the node."""
     snapshot = source.follower().snapshot
     _bundle(snapshot, node)
-    _, view, options = _known(source, snapshot.tables[snapshot.tablet(tablet).table].bundle)
+    state, view, options = _known(source, snapshot.tables[snapshot.tablet(tablet).table].bundle)
     try:
         found = questions.why_not(view, options, tablet, node)
     except questions.Unknown as error:
@@ -54,6 +55,7 @@ def why_not(source: Source, tablet: int, node: str) -> WhyNotShape:
         code=found.code,
         reason=mask(found.reason),
         flip=mask(found.flip),
+        at=state.at,
     )
 
 
@@ -76,11 +78,7 @@ def _tablets(entry: LogEntry) -> Iterator[Tablet]:
 
 
 def _bundle(snapshot: Snapshot, node: str) -> str:
-    record = snapshot.nodes.get(node)
-    if record is None:
-        known = ", ".join(sorted(snapshot.nodes)) or "none"
-        raise NotFound(f"there is no node {node!r} in the directory; there are: {known}")
-    return record.bundle
+    return snapshot.node(node).bundle
 
 
 def _known(source: Source, bundle: str) -> tuple[BundleState, BundleView, BundleOptions]:
@@ -94,5 +92,8 @@ def _known(source: Source, bundle: str) -> tuple[BundleState, BundleView, Bundle
 
 def _shape(found: Explanation, state: BundleState, since: float | None) -> ExplanationShape:
     return ExplanationShape(
-        subject=found.subject, sentences=[mask(one) for one in found.sentences], at=state.at.timestamp(), since=since
+        subject=found.subject,
+        sentences=[mask(one) for one in found.sentences],
+        at=state.at,
+        since=instant_or_none(since),
     )

@@ -5,16 +5,30 @@ from math import isnan
 from zoneinfo import ZoneInfo
 
 from balancer import __version__
+from balancer.api.documents import cut_at
 from balancer.api.note_cache import Notes
-from balancer.api.shapes import BundleShape, Leader, NodeShape, ScoreShape, Status
+from balancer.api.shapes import (
+    BundleShape,
+    CapacityShape,
+    InstanceShape,
+    Leader,
+    LoadsShape,
+    NodeList,
+    NodeShape,
+    ScoreShape,
+    SpreadShape,
+    Status,
+)
 from balancer.api.source import Source
 from balancer.api.views.headline import headline, progress
-from balancer.directory.model import Json, Node
+from balancer.directory.instance_note import LeaderSpread
+from balancer.directory.model import Json, Node, NodeState
+from balancer.directory.open import cluster_name
 from balancer.errors import UserError
 from balancer.logs import mask
 from balancer.planner.loads import imbalance, node_loads
 from balancer.planner.state import BundleState, NodeReport
-from balancer.policies.bundle_view import PlanResult
+from balancer.policies.bundle_view import Floats, NodeView, PlanResult
 from balancer.policies.day_parts import HOURS, hour_slot
 
 
@@ -34,13 +48,25 @@ def status(source: Source, notes: Notes) -> Status:
     leader, follower = source.leader(), source.follower()
     running = notes.progress(follower.snapshot)
     return Status(
+        cluster=cluster_name(source.settings().daemon.directory),
         instance=source.settings().daemon.instance,
         version=__version__,
         leader=Leader(name=leader.name, epoch=leader.epoch, is_self=leader.is_self),
+        spread=_spread(leader.spread),
         directory_version=follower.snapshot.version,
-        directory_age=round(follower.age(), 1),
-        tick_age=round(source.tick_age(), 1),
+        directory_age_seconds=round(follower.age(), 1),
+        tick_age_seconds=round(source.tick_age(), 1),
         bundles=[_bundle(source, state, running) for state in chosen(source, None)],
+    )
+
+
+def _spread(spread: LeaderSpread | None) -> SpreadShape | None:
+    if spread is None:
+        return None
+    return SpreadShape(
+        wanted=spread.wanted,
+        waits_for=mask(spread.waits_for),
+        instances=[InstanceShape(name=one.name, weight=one.weight, unfit=mask(one.unfit)) for one in spread.instances],
     )
 
 
@@ -53,9 +79,9 @@ def _bundle(source: Source, state: BundleState, running: Mapping[str, Json]) -> 
         headline=mask(headline(state)),
         sentence=mask(state.sentence),
         progress=progress(state, source.follower().snapshot, running, source.recorder.begun(state.bundle)),
-        at=state.at.timestamp(),
+        at=state.at,
         paused=state.paused,
-        paused_until=state.paused_until.timestamp() if state.paused_until else None,
+        paused_until=state.paused_until,
         error=mask(state.error),
         score=None if state.plan is None else score(state.plan),
         imbalance={} if view is None else {name: round(ratio, 4) for name, ratio in imbalance(view).items()},
@@ -81,20 +107,42 @@ def nodes(source: Source, states: Iterable[BundleState]) -> list[NodeShape]:
     return [shape for state in states for shape in _nodes_of(state, known)]
 
 
+def node_list(found: list[NodeShape], limit: int, cursor: str) -> NodeList:
+    """Some of them, by bundle and name."""
+    found.sort(key=lambda node: (node.bundle, node.id))
+    items, following = cut_at(found, lambda node: (node.bundle, node.id), limit, cursor)
+    return NodeList(items=list(items), next=following)
+
+
 def _nodes_of(state: BundleState, known: Mapping[str, Node]) -> Iterable[NodeShape]:
     view = state.view
     loads = {} if view is None else node_loads(view)
     places = {} if view is None else {node.id: at for at, node in enumerate(view.nodes)}
     for report in state.nodes:
         at = places.get(report.id)
-        carried = {} if at is None else {name: round(float(column[at]), 3) for name, column in loads.items()}
-        capacity: dict[str, float] = {}
+        carried, capacity = LoadsShape(), CapacityShape()
         if at is not None and view is not None:
-            node = view.nodes[at]
-            limits = {"bytes": node.disk_capacity, "memory": node.memory}
-            limits |= {"write_rate": node.write_capacity, "read_rate": node.read_capacity}
-            capacity = {name: limit for name, limit in limits.items() if limit is not None}
+            carried, capacity = _loads(loads, at), _capacity(view.nodes[at])
         yield _node(state, report, known.get(report.id), carried, capacity, day=_day(state, at))
+
+
+def _loads(loads: Mapping[str, Floats], at: int) -> LoadsShape:
+    return LoadsShape(
+        bytes=round(loads["bytes"][at]),
+        memory=round(loads["memory"][at]),
+        write_rate=round(float(loads["write_rate"][at]), 3),
+        read_rate=round(float(loads["read_rate"][at]), 3),
+        tablets=round(loads["tablets"][at]),
+    )
+
+
+def _capacity(node: NodeView) -> CapacityShape:
+    return CapacityShape(
+        bytes=None if node.disk_capacity is None else round(node.disk_capacity),
+        memory=None if node.memory is None else round(node.memory),
+        write_rate=node.write_capacity,
+        read_rate=node.read_capacity,
+    )
 
 
 def _day(state: BundleState, at: int | None) -> list[float | None]:
@@ -110,30 +158,28 @@ def _node(
     state: BundleState,
     report: NodeReport,
     record: Node | None,
-    loads: dict[str, float],
-    capacity: dict[str, float],
+    loads: LoadsShape,
+    capacity: CapacityShape,
     *,
     day: list[float | None],
 ) -> NodeShape:
-    since = report.unreachable_since
     return NodeShape(
         id=report.id,
         bundle=state.bundle,
-        state=report.state,
+        state=NodeState(report.state),
         reason=mask(report.reason),
         zone=record.zone if record else "",
         weight=record.weight if record else 1.0,
         reachable=report.reachable,
-        unreachable_since=since.timestamp() if since else None,
+        unreachable_since=report.unreachable_since,
         error=mask(report.error),
         version=report.version,
         disagreements=len(report.disagreements),
         rewound=mask(report.rewound),
-        tablets=int(loads.get("tablets", 0)),
         loads=loads,
         capacity=capacity,
         day=day,
-        database_bytes=report.database_bytes,
+        database_bytes=round(report.database_bytes),
         connections=report.connections,
-        retained_wal_bytes=report.retained_wal_bytes,
+        retained_wal_bytes=round(report.retained_wal_bytes),
     )

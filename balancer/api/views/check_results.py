@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from balancer.api.shapes import CheckRoundShape, ChecksShape, FindingShape
+from balancer.api.documents import cut_at, instant
+from balancer.api.record_shapes import CheckList, CheckRoundShape, ChecksShape, FindingShape
 from balancer.checks.book_notes import book_of
 from balancer.directory.model import Json
 from balancer.logs import mask
@@ -16,12 +17,18 @@ def check_results(notes: Mapping[str, Json]) -> list[ChecksShape]:
     return [_checks(bundle, book_of(note)) for bundle, note in sorted(notes.items())]
 
 
+def check_list(notes: Mapping[str, Json], limit: int, cursor: str) -> CheckList:
+    """Some of them, by bundle."""
+    items, following = cut_at(check_results(notes), lambda one: (one.bundle,), limit, cursor)
+    return CheckList(items=list(items), next=following)
+
+
 def _checks(bundle: str, book: CheckBook) -> ChecksShape:
     round_ = book.round
     return ChecksShape(
         bundle=bundle,
         round=round_.number if round_ else 0,
-        kind=str(round_.kind) if round_ and round_.kind else "",
+        kind=round_.kind if round_ else None,
         rows=round_.rows if round_ else 0,
         findings=[_finding(one) for one in list(book.standing.values())[:_FEW]],
         more=book.more + max(0, len(book.standing) - _FEW),
@@ -33,7 +40,7 @@ def _checks(bundle: str, book: CheckBook) -> ChecksShape:
 def _finding(one: Standing) -> FindingShape:
     found = one.anomaly
     return FindingShape(
-        kind=str(found.kind),
+        kind=found.kind,
         text=mask(found.text),
         table=found.table,
         tablet=found.tablet,
@@ -41,16 +48,16 @@ def _finding(one: Standing) -> FindingShape:
         root=found.root,
         count=found.count,
         advice=mask(found.advice),
-        first=one.first,
-        last=one.last,
+        first=instant(one.first),
+        last=instant(one.last),
     )
 
 
 def _past(one: PastRound) -> CheckRoundShape:
     return CheckRoundShape(
         number=one.number,
-        began=one.began,
-        ended=one.ended,
+        began=instant(one.began),
+        ended=instant(one.ended),
         rows=one.rows,
         findings=one.anomalies,
         unchecked=one.unchecked,

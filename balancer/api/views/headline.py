@@ -2,19 +2,21 @@
 
 from collections.abc import Iterable, Mapping
 
+from balancer.api.documents import instant
 from balancer.api.shapes import ProgressShape
 from balancer.directory.model import Json, Migration
 from balancer.directory.snapshot import Snapshot
 from balancer.planner.loads import node_loads
 from balancer.planner.state import BundleState, NodeReport, StateWord
+from balancer.planner.verdict import EVEN
 from balancer.policies.bundle_view import PlanResult
 from balancer.policies.reasons import Left
-
-_EVEN = 99.0  # a score above it needs no excuse
 
 
 def headline(state: BundleState) -> str:
     """The short line."""
+    if not state.nodes:
+        return "it has no nodes yet"
     down = [report for report in state.nodes if not report.reachable and report.state != "lost"]
     if down:
         return _down(state, down)
@@ -38,13 +40,13 @@ def progress(
     rest = left_bytes + max(0.0, total - copied)
     took = max(1.0, state.at.timestamp() - begun)
     return ProgressShape(
-        begun=begun,
+        begun=instant(begun),
         done=len(done),
         running=len(running),
         left=left,
-        done_bytes=done_bytes,
-        left_bytes=rest,
-        eta=round(rest / (done_bytes / took), 1) if done_bytes else None,
+        done_bytes=round(done_bytes),
+        left_bytes=round(rest),
+        eta_seconds=round(rest / (done_bytes / took), 1) if done_bytes else None,
     )
 
 
@@ -64,7 +66,7 @@ def _down(state: BundleState, down: list[NodeReport]) -> str:
 def _balanced(state: BundleState) -> str:
     """Even, or why it cannot be more even."""
     plan = state.plan
-    if plan is None or plan.score_before >= _EVEN:
+    if plan is None or plan.score_before >= EVEN:
         return "every node carries its share"
     if plan.score_before < plan.limit - 1:  # it could be better: what keeps it is in the plan's notes
         notes = [note.removeprefix("balanced: ") for note in plan.notes if note.startswith("balanced: ")]

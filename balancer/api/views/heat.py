@@ -5,8 +5,9 @@ import base64
 import numpy as np
 import numpy.typing as npt
 
+from balancer.api.documents import instant
 from balancer.api.keytext import bound_text
-from balancer.api.shapes import HeatBin, HeatShape
+from balancer.api.shapes import Dimension, HeatBin, HeatShape
 from balancer.api.source import Source
 from balancer.errors import UserError
 from balancer.planner.recorder import Present
@@ -14,9 +15,9 @@ from balancer.planner.recorder import Present
 _OTHER = 255
 
 
-def heat(source: Source, bundle: str, table: str, dimension: str, rows: int, *, day: bool = False) -> HeatShape:
+def heat(source: Source, bundle: str, table: str, dimension: Dimension, rows: int, *, day: bool = False) -> HeatShape:
     """One layer of a table over the last hour or day, in at most so many rows."""
-    found = source.recorder.heat_map(bundle, table, dimension, day=day)
+    found = source.recorder.heat_map(bundle, table, str(dimension), day=day)
     if found is None:
         known = ", ".join(f"{a}/{b}" for a, b in source.recorder.tables()) or "none yet"
         raise UserError(f"nothing is recorded of the table {table!r} in {bundle!r}; recorded are: {known}")
@@ -27,7 +28,7 @@ def heat(source: Source, bundle: str, table: str, dimension: str, rows: int, *, 
         bundle=bundle,
         table=table,
         dimension=dimension,
-        times=[found.times[first] for first in firsts],
+        times=[instant(found.times[first]) for first in firsts],
         bins=bins(found.present),
         max=greatest,
         cells=_packed(_levels(values, greatest)),
@@ -60,7 +61,7 @@ def bins(present: Present) -> list[HeatBin]:
                 node=view.nodes[columns.node[row]].id,
                 lower=labels[at],
                 upper=labels[at + 1],
-                bytes=float(columns.sizes[row]),
+                bytes=round(columns.sizes[row]),
                 write_rate=round(float(columns.write_rate[row]), 2),
                 read_rate=round(float(columns.read_rate[row]), 2),
             )

@@ -4,16 +4,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from balancer.api.shapes import ChangeShape, HistoryEntry, HistoryPage
+from balancer.api.documents import foreign, instant, read_cursor, write_cursor
+from balancer.api.record_shapes import ChangeShape, ChangeWord, HistoryEntry, HistoryList
 from balancer.directory.contract import Directory
 from balancer.directory.delta import key_of
 from balancer.directory.model import Change, LogEntry, Put
 from balancer.directory.snapshot import Snapshot
-from balancer.directory.telling import bundle_of, nodes_of, tablets_of, told
+from balancer.directory.telling import bundle_of, is_step, nodes_of, tablets_of, told
 from balancer.logs import mask
 
 _CHUNK: Final = 200
-_MOST_SCANNED: Final = 2000
+MOST_SCANNED: Final = 2000
 """Commits looked at for one answer: a rare filter goes on with `next` instead of reading everything at once."""
 _MOST_CHANGES: Final = 20
 
@@ -25,27 +26,38 @@ class HistoryQuery:
     bundle: str | None = None
     node: str | None = None
     tablet: int | None = None
+    steps: bool = True
+    """Also what is only a step of a migration or plan."""
 
 
-def page(directory: Directory, snapshot: Snapshot, wanted: HistoryQuery, before: int | None, limit: int) -> HistoryPage:
-    """Up to `limit` commits below the version `before`."""
+def page(directory: Directory, snapshot: Snapshot, wanted: HistoryQuery, limit: int, cursor: str = "") -> HistoryList:
+    """Up to `limit` commits that are older than the cursor's."""
     found: list[HistoryEntry] = []
-    last = top = (snapshot.version + 1) if before is None else before
+    last = top = _below(snapshot, cursor)
     for entry in backwards(directory, top):
         last = entry.version
         if _concerns(entry, wanted, snapshot):
             found.append(_shape(entry))
         if len(found) == limit:
             break
-    return HistoryPage(entries=found, next=last if last > 1 and last != top else None)
+    return HistoryList(items=found, next=write_cursor((last,)) if last > 1 and last != top else None)
 
 
-def backwards(directory: Directory, below: int) -> Iterator[LogEntry]:
-    """Commits below a version, newest first, as many as one answer may look at."""
+def _below(snapshot: Snapshot, cursor: str) -> int:
+    place = read_cursor(cursor)
+    if place is None:
+        return snapshot.version + 1
+    if len(place) != 1 or not isinstance(place[0], int) or not 0 < place[0] < 2**63:
+        raise foreign(cursor)
+    return place[0]
+
+
+def backwards(directory: Directory, below: int, chunk: int = _CHUNK) -> Iterator[LogEntry]:
+    """Commits below a version, newest first, as many as one answer may look at; read so many at a time."""
     scanned = 0
-    while below > 1 and scanned < _MOST_SCANNED:
-        after = max(0, below - 1 - _CHUNK)
-        entries = [entry for entry in directory.history(after, _CHUNK) if entry.version < below]
+    while below > 1 and scanned < MOST_SCANNED:
+        after = max(0, below - 1 - chunk)
+        entries = [entry for entry in directory.history(after, chunk) if entry.version < below]
         if not entries:
             return
         yield from reversed(entries)
@@ -54,7 +66,9 @@ def backwards(directory: Directory, below: int) -> Iterator[LogEntry]:
 
 
 def _concerns(entry: LogEntry, wanted: HistoryQuery, snapshot: Snapshot) -> bool:
-    if wanted == HistoryQuery():
+    if not wanted.steps and is_step(entry):
+        return False
+    if (wanted.bundle, wanted.node, wanted.tablet) == (None, None, None):
         return True
     return any(_change_concerns(change, wanted, snapshot) for change in entry.changes)
 
@@ -70,7 +84,7 @@ def _change_concerns(change: Change, wanted: HistoryQuery, snapshot: Snapshot) -
 def _shape(entry: LogEntry) -> HistoryEntry:
     return HistoryEntry(
         version=entry.version,
-        at=entry.at,
+        at=instant(entry.at),
         author=entry.author,
         epoch=entry.leader_epoch,
         reason=mask(entry.reason),
@@ -81,5 +95,5 @@ def _shape(entry: LogEntry) -> HistoryEntry:
 
 def _change(change: Change) -> ChangeShape:
     kind, key = key_of(change)
-    what = "put" if isinstance(change, Put) else "remove"
+    what = ChangeWord.PUT if isinstance(change, Put) else ChangeWord.REMOVE
     return ChangeShape(kind=kind, key=key, what=what, text=mask(told(change)))

@@ -1,6 +1,7 @@
 """A bundle as a picture: nodes as rows, tablets as blocks. Small at any number of tablets: neighbours share a block."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -13,32 +14,45 @@ from balancer.policies.bundle_view import BundleView, Floats, Ints
 MOST_BLOCKS: Final = 12_000
 
 
+@dataclass(frozen=True, slots=True)
+class BlockColumns:
+    """What blocks are made from: an entry for each tablet."""
+
+    ids: Ints
+    tables: Ints
+    sizes: Floats
+    writes: Floats
+    reads: Floats
+
+
 def cluster(state: BundleState) -> ClusterShape:
     """The newest picture of a bundle."""
     view = state.view
     return ClusterShape.model_construct(
         bundle=state.bundle,
-        at=state.at.timestamp(),
+        at=state.at,
         past=False,
         tables=[] if view is None else [table.name for table in view.tables],
         nodes=[_empty(report.id) for report in state.nodes] if view is None else _rows(state, view),
         tablets=0 if view is None else len(view.tablets),
         most_writes=0.0 if view is None else _most(view.tablets.write_rate),
         most_reads=0.0 if view is None else _most(view.tablets.read_rate),
-        word=str(state.word),
+        word=state.word,
         sentence=mask(state.sentence),
         score=None if state.plan is None else round(state.plan.score_before, 2),
     )
 
 
-def fair_shares(sizes: Floats, weights: Floats, takes: Sequence[bool], gives: Sequence[bool]) -> list[float | None]:
+def fair_shares(sizes: Floats, weights: Floats, takes: Sequence[bool], gives: Sequence[bool]) -> list[int | None]:
     """Of what nodes carry that take or give tablets, the share of each that takes them, by its weight."""
     taking = np.array(takes, dtype=np.bool_)
     shared = float(sizes[taking | np.array(gives, dtype=np.bool_)].sum())
     total = float(weights[taking].sum())
     if not total:
         return [None] * len(sizes)
-    return [shared * float(weight) / total if take else None for weight, take in zip(weights, takes, strict=True)]
+    return [
+        round(shared * float(weight) / total) if take else None for weight, take in zip(weights, takes, strict=True)
+    ]
 
 
 def _rows(state: BundleState, view: BundleView) -> list[ClusterNode]:
@@ -50,36 +64,38 @@ def _rows(state: BundleState, view: BundleView) -> list[ClusterNode]:
     count = len(view.nodes)
     sizes = np.bincount(view.tablets.node, weights=view.tablets.sizes, minlength=count).astype(np.float64)[:count]
     fair = fair_shares(sizes, np.array([node.weight for node in view.nodes]), takes, gives)
-    tables = _tables(view)
+    columns = view.tablets
+    blocks = BlockColumns(columns.ids, tables_of(view), columns.sizes, columns.write_rate, columns.read_rate)
     order = np.argsort(view.tablets.node, kind="stable")
     ends = np.searchsorted(view.tablets.node[order], np.arange(count + 1))
     most = max(1, MOST_BLOCKS // max(1, count))
     missing = [_empty(name) for name in reports if name not in {node.id for node in view.nodes}]
     return [
         *(
-            _row(view, tables, order[ends[at] : ends[at + 1]], most, (node.id, fair[at], takes[at]))
+            row_of(blocks, order[ends[at] : ends[at + 1]], most, (node.id, fair[at], takes[at]))
             for at, node in enumerate(view.nodes)
         ),
         *missing,
     ]
 
 
-def _row(view: BundleView, tables: Ints, rows: Ints, most: int, about: tuple[str, float | None, bool]) -> ClusterNode:
+def row_of(blocks: BlockColumns, rows: Ints, most: int, about: tuple[str, int | None, bool]) -> ClusterNode:
+    """One node: its tablets, given by their places in the columns, in the order of tables."""
     name, fair, counts = about
     if not len(rows):
         return _empty(name, fair, counts)
-    columns, firsts = view.tablets, block_starts(tables[rows], most)
-    sizes = columns.sizes[rows]
+    tables, firsts = blocks.tables, block_starts(blocks.tables[rows], most)
+    sizes = blocks.sizes[rows]
     return ClusterNode.model_construct(
         id=name,
         fair=fair,
         counts=counts,
-        ids=columns.ids[rows][_largest(sizes, firsts)].tolist(),
+        ids=blocks.ids[rows][_largest(sizes, firsts)].tolist(),
         tablets=np.diff(np.append(firsts, len(rows))).tolist(),
         tables=tables[rows][firsts].tolist(),
-        bytes=np.add.reduceat(sizes, firsts).round().tolist(),
-        writes=np.add.reduceat(columns.write_rate[rows], firsts).round(2).tolist(),
-        reads=np.add.reduceat(columns.read_rate[rows], firsts).round(2).tolist(),
+        bytes=np.add.reduceat(sizes, firsts).round().astype(np.int64).tolist(),
+        writes=significant(np.add.reduceat(blocks.writes[rows], firsts)),
+        reads=significant(np.add.reduceat(blocks.reads[rows], firsts)),
     )
 
 
@@ -90,6 +106,13 @@ def block_starts(tables: Ints, most: int) -> Ints:
     return np.union1d(even, np.flatnonzero(np.diff(tables)) + 1).astype(np.int64)
 
 
+def significant(column: Floats) -> list[float]:
+    """To three digits: what a picture can show, and a third of what would be sent otherwise."""
+    sizes = np.floor(np.log10(np.maximum(np.abs(column), 1e-3)))
+    steps = 10.0 ** (2 - sizes)
+    return [int(one) if one.is_integer() else round(one, 5) for one in (np.rint(column * steps) / steps).tolist()]
+
+
 def _largest(sizes: Floats, firsts: Ints) -> Ints:
     """The place of each block's largest; the first of several."""
     ends = np.append(firsts[1:], len(sizes))
@@ -97,7 +120,7 @@ def _largest(sizes: Floats, firsts: Ints) -> Ints:
     return found
 
 
-def _tables(view: BundleView) -> Ints:
+def tables_of(view: BundleView) -> Ints:
     """Each tablet's table, as a place in the view's tables."""
     found = np.zeros(len(view.tablets), dtype=np.int64)
     for at, table in enumerate(view.tables):
@@ -109,5 +132,5 @@ def _most(column: Floats) -> float:
     return round(float(column.max()), 2) if len(column) else 0.0
 
 
-def _empty(name: str, fair: float | None = None, counts: bool = False) -> ClusterNode:
+def _empty(name: str, fair: int | None = None, counts: bool = False) -> ClusterNode:
     return ClusterNode(id=name, fair=fair, counts=counts, ids=[], tablets=[], tables=[], bytes=[], writes=[], reads=[])

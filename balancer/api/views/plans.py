@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable
 
-from balancer.api.shapes import ActionShape, PlanShape, RejectionShape
+from balancer.api.documents import cut_at
+from balancer.api.record_shapes import ActionShape, NodeChangeShape, PlanList, PlanShape, RejectionShape
 from balancer.api.views.bundles import score
+from balancer.directory.model import NodeState
 from balancer.planner.state import BundleState
 from balancer.policies.bundle_view import PlanResult
 
@@ -13,14 +15,21 @@ def plans(states: Iterable[BundleState], limit: int) -> list[PlanShape]:
     return [_plan(state, state.plan, limit) for state in states if state.plan is not None]
 
 
+def plan_list(found: list[PlanShape], limit: int, cursor: str) -> PlanList:
+    """Some of them, by bundle."""
+    items, following = cut_at(found, lambda one: (one.bundle,), limit, cursor)
+    return PlanList(items=list(items), next=following)
+
+
 def _plan(state: BundleState, plan: PlanResult, limit: int) -> PlanShape:
     return PlanShape(
         bundle=state.bundle,
         id=state.plan_id,
-        at=state.at.timestamp(),
+        at=state.at,
         score=score(plan),
         actions=[
             ActionShape(
+                number=number,
                 kind=action.kind,
                 table=action.table,
                 tablets=list(action.tablets),
@@ -28,10 +37,10 @@ def _plan(state: BundleState, plan: PlanResult, limit: int) -> PlanShape:
                 target=action.target,
                 reason=action.reason,
                 code=action.code,
-                bytes=action.size,
+                bytes=round(action.size),
                 gain=round(action.gain, 6),
             )
-            for action in plan.actions[:limit]
+            for number, action in enumerate(plan.actions[:limit], 1)
         ],
         action_count=len(plan.actions),
         rejections=[
@@ -46,10 +55,12 @@ def _plan(state: BundleState, plan: PlanResult, limit: int) -> PlanShape:
         ],
         counts=dict(plan.counts),
         node_changes=[
-            {"node": change.node, "condition": change.condition, "code": change.code, "reason": change.reason}
+            NodeChangeShape(
+                node=change.node, condition=NodeState(change.condition), code=change.code, reason=change.reason
+            )
             for change in plan.node_changes
         ],
         pending_moves=plan.pending_moves,
-        pending_bytes=plan.pending_bytes,
+        pending_bytes=round(plan.pending_bytes),
         notes=list(plan.notes),
     )

@@ -1,11 +1,13 @@
 """Schedules as documents: whether a bundle is open, today's strip, the next windows."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import islice
 from zoneinfo import ZoneInfo
 
-from balancer.api.shapes import ScheduleShape
+from balancer.api.documents import cut_at
+from balancer.api.shapes import ScheduleList, ScheduleShape, WindowShape
 from balancer.api.source import Source
 from balancer.planner.state import BundleState, ScheduleReport
 from balancer.schedules import ALWAYS, Formula, Schedule
@@ -18,6 +20,12 @@ def schedule(source: Source, state: BundleState, windows: int) -> ScheduleShape:
     return _shape(state.bundle, state.schedule, source.clock.now(), windows)
 
 
+def schedule_list(source: Source, states: Iterable[BundleState], windows: int, limit: int, cursor: str) -> ScheduleList:
+    """Of some bundles, by name."""
+    items, following = cut_at([*states], lambda state: (state.bundle,), limit, cursor)
+    return ScheduleList(items=[schedule(source, state, windows) for state in items], next=following)
+
+
 def _shape(bundle: str, report: ScheduleReport, now: datetime, windows: int) -> ScheduleShape:
     zone = ZoneInfo(report.timezone)
     made = _schedule(report.formula, report.timezone)
@@ -28,12 +36,12 @@ def _shape(bundle: str, report: ScheduleReport, now: datetime, windows: int) -> 
         level=report.level,
         timezone=report.timezone,
         open=report.open,
-        closes_at=report.closes_at.timestamp() if report.closes_at else None,
-        next_open=report.next_open.timestamp() if report.next_open else None,
-        day=today.isoformat(),
+        closes_at=report.closes_at,
+        next_open=report.next_open,
+        day=today,
         strip=_strip(report.formula),
         windows=[
-            (window.start.timestamp(), window.end.timestamp() if window.end else None)
+            WindowShape(start=window.start, end=window.end)
             for window in islice(made.windows(now.astimezone(UTC)), windows)
         ],
     )

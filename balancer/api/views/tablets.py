@@ -1,19 +1,22 @@
 """Tablets as documents: pages with filters, the hottest, those in quarantine. Made for a million of them."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from balancer.api.documents import Place, cut_at, foreign, instant_or_none, read_cursor, write_cursor
 from balancer.api.keytext import tablet_bounds
-from balancer.api.shapes import TableShape, TabletPage, TabletShape
+from balancer.api.shapes import TableList, TableShape, TabletList, TabletShape
 from balancer.api.source import Source
 from balancer.directory.model import Table, Tablet, TabletState
 from balancer.directory.pages import STATES
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import UserError
 from balancer.planner.state import BundleState
 from balancer.policies.bundle_view import BundleView, Floats, Ints
+from balancer.policies.hash_leaves import Leaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class TabletFigures:
         self._states = states
         self._orders: dict[str, tuple[BundleView, Ints]] = {}
 
-    def of(self, bundle: str, tablet: int) -> dict[str, float]:
+    def of(self, bundle: str, tablet: int) -> dict[str, Any]:
         """Size, rows and rates; empty where the tablet was not polled yet."""
         if bundle not in self._orders:
             state = self._states.get(bundle)
@@ -47,8 +50,8 @@ class TabletFigures:
             return {}
         row = order[at]
         return {
-            "bytes": float(columns.sizes[row]),
-            "rows": float(columns.rows[row]),
+            "bytes": round(columns.sizes[row]),
+            "rows": round(columns.rows[row]),
             "write_rate": round(float(columns.write_rate[row]), 3),
             "read_rate": round(float(columns.read_rate[row]), 3),
         }
@@ -73,7 +76,7 @@ class Shaper:
             epoch=tablet.epoch,
             state=tablet.state,
             pinned=pin is not None,
-            pinned_until=pin.until if pin else None,
+            pinned_until=instant_or_none(pin.until) if pin else None,
             migration=running.id if running else "",
             **tablet_bounds(table, tablet),
             **self._figures.of(table.bundle, tablet.id),
@@ -97,20 +100,29 @@ def tables(snapshot: Snapshot, bundle: str | None = None) -> list[TableShape]:
     ]
 
 
-def page(source: Source, wanted: Filter, limit: int, after: str) -> TabletPage:
-    """Up to `limit` tablets that follow the place `after`, table by table in key order."""
+def table_list(snapshot: Snapshot, bundle: str | None, limit: int, cursor: str) -> TableList:
+    """Some tables, by bundle and name."""
+    items, following = cut_at(tables(snapshot, bundle), lambda one: (one.bundle, one.name), limit, cursor)
+    return TableList(items=list(items), next=following)
+
+
+def page(source: Source, wanted: Filter, limit: int, cursor: str) -> TabletList:
+    """Up to `limit` tablets from the cursor's place on, table by table in key order."""
     shaper = Shaper(source)
-    first_table, first_row = _place(after)
+    first_table, shown_to = _place(cursor)
     found: list[TabletShape] = []
+    last: Place = ()
     for table in _tables(shaper.snapshot, wanted):
         if table.id < first_table:
             continue
         tablets = shaper.snapshot.tablets(table.id)
-        for row in _rows(shaper.snapshot, table, wanted, first_row if table.id == first_table else 0):
+        first = bisect_right(tablets, shown_to, key=_start) if table.id == first_table else 0
+        for row in _rows(shaper.snapshot, table, wanted, first):
             if len(found) == limit:
-                return TabletPage(tablets=found, next=f"{table.id}.{row}")
+                return TabletList(items=found, next=write_cursor(last))
             found.append(shaper.shape(tablets[row]))
-    return TabletPage(tablets=found, next="")
+            last = table.id, _start(tablets[row])
+    return TabletList(items=found)
 
 
 def hottest(source: Source, states: Iterable[BundleState], limit: int) -> list[TabletShape]:
@@ -169,10 +181,16 @@ def _rows(snapshot: Snapshot, table: Table, wanted: Filter, first: int) -> Itera
     yield from rows[rows >= first].tolist()
 
 
-def _place(after: str) -> tuple[int, int]:
-    if not after:
-        return 0, 0
-    table, _, row = after.partition(".")
-    if not (table.isdigit() and row.isdigit() and len(after) < 40):
-        raise UserError(f"{after!r} is not a place to go on from: pass the `next` of the page before")
-    return int(table), int(row)
+def _start(tablet: Tablet) -> str:
+    """Where a tablet begins, in the order of its table's keys. A split behind that place hides nothing of it."""
+    bounds = tablet.bounds
+    return f"{bounds.start():016x}" if isinstance(bounds, Leaf) else bounds.lower.hex()
+
+
+def _place(cursor: str) -> tuple[int, str]:
+    place = read_cursor(cursor)
+    if place is None:
+        return 0, ""
+    if len(place) != 2 or not isinstance(place[0], int) or not isinstance(place[1], str):
+        raise foreign(cursor)
+    return place[0], place[1]

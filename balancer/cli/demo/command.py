@@ -3,7 +3,7 @@
 import signal
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.live import Live
@@ -34,7 +34,9 @@ def demo(
 ) -> None:
     """The main job on an embedded cluster: a lopsided data set, a load, and the daemon that balances it."""
     home = (folder or default_folder()) / "demo"
-    set_up_logs("warning", "text")
+    drawn = console.is_terminal and output is not Output.JSON
+    log = home.with_suffix(".log") if drawn else None
+    set_up_logs("warning", "text", _opened(log) if log else None)
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: ended.set())
@@ -46,6 +48,8 @@ def demo(
         binaries=system_binaries() if system_postgres else None,
         progress=lambda name: tell(f"{name} is up"),
     )
+    if log:
+        tell(f"log: {log}")
     tell(f"starting {nodes} PostgreSQL nodes{' and ZooKeeper' if zookeeper else ''} in {home}")
     try:
         cluster.start(fresh=fresh)
@@ -60,6 +64,12 @@ def demo(
         _play(show, ended, once=once, limit=limit, output=output)
     finally:
         cluster.stop()
+
+
+def _opened(log: Path) -> TextIO:
+    """Where a picture is drawn, a line of a log in its middle would tear it."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return log.open("w")
 
 
 def _play(show: Show, ended: threading.Event, *, once: bool, limit: float, output: Output) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from textwrap import wrap
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -123,22 +124,26 @@ def _nodes(state: BundleState, bar: int) -> Table:
         table.add_column(name, justify="left" if name in ("node", "") else "right", no_wrap=True)
     rows = summary(state)["nodes"]
     for row in rows:
-        cells = [row["node"] if row["state"] != "down" else f"{row['node']} down", str(row.get("tablets", "-"))]
+        gone = row["state"] in ("down", "lost") or not row["reachable"]
+        cells = [f"{row['node']} down" if gone else row["node"], str(row.get("tablets", "-"))]
         for name in ("bytes", "write_rate", "read_rate"):
             total = sum(other.get(name, 0.0) for other in rows) or 1.0
             value = row.get(name, 0.0)
             filled = round(bar * value / total)
             cells.append(format_size(value) if name == "bytes" else f"{value:.0f}")
             cells.append("█" * filled + "·" * (bar - filled))
-        table.add_row(*cells)
+        table.add_row(*cells, style="red" if gone else None)
     return table
 
 
 def _migrations(picture: Picture, room: int, *, wide: bool) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=wide)
     names = ("what happens", "state", "bytes", "writers waited", *(("why",) if wide else ()))
     for name in names:
-        table.add_column(name, overflow="ellipsis", no_wrap=True, justify="right" if name == "bytes" else "left")
+        # The reason has what the others leave, and is cut before any of them.
+        ratio = 1 if name == "why" else None
+        side: Literal["right", "left"] = "right" if name == "bytes" else "left"
+        table.add_column(name, overflow="ellipsis", no_wrap=True, justify=side, ratio=ratio)
     for migration, progress in picture.running:
         row = (_what(migration), migration.state, _copied(progress), "", migration.reason)
         table.add_row(*row[: len(names)], style="bold")

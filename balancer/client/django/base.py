@@ -8,7 +8,7 @@ Django itself. One router per process and alias; a fork makes its own.
 import atexit
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -81,6 +81,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     savepoint_ids: Any
     atomic_blocks: Any
     run_on_commit: Any
+    execute_wrappers: Any
     location: Location | None = None
     """Where the open block is; None: there is none."""
 
@@ -114,13 +115,23 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self.commit_on_exit, self.closed_in_transaction = True, False
         self.needs_rollback, self.errors_occurred = False, False
         self.savepoint_ids, self.atomic_blocks, self.run_on_commit = [], [], []
+        self.execute_wrappers.append(self._hinted)
 
     def end(self) -> None:
         """The block is over; what waits for its commit still waits."""
         self.connection, self.location = None, None
+        self.execute_wrappers.remove(self._hinted)
         self.in_atomic_block, self.autocommit = False, True
         self.needs_rollback, self.closed_in_transaction = False, False
         self.savepoint_ids, self.atomic_blocks = [], []
+
+    def _hinted(self, execute: Callable[..., Any], statement: Any, values: Any, many: bool, context: Any) -> Any:
+        """Words for a statement that found nothing because its key is elsewhere."""
+        done = execute(statement, values, many, context)
+        hints = getattr(self.connection, "hints", None)
+        if not many and hints is not None and context["cursor"].rowcount == 0:
+            hints().found_nothing(statement, values, self.connection)
+        return done
 
     @property
     def pg_version(self) -> int:

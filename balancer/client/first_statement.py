@@ -1,0 +1,155 @@
+"""A block's first statement, which brings the transaction's beginning along: BEGIN, the proof and it in one round trip.
+
+The three are sent in libpq's pipeline mode, so the server runs nothing behind a refused proof; and the statement's
+answer is read only when the proof's has been. psycopg's own pipeline would do the same, at a price: here the cursor
+sends and reads the statement exactly as it always does, and only what stands before it and the synchronisation behind
+it are added. What cannot travel so begins the transaction first, in a round trip of its own: a statement without
+parameters (which may be several, and then needs the simple protocol), one that psycopg is about to prepare, COPY,
+`executemany`, `stream`, and cursors of other kinds.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg._preparing import Prepare
+from psycopg.abc import PQGen
+from psycopg.errors import error_from_result
+from psycopg.generators import fetch_many, send
+from psycopg.pq import ConnStatus, ExecStatus
+from psycopg.waiting import Ready
+
+_FATAL = ExecStatus.FATAL_ERROR
+_NO_SUCH_STATEMENT = "26000"
+Beginning = Callable[[PQGen[None], bool], PQGen[None]]
+"""What wraps a statement's own sending and reading; told whether the beginning needs a round trip of its own."""
+
+
+class FirstCursor(psycopg.Cursor[Any]):
+    """psycopg's cursor, on a connection whose transaction may not have begun."""
+
+    beginning: Beginning | None = None
+    may_join = True
+    """Whether there is a proof that the statement can follow."""
+    ends_message = False
+    """Whether the statement is the last of what is sent together."""
+
+    def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
+        connection: Any = self._conn
+        try:
+            if connection.opening is None or not self._begun_with(connection, query, params, options):
+                self._pgconn = connection.pgconn  # it may be another than when the cursor was made
+                super().execute(query, params, **options)
+        except psycopg.errors.CheckViolation as error:
+            if connection.hints is not None:
+                connection.hints().no_partition(error)
+            raise
+        if self._rowcount == 0 and connection.hints is not None:
+            connection.hints().found_nothing(query, params, connection)
+        return self
+
+    def _begun_with(self, connection: Any, query: Any, params: Any, options: dict[str, Any]) -> bool:
+        with connection.lock:
+            if connection.opening is None:  # another thread was quicker
+                return False
+            connection.opening.begin_with(self, query, params, options)
+            return True
+
+    def executemany(self, *arguments: Any, **options: Any) -> None:
+        self._pgconn = self._conn.pgconn
+        super().executemany(*arguments, **options)
+
+    def stream(self, *arguments: Any, **options: Any) -> Any:
+        self._pgconn = self._conn.pgconn
+        return super().stream(*arguments, **options)
+
+    def copy(self, *arguments: Any, **options: Any) -> Any:
+        self._pgconn = self._conn.pgconn
+        return super().copy(*arguments, **options)
+
+    def _maybe_prepare_gen(self, pgq: Any, *, prepare: bool | None = None, binary: bool | None = None) -> PQGen[None]:
+        statement = super()._maybe_prepare_gen(pgq, prepare=prepare, binary=binary)
+        if self.beginning is None:
+            return statement
+        self.ends_message = (
+            self.may_join and bool(pgq.params) and self._get_prepared(pgq, prepare)[0] is not Prepare.SHOULD
+        )
+        return self.beginning(statement, not self.ends_message)
+
+    def _execute_send(self, *arguments: Any, **options: Any) -> None:
+        super()._execute_send(*arguments, **options)
+        self._synchronise()
+
+    def _send_query_prepared(self, *arguments: Any, **options: Any) -> None:
+        super()._send_query_prepared(*arguments, **options)
+        self._synchronise()
+
+    def _synchronise(self) -> None:
+        # Here, and not after the statement has been flushed: a second packet would wake the server a second time.
+        if self.ends_message:
+            self.ends_message = False
+            self._pgconn.pipeline_sync()
+
+
+class Proof(NamedTuple):
+    """BEGIN and the call of `balancer.hold`, as the extended protocol wants them."""
+
+    begin: bytes
+    name: bytes
+    call: bytes
+
+    def send(self, connection: Any, pgconn: Any, values: list[bytes]) -> int:
+        """Sends both; returns the number of answers to be read."""
+        pgconn.send_query_params(self.begin, None)
+        if connection.prepare_threshold is None:  # behind PgBouncer, say
+            pgconn.send_query_params(self.call, values)
+            return 2
+        count = 2
+        if self.name not in connection.proofs:
+            pgconn.send_prepare(self.name, self.call)
+            count = 3
+        pgconn.send_query_prepared(self.name, values)
+        return count
+
+
+def with_statement(
+    connection: Any, proof: Proof, values: list[bytes], statement: PQGen[None], proven: Callable[[], None]
+) -> PQGen[None]:
+    """Calls `proven` when the proof has been given, and only then lets the statement read its answer."""
+    pgconn = connection.pgconn
+    pgconn.enter_pipeline_mode()
+    count = proof.send(connection, pgconn, values)
+    next(statement)  # all is sent, and it waits for its answer
+    yield from send(pgconn)
+    for left in range(count, 0, -1):
+        for result in (yield from fetch_many(pgconn)):
+            if result.status == _FATAL:
+                error = error_from_result(result, encoding=connection.info.encoding)
+                if error.sqlstate == _NO_SUCH_STATEMENT:  # the application has deallocated it
+                    connection.proofs.discard(proof.name)
+                with suppress(psycopg.Error):
+                    for _ in range(left + 1):  # what was skipped, and the synchronisation
+                        yield from fetch_many(pgconn)
+                    pgconn.exit_pipeline_mode()
+                raise error
+        if left == 2:  # either it has been prepared just now, or that is not done on this connection
+            connection.proofs.add(proof.name)
+    proven()
+    try:
+        ready: int = Ready.R  # its answer has come, as far as we know; nothing may follow that could be waited for
+        while True:
+            ready = yield statement.send(ready)
+    except StopIteration:
+        pass
+    except psycopg.Error:
+        with suppress(psycopg.Error):
+            yield from _ended(pgconn)
+        raise
+    yield from _ended(pgconn)
+
+
+def _ended(pgconn: Any) -> PQGen[None]:
+    if pgconn.status == ConnStatus.OK:
+        yield from fetch_many(pgconn)
+        pgconn.exit_pipeline_mode()

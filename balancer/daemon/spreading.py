@@ -1,0 +1,283 @@
+"""Lets the instances of a directory agree on who should lead it, without touching how a leader is elected.
+
+Only `campaign` calls this, in its one thread: it asks `stands` before it campaigns and `hands_over` while it leads.
+What follows from the answers is a campaign or a resignation, as they always were: the epoch is raised by elections
+alone, and a wrong answer here costs time and never safety. The decisions are in `policies.leader_choice`.
+
+Three rules:
+
+- An instance that is not the wanted one stays back while nobody leads, for half a session. Otherwise a leader that
+  hands over would win its own election again, or a third one would.
+- The wanted one must have been the same for `settle`, by the notes of this very moment: an instance that comes and goes
+  changes nothing, and none is chosen that has just said that it cannot.
+- A leadership counts as failed from its first moment until it has lasted, so that a process that dies of leading finds
+  that number in its own note when it comes back, and rests.
+"""
+
+from collections.abc import Callable
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import structlog
+
+from balancer.clock import Clock
+from balancer.daemon.attendance import Attendance
+from balancer.directory.contract import Directory
+from balancer.directory.instance_note import TOPIC, InstanceNote, LeaderSpread, instance_note, note_name, read_instances
+from balancer.errors import BalancerError
+from balancer.instruments import Instruments
+from balancer.policies.leader_choice import (
+    Contender,
+    Handover,
+    Pace,
+    Term,
+    hand_over,
+    rest_after,
+    stands,
+    wanted_leader,
+)
+from balancer.settings.files import DaemonFile
+
+log = structlog.get_logger()
+
+BEATS = 4  # per session
+ABSENT = 0.75  # of a session: before the servers let anybody else in, a dead leader is known to be absent
+STAY_BACK = 0.5  # of a session
+LASTED = 10.0  # times `lead_at_least`: a leadership that has lasted so long is none that failed
+
+
+class Spreader:
+    """One instance's part. `daemon` is asked again each time: files may change."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        daemon: Callable[[], DaemonFile],
+        *,
+        unfit: Callable[[], str],
+        under_way: Callable[[], str],
+        instruments: Instruments,
+        clock: Clock,
+    ) -> None:
+        started = daemon()
+        self._directory = directory
+        self._daemon = daemon
+        self._unfit = unfit
+        self._under_way = under_way
+        self._instruments = instruments
+        self._clock = clock
+        self._me = started.instance
+        self._group = group_of(started.directory)
+        self._session = started.session_timeout
+        self._process = uuid4().hex
+        self._attendance = Attendance(self._session * ABSENT)
+        self._beats = 0
+        self._due = 0.0  # monotonic, as are all times here
+        self._reported = False
+        self._failures: int | None = None  # None: our own note has not been read yet
+        self._before = 0  # failures before the leadership that is held
+        self._rests_until = 0.0
+        self._leading_since: float | None = None
+        self._epoch = 0
+        self._handed = ""  # to whom, for as long as that one has not been seen to lead
+        self._declined: dict[str, int] = {}
+        self._leaderless_since: float | None = None
+        self._wanted, self._wanted_since = self._me, 0.0
+        self._verdict = Handover(now=False)
+        self._spread: LeaderSpread | None = None
+
+    @property
+    def spread(self) -> LeaderSpread | None:
+        """As of the last look; None: leadership is not spread. For any thread."""
+        return self._spread
+
+    @property
+    def longest_wait(self) -> float:
+        """Seconds for which a campaign may go on before it asks again: signs of life come in between."""
+        return min(1.0, self._session / BEATS)
+
+    def stands(self) -> bool:
+        """Whether to stand for election now. The directory is asked."""
+        if not self._on():
+            return True
+        now = self._clock.monotonic()
+        if now >= self._due:
+            self._beat()
+        if self._stands(0.0):
+            self._leaderless_since = None
+            return True
+        leader = self._directory.leader()
+        if leader is not None:
+            self._leaderless_since = None
+            if leader == self._handed:
+                self._handed, self._declined[leader] = "", 0
+            return False
+        # Nobody leads. The newest notes decide: the one that resigned may have left for good and taken its note along.
+        self._look()
+        since = self._leaderless_since = now if self._leaderless_since is None else self._leaderless_since
+        return self._stands(now - since)
+
+    def won(self, epoch: int) -> None:
+        """A leadership begins. Until it has lasted it counts as one that failed."""
+        now = self._clock.monotonic()
+        if self._handed:
+            self._declined[self._handed] = self._declined.get(self._handed, 0) + 1
+            self._handed = ""
+        self._before = self._failures or 0
+        self._failures = self._before + 1
+        self._leading_since, self._epoch = now, epoch
+        self._leaderless_since = None
+        self._say()
+
+    def hands_over(self) -> bool:
+        """Whether the leader should resign, so that the wanted one leads."""
+        if not self._on() or self._leading_since is None:
+            return False
+        now = self._clock.monotonic()
+        if self._failures and now - self._leading_since >= LASTED * self._daemon().leadership.lead_at_least:
+            self._failures = self._before = 0
+        if now < self._due:
+            return False
+        return self._say() and self._verdict.now
+
+    def ended(self, *, failed: bool) -> None:
+        """The leadership is over. `failed`: not because we wanted it to be."""
+        now = self._clock.monotonic()
+        self._leading_since = None
+        if failed:
+            settle = self._daemon().leadership.settle
+            self._rests_until = now + rest_after(self._failures or 0, settle)
+        else:
+            self._failures = self._before
+        self._say()
+
+    def handed_over(self) -> None:
+        """What `hands_over` asked for was done."""
+        log.info("leadership handed over", to=self._wanted, epoch=self._epoch)
+        self._instruments.handovers.inc()
+        self._handed = self._wanted
+
+    def leave(self) -> None:
+        """This instance stands no more: nobody needs to wait for it. Idempotent."""
+        if self._beats:
+            self._beats, self._spread = 0, None
+            try:
+                self._directory.unpublish(TOPIC, note_name(self._me))
+            except BalancerError as error:
+                log.warning("the others will notice later that this instance is gone", error=str(error))
+
+    def _stands(self, leaderless_for: float) -> bool:
+        return stands(
+            self._me,
+            self._wanted,
+            leaderless_for,
+            self._session * STAY_BACK,
+            resting=self._rests(self._clock.monotonic()),
+        )
+
+    def _rests(self, now: float) -> bool:
+        return self._leading_since is None and now < self._rests_until
+
+    def _on(self) -> bool:
+        on = self._daemon().leadership.spread
+        if not on:
+            self.leave()
+        return on
+
+    def _say(self) -> bool:
+        """Tells the others how we stand, as far as the directory can be reached; whether it could."""
+        if not self._on():
+            return False
+        try:
+            self._beat()
+        except BalancerError as error:
+            log.warning("other instances are not known now", error=str(error))
+            return False
+        return True
+
+    def _beat(self) -> None:
+        """Says that we are here, and looks who else is."""
+        now = self._clock.monotonic()
+        self._due = now + self._session / BEATS
+        notes = self._read()
+        if self._failures is None:
+            self._begin(notes, now)
+        self._look(notes)
+        self._beats += 1
+        self._directory.publish(TOPIC, note_name(self._me), instance_note(self._note()))
+        if self._leading_since is not None:
+            for name in self._attendance.forgotten(now):
+                self._directory.unpublish(TOPIC, note_name(name))
+
+    def _read(self) -> list[InstanceNote]:
+        notes = list(read_instances(self._directory.published(TOPIC)))
+        theirs = [note.process for note in notes if note.name == self._me and note.process != self._process]
+        if theirs and self._beats and not self._reported:
+            self._reported = True
+            log.warning("another process has this instance's name: give each its own", instance=self._me)
+        return notes
+
+    def _begin(self, notes: list[InstanceNote], now: float) -> None:
+        """What our former process has left: one that died while it led begins with a rest."""
+        own = next((note for note in notes if note.name == self._me), None)
+        self._failures = 0 if own is None else own.failures
+        self._rests_until = now + rest_after(self._failures, self._daemon().leadership.settle)
+
+    def _look(self, notes: list[InstanceNote] | None = None) -> None:
+        now = self._clock.monotonic()
+        self._attendance.look(self._read() if notes is None else notes, now)
+        others = [note for note in self._attendance.present(now) if note.name != self._me]
+        mine = self._note()
+        contenders = [Contender(note.name, note.weight, not note.unfit) for note in (mine, *others)]
+        wanted = wanted_leader(self._group, contenders)
+        assert wanted is not None, "we are present"
+        if wanted != self._wanted:
+            self._wanted, self._wanted_since = wanted, now
+        self._judge(now)
+        leads = self._directory.leader() if self._leading_since is None else self._me
+        heard = next((note.waits_for for note in others if note.name == leads), self._verdict.waits_for)
+        self._spread = LeaderSpread(wanted, heard, tuple(sorted((self._note(), *others), key=lambda note: note.name)))
+        self._instruments.instances_present.set(len(contenders))
+        self._instruments.leader_wanted.set(wanted == self._me)
+
+    def _judge(self, now: float) -> None:
+        """Whether we, if we lead, should hand over now."""
+        before, self._verdict = self._verdict, Handover(now=False)
+        if self._leading_since is None:
+            return
+        section = self._daemon().leadership
+        term = Term(
+            me=self._me,
+            wanted=self._wanted,
+            # Until its last sign of life: what is not known to be alive is not counted.
+            wanted_for=(self._attendance.last_sign(self._wanted) or 0.0) - self._wanted_since,
+            led_for=now - self._leading_since,
+            under_way="" if self._wanted == self._me else self._under_way(),
+            declined=self._declined.get(self._wanted, 0),
+        )
+        self._verdict = hand_over(term, Pace(section.settle, section.lead_at_least))
+        if self._verdict.waits_for and self._verdict != before:
+            log.info("another instance is wanted", wanted=self._wanted, waits_for=self._verdict.waits_for)
+
+    def _note(self) -> InstanceNote:
+        return InstanceNote(
+            name=self._me,
+            process=self._process,
+            beat=self._beats,
+            at=round(self._clock.now().timestamp(), 3),
+            weight=self._daemon().leadership.weight,
+            unfit=self._why_unfit(),
+            failures=self._failures or 0,
+            wanted=self._wanted,
+            waits_for=self._verdict.waits_for,
+        )
+
+    def _why_unfit(self) -> str:
+        if self._rests(self._clock.monotonic()):
+            return f"the last {self._failures} leaderships failed: it rests"
+        return self._unfit()
+
+
+def group_of(url: str) -> str:
+    """What the choice is made for: the directory's whole path, which is the same whatever servers are named."""
+    return urlsplit(url).path.strip("/")

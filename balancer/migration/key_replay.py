@@ -1,0 +1,184 @@
+"""Makes the target's copy what one snapshot of the source is: the rows of every key that has changed are exchanged.
+
+Called by the copy of a replicated move once all chunks are there, as often as it takes to come near; the last time at
+the snapshot of the slot, from which the stream goes on. Why that order is right is in `machine`.
+
+A replay reads the log of changes and the rows in one snapshot. On the target it is one transaction, durable, and
+compared with the source before its commit. Then the entries that this snapshot has are forgotten, if there are many,
+and the ones that came later stay. It may be repeated at any point: what was put in is taken out again.
+
+A target that is taken back in time afterwards (a failover to a standby that was behind) lacks what nobody remembers
+any more. So each replay has a number, which the target gets with the rows and the source when the entries are
+forgotten: like the markers of the stream, whose numbers go on from these, none may be missing.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from balancer.errors import Refused
+from balancer.migration import comparison, guards
+from balancer.migration.context import Context
+from balancer.migration.control import Difference
+from balancer.nodes import changed_keys, chunks, copy, fence, references, replication
+from balancer.nodes.changed_keys import KeyLog, Sum
+from balancer.nodes.connection import Connection, Cursor, run_together, translated
+from balancer.nodes.shape import Shape
+
+FEW = 20_000
+"""Entries of the log that may stay for the last replay, for whose length the source keeps its log for the slot, and for
+the comparison afterwards."""
+MOST = 20
+"""Replays before the last: a tablet that changes faster than it is replayed is left to the stream, which says so."""
+PATIENCE = 6 * 3600.0
+"""Seconds for which a side may stand still: a join over a large tablet gives its first row late."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceView:
+    """A session on the source that sees one snapshot, and the name by which others may see the same."""
+
+    connection: Connection
+    snapshot: str
+
+
+@contextmanager
+def view_of_source(ctx: Context, snapshot: str = "") -> Iterator[SourceView]:
+    """One snapshot of the source: the present, or one that another session has exported and still holds."""
+    node = ctx.record.source_node
+    with ctx.links.data(node) as reader:
+        reader.execute("SELECT set_config('idle_in_transaction_session_timeout', %s, false)", (f"{PATIENCE:.0f}s",))
+        reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        if snapshot:
+            reader.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+        row = reader.execute("SELECT pg_export_snapshot()").fetchone()
+        assert row is not None
+        yield SourceView(reader, str(row[0]))
+
+
+def replay_until_near(ctx: Context, shapes: Sequence[Shape]) -> None:
+    """Replays until few keys are left for the last one, or until that does not get nearer."""
+    for _ in range(MOST):
+        ctx.checkpoint()
+        waiting = _waiting(ctx, shapes)
+        if waiting <= FEW:
+            return
+        ctx.progress.waiting(f"some {waiting} changed keys to be replayed", at_once=True)
+        with view_of_source(ctx) as view:
+            replay_and_forget(ctx, shapes, view)
+
+
+def replay_and_forget(ctx: Context, shapes: Sequence[Shape], view: SourceView) -> None:
+    """What the view has; its entries are not needed afterwards.
+
+    Few of them stay all the same: then they are compared once more, while catching up, by rows that the stream carries.
+    """
+    with translated(ctx.record.source_node):
+        many = sum(changed_keys.entries(view.connection, ctx.id, index) for index in range(len(shapes))) > FEW
+    number = replay(ctx, shapes, view, numbered=many)
+    if number is None or not many:
+        return
+    with ctx.source_at(view.snapshot) as cursor:
+        forgotten = [changed_keys.forget_statement(ctx.id, index) for index in range(len(shapes))]
+        run_together(cursor, [*forgotten, replication.number_statement(ctx.id, number)])
+
+
+def replay(ctx: Context, shapes: Sequence[Shape], view: SourceView, *, numbered: bool = False) -> int | None:
+    """Exchanges the rows of the keys that the view's log has; None: there are none. Returns the replay's number.
+
+    After it the copy is what the view is, until the next replay.
+    """
+    node = ctx.record.target_node
+    guards.look_at_source(ctx, ctx.links.control(ctx.record.source_node))
+    logs = [_log(ctx, index, shape) for index, shape in enumerate(shapes)]
+    with translated(ctx.record.source_node):
+        changed = [one for one in logs if changed_keys.has_entries(view.connection, one)]
+        known = replication.newest_marker(view.connection, ctx.id)  # of the last replay whose entries were forgotten
+    with ctx.links.data(node) as writer, ctx.durable_work(writer, node) as cursor:
+        chunks.begin_replay(cursor, ctx.id, len(shapes))
+        number = _check_numbers(cursor, ctx.id, node, known)
+        if not changed:
+            return None
+        with _past_the_guard(ctx, cursor, changed):
+            exchange = _Exchange(ctx, view.connection, writer, cursor)
+            for one in changed:
+                exchange.take_out(one)
+            for one in changed:
+                ctx.checkpoint()
+                exchange.put_in(one)
+        if numbered:
+            run_together(cursor, [replication.number_statement(ctx.id, number)])
+    return number
+
+
+@contextmanager
+def _past_the_guard(ctx: Context, cursor: Cursor, changed: Sequence[KeyLog]) -> Iterator[None]:
+    """Our own writes come through, nobody else's: past all triggers, or, without that right, behind a lock."""
+    if references.may_prepare(cursor):
+        references.without_triggers(cursor)
+        yield
+        return
+    names = [one.rows.partition for one in changed]
+    guarded = [name for name in names if fence.let_through(cursor, name)]
+    yield
+    for name in guarded:
+        fence.guard_incoming(cursor, name, ctx.guard)
+
+
+def _log(ctx: Context, index: int, shape: Shape) -> KeyLog:
+    return KeyLog(ctx.id, index, comparison.rows_of(shape), shape.copied, shape.portable)
+
+
+class _Exchange:
+    """Changed keys on their way from a view of the source into a transaction of the target."""
+
+    def __init__(self, ctx: Context, reader: Connection, writer: Connection, cursor: Cursor) -> None:
+        self._ctx = ctx
+        self._reader, self._writer, self._cursor = reader, writer, cursor
+
+    def take_out(self, one: KeyLog) -> None:
+        changed_keys.make_room(self._cursor, one)
+        self._carry(changed_keys.copy_keys(one))
+        changed_keys.take_out(self._cursor, one)
+
+    def put_in(self, one: KeyLog) -> None:
+        """Raises `Difference` if what the source has is not what has arrived."""
+        self._carry(changed_keys.copy_changed(one))
+        with translated(self._ctx.record.source_node):
+            wanted = changed_keys.sum_at_source(self._reader, one)
+        _compare(one, wanted, changed_keys.sum_at_target(self._cursor, one))
+
+    def _carry(self, statements: changed_keys.CopyPair) -> None:
+        copy.copy_rows(
+            self._reader,
+            self._writer,
+            *statements,
+            lambda _: self._ctx.check(),
+            source_node=self._ctx.record.source_node,
+            patience=PATIENCE,
+        )
+
+
+def _compare(one: KeyLog, wanted: Sum, found: Sum) -> None:
+    if found != wanted:
+        raise Difference(
+            f"rows of {one.rows.partition} that changed during the copy differ on the target"
+            f" ({wanted[0]} on the source, {found[0]} in the copy)"
+        )
+
+
+def _check_numbers(cursor: Cursor, migration: str, node: str, known: int) -> int:
+    """The number of the next replay. Raises `Refused` if the target lacks one whose entries were forgotten."""
+    newest = replication.newest_marker(cursor, migration)
+    if newest < known or replication.missing_markers(cursor, migration):
+        raise Refused(f"node {node} has lost changes that it had applied: was it taken back in time?")
+    return newest + 1
+
+
+def _waiting(ctx: Context, shapes: Sequence[Shape]) -> int:
+    """About how many keys wait, after the planner was told so."""
+    indexes = range(len(shapes))
+    with ctx.source([changed_keys.analyze_statement(ctx.id, index) for index in indexes]) as cursor:
+        return sum(changed_keys.entries(cursor, ctx.id, index) for index in indexes)

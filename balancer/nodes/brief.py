@@ -1,0 +1,36 @@
+"""Servers' and drivers' messages in as few words as a person needs. Pure; `nodes.connection` and the poll use it.
+
+libpq says where it tried, then that it failed, then why, then what it wonders about; with several hosts all of it again
+for each. Which node it is stands in the sentence around it, so only the why is kept.
+"""
+
+import re
+from typing import Final
+
+from balancer.outside import one_line
+
+LOCKED_OUT: Final = "it does not let us in: "
+"""How the reason begins where a server answers, and refuses the session."""
+
+_ATTEMPT: Final = re.compile(r'connection to server (?:at "[^"]*"(?: \([^)]*\))?, port \d+|on socket "[^"]*") failed: ')
+_NOISE: Final = (
+    re.compile(r" Multiple connection attempts failed\. All failures were:.*"),
+    re.compile(r" Is the server running (?:on that host|locally) and accepting [^?]*\?"),
+    re.compile(r" This probably means the server terminated abnormally before or while processing the request\."),
+    re.compile(r"^(?:connection failed|connection is bad|consuming input failed|sending query failed): "),
+    re.compile(r"^(?:error|ERROR|FATAL): +"),
+    re.compile(r"\[Errno -?\d+\] "),
+)
+_STARTS: Final = ("Connection ", "No such file", "Network is", "No route to", "Name or service", "Host is")
+
+
+def brief(text: str) -> str:
+    """Why something could not be done, without where and what else."""
+    found = one_line(text)
+    for noise in _NOISE[:3]:
+        found = noise.sub("", found)
+    found = _ATTEMPT.split(found)[-1]
+    for noise in _NOISE[3:]:
+        found = noise.sub("", found)
+    found = found.strip().removesuffix(".")
+    return found[0].lower() + found[1:] if found.startswith(_STARTS) else found

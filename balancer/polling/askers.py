@@ -1,0 +1,133 @@
+"""Threads that ask nodes, shared by everything in a process that asks many: as few as will do, however many nodes hang.
+
+At most `AT_ONCE` questions are under way at a time. One that has been for longer than `STUCK` seconds does not count
+any more, because its node hangs and costs nothing but the thread; so a hundred dead nodes leave as many threads to the
+living as there were before. `MOST` bounds them all. Idle threads end after a while.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from typing import Any, Final, TypeVar
+
+from balancer.clock import Clock, SystemClock
+from balancer.errors import BalancerError
+
+Answer = TypeVar("Answer")
+
+AT_ONCE: Final = 16
+"""More would not be quicker: what is done with an answer is done by one thread of this process at a time."""
+MOST: Final = 256
+STUCK: Final = 0.5
+LONGEST: Final = 3
+_IDLE_SECONDS: Final = 30.0
+
+
+class Question(Future[Answer]):
+    """One that waits for a thread, or is under way, or is answered."""
+
+    began: float | None = None
+    """When it was asked, by the askers' clock; None: not yet."""
+
+
+class Askers:
+    """Safe to use from any thread. The threads do not keep the process from ending: each question has timeouts of its
+    own, and nothing is left half-done by one that is cut off."""
+
+    def __init__(self, clock: Clock, at_once: int = AT_ONCE, most: int = MOST) -> None:
+        self._clock = clock
+        self._at_once = at_once
+        self._most = most
+        self._waiting: deque[tuple[Question[Any], Callable[[], Any]]] = deque()
+        self._changed = threading.Condition()
+        self._began: dict[int, float] = {}  # thread → when it took up its question
+        self._threads = 0
+        self._idle = 0
+
+    def submit(self, question: Callable[[], Answer]) -> Question[Answer]:
+        """Asks as soon as there is a thread for it."""
+        future: Question[Answer] = Question()
+        with self._changed:
+            self._waiting.append((future, question))
+            self._changed.notify()
+            self._hire()
+        return future
+
+    def make_room(self) -> None:
+        """Lets others go on in place of those that hang. Who waits for answers calls it now and then."""
+        with self._changed:
+            self._hire()
+
+    def wait(self, asked: list[Question[Any]], seconds: float | None) -> None:
+        """Until all are answered, or have been under way for so many seconds. What is not asked yet is waited for, too,
+        three times as long at most: then so many hang that there is no thread for it."""
+        left: Collection[Question[Any]] = asked
+        began = self._clock.monotonic()
+        while left:
+            self.make_room()
+            pauses = [pause for one in left if (pause := self._left(one, seconds)) > 0]
+            given_up = seconds is not None and self._clock.monotonic() - began >= LONGEST * seconds
+            if not pauses or given_up:
+                return
+            left = wait_for(left, timeout=min(STUCK, *pauses)).not_done  # type: ignore[assignment]
+
+    def _left(self, asked: Question[Any], seconds: float | None) -> float:
+        if seconds is None or asked.began is None:
+            return STUCK
+        return asked.began + seconds - self._clock.monotonic()
+
+    def ask_all(self, questions: Mapping[str, Callable[[], Answer]]) -> dict[str, Answer | BalancerError]:
+        """Every node's answer, or our error in its place; each question must end by itself."""
+        asked = {node: self.submit(question) for node, question in questions.items()}
+        self.wait(list(asked.values()), None)
+        answers: dict[str, Answer | BalancerError] = {}
+        for node, future in asked.items():
+            try:
+                answers[node] = future.result()
+            except BalancerError as error:
+                answers[node] = error
+        return answers
+
+    def _hire(self) -> None:
+        """With the lock: as many new threads as there are questions for which nobody is free."""
+        now = self._clock.monotonic()
+        busy = sum(now - since < STUCK for since in self._began.values()) + self._idle
+        needed = min(len(self._waiting) - self._idle, self._at_once - busy, self._most - self._threads)
+        for _ in range(needed):
+            self._threads += 1
+            self._idle += 1
+            threading.Thread(target=self._work, name="asker", daemon=True).start()
+
+    def _work(self) -> None:
+        me = threading.get_ident()
+        while (taken := self._take(me)) is not None:
+            future, question = taken
+            if future.set_running_or_notify_cancel():
+                try:
+                    answer = question()
+                except BaseException as error:  # noqa: BLE001 - the one who asked gets it
+                    future.set_exception(error)
+                else:
+                    future.set_result(answer)
+            del future, question, taken
+            with self._changed:
+                self._began.pop(me, None)
+                self._idle += 1
+
+    def _take(self, me: int) -> tuple[Question[Any], Callable[[], Any]] | None:
+        with self._changed:
+            if not self._waiting:
+                self._changed.wait(_IDLE_SECONDS)
+            self._idle -= 1
+            if not self._waiting:
+                self._threads -= 1
+                return None
+            future, question = self._waiting.popleft()
+            self._began[me] = future.began = self._clock.monotonic()
+            return future, question
+
+
+SHARED: Final = Askers(SystemClock())
+"""The one of this process."""

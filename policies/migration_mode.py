@@ -1,0 +1,11 @@
+"""How writers are treated while a migration copies rows. Apart from the other options: the directory's records have it,
+and an application that reads them needs nothing else of those."""
+
+from enum import StrEnum
+
+
+class MigrationMode(StrEnum):
+    """How writers are treated while a migration copies rows."""
+
+    REPLICATE = "replicate"
+    READ_ONLY = "read-only"
