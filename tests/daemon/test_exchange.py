@@ -10,6 +10,7 @@ from balancer.clock import SystemClock
 from balancer.daemon.daemon import Daemon
 from balancer.directory.model import Migration
 from balancer.embedded.postgres import PostgresServer
+from balancer.migration.machine import State
 from balancer.nodes.connection import Address
 from balancer.planner.balancing import TOPIC, read_tail
 from balancer.planner.state import StateWord
@@ -84,6 +85,9 @@ def test_the_other_half_of_an_exchange_is_moved_by_the_next_leader(lopsided: Fle
     with stepped(lopsided) as first:
         step_until(first, lambda: migrations(lopsided), "the first half")
         step_until(first, lambda: begun(lopsided).bytes > 0, "a note that balancing has begun")
+        # Before its rows are copied a successor would take it back and begin once more.
+        early = (State.PLANNED, State.PREPARING)
+        until(lambda: migrations(lopsided)[0].state not in early, 60, "the copy")
     (half,) = migrations(lopsided)
     assert half.detail["code"] == "swap"
     ((other, target),) = half.detail["then"]
