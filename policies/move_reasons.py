@@ -83,6 +83,12 @@ def tightest(problem: Problem, state: LoadState, node: int) -> tuple[str, float]
     return problem.dimensions[at], float(over[at])
 
 
+def bar_text(problem: Problem, dimension: str, threshold: float) -> str:
+    """A threshold as a share of this dimension: one that weighs half may be twice as uneven."""
+    weight = float(problem.weights[problem.dimensions.index(dimension)])
+    return share_text(threshold / weight if weight else threshold)
+
+
 def level_text(over: float) -> str:
     """`12 % above its share`."""
     if abs(over) < 0.005:

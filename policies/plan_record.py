@@ -10,7 +10,7 @@ import numpy as np
 from balancer.policies.bundle_view import Action, ActionKind, NodeCondition, Rejection
 from balancer.policies.day_loads import dimension_text
 from balancer.policies.figures import bytes_text, share_text
-from balancer.policies.move_reasons import level_text, overfull_text, tightest
+from balancer.policies.move_reasons import bar_text, level_text, overfull_text, tightest
 from balancer.policies.options import BundleOptions
 from balancer.policies.order import Picker
 from balancer.policies.placement_candidates import STANDINGS, switches
@@ -80,13 +80,18 @@ class Record:
         place = (
             f"the tightest node is {self._problem.nodes[node].id}, {level_text(over)} of {dimension_text(dimension)}"
         )
-        start = share_text(self._options.placement.start_threshold)
+        start, stop = (
+            bar_text(self._problem, dimension, threshold)
+            for threshold in (self._options.placement.start_threshold, self._options.placement.stop_threshold)
+        )
+        if moves.started and not len(moves.rows()) and not self._problem.view.in_flight:
+            return f"{place}, and no move that is allowed makes it more even"
         if moves.started and self._problem.view.balancing > 0:
-            return f"{place}; moves have begun, and end at {share_text(self._options.placement.stop_threshold)}"
+            return f"{place}; moves have begun, and end at {stop}"
         if moves.started:
             return f"{place}; moves start at {start}"
-        low = float(underuse(self._problem, moves.before.held).max(initial=0.0))
-        return f"balanced: {place}, none is {start} above, and the emptiest is {share_text(max(low, 0.0))} below"
+        low = abs(float(underuse(self._problem, moves.before.held).max(initial=0.0)))
+        return f"balanced: {place}, where moves start at {start}, and the emptiest is {share_text(low)} below"
 
     def _add_waiting(self, moves: Moves, picker: Picker) -> None:
         codes = picker.obstacles()

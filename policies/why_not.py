@@ -12,7 +12,7 @@ from balancer.policies.budgets import Admission
 from balancer.policies.bundle_view import BundleView, NodeCondition
 from balancer.policies.day_loads import dimension_text
 from balancer.policies.figures import bytes_text, rate_text, share_text
-from balancer.policies.move_reasons import level_text, tightest
+from balancer.policies.move_reasons import bar_text, level_text, tightest
 from balancer.policies.objective import move_gains
 from balancer.policies.options import BundleOptions
 from balancer.policies.order import Picker
@@ -198,7 +198,7 @@ class _Question:
         dimension, over = tightest(self.problem, self.moves.before, node)
         text = (
             f"the bundle is balanced: the tightest node is {self._name(node)}, {level_text(over)} of "
-            f"{dimension_text(dimension)}, and moves start at {share_text(start)}"
+            f"{dimension_text(dimension)}, and moves start at {bar_text(self.problem, dimension, start)} there"
         )
         return self._say(Left.BALANCED, text, f"set start_threshold below {max(worst, low, 0.0):.3f}")
 

@@ -121,6 +121,9 @@ class MigrationShape(Document):
     updated: datetime
     detail: MigrationFacts
     progress: MigrationProgress | None = Field(description="null: it has ended, or has not said anything yet")
+    way: list[State] = Field(
+        description="the states from the first to the last, if nothing comes in between; running ones"
+    )
 
 
 class MigrationList(Listing[MigrationShape]):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, FloatRect, Page, expect
 from pydantic import SecretStr
 
 from balancer.api.app import create_app
@@ -62,6 +62,12 @@ def test_a_tablet_is_asked_why_by_keyboard_and_by_mouse(browser: Browser, server
         assert seen.complaints == []
 
 
+def box(page: Page, selector: str) -> FloatRect:
+    found = page.locator(selector).bounding_box()
+    assert found is not None
+    return found
+
+
 def test_a_move_flies_and_lands_in_the_other_row(browser: Browser, server: ApiServer, instance: Instance) -> None:
     tablet = instance.directory().snapshot().tablet(3)
     running = migration(tablet, "pg-a", "copying")
@@ -71,9 +77,18 @@ def test_a_move_flies_and_lands_in_the_other_row(browser: Browser, server: ApiSe
         wait_for(seen.page, "#arrows", "3 · 60 %")
         expect(seen.page.locator("#arrows .flight")).to_have_count(1)
         expect(seen.page.locator("#arrows .ghost")).to_have_count(1)
-        commit(instance, Put(replace(running, state="done", finished=True)), *puts([moved(tablet, "pg-a")]))
+        expect(seen.page.locator("#running .way .gone")).to_have_count(2)
+        expect(seen.page.locator("#running .way .here")).to_have_attribute("title", "copying")
+        instance.directory().publish(
+            "progress", running.id, {"state": "retiring", "bytes_done": 1e6, "bytes_total": 1e6}
+        )
+        commit(instance, Put(replace(running, state="retiring")), *puts([moved(tablet, "pg-a")]))
         report_small(instance)
-        expect(seen.page.locator("#arrows .flight")).to_have_count(0, timeout=20 * SECONDS)
+        wait_for(seen.page, "#arrows", "3 has arrived")
+        expect(seen.page.locator("#arrows .flight")).to_have_count(0)
+        assert box(seen.page, "#arrows .landed")["y"] == pytest.approx(box(seen.page, "#blocks")["y"] + 1, abs=2)
+        commit(instance, Put(replace(running, state="done", finished=True)))
+        expect(seen.page.locator("#arrows .landed")).to_have_count(0, timeout=20 * SECONDS)
         wait_for(seen.page, "#figures p:first-child", "5.72 MB")
         assert seen.complaints == []
 

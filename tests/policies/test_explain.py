@@ -1,5 +1,6 @@
 """Explanations: sentences with numbers, and a smallest change that really flips the answer."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -163,3 +164,19 @@ def test_a_planned_move_says_what_it_waits_for_beside_the_budgets() -> None:
     assert waiting.reason.startswith("the plan moves it there, but not yet: it helps only with others")
     assert waiting.flip == f"order it: balancer move {waiting.tablet} n1"
     assert ask(view, options, waiting.tablet, "n1").reason == "the plan moves it there as soon as the budgets allow"
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.5, 0.25])
+@pytest.mark.parametrize("fullest", [100, 104, 109, 112, 118, 130])
+def test_what_is_called_balanced_is_below_the_bar_that_is_named(weight: float, fullest: int) -> None:
+    """A dimension that counts less may be less even, and the sentence says how uneven."""
+    options = replace(ON, placement=PlacementOptions(dimensions={"bytes": weight}))
+    plan = make_plan(bundle([0, 1, 2], 3, sizes=[fullest, 100, 100]), options)
+    (note,) = [note for note in plan.notes if "the tightest node" in note]
+    above = [float(share) for share in re.findall(r"([\d.]+) % above", note)] or [0.0]
+    assert "-0" not in note
+    if note.startswith("balanced: "):
+        assert above[0] < float(re.findall(r"start at ([\d.]+) %", note)[0]) == 10 / weight
+    else:
+        assert above[0] > 10 / weight
+        assert note.endswith(", and no move that is allowed makes it more even")  # three tablets on three nodes

@@ -2,6 +2,7 @@
 import { svg } from "./dom.js";
 
 const MOST_TOLD = 12;
+const [WORDS_WIDE, WORDS_HIGH] = [84, 15];
 
 export function arrowsFor(picture, layout, migrations) {
   const rows = new Map(picture.nodes.map((row, place) => [row.id, place]));
@@ -14,7 +15,20 @@ export function arrowsFor(picture, layout, migrations) {
     else drawn.push(...mark(one, rows, layout, told));
   });
   if (fair) drawn.push(fairText(fair, layout));
+  spread(drawn.filter((one) => one.getAttribute("class") === "flight-text"));
   return drawn;
+}
+
+// Words that would be drawn over others go below them.
+function spread(texts) {
+  const placed = [];
+  for (const text of texts) {
+    const left = Number(text.getAttribute("x")) - (text.getAttribute("text-anchor") === "end" ? WORDS_WIDE : 0);
+    let y = Number(text.getAttribute("y"));
+    while (placed.some((other) => Math.abs(other.left - left) < WORDS_WIDE && Math.abs(other.y - y) < WORDS_HIGH)) y += WORDS_HIGH;
+    placed.push({ left, y });
+    text.setAttribute("y", y);
+  }
 }
 
 export function partOf(one) {
@@ -48,26 +62,44 @@ function placeOf(one, rows, layout) {
 
 const widthOf = (row, layout) => (layout.totals[row] / layout.most) * layout.width;
 
+// Before the switch: from its place to where it will be. After it the tablet is already there, and its former copy waits
+// to be dropped: then the way that it came.
 function moveArrow(one, rows, layout, told, shifts) {
-  const from = placeOf(one, rows, layout);
   const target = rows.get(one.target_node);
-  if (!from || target === undefined || rows.get(one.source_node) === target) return [];
+  const source = rows.get(one.source_node);
+  if (target === undefined || source === target) return [];
+  const at = layout.places.get(one.sources[0]);
+  if (at !== undefined && layout.y[at] === target * layout.step) return landed(one, at, source, layout, told);
+  const from = placeOf(one, rows, layout);
+  if (!from) return [];
   const start = widthOf(target, layout) + (shifts.get(target) ?? 0);
   const w = Math.max(6, Math.min(from.w, layout.width - start - 2));
   shifts.set(target, (shifts.get(target) ?? 0) + w + 2);
   const x = Math.min(start, layout.width - w - 1);
   const y = target * layout.step;
-  const down = y > from.y;
-  const y1 = down ? from.y + layout.height : from.y;
-  const y2 = down ? y : y + layout.height;
-  const bend = (y2 - y1) * 0.6;
-  const path = svg("path", { class: "flight", d: `M${from.x} ${y1}C${from.x} ${y1 + bend} ${x + w / 2} ${y2 - bend} ${x + w / 2} ${y2}` });
+  const path = svg("path", { class: "flight", d: curve(from.x, from.y, x + w / 2, y, layout) });
   const part = partOf(one);
   const spot = path.getPointAtLength(path.getTotalLength() * part);
   const dot = svg("circle", { class: "dot", cx: spot.x, cy: spot.y, r: 5 });
   const ghost = svg("rect", { class: "ghost", x: x + 1, y: y + 1, width: w - 2, height: layout.height - 2, rx: 2 });
   const text = told ? [words(`${one.sources[0]} · ${Math.round(100 * part)} %`, spot.x, spot.y, layout)] : [];
   return [ghost, path, dot, ...text];
+}
+
+function landed(one, at, source, layout, told) {
+  const [x, y, w] = [layout.x[at], layout.y[at], Math.max(4, layout.w[at])];
+  const way = source === undefined ? [] : [svg("path", { class: "flown", d: curve(widthOf(source, layout) + 6, source * layout.step, x + w / 2, y, layout) })];
+  const frame = svg("rect", { class: "landed", x: x + 1, y: y + 1, width: w - 2, height: layout.height - 2, rx: 2 });
+  return [...way, frame, ...(told ? [words(`${one.sources[0]} has arrived`, x + w / 2, y + layout.height + 8, layout)] : [])];
+}
+
+// From one row's edge to that of another one, above or below it.
+function curve(x1, row1, x2, row2, layout) {
+  const down = row2 > row1;
+  const y1 = down ? row1 + layout.height : row1;
+  const y2 = down ? row2 : row2 + layout.height;
+  const bend = (y2 - y1) * 0.6;
+  return `M${x1} ${y1}C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2}`;
 }
 
 function mark(one, rows, layout, told) {

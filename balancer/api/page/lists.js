@@ -23,6 +23,7 @@ function runningCard(one, actions) {
     element("p", {}, element("b", { class: "title" }), " ", element("span", { class: "where quiet" })),
     element("meter", { min: 0, max: 1, value: 0, "aria-label": `Progress of ${describe(one)}` }),
     element("p", { class: "quiet step" }),
+    element("div", { class: "way", "aria-hidden": "true" }),
     element("p", { class: "waiting waits" }),
     element("p", { class: "buttons" }, ...actions(one)),
   );
@@ -45,7 +46,18 @@ function updateCard(made, one, now) {
   put(".step", facts.join(" · "));
   put(".waits", progress.waiting_for ? `waits for ${progress.waiting_for}` : "");
   made.querySelector("meter").value = partOf(one);
+  drawWay(made.querySelector(".way"), one);
   made.title = one.reason;
+}
+
+// A mark for each state that it goes through; one on its way back has none, and its state says so.
+function drawWay(box, one) {
+  const at = one.way.indexOf(one.state);
+  const key = `${at} of ${at < 0 ? 0 : one.way.length}`;
+  if (box.dataset.key === key) return;
+  box.dataset.key = key;
+  box.replaceChildren(...(at < 0 ? [] : one.way).map((state, place) =>
+    element("i", { class: place < at ? "gone" : place === at ? "here" : "", title: state.replaceAll("_", " ") })));
 }
 
 export function drawQuarantined(quarantined, may, release) {

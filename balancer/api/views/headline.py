@@ -70,7 +70,8 @@ def _balanced(state: BundleState) -> str:
         return "every node carries its share"
     if plan.score_before < plan.limit - 1:  # it could be better: what keeps it is in the plan's notes
         notes = [note.removeprefix("balanced: ") for note in plan.notes if note.startswith("balanced: ")]
-        return f"{plan.score_before:.0f} of 100 is even enough: {notes[0]}" if notes else _short(state.sentence)
+        why = notes[0] if notes else "no move that is allowed makes it more even"
+        return f"{plan.score_before:.0f} of 100 is even enough: {why}"
     reasons = [one.reason for one in plan.rejections if one.code == Left.NO_GAIN]
     why = f": {_short(reasons[0])}" if reasons else ": tablets are too few or too large to share more evenly"
     return f"{plan.score_before:.0f} of 100, the best these tablets allow{why}"

@@ -10,7 +10,7 @@ from balancer.api.record_shapes import MigrationFacts, MigrationList, MigrationP
 from balancer.directory.model import Json, Migration
 from balancer.directory.snapshot import Snapshot
 from balancer.logs import mask
-from balancer.migration.machine import State
+from balancer.migration.machine import State, path, track_of
 
 
 class Which(StrEnum):
@@ -79,6 +79,7 @@ def shape(snapshot: Snapshot, migration: Migration, progress: Mapping[str, Json]
         updated=instant(migration.updated),
         detail=_facts(migration.detail),
         progress=_progress(note) if isinstance(note, dict) else None,
+        way=[] if migration.finished else list(path(track_of(migration.operation, migration.mode))),
     )
 
 
