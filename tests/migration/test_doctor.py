@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 import pytest
 
 from balancer.directory.model import Change, NodeState, Put, Transaction
-from balancer.errors import Refused, Unavailable
 from balancer.migration.doctor import PATIENCE, examine, repair
 from tests.support.cluster import Cluster
 from tests.support.manual_clock import ManualClock
@@ -42,7 +41,7 @@ def test_a_leftover_publication_is_dropped_once_its_writers_are_through(cluster:
 
         done = repair(leadership, cluster.address, examine(directory, cluster.address), Pauses(commit))
     assert there == [("tb_mdead1",)], "it stood while the writer was at work"
-    assert [finding.text for finding in done] == ["leftover: publication tb_mdead1"]
+    assert [finding.text for finding in done.done] == ["leftover: publication tb_mdead1"]
     assert cluster.query("a", PUBLICATIONS) == []
     assert examine(directory, cluster.address) == []
 
@@ -55,10 +54,37 @@ def test_writers_who_do_not_end_are_named_and_keep_their_publication(cluster: Cl
         writer.execute("CREATE PUBLICATION tb_mdead1 FOR TABLE orders_t2")
         writer.execute("BEGIN")
         writer.execute("UPDATE orders_t2 SET n = 7")
-        with pytest.raises(Unavailable, match=r"try again later \(leftover: publication tb_mdead1\): node a did not"):
-            repair(leadership, cluster.address, examine(directory, cluster.address), clock)
+        [(finding, why)] = repair(leadership, cluster.address, examine(directory, cluster.address), clock).refused
+        assert finding.text == "leftover: publication tb_mdead1"
+        assert why.startswith("node a did not")
         assert cluster.query("a", PUBLICATIONS) == [("tb_mdead1",)]
         writer.execute("COMMIT")
+
+
+def test_what_is_refused_keeps_nothing_else_from_being_repaired(cluster: Cluster) -> None:
+    """The first publication has a writer who does not end; the others are on both nodes, before and behind it."""
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    clock = Pauses(lambda: clock.advance(PATIENCE))
+    for node in ("a", "b"):
+        with cluster.connect(node) as connection:
+            connection.execute("CREATE PUBLICATION tb_mdead2; CREATE PUBLICATION tb_mdead0")
+    with cluster.connect("b") as connection:
+        connection.execute("CREATE TABLE orders_t2 (LIKE orders)")
+        connection.execute(
+            "INSERT INTO balancer.tablet VALUES (2, 2, 'incoming', '{public}', '{orders_t2}', 'mdead1', NULL, NULL)"
+        )
+    with cluster.connect("a") as writer:
+        writer.execute("CREATE PUBLICATION tb_mdead1 FOR TABLE orders_t2")
+        writer.execute("BEGIN")
+        writer.execute("UPDATE orders_t2 SET n = 7")
+        came = repair(leadership, cluster.address, examine(directory, cluster.address), clock)
+        writer.execute("COMMIT")
+    assert [finding.text for finding, _ in came.refused] == ["leftover: publication tb_mdead1"]
+    assert len(came.done) == 5
+    assert cluster.query("a", PUBLICATIONS) == [("tb_mdead1",)]
+    assert cluster.query("b", PUBLICATIONS) == []
+    assert cluster.query("b", "SELECT to_regclass('orders_t2')") == [(None,)]
 
 
 def test_what_only_begins_like_ours_is_left_alone(cluster: Cluster) -> None:
@@ -79,8 +105,8 @@ def test_what_has_changed_since_it_was_found_is_left_alone(cluster: Cluster) -> 
         )
         found = examine(directory, cluster.address)
         connection.execute("UPDATE balancer.tablet SET state = 'owned', migration = NULL")
-        with pytest.raises(Refused, match="has changed since"):
-            repair(leadership, cluster.address, found)
+        [(_, why)] = repair(leadership, cluster.address, found).refused
+        assert "has changed since" in why
         assert connection.execute("SELECT to_regclass('orders_t2') IS NOT NULL").fetchone() == (True,)
 
 
@@ -93,7 +119,7 @@ def test_what_was_attached_and_is_on_its_way_to_nowhere_goes(cluster: Cluster) -
             "INSERT INTO balancer.tablet VALUES (2, 2, 'incoming', '{public}', '{orders_t2}', 'mdead1', NULL, NULL)"
         )
     done = repair(leadership, cluster.address, examine(directory, cluster.address))
-    assert [finding.text for finding in done] == ["tablet 2 is incoming, but no migration brings it"]
+    assert [finding.text for finding in done.done] == ["tablet 2 is incoming, but no migration brings it"]
     assert examine(directory, cluster.address) == []
     assert cluster.query("b", "SELECT to_regclass('orders_t2')") == [(None,)]
 
