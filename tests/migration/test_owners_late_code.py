@@ -10,6 +10,7 @@ from balancer.migration.machine import State
 from balancer.migration.observer import Observer
 from tests.migration.test_chunks_owners import SPY
 from tests.support.cluster import Cluster
+from tests.support.expiring import begin, made, tablets
 from tests.support.owned import owned_cluster, plain_role, run_as
 from tests.support.resharding import begin_split
 
@@ -70,3 +71,26 @@ def test_what_comes_after_a_state(
         assert not (folder / "who").exists()
         named = "function public.spy(bigint)" in done.error or "definition of public.orders_t2" in done.error
         assert named or (what == "read-only" and done.state == "done")  # the source is not read any more
+
+
+@pytest.mark.parametrize("case", list(LATE))
+def test_the_rows_of_an_expired_tablet_are_not_counted_by_its_owners_code(
+    tmp_path: Path, server_folder: Path, pair: dict[str, str], case: str
+) -> None:
+    folder = server_folder / f"seen-{tmp_path.name}"
+    folder.mkdir()
+    folder.chmod(0o777)  # servers may run as another user
+    with plain_role(pair, SPY.format(file=folder / "who")) as role:
+        cluster = made(tmp_path, pair, tablets([14, 13, 12, 11, 5], ["a", "a", "b", "a", "a", "b"]))
+        with cluster.connect("a") as connection:
+            connection.execute(f"ALTER TABLE public.events_t2 OWNER TO {role}".encode())
+            run_as(connection, role, LATE[case].replace("orders_t2", "events_t2"))
+        directory = cluster.directory()
+        leadership = cluster.become_leader(directory)
+        done = cluster.runner(directory, leadership).run(begin(directory, leadership, (1, 2)).id)
+        leadership.resign()
+        there = cluster.query("a", "SELECT to_regclass('public.events_t2') IS NOT NULL")
+        cluster.close()
+        assert not (folder / "who").exists()
+        assert (done.state, there) == ("failed", [(True,)])
+        assert "function public.spy(bigint)" in done.error
