@@ -77,7 +77,7 @@ def verifying(ctx: Context) -> Event:
         with ctx.links.data(tablet.node) as connection, translated(tablet.node):
             for place in places(ctx.table, tablet):
                 ctx.checkpoint()
-                with connection.transaction(), connection.cursor() as cursor:
+                with ctx.long_work(connection, tablet.node) as cursor:
                     check_readable(cursor, [place.partition], trusted=ctx.settings.trust_table_owners)
                     count = count_expired(connection, place)
                 if count.outside:
