@@ -4,8 +4,9 @@
 `repair` is for a leader. Called by the command line and, after a recovery, by the daemon and the tests.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from balancer.clock import Clock, SystemClock
@@ -49,6 +50,8 @@ class Finding:
     stale: OwnedTablet | None = None  # a row whose tablet is not coming, or has gone
     row: OwnedTablet | None = None  # the row as it should be
     command: str = ""  # what a person may do about it
+    unneeded: Callable[[Links], bool] | None = field(default=None, compare=False)
+    """Of rows that are to go: asks once more whether somebody else has them."""
 
     @property
     def repairable(self) -> bool:
@@ -122,6 +125,9 @@ def _repair_patiently(links: Links, leadership: Leadership, finding: Finding, cl
     deadline = clock.monotonic() + PATIENCE
     while True:
         try:
+            # One before it may have taken long, and the new owner may have been taken back in time since it was asked.
+            if finding.unneeded is not None and not finding.unneeded(links):
+                raise Refused("whether another node has these rows is not known any more")
             with translated(finding.node):
                 return _repair_one(links.control(finding.node), leadership, finding)
         except Unavailable:
@@ -228,8 +234,9 @@ def _row_findings(snapshot: Snapshot, node: str, links: Links, row: OwnedTablet)
         with links.control(node).cursor() as cursor:
             there = any(partition.exists(cursor, name) for name in row.partitions)
         text = f"tablet {row.id} has moved, but its rows are still here"
-        if there and _is_elsewhere(links, snapshot, row):
-            yield Finding(node, text, stale=row)
+        unneeded = partial(_is_elsewhere, snapshot=snapshot, row=row)
+        if there and unneeded(links):
+            yield Finding(node, text, stale=row, unneeded=unneeded)
         elif there:
             text += f", and may be all that is left: whether node {row.moved_to} has them is not known"
             yield Finding(node, text, command=f"balancer tablet lost {row.id} --dry-run")

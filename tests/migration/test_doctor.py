@@ -155,3 +155,27 @@ def test_rows_of_a_former_owner_stay_where_the_new_one_may_not_have_them(
     assert cluster.query("a", "SELECT count(*) FROM orders_t2") == before
     (found,) = [one for one in examine(directory, cluster.address) if "tablet 2 has moved" in one.text]
     assert found.command == "balancer tablet lost 2 --dry-run"
+
+
+def test_rows_of_a_former_owner_stay_if_the_new_one_forgets_them_before_they_are_dropped(cluster: Cluster) -> None:
+    """Another repair may be waited for between the look and the drop."""
+    with cluster.connect("a") as connection:
+        connection.execute("UPDATE balancer.tablet SET state = 'moved', epoch = 2, moved_to = 'b' WHERE id = 2")
+        connection.execute("ALTER TABLE orders DETACH PARTITION orders_t2")
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    snapshot = directory.snapshot()
+    moved = Put(replace(snapshot.tablet(2), node="b", epoch=2))
+    directory.commit(Transaction((moved,), snapshot.version, "a test", "a test", leadership.epoch))
+    before = cluster.query("a", "SELECT count(*) FROM orders_t2")
+    with cluster.connect("b") as connection:
+        connection.execute("CREATE TABLE orders_t2 PARTITION OF orders FOR VALUES WITH (MODULUS 4, REMAINDER 1)")
+        connection.execute(
+            "INSERT INTO balancer.tablet VALUES (2, 2, 'owned', '{public}', '{orders_t2}', NULL, NULL, NULL)"
+        )
+        found = examine(directory, cluster.address)
+        connection.execute("DELETE FROM balancer.tablet WHERE id = 2; DROP TABLE orders_t2")
+    came = repair(leadership, cluster.address, found)
+    assert cluster.query("a", "SELECT to_regclass('orders_t2') IS NOT NULL") == [(True,)], "the last copy was dropped"
+    assert cluster.query("a", "SELECT count(*) FROM orders_t2") == before
+    assert "not known any more" in came.refused[0][1]
