@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from balancer.checks.book_notes import read_books
-from balancer.cli.output import Output, OutputOption, say, show_rows
+from balancer.cli.output import Output, OutputOption, say, show_rows, tell
 from balancer.cli.places import ConfigOption, operator
 from balancer.directory.configured import open_configured
 from balancer.directory.contract import Directory
 from balancer.errors import Refused
-from balancer.migration.doctor import Finding, examine, repair
+from balancer.migration.doctor import Finding, Repairs, examine, repair
 from balancer.migration.links import Addresses
 from balancer.polling.addresses import address_in
 from balancer.settings import load_settings
@@ -42,15 +42,22 @@ def doctor(
         exposures += _of_imports(directory)
         findings = examine(directory, addresses, node)
         if fix and findings:
-            for repaired in _fix(directory, addresses, node):
-                if output is Output.TEXT:
-                    say(f"repaired on {repaired.node}: {repaired.text}")
+            _tell(_fix(directory, addresses, node), output)
             findings = examine(directory, addresses, node)
     findings = [*exposures, *findings]
     rows = [{"node": found.node, "finding": found.text, "repair": _repair(found)} for found in findings]
     show_rows(rows, COLUMNS, output, empty="nothing is wrong")
     if findings:
         raise typer.Exit(1)
+
+
+def _tell(repairs: Repairs, output: Output) -> None:
+    """What was repaired, then what was not, and why. Where data is printed, that is no part of it."""
+    speak = say if output is Output.TEXT else tell
+    for found in repairs.done:
+        speak(f"repaired on {found.node}: {found.text}")
+    for found, why in repairs.refused:
+        speak(f"not repaired on {found.node}, try again later: {found.text} ({why})")
 
 
 def _of_checks(directory: Directory) -> Iterator[Finding]:
@@ -78,7 +85,7 @@ def _repair(found: Finding) -> str:
     return f"by a person: {found.command}" if found.command else "by a person"
 
 
-def _fix(directory: Directory, addresses: Addresses, nodes: list[str] | None) -> list[Finding]:
+def _fix(directory: Directory, addresses: Addresses, nodes: list[str] | None) -> Repairs:
     """Looks again once it leads: nothing else begins from then on."""
     leadership = directory.campaign(f"doctor of {operator()}", LEAD_PATIENCE)
     if leadership is None:

@@ -143,7 +143,7 @@ class AsyncRouter(AsyncHands):
         block = self._blocks.opened(table, held.location)
         block.began = clock.monotonic()
         connection: Connection = held.loan.connection
-        connection.location = held.location
+        connection.location, connection.begun = held.location, True
         connection.hints = partial(BlockHints, self._routes, table, key, held.location, self._blocks.hinted)
         outgoing = connection.outgoing = None if read_only else Outgoing(self._routes, self._tickets, table, key)
         try:
@@ -153,11 +153,11 @@ class AsyncRouter(AsyncHands):
                 await self._drive(outgoing.prepare())
         except BaseException:
             self._blocks.forget(block)
-            connection.outgoing, connection.hints = None, None
+            connection.outgoing, connection.hints, connection.begun = None, None, False
             await self._drive(leave(held, failed=True))
             raise
         self._blocks.forget(block)
-        connection.outgoing, connection.hints = None, None
+        connection.outgoing, connection.hints, connection.begun = None, None, False
         await self._drive(leave(held, failed=False))
         if outgoing is not None and outgoing.sent:
             await self._drive(outgoing.deliver())

@@ -8,6 +8,9 @@ A blocking connection may be lent before its transaction has begun: BEGIN and th
 first statement (`first_statement`). Until then it has no `pgconn`. Whatever wants to speak to the server must ask for
 that, so nothing can be sent by another way: asking begins the transaction. A statement of a `FirstCursor` is the one
 exception, because it brings the beginning along.
+
+Once it has begun, nothing is sent without a transaction: it may have been ended by a COMMIT in the text of a statement,
+or have never been, because a cancel met BEGIN. What followed would commit by itself, unproven.
 """
 
 import threading
@@ -20,7 +23,7 @@ from weakref import ref
 import psycopg
 from psycopg import BaseConnection, generators
 from psycopg.abc import PQGen, PQGenConn
-from psycopg.pq import Format
+from psycopg.pq import Format, TransactionStatus
 
 from balancer.client.first_statement import FirstCursor
 from balancer.client.key_hints import BlockHints
@@ -72,6 +75,8 @@ class BlockConnection(psycopg.Connection[Any]):
     """Of a block whose transaction has not begun yet."""
     hints: Callable[[], BlockHints] | None = None
     """Of a block of `transaction`: who says what is odd about its statements."""
+    begun = False
+    """Of a block of `transaction`: whether its transaction has begun, or never will."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -88,12 +93,20 @@ class BlockConnection(psycopg.Connection[Any]):
         opening.pgconn = known.pop("pgconn")
         del known["location"]
         self.opening = opening
+        self.begun = False
 
     def show(self, opening: Opening, location: Location | None) -> None:
         """It has begun, or never will."""
         self.pgconn = opening.pgconn
         self.location = location
         self.opening = None
+        self.begun = True
+
+    def wait(self, *arguments: Any, **options: Any) -> Any:
+        """psycopg's own, through which all is sent."""
+        if self.begun and self.lent:
+            _refuse_unproven(self.pgconn.transaction_status)
+        return super().wait(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
         if name in _HIDDEN:
@@ -124,7 +137,7 @@ class BlockConnection(psycopg.Connection[Any]):
         other = type(self)(self.pgconn)
         lock = other.lock
         other.__dict__.update(self.__dict__)
-        other.lock, other.hints = lock, None
+        other.lock, other.hints, other.begun = lock, None, False
         other._notice_handlers, other._notify_handlers = self._notice_handlers[:], self._notify_handlers[:]
         other._listen()
         return other
@@ -193,12 +206,19 @@ class AsyncBlockConnection(psycopg.AsyncConnection[Any]):
     """Of an asyncio router."""
 
     lent = False
+    begun = False
     location: Location | None = None
     hints: Callable[[], BlockHints] | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.cursor_factory = HintedAsyncCursor
+
+    async def wait(self, *arguments: Any, **options: Any) -> Any:
+        """psycopg's own, through which all is sent."""
+        if self.begun and self.lent:
+            _refuse_unproven(self.pgconn.transaction_status)
+        return await super().wait(*arguments, **options)
 
     async def commit(self) -> None:
         _refuse(self.lent, "commit")
@@ -207,6 +227,14 @@ class AsyncBlockConnection(psycopg.AsyncConnection[Any]):
     async def rollback(self) -> None:
         _refuse(self.lent, "rollback")
         await super().rollback()
+
+
+def _refuse_unproven(status: int) -> None:
+    if status == TransactionStatus.IDLE:
+        raise UserError(
+            "there is no transaction any more: it was ended inside its block, or could not begin; leave COMMIT and"
+            " ROLLBACK to the router"
+        )
 
 
 def _refuse(lent: bool, word: str) -> None:

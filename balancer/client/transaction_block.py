@@ -88,7 +88,7 @@ class TransactionBlock(AbstractContextManager[RoutedConnection], PendingTransact
         self._connection = connection
         self._noted = blocks.opened(self._table, held.location)
         if connection.opening is None:
-            connection.location = held.location
+            connection.location, connection.begun = held.location, True
             self._begun(held.location)
         connection.hints = self._hints
         connection.outgoing = None if self._wish.read_only else Outgoing(routes, tickets, self._table, self._key)
@@ -120,6 +120,7 @@ class TransactionBlock(AbstractContextManager[RoutedConnection], PendingTransact
             self._guard.__exit__(None, None, None)
         try:
             if kind is not None:
+                connection.begun = False
                 self._roll_back(connection)
             elif outgoing is None or not outgoing.sent:
                 self._commit()
@@ -133,6 +134,7 @@ class TransactionBlock(AbstractContextManager[RoutedConnection], PendingTransact
             return  # it never began
         if connection.opening is not None:
             connection.show(self, None)
+            connection.begun = False
             give_back(self._held.loan)
             return
         self._hands._drive(leave(self._held, failed=True))
@@ -140,6 +142,7 @@ class TransactionBlock(AbstractContextManager[RoutedConnection], PendingTransact
     def _commit(self) -> None:
         held = self._begin_if_not_begun()
         connection = held.loan.connection
+        connection.begun = False
         if connection.pgconn.transaction_status != _OPEN:
             self._hands._drive(leave(held, failed=False))
             return
@@ -157,8 +160,10 @@ class TransactionBlock(AbstractContextManager[RoutedConnection], PendingTransact
         try:
             self._hands._drive(outgoing.prepare())
         except BaseException:
+            held.loan.connection.begun = False
             self._hands._drive(leave(held, failed=True))
             raise
+        held.loan.connection.begun = False
         self._hands._drive(leave(held, failed=False))
         self._hands._drive(outgoing.deliver())
 

@@ -21,6 +21,10 @@ class Holding:
         self._epoch = epoch
         self._lease = lease
         self._deadline = asked + lease * _SAFE_SHARE
+        self._beat_at = asked
+        """When the last beat that came through was sent."""
+        self._trying: float | None = None
+        self._why = ""
 
     @property
     def epoch(self) -> int:
@@ -36,17 +40,32 @@ class Holding:
         """Whether the holder may still act, by its own deadline. Once lost, it stays lost."""
         if self.ended.is_set():
             return False
-        if self.clock.monotonic() >= self._deadline:
+        now = self.clock.monotonic()
+        if now >= self._deadline:
+            self._why = self._missed(now)
             self.ended.set()
             return False
         return True
 
     def check(self) -> None:
-        """Raises `Fenced` unless `held()`."""
+        """Raises `Fenced` unless `held()`; where no beat came through in time, with what it waited for."""
         if not self.held():
-            raise Fenced(f"leadership with epoch {self._epoch} is not held any more")
+            raise Fenced(f"leadership with epoch {self._epoch} is not held any more{self._why}")
+
+    def trying(self) -> float:
+        """A beat is sent now."""
+        self._trying = asked = self.clock.monotonic()
+        return asked
 
     def prolong(self, asked: float) -> None:
         """A beat that was sent at `asked` has come through."""
         if self.held():
             self._deadline = asked + self._lease * _SAFE_SHARE
+            self._beat_at, self._trying = asked, None
+
+    def _missed(self, now: float) -> str:
+        """A directory that does not answer and a process that stands still are mended in different places."""
+        since = f": its last beat that came through was sent {now - self._beat_at:.1f} s ago"
+        if self._trying is None:
+            return f"{since}, and none was sent since: this process stood still"
+        return f"{since}, and one that was sent {now - self._trying:.1f} s ago was not answered"

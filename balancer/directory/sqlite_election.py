@@ -91,7 +91,7 @@ class SqliteLeadership(Holding):
     def _beat(self) -> None:
         try:
             while not self.ended.wait(self._lease / _BEATS) and self.held():
-                asked = self.clock.monotonic()
+                asked = self.trying()
                 if self._moved():
                     self.prolong(asked)
         finally:

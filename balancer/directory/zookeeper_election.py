@@ -66,7 +66,7 @@ class ZooKeeperLeadership(Holding):
         self._leave()
 
     def _beat(self) -> None:
-        asked = self.clock.monotonic()
+        asked = self.trying()
         try:
             verdict = self._session.multi(self._fill_beat, self.deadline)
         except (Lost, BalancerError):  # away or denied: the deadline decides

@@ -91,7 +91,7 @@ def read_changed(cursor: Cursor, rows: Rows, migration: str, index: int, limit: 
     hashes: dict[Key, int | None] = {}
     for seq, key, hashed in checksum.changed_rows(cursor, rows, migration, index, limit):
         if key is None:
-            raise Difference(f"{rows.partition} was truncated while it was copied")
+            raise Difference(f"{rows.partition} was truncated, or got another key, while it was copied")
         entries[key] = (*entries.get(key, ()), seq)
         hashes[key] = hashed
     return Changed(entries, hashes)

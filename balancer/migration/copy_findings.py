@@ -13,6 +13,7 @@ from balancer.errors import BalancerError
 from balancer.migration.links import Links
 from balancer.nodes.connection import Connection, translated
 from balancer.nodes.objects import stream_name
+from balancer.nodes.owners_code import check_owners_code
 from balancer.nodes.reference_copies import (
     Streams,
     confirmed,
@@ -72,14 +73,15 @@ def _of_rows(links: Links, reference: ReferenceTable, node: str) -> Iterator[Cop
     try:
         with links.data(home) as here, links.data(node) as there:
             for _ in range(LOOKS):
-                rows, position = _contents(here, reference), wal_position(here)
-                if _contents(there, reference) == rows:
+                rows, position = _contents(links, here, home, reference), wal_position(here)
+                if _contents(links, there, node, reference) == rows:
                     return
                 for _ in range(LOOKS):
                     if confirmed(here, stream, position):
                         break
                     clock.sleep(PAUSE)
-                if _contents(there, reference) != rows and _contents(here, reference) == rows:
+                now = _contents(links, there, node, reference)
+                if now != rows and _contents(links, here, home, reference) == rows:
                     text = f"its copy of the reference table {name} has other rows than {home}"
                     yield CopyFinding(node, text, name, differs=True)
                     return
@@ -87,7 +89,11 @@ def _of_rows(links: Links, reference: ReferenceTable, node: str) -> Iterator[Cop
         yield CopyFinding(node, f"its copy of the reference table {name} cannot be compared: {error}", name)
 
 
-def _contents(connection: Connection, reference: ReferenceTable) -> list[tuple[int, int]]:
+def _contents(links: Links, connection: Connection, node: str, reference: ReferenceTable) -> list[tuple[int, int]]:
+    """Raises `Refused` where that would run the tables' owner's code with our rights."""
+    if not links.address(node).trusts_owners:
+        with connection.cursor() as cursor:
+            check_owners_code(cursor, reference.names)
     return [content(connection, copied_columns(connection, name)) for name in reference.names]
 
 

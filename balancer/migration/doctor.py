@@ -4,15 +4,16 @@
 `repair` is for a leader. Called by the command line and, after a recovery, by the daemon and the tests.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import NodeState, Table
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import Refused, Unavailable
+from balancer.errors import OutcomeUnknown, Refused, Unavailable
 from balancer.migration.context import partitions_of
 from balancer.migration.copy_findings import copy_findings
 from balancer.migration.links import Addresses, Links
@@ -49,6 +50,8 @@ class Finding:
     stale: OwnedTablet | None = None  # a row whose tablet is not coming, or has gone
     row: OwnedTablet | None = None  # the row as it should be
     command: str = ""  # what a person may do about it
+    unneeded: Callable[[Links], bool] | None = field(default=None, compare=False)
+    """Of rows that are to go: asks once more whether somebody else has them."""
 
     @property
     def repairable(self) -> bool:
@@ -79,26 +82,39 @@ def examine(directory: Directory, addresses: Addresses, nodes: Sequence[str] | N
     return [*found, *(Finding(node, text) for node, text in compare_roots(facts))]
 
 
+@dataclass(frozen=True, slots=True)
+class Repairs:
+    """What came of the findings that can be repaired."""
+
+    done: tuple[Finding, ...] = ()
+    refused: tuple[tuple[Finding, str], ...] = ()
+    """What was left as it was, each with why: a node, or the application's sessions there, were in the way."""
+
+
 def repair(
     leadership: Leadership, addresses: Addresses, findings: Sequence[Finding], clock: Clock | None = None
-) -> list[Finding]:
-    """Repairs what can be; returns what was. Only for a leader, while no migration of these nodes is running.
+) -> Repairs:
+    """Repairs what can be. Only for a leader, while no migration of these nodes is running.
 
     The findings must have been made since it leads: what was seen before may belong to a migration that began since.
-
-    Raises `Unavailable` where a node, or the application's sessions there, are in the way for too long.
+    One that is refused keeps no other from being repaired.
     """
     clock = clock or SystemClock()
     links = Links(addresses, "doctor")
-    done = []
+    done, refused = [], []
     try:
         for finding in sorted(findings, key=_removal_order):
-            if finding.repairable:
+            if not finding.repairable:
+                continue
+            try:
                 _repair_patiently(links, leadership, finding, clock)
+            except (Unavailable, Refused, OutcomeUnknown) as error:
+                refused.append((finding, str(error)))
+            else:
                 done.append(finding)
     finally:
         links.close()
-    return done
+    return Repairs(tuple(done), tuple(refused))
 
 
 def _removal_order(finding: Finding) -> int:
@@ -109,10 +125,14 @@ def _repair_patiently(links: Links, leadership: Leadership, finding: Finding, cl
     deadline = clock.monotonic() + PATIENCE
     while True:
         try:
-            return _repair_one(links.control(finding.node), leadership, finding)
-        except Unavailable as error:
+            # One before it may have taken long, and the new owner may have been taken back in time since it was asked.
+            if finding.unneeded is not None and not finding.unneeded(links):
+                raise Refused("whether another node has these rows is not known any more")
+            with translated(finding.node):
+                return _repair_one(links.control(finding.node), leadership, finding)
+        except Unavailable:
             if clock.monotonic() >= deadline:
-                raise Unavailable(f"not repaired yet, try again later ({finding.text}): {error}") from error
+                raise
         clock.sleep(_PAUSE)
 
 
@@ -214,8 +234,9 @@ def _row_findings(snapshot: Snapshot, node: str, links: Links, row: OwnedTablet)
         with links.control(node).cursor() as cursor:
             there = any(partition.exists(cursor, name) for name in row.partitions)
         text = f"tablet {row.id} has moved, but its rows are still here"
-        if there and _is_elsewhere(links, snapshot, row):
-            yield Finding(node, text, stale=row)
+        unneeded = partial(_is_elsewhere, snapshot=snapshot, row=row)
+        if there and unneeded(links):
+            yield Finding(node, text, stale=row, unneeded=unneeded)
         elif there:
             text += f", and may be all that is left: whether node {row.moved_to} has them is not known"
             yield Finding(node, text, command=f"balancer tablet lost {row.id} --dry-run")

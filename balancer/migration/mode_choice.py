@@ -30,7 +30,11 @@ def why_not_replicate(ctx: Context) -> str:
     source, target = ctx.record.source_node, ctx.record.target_node
     with translated(source), ctx.links.control(source).cursor() as cursor:
         shapes = [read_shape(cursor, place.partition) for place in ctx.source_places]
-        odd = [f"{shape.name}: {column}" for shape in shapes for column in keys_of_other_types(cursor, shape)]
+        odd = [
+            f"{shape.name}: {name} {kind}"
+            for shape in shapes
+            for name, kind in keys_of_other_types(cursor, shape.name, shape.key).items()
+        ]
         sending = why_not_send(cursor)
     without = [str(shape.name) for shape in shapes if not shape.key]
     if without:

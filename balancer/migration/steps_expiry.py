@@ -34,7 +34,7 @@ from balancer.nodes.expired_keys import (
     refuse_rows,
     suspect,
 )
-from balancer.nodes.readable import check_extendable
+from balancer.nodes.readable import check_extendable, check_readable
 from balancer.policies.figures import duration_text
 from balancer.policies.periods import end_of_bound, in_words, start_of_bound
 from balancer.settings.units import Dsn
@@ -77,7 +77,9 @@ def verifying(ctx: Context) -> Event:
         with ctx.links.data(tablet.node) as connection, translated(tablet.node):
             for place in places(ctx.table, tablet):
                 ctx.checkpoint()
-                count = count_expired(connection, place)
+                with ctx.long_work(connection, tablet.node) as cursor:
+                    check_readable(cursor, [place.partition], trusted=ctx.settings.trust_table_owners)
+                    count = count_expired(connection, place)
                 if count.outside:
                     raise Refused(
                         f"{count.outside} rows of {place.partition} lie outside of its bounds: nothing of it is dropped"

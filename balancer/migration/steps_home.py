@@ -36,6 +36,7 @@ def planned(ctx: Context) -> Event:
 def preparing(ctx: Context) -> Event:
     """The target's copy must be there and follow."""
     guards.take_fingerprints(ctx)
+    guards.check_owners_code(ctx)
     _find_stream(ctx)
     return Event.STEP
 
@@ -81,6 +82,7 @@ def verifying(ctx: Context) -> Event:
     with translated(source), ctx.links.control(source).cursor() as cursor:  # in the transaction that closes it
         mine = _contents(ctx, cursor)
     with ctx.target() as cursor:
+        guards.check_owners_code_of(ctx, cursor, target, ctx.roots)  # the source's definitions were compared
         theirs = _contents(ctx, cursor)
     for root, here, there in zip(ctx.roots, mine, theirs, strict=True):
         if here != there:

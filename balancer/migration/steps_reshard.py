@@ -106,6 +106,7 @@ def catch_up(ctx: Context) -> None:
     rounds = 0
     while True:
         ctx.checkpoint()
+        guards.look_at_source(ctx, ctx.links.control(ctx.record.source_node))
         work = families(ctx)
         began = ctx.clock.monotonic()  # from here on as the swap does it, while everybody waits
         replayed = 0
@@ -151,7 +152,7 @@ def replay_transaction(ctx: Context, connection: Connection) -> Iterator[Cursor]
 def replay_once(cursor: Cursor, family: Family) -> int:
     """Replays what is logged. Raises `Difference` if it does not come out equal."""
     if reshard.truncated(cursor, family):
-        raise Refused("a partition was truncated while it was copied")
+        raise Refused("a partition was truncated, or got another key, while it was copied")
     replayed, different = reshard.replay(cursor, family)
     for source, count in different.items():
         raise Difference(f"{count} rows of {source} differ from their copies after they were replayed")
@@ -214,6 +215,7 @@ def _fill(ctx: Context) -> int:
             for _, source in family.sources:
                 for first, end in chunks(holder, source, ctx.settings.checksum_pages):
                     ctx.checkpoint()
+                    guards.look_at_source(ctx, writer)
                     with _at_snapshot(ctx, writer, str(row[0])) as cursor:
                         rows += reshard.fill(cursor, family, source, first, end)
                     size = ctx.settings.checksum_pages * PAGE
@@ -288,6 +290,7 @@ def _digest(
     for name in names:
         for first, end in chunks(connection, name, ctx.settings.checksum_pages):
             ctx.checkpoint()
+            guards.look_at_source(ctx, ctx.links.control(ctx.record.source_node))
             part = reshard.digest_chunk(connection, family, name, first, end, waiting=waiting)
             for bucket, (count, hashed) in part.items():
                 before = total.get(bucket, (0, 0))

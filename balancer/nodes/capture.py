@@ -1,14 +1,19 @@
 """Remembers the keys of changed rows while a migration runs: a trigger writes them into a log table of its own.
 
 A replicated move compares exactly these keys before it switches; a split or merge replays them. Made and dropped by
-migrations inside their `node_transaction`. An entry without a key means that the partition was truncated.
+migrations inside their `node_transaction`. An entry without a key means that what was copied is worth nothing: the
+partition was truncated, or a column of its key got another type.
+
+The function has our rights, and writers of the partition call it. So nobody else may put it on a table of his own, and
+it does not hand on a value of a type that was not there when it was made: a type's owner may have a cast that would run
+as us.
 """
 
 from collections.abc import Sequence
 
 from psycopg import sql
 
-from balancer.nodes.connection import Cursor
+from balancer.nodes.connection import Cursor, printed, run_single
 from balancer.nodes.fence import has_trigger, lock_partitions
 from balancer.nodes.names import Name
 from balancer.nodes.objects import CAPTURE_TRIGGER, CAPTURE_TRUNCATE_TRIGGER, capture_name, log_name
@@ -26,10 +31,18 @@ _BODY = """
             RETURN NULL;
         END IF;
         IF TG_OP <> 'INSERT' THEN
+            IF ARRAY[{old_types}]::oid[] <> {types} THEN
+                INSERT INTO {log} DEFAULT VALUES;
+                RETURN NULL;
+            END IF;
             INSERT INTO {log} ({keys}) VALUES ({old});
         END IF;
         -- Also where the key looks the same: how it looks depends on the session's settings.
         IF TG_OP <> 'DELETE' THEN
+            IF ARRAY[{new_types}]::oid[] <> {types} THEN
+                INSERT INTO {log} DEFAULT VALUES;
+                RETURN NULL;
+            END IF;
             INSERT INTO {log} ({keys}) VALUES ({new});
         END IF;
         RETURN NULL;
@@ -43,17 +56,27 @@ def start_capture(
     """From this transaction's commit on, every change of the partition is in the log."""
     log, function = log_name(migration, index), capture_name(migration, index)
     keys = _list(key)
-    cursor.execute(
-        sql.SQL("CREATE TABLE {} AS SELECT {} FROM ONLY {} WITH NO DATA").format(log, keys, partition.identifier)
-    )
+    lock_partitions(cursor, [partition], lock_timeout)  # the types that are read now are those at the commit
+    types, plain = _types(cursor, partition, key)
+    # Without a length or precision: a column that gets a longer one must not fail of the log.
+    make = sql.SQL("CREATE TABLE {} AS SELECT {} FROM ONLY {} WITH NO DATA")
+    run_single(cursor, make.format(log, plain, partition.identifier))
     cursor.execute(
         sql.SQL("ALTER TABLE {} ADD COLUMN {} bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY").format(
             log, sql.Identifier(SEQ)
         )
     )
-    body = sql.SQL(_BODY).format(log=log, keys=keys, old=_list(key, "OLD"), new=_list(key, "NEW"))
+    body = sql.SQL(_BODY).format(
+        log=log,
+        keys=keys,
+        old=_list(key, "OLD"),
+        new=_list(key, "NEW"),
+        old_types=_typeof(key, "OLD"),
+        new_types=_typeof(key, "NEW"),
+        types=types,
+    )
     cursor.execute(sql.SQL(_FUNCTION).format(function=function, body=sql.Literal(body.as_string(cursor))))
-    lock_partitions(cursor, [partition], lock_timeout)
+    cursor.execute(sql.SQL("REVOKE ALL ON FUNCTION {}() FROM PUBLIC").format(function))
     for name, events, each in (
         (CAPTURE_TRIGGER, "AFTER INSERT OR UPDATE OR DELETE", "ROW"),
         (CAPTURE_TRUNCATE_TRIGGER, "AFTER TRUNCATE", "STATEMENT"),
@@ -108,6 +131,25 @@ def forget(cursor: Cursor, migration: str, index: int, entries: Sequence[int]) -
         sql.SQL("DELETE FROM {} WHERE {} = ANY(%s)").format(log_name(migration, index), sql.Identifier(SEQ)),
         (list(entries),),
     )
+
+
+_TYPES = """
+    SELECT a.attname, a.atttypid, format_type(a.atttypid, -1) FROM pg_attribute a
+    WHERE a.attrelid = to_regclass(%s) AND a.attname = ANY(%s) AND NOT a.attisdropped
+"""
+
+
+def _types(cursor: Cursor, partition: Name, key: Sequence[str]) -> tuple[sql.Composable, sql.Composable]:
+    """The types of the key's columns as an array, and the columns as values of these types."""
+    found = {name: (oid, text) for name, oid, text in cursor.execute(_TYPES, (str(partition), list(key))).fetchall()}
+    oids = sql.SQL("{}::oid[]").format(sql.Literal([int(found[column][0]) for column in key]))
+    cast = sql.SQL("{0}::{1} AS {0}")
+    plain = sql.SQL(", ").join(cast.format(sql.Identifier(one), printed(str(found[one][1]))) for one in key)
+    return oids, plain
+
+
+def _typeof(key: Sequence[str], record: str) -> sql.Composable:
+    return sql.SQL(", ").join(sql.SQL("pg_typeof({}.{})").format(sql.SQL(record), sql.Identifier(one)) for one in key)
 
 
 def _list(columns: Sequence[str], record: str = "") -> sql.Composable:

@@ -51,7 +51,7 @@ def has_entries(source: Connection, one: KeyLog) -> bool:
     row = source.execute(statement.format(one.log, sql.Identifier(one.rows.key[0]))).fetchone()
     assert row is not None
     if row[1]:
-        raise Refused(f"{one.rows.partition} was truncated while it was copied")
+        raise Refused(f"{one.rows.partition} was truncated, or got another key, while it was copied")
     return bool(row[0])
 
 

@@ -7,6 +7,7 @@ the start. Called by `tables.importing`, whatever changes a node inside its `nod
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from psycopg import sql
 
@@ -24,12 +25,21 @@ from balancer.nodes.objects import CAPTURE_TRIGGER, CAPTURE_TRUNCATE_TRIGGER
 from balancer.nodes.owned_sequences import new_sequences
 from balancer.nodes.plain_table import read_plain
 from balancer.nodes.readable import check_readable
-from balancer.nodes.shape import read_shape
+from balancer.nodes.shape import keys_of_other_types, read_shape
 from balancer.nodes.table_parts import grantee, read_columns, roles_with_rights
 
 KEYS = sql.Identifier("balancer_import_keys")
 LISTED = 20
 """Keys that a sentence names."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowKey:
+    """The columns by which rows are told apart, and those of them that are compared as text: an extension's types."""
+
+    columns: tuple[str, ...]
+    as_text: frozenset[str] = frozenset()
+
 
 _PUBLISHED = """
 SELECT p.pubname FROM pg_publication p
@@ -102,6 +112,11 @@ def _unfit_numbers(cursor: Cursor, oid: int, table: Name, *, spreads: bool) -> I
 def row_key(cursor: Cursor, table: Name, layout: str, key: Sequence[str]) -> tuple[str, ...]:
     """The columns by which its rows are told apart: those of the primary key."""
     return next(i.columns for i in read_plain(cursor, table, layout, key, "").unique if i.constraint == "p")
+
+
+def compared_key(cursor: Cursor, table: Name, key: Sequence[str]) -> RowKey:
+    """The key of a plain table as rows are found by it."""
+    return RowKey(tuple(key), frozenset(keys_of_other_types(cursor, table, key)))
 
 
 def make_root(cursor: Cursor, table: Name, root: Name, layout: str, key: Sequence[str]) -> None:
@@ -238,6 +253,8 @@ class _KeyStream:
 def take_batch(connection: Connection, log: sql.Composable, key: Sequence[str], limit: int) -> list[int] | None:
     """Some entries of a log, their keys into a temporary table; both as one snapshot sees them.
 
+    A key may be there several times. DISTINCT would make one of two that only their type calls equal (`citext`).
+
     Returns the entries; None: one says that the table was truncated.
     """
     seq = sql.Identifier(SEQ)
@@ -250,7 +267,7 @@ def take_batch(connection: Connection, log: sql.Composable, key: Sequence[str], 
         return None
     entries = [int(number) for number, _ in rows]
     connection.execute(
-        sql.SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT DISTINCT {} FROM {} WHERE {} = ANY({})").format(
+        sql.SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WHERE {} = ANY({})").format(
             KEYS, _list(key), log, seq, sql.Literal(entries)
         )
     )
@@ -273,16 +290,16 @@ def copy_keys(key: Sequence[str]) -> tuple[sql.Composed, sql.Composed]:
 
 
 def rows_of_keys(
-    connection: Connection | Cursor, table: Name, key: Sequence[str], columns: Sequence[Compared], where: sql.Composable
+    connection: Connection | Cursor, table: Name, key: RowKey, columns: Sequence[Compared], where: sql.Composable
 ) -> dict[str, int]:
     """By key as text: the hash of each row that a plain table or a root has of the keys in the temporary table."""
     query = sql.SQL("SELECT {}, {} FROM {} AS t WHERE {} AND ({})").format(
-        key_text(key), row_hash(columns), table.identifier, among_keys(key), where
+        key_text(key.columns), row_hash(columns), table.identifier, among_keys(key), where
     )
     return {str(text): int(hashed) for text, hashed in connection.execute(query).fetchall()}
 
 
-def among_keys(key: Sequence[str]) -> sql.Composable:
+def among_keys(key: RowKey) -> sql.Composable:
     """The condition for rows of `t` whose key is in the temporary table."""
     return sql.SQL("EXISTS (SELECT FROM pg_temp.{} AS k WHERE {})").format(KEYS, _same(key))
 
@@ -294,7 +311,7 @@ def forget_keys(connection: Connection | Cursor, key: Sequence[str], texts: Sequ
     )
 
 
-def delete_keys(cursor: Cursor, root: Name, key: Sequence[str]) -> None:
+def delete_keys(cursor: Cursor, root: Name, key: RowKey) -> None:
     """The rows of those keys, wherever in the root they are."""
     cursor.execute(
         sql.SQL("DELETE FROM {} AS t USING pg_temp.{} AS k WHERE {}").format(root.identifier, KEYS, _same(key))
@@ -349,5 +366,9 @@ def _list(names: Sequence[str]) -> sql.Composable:
     return sql.SQL(", ").join(map(sql.Identifier, names))
 
 
-def _same(key: Sequence[str]) -> sql.Composable:
-    return sql.SQL(" AND ").join(sql.SQL("t.{0} = k.{0}").format(sql.Identifier(name)) for name in key)
+def _same(key: RowKey) -> sql.Composable:
+    """As text, which no index helps with, only where `=` by our search path is not the type's own."""
+    return sql.SQL(" AND ").join(
+        sql.SQL("t.{0}::text = k.{0}::text" if name in key.as_text else "t.{0} = k.{0}").format(sql.Identifier(name))
+        for name in key.columns
+    )

@@ -113,6 +113,7 @@ STEPS: tuple[str, ...] = (
     "SELECT",  # functions have changed: what an UPDATE of the key through balancer_all is told
     "SELECT",  # functions have changed: a further proof in a transaction sees partitions that came meanwhile
     "SELECT",  # functions have changed: a sequence that was restarted is not put back
+    "SELECT",  # functions have changed: what guards the home of a reference table has the writer's rights
 )
 """What brings a node's tables from version n to n + 1."""
 

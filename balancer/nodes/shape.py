@@ -4,6 +4,7 @@ Migrations read it from the partition they move or reshard; `partition.py` makes
 in `refusals`, by name. Reading only.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,9 +211,9 @@ _OWN_EQUALITY = """
 """
 
 
-def keys_of_other_types(cursor: Cursor, shape: Shape) -> list[str]:
-    """Columns of its key, with their types, that an extension made: `=` by our search path is not theirs."""
-    return [f"{name} {kind}" for name, kind in cursor.execute(_OWN_EQUALITY, (str(shape.name), list(shape.key)))]
+def keys_of_other_types(cursor: Cursor, table: Name, key: Sequence[str]) -> dict[str, str]:
+    """Columns of a key, with their types, that an extension made: `=` by our search path is not theirs."""
+    return {str(name): str(kind) for name, kind in cursor.execute(_OWN_EQUALITY, (str(table), list(key)))}
 
 
 def _column(*row: Any) -> Column:

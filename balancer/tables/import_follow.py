@@ -19,9 +19,11 @@ from balancer.nodes.checksum import Compared
 from balancer.nodes.connection import Connection, translated
 from balancer.nodes.copy import copy_rows
 from balancer.nodes.import_statements import (
+    RowKey,
     among_keys,
     belongs,
     compared_columns,
+    compared_key,
     copy_keys,
     copy_pair,
     delete_keys,
@@ -52,6 +54,7 @@ class ImportFacts:
     table: ImportedTable
     copied: tuple[str, ...]
     compared: tuple[Compared, ...]
+    key: RowKey
     roots: Mapping[str, Root]
     """The new root on each node with an old table."""
 
@@ -72,7 +75,8 @@ def _facts_of(places: ImportSessions, migration: str, plan: ImportPlan, table: I
         with translated(node), places.readers[node].cursor() as cursor:
             roots[node] = read_root(cursor, table.root)
             compared, copied = compared_columns(cursor, table.name)
-    return ImportFacts(migration, table, copied, compared, roots)
+            key = compared_key(cursor, table.name, table.row_key)
+    return ImportFacts(migration, table, copied, compared, key, roots)
 
 
 def follow_changes(
@@ -128,7 +132,7 @@ def _read_batch(
 
 
 def _of_keys(reader: Connection, facts: ImportFacts) -> dict[str, int]:
-    return rows_of_keys(reader, facts.table.name, facts.table.row_key, facts.compared, sql.SQL("true"))
+    return rows_of_keys(reader, facts.table.name, facts.key, facts.compared, sql.SQL("true"))
 
 
 def _twice(held: Mapping[str, Mapping[str, int]]) -> dict[str, list[str]]:
@@ -143,11 +147,11 @@ def _twice(held: Mapping[str, Mapping[str, int]]) -> dict[str, list[str]]:
 def _write_batch(places: ImportSessions, facts: ImportFacts, plan: ImportPlan, source: str, node: str) -> None:
     """Makes one node's part of the new table, for the keys of a batch, what the old tables are; and compares it."""
     table, mine = facts.table, plan.mine(node)
-    key = table.row_key
+    key = facts.key
     wanted: dict[str, int] = {}
     with places.transaction(node) as cursor:
-        cursor.execute(keys_table(table.root, key))
-        copy_rows(places.readers[source], places.nodes[node], *copy_keys(key), _ignore, source_node=source)
+        cursor.execute(keys_table(table.root, key.columns))
+        copy_rows(places.readers[source], places.nodes[node], *copy_keys(key.columns), _ignore, source_node=source)
         delete_keys(cursor, table.root, key)
         for holder in plan.sources:
             here = belongs(facts.roots[holder], mine)

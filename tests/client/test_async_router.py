@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from balancer.client import AsyncRouter, PoolSettings, RowId
-from balancer.errors import OutcomeUnknown, Unavailable
+from balancer.errors import OutcomeUnknown, Unavailable, UserError
 from tests.support.shards import Shards, user_of
 
 
@@ -171,3 +171,23 @@ def test_run_repeats_and_ids_are_handed_out(shards: Shards) -> None:
 
     run(work())
     assert shards.count() == 1
+
+
+@pytest.mark.parametrize("ended", ["COMMIT", "ROLLBACK"])
+def test_nothing_runs_behind_an_end_in_the_text_of_a_statement(shards: Shards, ended: str) -> None:
+    """It would commit by itself, and without any proof."""
+    user = user_of(shards, 1)
+
+    async def ended_inside(router: AsyncRouter) -> None:
+        async with router.transaction("orders", user) as connection:
+            await connection.execute(ended.encode())
+            await connection.execute("INSERT INTO orders VALUES (%s, 1)", (user,))
+
+    async def work() -> None:
+        async with opened(shards) as router:
+            with pytest.raises(UserError, match="no transaction"):
+                await ended_inside(router)
+            await insert(router, user, 2)
+
+    run(work())
+    assert shards.count(user) == 1

@@ -14,6 +14,7 @@ from psycopg.rows import dict_row
 
 from balancer.client import PoolSettings, Router
 from balancer.client.block_connections import BlockConnection
+from balancer.client.transaction_steps import Wish
 from balancer.errors import Unavailable, UserError
 from tests.support.shards import Shards, user_of
 from tests.support.standby import wait_until
@@ -363,3 +364,64 @@ def test_a_connection_that_was_changed_for_another_sends_no_messages_of_its_bloc
         assert tx.nodes == ("pg-a",)
         with pytest.raises(UserError, match="messages are sent inside"):
             lent.send("orders", user, "any")
+
+
+def _again(connection: Link, user: int) -> None:
+    insert(connection, user, 1)
+
+
+AFTERWARDS: dict[str, Callable[[Link, int], None]] = {
+    "a statement": _again,
+    "several": _many,
+    "COPY": _copied,
+    "a stream": _streamed,
+    "a nested block": _nested,
+    "a prepared one": _prepared,
+    "a pipeline": _piped,
+}
+
+
+@pytest.mark.parametrize("ended", ["COMMIT", "ROLLBACK"])
+@pytest.mark.parametrize("how", list(AFTERWARDS))
+def test_nothing_runs_behind_an_end_in_the_text_of_a_statement(
+    shards: Shards, router: Router, how: str, ended: str
+) -> None:
+    """It would commit by itself, and without any proof."""
+    user = user_of(shards, 1)
+
+    def ended_inside() -> None:
+        with router.transaction("orders", user) as connection:
+            connection.execute(COUNT, (user,))
+            connection.execute(ended.encode())
+            AFTERWARDS[how](connection, user)
+
+    with pytest.raises(UserError, match="no transaction"):
+        ended_inside()
+    with router.transaction("orders", user) as connection:
+        assert connection.execute(COUNT, (user,)).fetchone() == (0,)
+
+
+@pytest.mark.parametrize("how", list(AFTERWARDS))
+def test_nothing_runs_behind_a_beginning_that_was_cancelled(
+    shards: Shards, router: Router, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A cancel may meet BEGIN itself: there is no transaction then, and there was no proof."""
+    user = user_of(shards, 1)
+    slow = Wish(0.0).proof_apart._replace(begin=b"SELECT pg_sleep(60)")
+    asleep = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
+
+    def cancelled() -> None:
+        with router.transaction("orders", user) as connection:
+            with monkeypatch.context() as patched, ThreadPoolExecutor(1) as pool:
+                patched.setattr(Wish, "proof_apart", slow)
+                sent = pool.submit(insert, connection, user, 7)
+                wait_until(lambda: shards.node("pg-a").execute(asleep).fetchone() == (1,))
+                connection.cancel()
+                with pytest.raises(psycopg.errors.QueryCanceled):
+                    sent.result(30)
+            AFTERWARDS[how](connection, user)
+
+    with pytest.raises(UserError, match="no transaction"):
+        cancelled()
+    with router.transaction("orders", user) as connection:
+        assert connection.execute(COUNT, (user,)).fetchone() == (0,)

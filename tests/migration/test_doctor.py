@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 import pytest
 
 from balancer.directory.model import Change, NodeState, Put, Transaction
-from balancer.errors import Refused, Unavailable
 from balancer.migration.doctor import PATIENCE, examine, repair
 from tests.support.cluster import Cluster
 from tests.support.manual_clock import ManualClock
@@ -42,7 +41,7 @@ def test_a_leftover_publication_is_dropped_once_its_writers_are_through(cluster:
 
         done = repair(leadership, cluster.address, examine(directory, cluster.address), Pauses(commit))
     assert there == [("tb_mdead1",)], "it stood while the writer was at work"
-    assert [finding.text for finding in done] == ["leftover: publication tb_mdead1"]
+    assert [finding.text for finding in done.done] == ["leftover: publication tb_mdead1"]
     assert cluster.query("a", PUBLICATIONS) == []
     assert examine(directory, cluster.address) == []
 
@@ -55,10 +54,37 @@ def test_writers_who_do_not_end_are_named_and_keep_their_publication(cluster: Cl
         writer.execute("CREATE PUBLICATION tb_mdead1 FOR TABLE orders_t2")
         writer.execute("BEGIN")
         writer.execute("UPDATE orders_t2 SET n = 7")
-        with pytest.raises(Unavailable, match=r"try again later \(leftover: publication tb_mdead1\): node a did not"):
-            repair(leadership, cluster.address, examine(directory, cluster.address), clock)
+        [(finding, why)] = repair(leadership, cluster.address, examine(directory, cluster.address), clock).refused
+        assert finding.text == "leftover: publication tb_mdead1"
+        assert why.startswith("node a did not")
         assert cluster.query("a", PUBLICATIONS) == [("tb_mdead1",)]
         writer.execute("COMMIT")
+
+
+def test_what_is_refused_keeps_nothing_else_from_being_repaired(cluster: Cluster) -> None:
+    """The first publication has a writer who does not end; the others are on both nodes, before and behind it."""
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    clock = Pauses(lambda: clock.advance(PATIENCE))
+    for node in ("a", "b"):
+        with cluster.connect(node) as connection:
+            connection.execute("CREATE PUBLICATION tb_mdead2; CREATE PUBLICATION tb_mdead0")
+    with cluster.connect("b") as connection:
+        connection.execute("CREATE TABLE orders_t2 (LIKE orders)")
+        connection.execute(
+            "INSERT INTO balancer.tablet VALUES (2, 2, 'incoming', '{public}', '{orders_t2}', 'mdead1', NULL, NULL)"
+        )
+    with cluster.connect("a") as writer:
+        writer.execute("CREATE PUBLICATION tb_mdead1 FOR TABLE orders_t2")
+        writer.execute("BEGIN")
+        writer.execute("UPDATE orders_t2 SET n = 7")
+        came = repair(leadership, cluster.address, examine(directory, cluster.address), clock)
+        writer.execute("COMMIT")
+    assert [finding.text for finding, _ in came.refused] == ["leftover: publication tb_mdead1"]
+    assert len(came.done) == 5
+    assert cluster.query("a", PUBLICATIONS) == [("tb_mdead1",)]
+    assert cluster.query("b", PUBLICATIONS) == []
+    assert cluster.query("b", "SELECT to_regclass('orders_t2')") == [(None,)]
 
 
 def test_what_only_begins_like_ours_is_left_alone(cluster: Cluster) -> None:
@@ -79,8 +105,8 @@ def test_what_has_changed_since_it_was_found_is_left_alone(cluster: Cluster) -> 
         )
         found = examine(directory, cluster.address)
         connection.execute("UPDATE balancer.tablet SET state = 'owned', migration = NULL")
-        with pytest.raises(Refused, match="has changed since"):
-            repair(leadership, cluster.address, found)
+        [(_, why)] = repair(leadership, cluster.address, found).refused
+        assert "has changed since" in why
         assert connection.execute("SELECT to_regclass('orders_t2') IS NOT NULL").fetchone() == (True,)
 
 
@@ -93,7 +119,7 @@ def test_what_was_attached_and_is_on_its_way_to_nowhere_goes(cluster: Cluster) -
             "INSERT INTO balancer.tablet VALUES (2, 2, 'incoming', '{public}', '{orders_t2}', 'mdead1', NULL, NULL)"
         )
     done = repair(leadership, cluster.address, examine(directory, cluster.address))
-    assert [finding.text for finding in done] == ["tablet 2 is incoming, but no migration brings it"]
+    assert [finding.text for finding in done.done] == ["tablet 2 is incoming, but no migration brings it"]
     assert examine(directory, cluster.address) == []
     assert cluster.query("b", "SELECT to_regclass('orders_t2')") == [(None,)]
 
@@ -113,6 +139,12 @@ def test_rows_of_a_former_owner_stay_where_the_new_one_may_not_have_them(
     leadership = cluster.become_leader(directory)
     snapshot = directory.snapshot()
     changes: list[Change] = [Put(replace(snapshot.tablet(2), node="b", epoch=2))]
+    if lost != "forgotten":  # it says that it has them; which of its writes it has lost nobody knows
+        with cluster.connect("b") as connection:
+            connection.execute("CREATE TABLE orders_t2 PARTITION OF orders FOR VALUES WITH (MODULUS 4, REMAINDER 1)")
+            connection.execute(
+                "INSERT INTO balancer.tablet VALUES (2, 2, 'owned', '{public}', '{orders_t2}', NULL, NULL, NULL)"
+            )
     if lost == "rewound":
         changes.append(Put(replace(snapshot.node("b"), rewound="it is as it was")))
     elif lost == "lost":
@@ -123,3 +155,27 @@ def test_rows_of_a_former_owner_stay_where_the_new_one_may_not_have_them(
     assert cluster.query("a", "SELECT count(*) FROM orders_t2") == before
     (found,) = [one for one in examine(directory, cluster.address) if "tablet 2 has moved" in one.text]
     assert found.command == "balancer tablet lost 2 --dry-run"
+
+
+def test_rows_of_a_former_owner_stay_if_the_new_one_forgets_them_before_they_are_dropped(cluster: Cluster) -> None:
+    """Another repair may be waited for between the look and the drop."""
+    with cluster.connect("a") as connection:
+        connection.execute("UPDATE balancer.tablet SET state = 'moved', epoch = 2, moved_to = 'b' WHERE id = 2")
+        connection.execute("ALTER TABLE orders DETACH PARTITION orders_t2")
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    snapshot = directory.snapshot()
+    moved = Put(replace(snapshot.tablet(2), node="b", epoch=2))
+    directory.commit(Transaction((moved,), snapshot.version, "a test", "a test", leadership.epoch))
+    before = cluster.query("a", "SELECT count(*) FROM orders_t2")
+    with cluster.connect("b") as connection:
+        connection.execute("CREATE TABLE orders_t2 PARTITION OF orders FOR VALUES WITH (MODULUS 4, REMAINDER 1)")
+        connection.execute(
+            "INSERT INTO balancer.tablet VALUES (2, 2, 'owned', '{public}', '{orders_t2}', NULL, NULL, NULL)"
+        )
+        found = examine(directory, cluster.address)
+        connection.execute("DELETE FROM balancer.tablet WHERE id = 2; DROP TABLE orders_t2")
+    came = repair(leadership, cluster.address, found)
+    assert cluster.query("a", "SELECT to_regclass('orders_t2') IS NOT NULL") == [(True,)], "the last copy was dropped"
+    assert cluster.query("a", "SELECT count(*) FROM orders_t2") == before
+    assert "not known any more" in came.refused[0][1]

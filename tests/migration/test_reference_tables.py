@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -43,10 +44,12 @@ from balancer.settings import MigrationSettings
 from balancer.tables.adopt import TableRequest
 from balancer.tables.create import create
 from balancer.tables.reference import adopt_reference, inspect_reference
+from tests.migration.test_chunks_owners import SPY
 from tests.support.checking import checked
 from tests.support.cluster import AMPLE
 from tests.support.fleet import until
 from tests.support.opening import connect
+from tests.support.owned import run_as
 from tests.support.sampling import thinned
 from tests.support.servers import Database, unsubscribe
 
@@ -520,3 +523,32 @@ def test_what_cannot_be_everywhere_is_refused_by_name(dsns: dict[str, str], conn
     connections["b"].execute("DELETE FROM towns WHERE name IS NULL")
     found = inspect_reference(REQUEST, connections)
     assert (found.home, found.others, found.without) == ("a", ("b",), ("c",))
+
+
+READERS: dict[str, Callable[[World], object]] = {
+    "doctor": lambda world: examine(world.directory, world.address),
+    "a copy that is made": lambda world: world.keep(),
+    "a home that moves": lambda world: world.move_home("b"),
+}
+
+
+@pytest.mark.parametrize("reader", list(READERS))
+@pytest.mark.parametrize("what", ["INDEX bad ON countries ({}, code)", "STATISTICS bad ON {}, code FROM countries"])
+def test_an_owners_code_on_the_home_does_not_run_as_the_balancer(
+    world: World, server_folder: Path, tmp_path: Path, reader: str, what: str
+) -> None:
+    folder = server_folder / f"seen-{tmp_path.name}"
+    folder.mkdir()
+    folder.chmod(0o777)  # servers may run as another user
+    role = f"r{uuid4().hex[:6]}"
+    if reader != "a copy that is made":
+        world.follow()
+        world.alike()
+    with psycopg.connect(world.dsns["a"], autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {role}; GRANT ALL ON SCHEMA public TO {role}".encode())
+        connection.execute(f"ALTER TABLE countries OWNER TO {role}".encode())
+        run_as(connection, role, SPY.format(file=folder / "who"), "CREATE " + what.format("(size + public.spy(1))"))
+        READERS[reader](world)
+        seen = (folder / "who").exists()
+        connection.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER; DROP OWNED BY {role}; DROP ROLE {role}".encode())
+    assert not seen

@@ -280,6 +280,56 @@ def _without_epoch(original: Any) -> Any:
     return _commit
 
 
+def _told_unlocked(original: Any) -> Any:
+    """Whether the trigger of an expired tablet was switched off is asked before writers are waited for."""
+    from balancer.nodes import fence  # noqa: PLC0415
+
+    def _tell(ctx: Any, tablet: Any) -> None:
+        locked = fence.lock_partitions
+        fence.lock_partitions = instead()(None)
+        try:
+            original(ctx, tablet)
+        finally:
+            fence.lock_partitions = locked
+
+    return _tell
+
+
+def _lifted_anyway(original: Any) -> Any:
+    """Who lifts a fence lifts that of a node that went back in time, too."""
+
+    def lift_fence(*given: Any, **named: Any) -> Any:
+        return original(*given, **{**named, "closed": True})
+
+    return lift_fence
+
+
+def _asked_alone(_: Any) -> Any:
+    """The new owner is asked, whatever the directory knows of it."""
+    from balancer.errors import Refused, Unavailable  # noqa: PLC0415
+    from balancer.migration.revive import owner_has  # noqa: PLC0415
+
+    def _is_elsewhere(links: Any, snapshot: Any, row: Any) -> bool:
+        tablet = snapshot.find_tablet(row.id)
+        try:
+            return tablet is None or owner_has(links, snapshot, tablet)
+        except (Unavailable, Refused):
+            return False
+
+    return _is_elsewhere
+
+
+def _marked_over_all(original: Any) -> Any:
+    """A mark is written over whatever is there."""
+    from balancer.nodes.closed import MARK  # noqa: PLC0415
+
+    def write_mark(cursor: Any, now: float, seen: int) -> None:
+        row = cursor.execute("SELECT number FROM balancer.marker WHERE migration = %s", (MARK,)).fetchone()
+        original(cursor, now, row[0] if row else 0)
+
+    return write_mark
+
+
 _DIRECTED = "tests/migration/test_directed_moves.py::"
 _RESHARDS = "tests/migration/test_directed_reshards.py::"
 _HOLES = "tests/migration/test_directed_holes.py::"
@@ -290,6 +340,8 @@ _LOCK = "AND pg_try_advisory_xact_lock_shared("
 _ORDERS = "tests/migration/test_orders_of_events.py::"
 _FORWARDING = "tests/daemon/test_forwarding.py::"
 _FENCE_UNTIL = "extract(epoch FROM clock_timestamp()) < TG_ARGV[2]::float8"
+_CLOSED = "tests/migration/test_closed_tablets.py::"
+_FORMER = "tests/migration/test_former_owner.py::"
 _UNCOUNTED = {"PERFORM nextval('balancer.breaches');": "PERFORM 1;"}
 _MOVED = "IF TG_ARGV[2] = 'moved' THEN"
 
@@ -567,6 +619,57 @@ MUTANTS: tuple[Mutant, ...] = (
         "client_functions: a partition is detached under the readers' lock",
         replaced("balancer.nodes.locks.readers_kept_out", lambda _: _not_kept_out),
         (f"{_RESHARDS}test_a_reader_that_holds_the_tablet_finds_its_rows_though_it_has_moved", _HOLD),
+    ),
+    Mutant(
+        "expiry-looks-before-the-lock",
+        "steps_expiry: whether an empty tablet was written to is asked under its lock",
+        replaced("balancer.migration.steps_expiry._tell", _told_unlocked),
+        ("tests/migration/test_expiry.py::test_a_row_forced_into_the_empty_tablet_by_an_open_transaction_is_kept",),
+    ),
+    Mutant(
+        "closed-ones-opened",
+        "nodes.fence: what was closed because its node went back in time is not opened by its migration",
+        replaced("balancer.nodes.fence.lift_fence", _lifted_anyway),
+        (f"{_CLOSED}test_a_cancelled_move_does_not_open_it",),
+    ),
+    Mutant(
+        "closed-ones-switched",
+        "guards: nor fenced by a move, nor replaced by a split",
+        replaced("balancer.migration.guards.refuse_closed", instead()),
+        (
+            f"{_CLOSED}test_a_move_does_not_fence_it",
+            f"{_CLOSED}test_a_split_does_not_put_open_ones_in_its_place",
+        ),
+    ),
+    Mutant(
+        "last-copy-dropped-by-doctor",
+        "doctor: rows stay where the new owner is lost, or has gone back in time",
+        replaced("balancer.migration.doctor._is_elsewhere", _asked_alone),
+        ("tests/migration/test_doctor.py::test_rows_of_a_former_owner_stay_where_the_new_one_may_not_have_them",),
+    ),
+    Mutant(
+        "retired-unasked",
+        "machine 12: the new owner is asked right before each step that takes rows away",
+        replaced("balancer.migration.steps_finish._check_opened", instead()),
+        (f"{_FORMER}test_rows_stay_if_the_new_owner_forgets_the_tablet_while_they_are_still_waited_for",),
+    ),
+    Mutant(
+        "late-mark",
+        "nodes.closed: a mark is written only over the one that was seen",
+        replaced("balancer.nodes.closed.write_mark", _marked_over_all),
+        ("tests/daemon/test_marks.py::test_a_mark_that_comes_late_does_not_hide_that_its_node_has_gone_back",),
+    ),
+    Mutant(
+        "node-of-another-directory",
+        "nodes.connection: each new connection asks whose node it leads to",
+        replaced("balancer.nodes.connection._check_cluster", instead()),
+        ("tests/daemon/test_two_directories.py::test_nothing_is_moved_to_a_node_of_another_directory",),
+    ),
+    Mutant(
+        "owners-code-looked-at-once",
+        "guards: what an owner has brought since the preflight is looked for before each chunk",
+        replaced("balancer.migration.guards.look_at_source", instead()),
+        ("tests/migration/test_owners_late_code.py", "tests/migration/test_chunks_owners.py"),
     ),
 )
 
