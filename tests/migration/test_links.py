@@ -103,7 +103,8 @@ def _pid(connection: Connection) -> int:
 
 
 def _settings(connection: Connection) -> list[tuple[object, ...]]:
-    return connection.execute("SELECT name, setting FROM pg_settings WHERE name <> 'transaction_read_only'").fetchall()
+    """Without those of a language, which are there from its first use on."""
+    return connection.execute("SELECT name, setting FROM pg_settings WHERE name NOT LIKE 'plpgsql.%'").fetchall()
 
 
 def _sessions(cluster: Cluster) -> int:
