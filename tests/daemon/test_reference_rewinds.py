@@ -1,4 +1,4 @@
-"""A reference table under 200 writes a second while a node is added, killed and taken back in time, and so is its home.
+"""A reference table under 100 writes a second while a node is added, killed and taken back in time, and so is its home.
 
 What was written before an accepted loss may be gone with it, on the node that lost it; foreign keys hold everywhere all
 the same, and every copy has what the home has.
@@ -28,7 +28,7 @@ from tests.support.fleet import Fleet, until
 from tests.support.servers import postgres
 from tests.support.standby import copy_folder, restore_folder
 
-PER_SECOND = 200
+PER_SECOND = 100
 
 
 class Writers:
@@ -84,7 +84,7 @@ class Writers:
         last = self.countries[-100:]
         return 0.0 if len(last) < 100 else 99 / (last[-1][0] - last[0][0])
 
-    def go_on(self, more: int = 100) -> None:
+    def go_on(self, more: int = 50) -> None:
         reached = len(self.countries), len(self.orders)
         until(lambda: len(self.countries) > reached[0] + more, 60, "more countries")
         until(lambda: len(self.orders) > reached[1] + more // 4, 60, "more orders")
@@ -155,7 +155,7 @@ class Story:
         copy_folder(server, backup)
         server.start()
         self.until_followed()
-        self.writers.go_on(200)
+        self.writers.go_on(100)
         server.stop()
         restore_folder(server, backup)
         server.start()
