@@ -22,6 +22,13 @@ def database() -> Iterator[Factory]:
 
 
 @pytest.fixture
+def plain_database() -> Iterator[Factory]:
+    """The same, without our schema: for tests that care who makes it."""
+    with ExitStack() as stack:
+        yield lambda server: stack.enter_context(new_database(server))
+
+
+@pytest.fixture
 def pair(postgres15: PostgresServer, postgres18: PostgresServer, database: Factory) -> dict[str, str]:
     """Databases for node a (PostgreSQL 15) and node b (PostgreSQL 18)."""
     return {"a": database(postgres15).dsn, "b": database(postgres18).dsn}

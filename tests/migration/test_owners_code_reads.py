@@ -30,7 +30,7 @@ from tests.support.cluster import Cluster, build, range_table, range_tablets
 from tests.support.commands import balancer_here
 from tests.support.owned import plain_role, rights, run_as
 from tests.support.sampling import crossed
-from tests.support.servers import Database, new_database
+from tests.support.servers import Database
 
 ROOT = "public.orders"
 SPY = """
@@ -56,10 +56,8 @@ ON_THE_LEAF = {
 
 
 @pytest.fixture
-def database() -> Iterator[Callable[[PostgresServer], Database]]:
-    """Plain ones: who makes our schema is a part of these tests."""
-    with ExitStack() as stack:
-        yield lambda server: stack.enter_context(new_database(server))
+def database(plain_database: Callable[[PostgresServer], Database]) -> Callable[[PostgresServer], Database]:
+    return plain_database
 
 
 @pytest.fixture(params=["postgres15", "postgres18"])
