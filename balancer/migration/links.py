@@ -1,14 +1,25 @@
 """The connections of one migration: opened when first used, by the node's stable id, and all closed after an error.
 
-An address is looked up each time a connection is opened, so a failover between two steps costs one retry. Steps ask
-for connections here and keep none of their own.
+An address is looked up each time a connection is asked for, so a failover between two steps costs one retry. Steps
+ask for connections here and keep none of their own.
+
+A copy asks for a session for long statements a dozen times, and a new one costs a server as much as a small tablet's
+rows do. So within a state those that were left in order are lent again (`kept`): as new ones begin, and with the
+question whose schema that is in the same message. The runner lets go of them with the state.
 """
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+import psycopg
+from psycopg import sql
+from psycopg.pq import TransactionStatus
+
+from balancer.nodes import own_schema
 from balancer.nodes.checksum import pin_output
 from balancer.nodes.connection import Address, Connection, Timeouts, connect, translated
+from balancer.nodes.connection_holder import looks_alive
 
 Addresses = Callable[[str], Address]
 """Node id → where it is now."""
@@ -18,12 +29,16 @@ _STEP_TIMEOUTS = Timeouts(statement=60.0, lock=2.0, idle_in_transaction=5.0)
 
 
 class Links:
-    """Belongs to one thread."""
+    """Belongs to one thread; `data` and `replication` may be called from those that work for it."""
 
-    def __init__(self, addresses: Addresses, migration: str) -> None:
+    def __init__(self, addresses: Addresses, migration: str, kept: int = 0) -> None:
+        """`kept`: how many idle connections of `data` wait for their next use, on each node."""
         self._addresses = addresses
         self._purpose = f"migration {migration}"
         self._control: dict[str, Connection] = {}
+        self._kept = kept
+        self._idle: dict[Address, list[Connection]] = {}
+        self._lock = threading.Lock()
 
     def address(self, node: str) -> Address:
         """Where a node is now."""
@@ -43,15 +58,24 @@ class Links:
 
     @contextmanager
     def data(self, node: str) -> Iterator[Connection]:
-        """A connection of its own for long statements, with pinned output; closed afterwards."""
-        connection = connect(self._addresses(node), purpose=self._purpose, timeouts=_STEP_TIMEOUTS)
+        """A connection of its own for long statements, with pinned output and the settings of a new one. What is left
+        of a transaction at the end is rolled back; after an error it is closed."""
+        address = self._addresses(node)
+        used = self._take(address)
+        connection = used or connect(address, purpose=self._purpose, timeouts=_STEP_TIMEOUTS)
+        in_order = False
         try:
             with translated(node):
                 # Chunks are too short for JIT to be worth it.
-                pin_output(connection, statement_timeout="0", jit="off", idle_in_transaction_session_timeout="600s")
+                first = _AS_NEW if used else ()
+                pin_output(
+                    connection, *first, statement_timeout="0", jit="off", idle_in_transaction_session_timeout="600s"
+                )
                 yield connection
+            in_order = True
         finally:
-            connection.close()
+            if not (in_order and self._give_back(address, connection)):
+                connection.close()
 
     @contextmanager
     def replication(self, node: str) -> Iterator[Connection]:
@@ -68,6 +92,7 @@ class Links:
 
         Not in one of our transactions, which would wait for them; so it looks by itself that nobody leads since.
         """
+        self.rest()  # ours have the same name
         with translated(node):
             self.control(node).execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity, balancer.node WHERE leader_epoch <= %s"
@@ -75,8 +100,44 @@ class Links:
                 (leader_epoch, f"tablet-balancer {self._purpose}"),
             )
 
+    def rest(self) -> None:
+        """Closes what is kept for the next use. Idempotent."""
+        with self._lock:
+            idle = [connection for connections in self._idle.values() for connection in connections]
+            self._idle.clear()
+        for connection in idle:
+            connection.close()
+
     def close(self) -> None:
         """Closes everything; the next use opens it again. Idempotent."""
+        self.rest()
         for connection in self._control.values():
             connection.close()
         self._control.clear()
+
+    def _take(self, address: Address) -> Connection | None:
+        while True:
+            with self._lock:
+                idle = self._idle.get(address)
+                if not idle:
+                    return None
+                connection = idle.pop()
+            if looks_alive(connection):
+                return connection
+            connection.close()
+
+    def _give_back(self, address: Address, connection: Connection) -> bool:
+        with self._lock:
+            if len(self._idle.get(address, ())) >= self._kept:
+                return False
+        with suppress(psycopg.Error):  # the work is done all the same
+            connection.rollback()
+        if connection.info.transaction_status != TransactionStatus.IDLE:
+            return False
+        with self._lock:
+            self._idle.setdefault(address, []).append(connection)
+        return True
+
+
+# The settings that the connection began with, no lock of the session's, and the schema is still ours.
+_AS_NEW = tuple(map(sql.SQL, (own_schema.REQUIRED, "RESET ALL", "SELECT pg_catalog.pg_advisory_unlock_all()")))

@@ -26,6 +26,9 @@ from balancer.migration.turnstile import Turnstile
 from balancer.nodes.schema import upgrade_schema
 from balancer.settings import MigrationSettings
 
+_KEPT = 4
+"""Sessions on a node that wait for their next use within a state: as many as a small copy has at work at once."""
+
 
 class Runner:
     """Runs migrations of one leader. Shared between threads: one `run` per migration."""
@@ -57,7 +60,7 @@ class Runner:
         """
         control = self._control(migration)
         journal = Journal(self._directory, self._leadership, self._clock)
-        links = Links(self._addresses, migration)
+        links = Links(self._addresses, migration, kept=_KEPT)
         try:
             ctx = self._context(migration, journal, links, control)
             try:
@@ -210,6 +213,7 @@ class Runner:
         ctx.state = state
         self._turnstile.leave(ctx, state)
         if ctx.fenced_at is None:
+            ctx.links.rest()
             ctx.progress.enter(ctx.record, state)
             ctx.progress.tell(force=True)
 

@@ -58,11 +58,13 @@ class Rows:
     key_types: tuple[str, ...]
 
 
-def pin_output(connection: Connection, **others: str) -> None:
-    """Makes equal values equal text on every server; other settings of the session may come along, in one message."""
+def pin_output(connection: Connection, *first: sql.Composable, **others: str) -> None:
+    """Makes equal values equal text on every server. Other settings of the session may come along in the same message,
+    and statements before them."""
     wanted = {**PINNED, **others}
     pairs = [sql.SQL("set_config({}, {}, false)").format(*map(sql.Literal, pair)) for pair in wanted.items()]
-    connection.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(pairs)))
+    settings = sql.SQL("SELECT {}").format(sql.SQL(", ").join(pairs))
+    connection.execute(sql.SQL("; ").join([*first, settings]))
 
 
 def digest(

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
+from typing import Any
 from weakref import WeakSet
 
 import psycopg
@@ -116,12 +117,15 @@ def connect(
     if replication:
         extra["replication"] = "database"
     with translated(address.node):
-        connection = psycopg.connect(make_conninfo("", **{**parameters, **extra}), autocommit=True)
+        given: dict[str, Any] = {**parameters, **extra}
+        connection = psycopg.connect(autocommit=True, **given)
         try:
             if not replication:
                 with deadline(connection, max(2.0, timeouts.connect)):
-                    connection.execute(f"{own_schema.IF_THERE}; {own_schema.PREPARE}".encode())
+                    asked = connection.execute(f"{own_schema.SURELY}; {own_schema.PREPARE}".encode())
                     PLANNED.add(connection)
+                    if asked.fetchone() != (True,):
+                        connection.execute(own_schema.IF_THERE)
                     _check_cluster(connection, address)
             connection.autocommit = autocommit
         except BaseException:
@@ -282,12 +286,18 @@ def _several_hosts(dsn: str) -> bool:
 
 def _parameters(address: Address) -> dict[str, str | int]:
     try:
-        return {name: value for name, value in conninfo_to_dict(address.dsn).items() if value is not None}
+        return dict(_parsed(address.dsn))
     except psycopg.ProgrammingError:
         # libpq quotes the offending part, which may be a password.
         raise UserError(f"the DSN of node {address.node} is not one that PostgreSQL's clients understand") from None
 
 
+@lru_cache(maxsize=8192)
+def _parsed(dsn: str) -> tuple[tuple[str, str | int], ...]:
+    return tuple((name, value) for name, value in conninfo_to_dict(dsn).items() if value is not None)
+
+
+@lru_cache(maxsize=64)
 def _options(timeouts: Timeouts) -> str:
     settings = {
         "statement_timeout": _milliseconds(timeouts.statement),

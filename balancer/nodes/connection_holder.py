@@ -65,7 +65,7 @@ class ConnectionHolder:
                 if not idle:
                     return None
                 connection = idle.pop()
-            if _looks_alive(connection):
+            if looks_alive(connection):
                 return connection
             connection.close()
 
@@ -80,7 +80,8 @@ class ConnectionHolder:
             return True
 
 
-def _looks_alive(connection: Connection) -> bool:
+def looks_alive(connection: Connection) -> bool:
+    """Whether an idle connection may be used again, as far as can be said without asking the server."""
     # An idle connection has nothing to read, except the end: the server is gone, or tells us that it goes.
     if connection.closed:
         return False

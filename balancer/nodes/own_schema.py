@@ -76,6 +76,24 @@ IF_THERE = _HEAD + _SCHEMA + _CONTENTS + _TAIL
 REQUIRED = _HEAD + _ABSENT + _SCHEMA + _TAIL
 """Fails as well if there is none, and looks at the schema alone, which is cheap: in front of every use."""
 
+SURELY = """
+SELECT NOT EXISTS (
+    SELECT FROM pg_catalog.pg_namespace n WHERE n.nspname = 'balancer' AND (
+        n.nspowner <> pg_catalog.quote_ident(current_user)::pg_catalog.regrole
+        OR EXISTS (SELECT FROM pg_catalog.aclexplode(n.nspacl) a
+                   WHERE a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner)
+        OR EXISTS (SELECT FROM pg_catalog.pg_class c
+                   WHERE c.relnamespace = n.oid AND c.relname IN ('node', 'tablet', 'marker', 'ddl_step', 'decision',
+                                                                  'message_table', 'message_handler')
+                     AND (c.relowner <> n.nspowner OR c.relkind <> 'r' OR c.relpersistence <> 'p' OR c.relrowsecurity
+                          OR c.relhasrules OR c.relhassubclass OR c.relispartition
+                          OR EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhrelid = c.oid)))
+        OR EXISTS (SELECT FROM pg_catalog.pg_proc p
+                   WHERE p.pronamespace = n.oid AND p.proowner <> n.nspowner)))
+"""
+"""True only where `IF_THERE` passes: if everything is our own role's and as we made it, which is found out at half the
+cost. Where it is false something may be a superuser's, which is right as well: `IF_THERE` decides."""
+
 _PLANNED = '"balancer ours"'
 _US = "ARRAY(SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolsuper OR r.rolname = current_user)"
 PREPARE = f"""

@@ -85,10 +85,9 @@ def test_many_who_wait_are_all_told_the_newest(instance: Instance) -> None:
         answer = await client.get("/v1/route/events?key=5&wait=30", headers={"If-None-Match": tag})
         return int(answer.json()["version"])
 
-    async def everybody(url: str) -> list[int]:
+    async def everybody(url: str, tag: str) -> list[int]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
-            tag = (await client.get("/v1/route/events?key=5")).headers["ETag"]
             waiting = [asyncio.create_task(ask(client, tag)) for _ in range(many)]
             await asyncio.sleep(1.0)
             changes = [await asyncio.to_thread(move, instance, 1001, node) for node in ("pg-b", "pg-c")]
@@ -97,7 +96,8 @@ def test_many_who_wait_are_all_told_the_newest(instance: Instance) -> None:
             return versions
 
     with serving(instance) as client:
-        assert len(asyncio.run(everybody(str(client.base_url)))) == many
+        tag = client.get("/v1/route/events?key=5").headers["ETag"]
+        assert len(asyncio.run(everybody(str(client.base_url), tag))) == many
 
 
 def test_a_long_poll_answers_when_the_owner_changes(instance: Instance, client: httpx.Client) -> None:

@@ -16,8 +16,8 @@ from tests.support.shards import Shards, user_of
 
 THREADS = 16
 USERS = 64
-PACE = 0.04
-"""Seconds between two transactions of a thread: some hundreds per second in all, and a server that keeps up."""
+PACE = 0.08
+"""Seconds between two transactions of a thread: two hundred per second in all, and a server that keeps up."""
 
 
 class Writer(threading.Thread):

@@ -1,16 +1,31 @@
 """A cluster of two nodes on different versions of the server."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
-from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows
+from tests.support.cluster import Cluster, blank_node, build, hash_table, hash_tablets, insert_rows
 from tests.support.crash_matrix import Victims, victims
-from tests.support.servers import Database
+from tests.support.servers import Database, new_database
 
 Factory = Callable[[PostgresServer], Database]
+
+
+@pytest.fixture
+def database() -> Iterator[Factory]:
+    """Makes databases that live as long as the test: nodes that have our schema and no name yet (`become_node`)."""
+    with ExitStack() as stack:
+        yield lambda server: stack.enter_context(new_database(server, fill=blank_node))
+
+
+@pytest.fixture
+def plain_database() -> Iterator[Factory]:
+    """The same, without our schema: for tests that care who makes it."""
+    with ExitStack() as stack:
+        yield lambda server: stack.enter_context(new_database(server))
 
 
 @pytest.fixture

@@ -25,10 +25,10 @@ LEAF = "public.orders_t1"
 
 @pytest.fixture
 def granted(
-    tmp_path: Path, postgres18: PostgresServer, database: Callable[[PostgresServer], Database]
+    tmp_path: Path, postgres18: PostgresServer, plain_database: Callable[[PostgresServer], Database]
 ) -> Iterator[Cluster]:
     """Before 16 only a superuser makes subscriptions: both nodes are newer, on one server."""
-    dsns = {node: database(postgres18).dsn for node in ("a", "b")}
+    dsns = {node: plain_database(postgres18).dsn for node in ("a", "b")}
     with plain_role({"a": dsns["a"]}, "SELECT 1") as owner:
         role = f"balancer_{owner}"
         with psycopg.connect(dsns["b"], autocommit=True) as connection:

@@ -31,7 +31,7 @@ LOUD = {
     "log_rotation_size": 0,
 }
 CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'tablet-balancer m%'"
-READS = ("SELECT", "SET", "SHOW", "BEGIN", "COMMIT", "ROLLBACK", "COPY_OUT", "WITH")
+READS = ("SELECT", "SET", "RESET", "SHOW", "BEGIN", "COMMIT", "ROLLBACK", "COPY_OUT", "WITH")
 EFFECTS = re.compile(
     r"pg_drop_replication_slot|pg_create_logical|setval|nextval|pg_terminate_backend|pg_cancel_backend|pg_advisory_lock\("
 )

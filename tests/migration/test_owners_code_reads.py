@@ -12,6 +12,7 @@ from psycopg.conninfo import make_conninfo
 
 from balancer.clock import SystemClock
 from balancer.directory.model import Node
+from balancer.embedded.postgres import PostgresServer
 from balancer.errors import BalancerError, Refused
 from balancer.migration.doctor import examine
 from balancer.migration.links import Links
@@ -29,6 +30,7 @@ from tests.support.cluster import Cluster, build, range_table, range_tablets
 from tests.support.commands import balancer_here
 from tests.support.owned import plain_role, rights, run_as
 from tests.support.sampling import crossed
+from tests.support.servers import Database
 
 ROOT = "public.orders"
 SPY = """
@@ -51,6 +53,11 @@ ON_THE_LEAF = {
     " ALTER TABLE public.orders_t1 RENAME TO hidden;"
     " CREATE VIEW public.orders_t1 AS SELECT id, n FROM public.hidden WHERE n >= public.spy(-5)",
 }
+
+
+@pytest.fixture
+def database(plain_database: Callable[[PostgresServer], Database]) -> Callable[[PostgresServer], Database]:
+    return plain_database
 
 
 @pytest.fixture(params=["postgres15", "postgres18"])

@@ -66,7 +66,7 @@ def test_pgbench_survives_the_moves_of_all_its_partitions(bank: Cluster, postgre
     script.write_text(SCRIPT)
     watch = forwarding(bank)
     command = [str(postgres15.program("pgbench")), "--no-vacuum", f"--file={script}", "--client=4", "--max-tries=10"]
-    command += ["--rate=150"]  # as much as a tablet has to bear; without it pgbench takes the processors from the moves
+    command += ["--rate=100"]  # as much as a tablet has to bear; without it pgbench takes the processors from the moves
     pgbench = subprocess.Popen(
         [*command, "--time=600", "--progress=1", bank.dsns["a"]], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -2,7 +2,7 @@
 must be; a home that moves under writes, killed at each state; foreign keys of tablets that move."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -51,7 +51,7 @@ from tests.support.fleet import until
 from tests.support.opening import connect
 from tests.support.owned import run_as
 from tests.support.sampling import thinned
-from tests.support.servers import Database, unsubscribe
+from tests.support.servers import new_database, unsubscribe
 
 TABLES = """
 CREATE TABLE public.countries (code char(2) PRIMARY KEY, name text NOT NULL UNIQUE,
@@ -123,10 +123,10 @@ class World:
 
 
 @pytest.fixture
-def dsns(
-    postgres15: PostgresServer, postgres18: PostgresServer, database: Callable[[PostgresServer], Database]
-) -> dict[str, str]:
-    return {"a": database(postgres15).dsn, "b": database(postgres18).dsn, "c": database(postgres15).dsn}
+def dsns(postgres15: PostgresServer, postgres18: PostgresServer) -> Iterator[dict[str, str]]:
+    with ExitStack() as stack:
+        servers = {"a": postgres15, "b": postgres18, "c": postgres15}
+        yield {name: stack.enter_context(new_database(server)).dsn for name, server in servers.items()}
 
 
 @pytest.fixture

@@ -1,12 +1,14 @@
 """A schema `balancer` that somebody else made is refused in one sentence, and nothing in it runs with our rights."""
 
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import psycopg
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import Refused
+from balancer.nodes import own_schema
 from balancer.nodes.connection import Address, connect
 from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.poll import poll_node
@@ -117,9 +119,17 @@ def test_an_empty_schema_of_somebody_else_is_not_moved_into(database: Database) 
             "ALTER TABLE balancer.tablet ENABLE ROW LEVEL SECURITY",
             "balancer.tablet is not the ordinary table that tablet-balancer made",
         ),
+        (
+            "CREATE TABLE public.child () INHERITS (balancer.tablet)",
+            "balancer.tablet is not the ordinary table that tablet-balancer made",
+        ),
+        (
+            "CREATE TABLE public.parent (LIKE balancer.marker); ALTER TABLE balancer.marker INHERIT public.parent",
+            "balancer.marker is not the ordinary table that tablet-balancer made",
+        ),
         ("GRANT CREATE ON SCHEMA balancer TO mallory", "schema balancer lets mallory make things in it"),
     ],
-    ids=["table's owner", "function's owner", "view", "rule", "row security", "create"],
+    ids=["table's owner", "function's owner", "view", "rule", "row security", "parent", "child", "create"],
 )
 def test_parts_that_are_not_as_we_made_them_are_refused(database: Database, change: str, words: str) -> None:
     with connect(Address("a", database.dsn)) as connection:
@@ -138,3 +148,17 @@ def test_a_schema_that_a_superuser_made_serves_the_role_that_came_later(database
         superuser.execute("ALTER ROLE mallory LOGIN PASSWORD 'later'")
     with connect(Address("a", database.server.dsn(database.name, user="mallory"), "later")) as connection:
         assert connection.execute("SELECT node FROM balancer.node").fetchone() == ("a",)
+
+
+def test_a_role_with_an_odd_name_is_known_as_the_owner(database: Database) -> None:
+    """What is asked first is enough for it, on every connection."""
+    role = '"Odd ""Role"'
+    with database.connect() as superuser:
+        superuser.execute(f"CREATE ROLE {role} SUPERUSER LOGIN PASSWORD 'odd'".encode())
+    try:
+        with connect(Address("a", database.server.dsn(database.name, user=quote('Odd "Role')), "odd")) as connection:
+            install_schema(connection, "c", "a")
+            assert connection.execute(own_schema.SURELY).fetchone() == (True,)
+    finally:
+        with database.connect() as superuser:
+            superuser.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}".encode())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import psycopg
 
@@ -33,6 +34,7 @@ from balancer.migration.observer import Observer
 from balancer.migration.runner import Runner
 from balancer.nodes.bounds import check_expression, for_values
 from balancer.nodes.connection import Address, Connection
+from balancer.nodes.connection_holder import looks_alive
 from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
 from balancer.policies.hash_leaves import Leaf
 from balancer.policies.keys import HIGHEST, LOWEST, KeyType, encode_key
@@ -58,9 +60,11 @@ class Cluster:
     settings: MigrationSettings = QUICK
     url: str = ""
     _open: list[Directory] = field(default_factory=list)
+    _idle: dict[str, list[psycopg.Connection[tuple[object, ...]]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.url = self.url or f"sqlite://{self.folder / 'directory.db'}"
+        finalize(self, _close, self._idle)
 
     def address(self, node: str) -> Address:
         return Address(node, self.dsns[node], trusts_owners=self.settings.trust_table_owners)
@@ -83,8 +87,21 @@ class Cluster:
         return Runner(directory, leadership, self.address, self.settings, clock=SystemClock(), observer=observer)
 
     def query(self, node: str, statement: str) -> list[tuple[object, ...]]:
-        with self.connect(node) as connection:
-            return connection.execute(statement).fetchall()
+        """On a session of its own, which the next query may have as a new one: it costs more than most answers."""
+        idle = self._idle.setdefault(self.dsns[node], [])
+        connection = idle.pop() if idle else self.connect(node)
+        if not looks_alive(connection):
+            connection.close()
+            connection = self.connect(node)
+        connection.prepare_threshold = None  # the next would find what is prepared discarded
+        try:
+            found = connection.execute(statement.encode()).fetchall()
+            connection.execute("DISCARD ALL")
+        except BaseException:
+            connection.close()
+            raise
+        idle.append(connection)
+        return found
 
     def tablets(self) -> list[Tablet]:
         """As the directory has them now."""
@@ -101,6 +118,12 @@ class Cluster:
     def close(self) -> None:
         for directory in self._open:
             directory.close()
+        _close(self._idle)
+
+
+def _close(idle: dict[str, list[psycopg.Connection[tuple[object, ...]]]]) -> None:
+    for connection in (connection for connections in idle.values() for connection in connections):
+        connection.close()
 
 
 def hash_table(roots: Sequence[str] = ("public.orders",)) -> Table:
@@ -157,7 +180,7 @@ def adopt(
     for node, dsn in dsns.items():
         with connect(Address(node, dsn)) as connection, connection.cursor() as cursor:
             first(connection, node)
-            install_schema(connection, cluster_name(cluster.url), node)
+            become_node(connection, cluster_name(cluster.url), node)
             rows = [
                 OwnedTablet(t.id, t.epoch, OwnState.OWNED, tuple(p.partition for p in places(table, t)))
                 for t in tablets
@@ -166,6 +189,19 @@ def adopt(
             write_tablets(cursor, rows)
     describe(cluster, tablets)
     return cluster
+
+
+def blank_node(connection: Connection) -> None:
+    """For `new_database`: a node that `become_node` gives its name. Our schema takes longer than a small table."""
+    install_schema(connection, "", "")
+
+
+def become_node(connection: Connection, cluster: str, node: str) -> None:
+    """Our schema with this name, whether or not the database comes from `blank_node`."""
+    there = connection.execute("SELECT to_regclass('balancer.node') IS NOT NULL").fetchone() == (True,)
+    named = "UPDATE balancer.node SET cluster = %s, node = %s WHERE (cluster, node) = ('', '')"
+    if not there or connection.execute(named, (cluster, node)).rowcount == 0:
+        install_schema(connection, cluster, node)
 
 
 def describe(cluster: Cluster, tablets: Sequence[Tablet]) -> None:

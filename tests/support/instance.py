@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from balancer.api.app import create_app
 from balancer.api.server import ApiServer
+from balancer.api.sockets import SocketLimits, connections_for, raise_descriptor_limit
 from balancer.api.source import LeaderView
 from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory, Follower
@@ -87,10 +88,12 @@ def instance_in(folder: Path) -> Iterator[Instance]:
 
 @contextmanager
 def serving(instance: Instance, **changes: Any) -> Iterator[httpx.Client]:
-    """A client of the instance's server, really listening."""
+    """A client of the instance's server, really listening. It has patience with requests that come late: a busy machine
+    takes long over hundreds at once."""
     http = http_settings(**changes)
+    patient = SocketLimits(connections_for(raise_descriptor_limit()), header_seconds=120.0)
     with (
-        ApiServer(create_app(instance, http), http) as server,
+        ApiServer(create_app(instance, http), http, patient) as server,
         httpx.Client(base_url=server.url, timeout=20, verify=False) as client,
     ):
         yield client

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,17 +39,48 @@ class Database:
         return psycopg.connect(self.dsn, autocommit=autocommit)
 
 
+def nothing(connection: psycopg.Connection[tuple[object, ...]]) -> None:
+    """For a database as an application finds it."""
+
+
 @contextmanager
-def new_database(server: PostgresServer, template: str = "template0") -> Iterator[Database]:
+def new_database(
+    server: PostgresServer,
+    template: str = "",
+    fill: Callable[[psycopg.Connection[tuple[object, ...]]], object] = nothing,
+) -> Iterator[Database]:
     """A fresh database, dropped afterwards with those that are still connected. Its files are copied, which costs a
-    checkpoint instead of log: a server that is killed recovers sooner."""
+    checkpoint instead of log: a server that is killed recovers sooner.
+
+    What many tests begin with, `fill` does once for a server. And somebody has been connected: the server has written
+    down what the catalog's own tables are like, which it would else find out for each database anew.
+    """
     name = f"test_{uuid4().hex[:12]}"
-    _administer(server, f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY file_copy')
+    template = template or f"test_{fill.__name__}"
+    statement = f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY file_copy'
+    try:
+        _administer(server, statement)
+    except psycopg.errors.InvalidCatalogName:
+        _make_template(server, template, fill)
+        _administer(server, statement)
     try:
         yield Database(server, name)
     finally:
         if server.running():
             _drop(server, name)
+
+
+def _make_template(
+    server: PostgresServer, name: str, fill: Callable[[psycopg.Connection[tuple[object, ...]]], object]
+) -> None:
+    """It gets its name when it is filled: others may ask for it at the same time."""
+    made = f"{name}_{uuid4().hex[:12]}"
+    _administer(server, f'CREATE DATABASE "{made}" TEMPLATE template0 STRATEGY file_copy')
+    with psycopg.connect(server.dsn(made), autocommit=True) as connection:
+        fill(connection)
+    _administer(server, f'ALTER DATABASE "{made}" ALLOW_CONNECTIONS false')
+    with suppress(psycopg.errors.DuplicateDatabase):
+        _administer(server, f'ALTER DATABASE "{made}" RENAME TO "{name}"')
 
 
 def unsubscribe(dsn: str) -> None:
