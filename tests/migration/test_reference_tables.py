@@ -2,7 +2,7 @@
 must be; a home that moves under writes, killed at each state; foreign keys of tablets that move."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
