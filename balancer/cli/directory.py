@@ -18,6 +18,7 @@ from balancer.directory.configured import open_configured
 from balancer.directory.contract import Directory
 from balancer.directory.document import export_document, import_document
 from balancer.directory.id_space import carried_over
+from balancer.directory.identity import with_identity
 from balancer.directory.invariants import violations
 from balancer.directory.model import LogEntry
 from balancer.directory.telling import is_step, nodes_of, tablets_of, told
@@ -73,6 +74,7 @@ def import_(
         leadership = opened.campaign(f"import by {operator()}", timeout=_ELECTION_PATIENCE)
         if leadership is None:
             raise Refused(f"{opened.leader()} leads; stop the daemons before an import")
+        records = with_identity(records, opened.snapshot())
         version = opened.restore(
             records, reason=f"imported from {file.name}", author=operator(), leader_epoch=leadership.epoch
         )

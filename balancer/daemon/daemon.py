@@ -35,6 +35,7 @@ from balancer.daemon.ticks import Ticks
 from balancer.daemon.under_way import leaders_work, why_unfit
 from balancer.directory.configured import open_configured
 from balancer.directory.contract import Directory, Follower, Leadership
+from balancer.directory.identity import identity_of, made_identity
 from balancer.errors import BalancerError, Unavailable
 from balancer.instruments import Instruments
 from balancer.migration.observer import Observer, Observers
@@ -235,7 +236,7 @@ class Daemon:
 
     def address(self, node: str) -> Address:
         """Where a node is now, by the configuration in force."""
-        return address_in(self.settings(), node)
+        return address_in(self.settings(), node, identity_of(self.follower().snapshot))
 
     def run_soon(self, bundle: str) -> None:
         """Lets a bundle tick at once."""
@@ -331,6 +332,7 @@ class Daemon:
 
     def _elected(self, leadership: Leadership) -> None:
         directory = self.directory()
+        made_identity(self.settings().daemon.instance, directory, leadership.epoch)
         enrol(directory, leadership, self.settings())
         pool = MigrationPool(
             directory,
