@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from balancer.cli.hand_over_bundles import hand_over
 from balancer.cli.output import Output, OutputOption, fail, say, show_json, show_rows
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of, operator
 from balancer.directory.codec import change_document, read_json
@@ -160,6 +161,9 @@ def secure(
             fail(one)
     if left and not dry_run:
         raise typer.Exit(1)
+
+
+app.command("hand-over")(hand_over)
 
 
 def history(

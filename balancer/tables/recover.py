@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from balancer.directory.contract import Directory, Leadership
+from balancer.directory.handover_record import handovers_in
 from balancer.directory.identity import counter_of_identity, identity_of
 from balancer.directory.model import Bounds, Change, Counter, Node, Put, RecordKind, Remove, Table, Tablet, Transaction
 from balancer.directory.record_rules import TABLET_COUNTER
@@ -83,6 +84,8 @@ def _read_claims(
 ) -> tuple[dict[int, dict[int, _Claim]], int, str]:
     """By table and tablet who owns it; the highest leader's epoch; the directory's identity as the nodes know it."""
     epoch, identity = 0, ""
+    for bundle, handover in handovers_in(snapshot).items():
+        raise Refused(f"{handover.sentence(bundle)}: what its nodes say is for that directory")
     claims: dict[int, dict[int, _Claim]] = {table: {} for table in snapshot.tables}
     for node, connection in nodes.items():
         with translated(node), connection.cursor() as cursor:
