@@ -19,14 +19,15 @@ from balancer.api.source import Source
 from balancer.directory.batch import LOG_KEPT, NEWS, DirectoryRoot
 from balancer.directory.codec import StoredEntry, pack_entry
 from balancer.directory.delta import key_of
+from balancer.directory.handover_record import is_handover
 from balancer.directory.model import RecordKind
 from balancer.directory.open import cluster_name
 from balancer.directory.snapshot import Snapshot
 from balancer.directory.snapshot_codec import pack_log, pack_snapshot
 from balancer.outside import quoted
 
-KINDS: Final = (RecordKind.BUNDLE, RecordKind.NODE, RecordKind.TABLE, RecordKind.MIGRATION)
-"""What is sent beside tablets."""
+KINDS: Final = (RecordKind.BUNDLE, RecordKind.NODE, RecordKind.TABLE, RecordKind.MIGRATION, RecordKind.PAUSE)
+"""What is sent beside tablets; of pauses only those that say where a bundle was handed over to."""
 _SENT: Final = frozenset((*KINDS, RecordKind.TABLET))
 _MOST_BYTES: Final = 32 << 20
 """Of commits that are kept here: thousands of ordinary ones."""
@@ -97,13 +98,18 @@ class DirectoryFeed:
 
 
 def _stripped(stored: StoredEntry) -> StoredEntry:
-    changes = tuple(change for change in stored.entry.changes if key_of(change)[0] in _SENT)
+    changes = tuple(change for change in stored.entry.changes if _is_sent(*key_of(change)))
     return replace(stored, entry=replace(stored.entry, author="", reason="", changes=changes))
+
+
+def _is_sent(kind: RecordKind, key: str) -> bool:
+    return kind in _SENT and (kind is not RecordKind.PAUSE or is_handover(key))
 
 
 def _without_finished(view: Snapshot) -> Snapshot:
     running = {key: record for key, record in view.migrations.items() if not record.finished}
-    return replace(view, records={**view.records, RecordKind.MIGRATION: running})
+    signposts = {key: record for key, record in view.pauses.items() if is_handover(key)}
+    return replace(view, records={**view.records, RecordKind.MIGRATION: running, RecordKind.PAUSE: signposts})
 
 
 def add_feed(router: APIRouter, source: Source, watch: VersionWatch) -> None:

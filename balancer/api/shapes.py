@@ -300,6 +300,7 @@ class RouteShape(Document):
     state: TabletState
     moving: bool = Field(description="whether a migration concerns the tablet: expect a short wait")
     version: int = Field(description="of the directory")
+    handed_over: str = Field("", description="the bundle is in another directory, and where; empty: it is in this one")
 
 
 class Sample(BaseModel):

@@ -6,8 +6,10 @@ from typing import Annotated
 import typer
 
 from balancer.cli.output import Output, OutputOption, fail, say, show_json, show_rows
+from balancer.directory.configured import open_configured
+from balancer.directory.handover_record import handovers_in
 from balancer.settings import READ_AT_START, ConfigurationError, load_settings
-from balancer.settings.ineffective import ineffective
+from balancer.settings.ineffective import Ineffective, ineffective
 from balancer.settings.origins import effective
 
 app = typer.Typer(help="Check and show the configuration.", no_args_is_help=True)
@@ -18,7 +20,14 @@ ConfigOption = Annotated[
 
 
 @app.command()
-def check(config: ConfigOption = None, output: OutputOption = Output.TEXT) -> None:
+def check(
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+    ask_directory: Annotated[
+        bool,
+        typer.Option("--ask-directory", help="also name bundles that were handed over to another directory"),
+    ] = False,
+) -> None:
     """Reads every file and prints everything that is wrong, each with its place; exits 2 if there is anything.
 
     Settings that are right and change nothing are named too. A running instance takes over what is right by itself,
@@ -35,6 +44,12 @@ def check(config: ConfigOption = None, output: OutputOption = Output.TEXT) -> No
             fail(f"{len(error.mistakes)} to mend")
         raise typer.Exit(2) from None
     idle = ineffective(settings)
+    if ask_directory:
+        with open_configured(settings.daemon) as directory:
+            gone = handovers_in(directory.snapshot())
+        for name, bundle in settings.bundles.items():
+            if name in gone:
+                idle.insert(0, Ineffective(str(bundle.file), "the whole file", gone[name].sentence(name)))
     if output is Output.JSON:
         show_json([{"file": one.file, "key": one.key, "message": one.message, "no_effect": True} for one in idle])
     else:

@@ -8,6 +8,7 @@ import typer
 from balancer.cli.output import Output, OutputOption, say, show_json, tell
 from balancer.cli.places import ConfigOption, open_configured, operator
 from balancer.clock import SystemClock
+from balancer.directory.identity import identity_of
 from balancer.errors import UserError
 from balancer.nodes.catalog import EVERYWHERE
 from balancer.nodes.connection import Connection, Statement
@@ -45,16 +46,18 @@ def convert_table(
     settings = load_settings(config)
     found_bundle = settings.bundle(bundle)
     request = _sharded(found_bundle, table)
-    with connected(found_bundle, "convert") as nodes:
-        if dry_run:
+    if dry_run:
+        with connected(found_bundle, "convert") as nodes:
             _show_intent(table, plan_conversion(request, nodes, widen=widen_keys), output)
-            return
-        with open_configured(settings.daemon, create=True) as directory:
-            cluster = cluster_name(settings.daemon.directory)
-            records = records_of(found_bundle)
-            done = convert(
-                request, directory, nodes, records, cluster, workplace=_workplace(found_bundle), widen=widen_keys
-            )
+        return
+    with (
+        open_configured(settings.daemon, create=True) as directory,
+        connected(found_bundle, "convert", identity=identity_of(directory.snapshot())) as nodes,
+    ):
+        cluster = cluster_name(settings.daemon.directory)
+        records = records_of(found_bundle)
+        workplace = _workplace(found_bundle)
+        done = convert(request, directory, nodes, records, cluster, workplace=workplace, widen=widen_keys)
     tablet = done.adopted.tablets[0]
     facts = {"table": table, "result": "converted", "node": tablet.node, "partitions": list(tablet.partitions)}
     _done(facts, done.pause, done.adopted.found.notes, output)
@@ -71,7 +74,10 @@ def unconvert_table(
     settings = load_settings(config)
     found_bundle = settings.bundle(bundle)
     request = _sharded(found_bundle, table)
-    with connected(found_bundle, "convert") as nodes, open_configured(settings.daemon, create=True) as directory:
+    with (
+        open_configured(settings.daemon, create=True) as directory,
+        connected(found_bundle, "convert", identity=identity_of(directory.snapshot())) as nodes,
+    ):
         if dry_run:
             _show_statements(table, plan_unconversion(request, directory, nodes), output)
             return

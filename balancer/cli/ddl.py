@@ -10,6 +10,7 @@ import typer
 from balancer.cli.output import Output, OutputOption, say, show_json, show_rows
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of, open_configured, operator
 from balancer.clock import SystemClock
+from balancer.directory.identity import identity_of
 from balancer.errors import UserError
 from balancer.outside import read_text_file
 from balancer.polling.addresses import addresses_of, cluster_name
@@ -57,7 +58,7 @@ def apply_change(
         runner = ChangeRunner(
             directory,
             found.name,
-            addresses_of([found]),
+            addresses_of([found], identity_of(directory.snapshot())),
             cluster_name(settings.daemon.directory),
             SystemClock(),
             patience=_seconds(patience),

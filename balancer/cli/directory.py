@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from balancer.cli.hand_over_bundles import hand_over
 from balancer.cli.output import Output, OutputOption, fail, say, show_json, show_rows
 from balancer.cli.places import ConfigOption, DirectoryOption, directory_of, operator
 from balancer.directory.codec import change_document, read_json
@@ -18,6 +19,7 @@ from balancer.directory.configured import open_configured
 from balancer.directory.contract import Directory
 from balancer.directory.document import export_document, import_document
 from balancer.directory.id_space import carried_over
+from balancer.directory.identity import with_identity
 from balancer.directory.invariants import violations
 from balancer.directory.model import LogEntry
 from balancer.directory.telling import is_step, nodes_of, tablets_of, told
@@ -73,6 +75,7 @@ def import_(
         leadership = opened.campaign(f"import by {operator()}", timeout=_ELECTION_PATIENCE)
         if leadership is None:
             raise Refused(f"{opened.leader()} leads; stop the daemons before an import")
+        records = with_identity(records, opened.snapshot())
         version = opened.restore(
             records, reason=f"imported from {file.name}", author=operator(), leader_epoch=leadership.epoch
         )
@@ -158,6 +161,9 @@ def secure(
             fail(one)
     if left and not dry_run:
         raise typer.Exit(1)
+
+
+app.command("hand-over")(hand_over)
 
 
 def history(

@@ -11,11 +11,12 @@ from balancer.cli.output import Output, OutputOption, say, show_rows, tell
 from balancer.cli.places import ConfigOption, operator
 from balancer.directory.configured import open_configured
 from balancer.directory.contract import Directory
+from balancer.directory.handover_record import ARRIVING, GONE, UNDOING, handovers_in
 from balancer.errors import Refused
 from balancer.migration.doctor import Finding, Repairs, examine, repair
 from balancer.migration.links import Addresses
 from balancer.polling.addresses import address_in
-from balancer.settings import load_settings
+from balancer.settings import Settings, load_settings
 from balancer.tables.import_record import RENAMING, SEALING, imports_in
 
 COLUMNS = ("node", "finding", "repair")
@@ -40,6 +41,7 @@ def doctor(
         exposures = [Finding(DIRECTORY, text, command=SECURE) for text in directory.exposures(everything=True)]
         exposures += [found for found in _of_checks(directory) if node is None or found.node in node]
         exposures += _of_imports(directory)
+        exposures += _of_handovers(directory, settings)
         findings = examine(directory, addresses, node)
         if fix and findings:
             _tell(_fix(directory, addresses, node), output)
@@ -77,6 +79,22 @@ def _of_imports(directory: Directory) -> Iterator[Finding]:
             f"the import of table {table} has not ended ({record.state}): it runs, or was interrupted{waits}",
             command=f"balancer table import {bundle} {table}",
         )
+
+
+def _of_handovers(directory: Directory, settings: Settings) -> Iterator[Finding]:
+    """One that was interrupted, and a file that stayed behind: nobody but a person goes on with either."""
+    for bundle, record in handovers_in(directory.snapshot()).items():
+        again = f"balancer directory hand-over {' '.join(record.with_it)} --to {record.to}"
+        if record.state == ARRIVING:
+            yield Finding(DIRECTORY, record.sentence(bundle), command="the same command again, in that directory")
+        elif record.state == UNDOING:
+            yield Finding(DIRECTORY, f"{record.sentence(bundle)}, and is being taken back", command=f"{again} --undo")
+        elif record.state != GONE:
+            yield Finding(
+                DIRECTORY, f"{record.sentence(bundle)}, and that has not ended ({record.state})", command=again
+            )
+        elif bundle in settings.bundles:
+            yield Finding(DIRECTORY, record.sentence(bundle), command="move its file to the folder of that directory")
 
 
 def _repair(found: Finding) -> str:

@@ -10,6 +10,7 @@ from balancer.cli.output import Output, OutputOption, say, show_json
 from balancer.cli.places import ConfigOption, open_configured
 from balancer.daemon.forwarding import forward_bundle, stop_forwarding
 from balancer.directory.contract import Directory
+from balancer.directory.identity import identity_of
 from balancer.directory.snapshot import Snapshot
 from balancer.polling.addresses import address_in
 from balancer.settings import Settings, load_settings
@@ -27,7 +28,8 @@ def forward(
     settings.bundle(bundle)
     with open_configured(settings.daemon) as directory:
         if off:
-            stop_forwarding(directory.snapshot(), bundle, partial(address_in, settings))
+            snapshot = directory.snapshot()
+            stop_forwarding(snapshot, bundle, partial(address_in, settings, identity=identity_of(snapshot)))
         elif follow:
             _follow(directory, bundle, settings, output)
         else:
@@ -35,7 +37,7 @@ def forward(
 
 
 def _forward(snapshot: Snapshot, bundle: str, settings: Settings) -> int:
-    return forward_bundle(snapshot, bundle, partial(address_in, settings))
+    return forward_bundle(snapshot, bundle, partial(address_in, settings, identity=identity_of(snapshot)))
 
 
 def _follow(directory: Directory, bundle: str, settings: Settings, output: Output) -> None:

@@ -10,6 +10,7 @@ from balancer.cli.convert_table import BundleArgument, TableArgument, wanted
 from balancer.cli.output import Output, OutputOption, say, show_json, tell
 from balancer.cli.places import ConfigOption, open_configured
 from balancer.clock import SystemClock
+from balancer.directory.identity import identity_of
 from balancer.errors import UserError
 from balancer.polling.addresses import addresses_of, cluster_name, records_of
 from balancer.settings import load_settings
@@ -41,7 +42,7 @@ def import_table(
         work = TableImport(
             request,
             directory,
-            addresses_of([found]),
+            addresses_of([found], identity_of(directory.snapshot())),
             records=records_of(found),
             cluster=cluster_name(settings.daemon.directory),
             settings=found.migration,

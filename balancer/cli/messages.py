@@ -13,6 +13,7 @@ from balancer.cli.places import ConfigOption, operator
 from balancer.client.locate import locate_key, parse_key
 from balancer.clock import SystemClock
 from balancer.directory.configured import open_configured
+from balancer.directory.identity import identity_of
 from balancer.directory.model import Table, Tablet
 from balancer.directory.open import cluster_name
 from balancer.directory.snapshot import Snapshot
@@ -74,7 +75,7 @@ def enable(
         if dry_run:
             _show_plan(known, snapshot, output)
             return
-        with connected(found, "messages") as nodes:
+        with connected(found, "messages", identity=identity_of(snapshot)) as nodes:
             done = switch_on(
                 table,
                 directory,
@@ -109,11 +110,12 @@ def disable(
         known = snapshot.table(table)
         if known.bundle != bundle:
             raise UserError(f"table {table} is in bundle {known.bundle}, not in {bundle}")
-        nodes = stack.enter_context(connected(found, "messages"))
+        nodes = stack.enter_context(connected(found, "messages", identity=identity_of(snapshot)))
         far = {one.bundle for one in message_tables(snapshot)} - {bundle}
         others: dict[str, Connection] = {}
         for name in sorted(far):
-            others |= stack.enter_context(connected(settings.bundle(name), "messages"))
+            there = connected(settings.bundle(name), "messages", identity=identity_of(snapshot))
+            others |= stack.enter_context(there)
         done = known.message_roots is not None
         if dry_run and done:
             check_unused(snapshot, known, {**nodes, **others})
@@ -242,7 +244,7 @@ def _at(settings: Settings, snapshot: Snapshot, tablet: Tablet) -> Iterator[Curs
     """A transaction on a tablet's owner, which has proven to be it."""
     hold, node = mail.hold_statement((tablet.id, tablet.epoch)), tablet.node
     with (
-        closing(connect(address_in(settings, node), purpose="messages")) as connection,
+        closing(connect(address_in(settings, node, identity_of(snapshot)), purpose="messages")) as connection,
         node_transaction(connection, snapshot.epoch, node, durable=True, together=[hold]) as cursor,
     ):
         yield cursor

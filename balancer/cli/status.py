@@ -17,6 +17,7 @@ from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
 from balancer.cli.refresh import WatchOption, shown
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
+from balancer.directory.handover_record import handover_of
 from balancer.directory.instance_note import TOPIC as INSTANCES
 from balancer.directory.instance_note import InstanceNote, read_instances
 from balancer.directory.model import NodeState
@@ -116,13 +117,18 @@ def status_documents(seen: Seen, bundle: str | None = None) -> Iterator[dict[str
         note.pop("hot", None)
         note.pop("hot_by_day", None)
         age = _age(note.get("at"), seen.now)
+        handover = handover_of(seen.snapshot, name)
+        gone = "" if handover is None else handover.sentence(name)
+        if gone:
+            note, age = {"word": "handed over", "sentence": gone}, None
         yield {
             "bundle": name,
             **note,
             "leader": seen.leader,
             **_spread(seen),
             "age_seconds": age,
-            "warning": _warning(seen.leader, age),
+            "warning": "" if gone else _warning(seen.leader, age),
+            "handed_over": gone,
             "directory_open_to": list(seen.exposures),
             "orders": [orders.progress(order, seen.snapshot) for order in orders.open_orders(seen.snapshot, name)],
             "nodes": _nodes(seen.snapshot, name, note.get("nodes", [])),

@@ -11,6 +11,7 @@ from balancer.cli.import_table import import_table
 from balancer.cli.output import Output, OutputOption, say, show_json, show_rows
 from balancer.cli.places import ConfigOption, open_configured
 from balancer.cli.vbuckets import double, halve
+from balancer.directory.identity import identity_of
 from balancer.errors import UserError
 from balancer.nodes.bounds import show_part
 from balancer.nodes.catalog import EVERYWHERE
@@ -52,20 +53,23 @@ def adopt_table(
     settings = load_settings(config)
     found_bundle = settings.bundle(bundle)
     request = wanted(found_bundle, table)
-    with connected(found_bundle, "table") as nodes:
-        if dry_run and request.layout == EVERYWHERE:
-            _show_reference(inspect_reference(request, nodes), output)
-            return
-        if dry_run:
-            _show_found(inspect(request, nodes), output)
-            return
-        with open_configured(settings.daemon, create=True) as directory:
-            cluster = cluster_name(settings.daemon.directory)
+    if dry_run:
+        with connected(found_bundle, "table") as nodes:
             if request.layout == EVERYWHERE:
-                adopt_reference(request, directory, nodes, records_of(found_bundle), cluster)
-                _done("adopted", table, 1, output, (COPIES,))
-                return
-            adopted = adopt(request, directory, nodes, records_of(found_bundle), cluster)
+                _show_reference(inspect_reference(request, nodes), output)
+            else:
+                _show_found(inspect(request, nodes), output)
+        return
+    with (
+        open_configured(settings.daemon, create=True) as directory,
+        connected(found_bundle, "table", identity=identity_of(directory.snapshot())) as nodes,
+    ):
+        cluster = cluster_name(settings.daemon.directory)
+        if request.layout == EVERYWHERE:
+            adopt_reference(request, directory, nodes, records_of(found_bundle), cluster)
+            _done("adopted", table, 1, output, (COPIES,))
+            return
+        adopted = adopt(request, directory, nodes, records_of(found_bundle), cluster)
     _done("adopted", table, len(adopted.tablets), output, adopted.found.notes)
 
 
@@ -82,7 +86,10 @@ def create_table(
     found_bundle = settings.bundle(bundle)
     request = wanted(found_bundle, table)
     shape = found_bundle.tables[table]
-    with connected(found_bundle, "table") as nodes, open_configured(settings.daemon, create=True) as directory:
+    with (
+        open_configured(settings.daemon, create=True) as directory,
+        connected(found_bundle, "table", identity=identity_of(directory.snapshot())) as nodes,
+    ):
         if request.layout == EVERYWHERE:
             cluster, epoch = cluster_name(settings.daemon.directory), directory.snapshot().epoch
             create_reference(request, nodes, epoch, cluster, _read(definition))

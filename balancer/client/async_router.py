@@ -137,7 +137,12 @@ class AsyncRouter(AsyncHands):
             self._sampler.note(table, key, weight, not read_only)
         clock = self._routes.clock
         wish = Wish(
-            clock.monotonic() + patience, isolation, read_only, proof=self._routes.proof, wait=self.counters.wait(table)
+            clock.monotonic() + patience,
+            isolation,
+            read_only,
+            proof=self._routes.proof,
+            wait=self.counters.wait(table),
+            signpost=self._routes.signpost,
         )
         held = await self._drive(enter(self._routes.finder(table, key), wish, clock.monotonic))
         block = self._blocks.opened(table, held.location)

@@ -82,7 +82,7 @@ class AtomicSteps:
         self._monotonic = routes.clock.monotonic
         self.deadline = self._monotonic() + patience
         waiting = f"; SET LOCAL lock_timeout TO {max(1, round(lock * 1000))}".encode()
-        self._wish = Wish(self.deadline, isolation, also=waiting, proof=routes.proof)
+        self._wish = Wish(self.deadline, isolation, also=waiting, proof=routes.proof, signpost=routes.signpost)
         self._held: dict[str, Held] = {}
         self._proven: set[tuple[int, int]] = set()
         self._secret = uuid4().hex  # who knows it may decide; see `balancer.nodes.decisions`
@@ -101,6 +101,7 @@ class AtomicSteps:
 
     def join(self, table: str, key: AnyKey) -> Generator[Request, Any, Loan]:
         """The connection for a key, whose node has proven that it owns it; waits out switches, as `enter` does."""
+        self._routes.check_here(table, "a transaction over several keys")
         find = self._routes.finder(table, key)
         pause = FIRST_PAUSE
         while True:

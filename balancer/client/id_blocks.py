@@ -11,6 +11,7 @@ import threading
 
 from balancer.client.locate import POSITION_BITS, SEQUENCE_BITS, AnyKey, key_position
 from balancer.client.routing import Routes
+from balancer.directory.handover_record import signpost
 from balancer.directory.id_space import BLOCK, counter_of
 from balancer.directory.model import Layout
 from balancer.errors import Refused, UserError
@@ -56,7 +57,10 @@ class Ids:
     def _reserve(self) -> None:
         directory = self._routes.directory
         number = directory.take_block(self._table.id)
-        first = counter_of(directory.snapshot(), self._table.id).next + number * BLOCK
+        snapshot = directory.snapshot()  # after the block: ids that were closed before are seen, see `hand_over`
+        if told := signpost(snapshot, self._table.id):
+            raise Refused(f"ids of table {self._table.name} are not handed out here: {told}")
+        first = counter_of(snapshot, self._table.id).next + number * BLOCK
         if not 0 < first <= (1 << SEQUENCE_BITS) - BLOCK:
             raise Refused(f"the ids of table {self._table.name} are used up")
         self._next, self._end = first, first + BLOCK

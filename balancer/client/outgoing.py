@@ -88,6 +88,8 @@ class Outgoing:
     def values(self, table: str, key: AnyKey, name: str, body: Mapping[str, Any]) -> tuple[Any, ...]:
         """The parameters of `SEND`. Raises `UserError` for what cannot be sent."""
         snapshot = self._routes.snapshot
+        for one in {self._table, table}:
+            self._routes.check_here(one, "a message")
         self._routes.locate(table, key)  # an unknown table, or a key that does not fit
         sender = key_text(snapshot.table(self._table), self._key)
         return (self._table, sender, table, key_text(snapshot.table(table), key), name, Jsonb(body, dumps=_dumps))
@@ -148,7 +150,7 @@ class Outgoing:
     def _ask(self, table: str, key: AnyKey, node: str, call: sql.Composed) -> Generator[Request, Any, Any]:
         """The row that a transaction of one message answers, or None; a node's clock is its next ticket."""
         began = self._now()
-        wish = Wish(began + PATIENCE)
+        wish = Wish(began + PATIENCE, signpost=self._routes.signpost)
         try:
             location, rows = yield from ask(
                 self._routes.finder(table, key), wish, self._routes.clock.monotonic, call, None

@@ -163,7 +163,12 @@ class Router(BlockingHands):
         """
         clock = self._routes.clock
         wish = Wish(
-            clock.monotonic() + patience, isolation, read_only, proof=self._routes.proof, wait=self.counters.wait(table)
+            clock.monotonic() + patience,
+            isolation,
+            read_only,
+            proof=self._routes.proof,
+            wait=self.counters.wait(table),
+            signpost=self._routes.signpost,
         )
         if not replica:
             return TransactionBlock(self, self._parts, table, key, wish=wish, weight=weight, checked=checked)
@@ -210,7 +215,9 @@ class Router(BlockingHands):
                 if pipelined:
                     if self._sampler is not None:
                         self._sampler.note(table, key, 1.0, not read_only)
-                    wish = Wish(deadline, isolation, read_only, proof=self._routes.proof)
+                    wish = Wish(
+                        deadline, isolation, read_only, proof=self._routes.proof, signpost=self._routes.signpost
+                    )
                     return run_pipelined(self, self._routes.finder(table, key), wish, function, left)
                 with self.transaction(
                     table, key, read_only=read_only, isolation=isolation, patience=left

@@ -13,10 +13,11 @@ from balancer.client.locate import NO_KEY, AnyKey, Location
 from balancer.client.lookup import Maps
 from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory
+from balancer.directory.handover_record import signpost
 from balancer.directory.model import Node
 from balancer.directory.open import cluster_name, open_directory
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import Unavailable
+from balancer.errors import Refused, Unavailable
 
 if TYPE_CHECKING:
     from balancer.client.bulk import BulkMap, Rows
@@ -114,6 +115,19 @@ class Routes:
         if found is None:
             raise Unavailable(f"node {node} is not in the directory any more")
         return found
+
+    def signpost(self, location: Location) -> str:
+        """Where a tablet's bundle has gone, if to another directory; else empty."""
+        snapshot = self.snapshot
+        found = snapshot.find_tablet(location.tablet)
+        return "" if found is None else signpost(snapshot, found.table)
+
+    def check_here(self, table: str, what: str) -> None:
+        """Raises `Refused` for what ends in the leader's hands, where the table's bundle has gone elsewhere."""
+        snapshot = self.snapshot
+        told = signpost(snapshot, snapshot.table(table).id)
+        if told:
+            raise Refused(f"{what} of table {table} needs the directory that leads it: {told}")
 
     def wait(self, version: int, timeout: float) -> None:
         """Waits for a snapshot newer than this version, at most so many seconds."""

@@ -167,4 +167,6 @@ class ShardSteps:
 
     def _wish(self, *, read_only: bool = True) -> Wish:
         deadline = self._routes.clock.monotonic() + self._patience
-        return Wish(deadline, Isolation.READ_COMMITTED, read_only, proof=self._routes.proof)
+        return Wish(
+            deadline, Isolation.READ_COMMITTED, read_only, proof=self._routes.proof, signpost=self._routes.signpost
+        )

@@ -74,6 +74,7 @@ class _Place:
             self.read_only,
             proof=kept.routes.proof,
             wait=kept.counters.wait(self.table),
+            signpost=kept.routes.signpost,
         )
         connection = self.engines.begin(self.table, self.key, wish, self._told)
         self.block.connection = connection

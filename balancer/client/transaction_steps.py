@@ -139,6 +139,8 @@ class Wish(NamedTuple):
     """False only where there is one database that owns everything: see `testing`."""
     wait: Wait | None = None
     """Told of what the beginning meets."""
+    signpost: Callable[[Location], str] | None = None
+    """Where a tablet's bundle has gone, if to another directory: see `Routes.signpost`."""
 
     def refused(self, location: Location, failure: Failure, now: float) -> None:
         """A try was in vain; past the deadline it was the last."""
@@ -146,6 +148,15 @@ class Wish(NamedTuple):
             self.wait.refused(location, failure, now)
             if now >= self.deadline:
                 self.wait.over(location, now, gave_up=True)
+        # Its directory knows where it is; this one never will, so there is nothing to wait for.
+        if failure is Failure.MOVED and (told := self.elsewhere(location)):
+            if self.wait is not None:
+                self.wait.over(location, now, gave_up=True)
+            raise Refused(f"tablet {location.tablet} is not on node {location.node} any more: {told}")
+
+    def elsewhere(self, location: Location) -> str:
+        """Where the tablet is looked for, if its bundle has gone to another directory; else empty."""
+        return "" if self.signpost is None else self.signpost(location)
 
     def opening(self, location: Location) -> bytes:
         """BEGIN and the proof of ownership: one message, one round trip."""
@@ -237,7 +248,8 @@ def _begun(
             left = wish.deadline - now
             wish.refused(location, failure, now)
             if left <= 0:
-                raise Unavailable(too_late(location, seen)) from error
+                told = wish.elsewhere(location)
+                raise Unavailable(too_late(location, seen) + (f"; {told}" if told else "")) from error
         except BaseException:
             if loan is not None:
                 yield GiveBack(loan)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import structlog
 
 from balancer.directory.contract import Leadership
+from balancer.directory.handover_record import former_names
 from balancer.directory.model import NodeState
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Fenced, Refused, Unavailable
@@ -58,7 +59,9 @@ class AtomicRecovery:
     def look(self, poll: ClusterPoll, snapshot: Snapshot) -> tuple[Doubt, ...]:
         """Ends the parts that a poll has found; returns those that it could not."""
         found = [
-            found for report in poll.nodes.values() for found in self._left(report.node, report.health, report.poll)
+            found
+            for report in poll.nodes.values()
+            for found in self._left(report.node, report.health, report.poll, former_names(snapshot))
         ]
         doubts = []
         unreachable: dict[str, str] = {}  # homes that did not answer just now: each costs a time-out
@@ -123,15 +126,17 @@ class AtomicRecovery:
             yield from (named.transaction for part in parts if (named := parse_prepared(part.gid)) is not None)
 
     def _left(
-        self, node: str, health: Health, answer: NodePoll | None
+        self, node: str, health: Health, answer: NodePoll | None, former: set[str]
     ) -> Iterator[tuple[str, PreparedPart, PreparedId, float]]:
         if answer is None or health is Health.STANDBY:
             return
         for part in answer.prepared:
             named = parse_prepared(part.gid)
             age = (answer.facts.now - part.since).total_seconds()
-            # What another cluster or program has prepared here is its own business.
-            if named is not None and (named.cluster, named.node) == (self._cluster(), node) and age >= AGE:
+            # What another cluster or program has prepared here is its own business; but a client of the directory that
+            # handed the node over may have begun before it knew.
+            known = named is not None and named.cluster in {self._cluster(), *former} and named.node == node
+            if named is not None and known and age >= AGE:
                 yield node, part, named, age
 
     def _end(self, node: str, part: PreparedPart, named: PreparedId, snapshot: Snapshot) -> None:

@@ -19,6 +19,7 @@ from balancer.daemon.command_watch import CommandWatch
 from balancer.daemon.enrol import enrol
 from balancer.daemon.exposure_watch import ExposureWatch
 from balancer.daemon.forwarding import ForwardingUpdater
+from balancer.daemon.handed_over import HandedOver
 from balancer.daemon.housekeeping import Housekeeping
 from balancer.daemon.leader_duties import Leading
 from balancer.daemon.leftovers import LOOK_SECONDS, LeftoverWatch
@@ -35,6 +36,8 @@ from balancer.daemon.ticks import Ticks
 from balancer.daemon.under_way import leaders_work, why_unfit
 from balancer.directory.configured import open_configured
 from balancer.directory.contract import Directory, Follower, Leadership
+from balancer.directory.handover_record import without_handed_over
+from balancer.directory.identity import identity_of, made_identity
 from balancer.errors import BalancerError, Unavailable
 from balancer.instruments import Instruments
 from balancer.migration.observer import Observer, Observers
@@ -45,7 +48,7 @@ from balancer.planner.node_samples import NodeSampler
 from balancer.planner.recorder import Recorder
 from balancer.planner.state import BundleState
 from balancer.polling.addresses import address_in
-from balancer.settings import MigrationSettings, Settings
+from balancer.settings import Settings
 
 log = structlog.get_logger()
 
@@ -86,6 +89,7 @@ class Daemon:
         self._messages_due = self._forgetting_due = 0.0  # monotonic
         self._checks: CheckKeeper | None = None
         self._enrol_again = False
+        self._handed_over = HandedOver()
         self._exposures = ExposureWatch(self.directory, self._instruments)
         self._reporter = Reporter(self._instruments)
         self._bouncing = bouncing_of(settings.daemon.pgbouncer, lambda: self.directory().snapshot())
@@ -126,6 +130,7 @@ class Daemon:
         self._directory = MeteredDirectory(opened, self._instruments, self._clock)
         self._instruments.configuration_at.set(self._clock.now().timestamp())
         self._follower = self._directory.follow()
+        self._handed_over.look(self._follower.snapshot, settings, self._ticks)
         self._spreader = Spreader(
             self._directory,
             lambda: self.settings().daemon,
@@ -148,6 +153,7 @@ class Daemon:
             log.warning("a tick was late by the monotonic clock", bundle=bundle)
         if self._watch.changed():
             self.reload()
+        self._leave_handed_over()
         if self._enrol_again:
             self._enrol()
         leading, follower = self.leading, self.follower()
@@ -157,6 +163,12 @@ class Daemon:
         self._instruments.directory_version.set(follower.snapshot.version)
         self._last_step = self._clock.monotonic()
         self._notifier.alive()
+
+    def _leave_handed_over(self) -> None:
+        if self._handed_over.look(self.follower().snapshot, self._watch.settings, self._ticks):
+            self._set_jobs()
+            self._ticks.forget(self.settings().bundles)
+            self._enrol()
 
     def reload(self, confirmed: bool = False) -> None:
         """Reads the configuration again; a wrong one changes nothing and is reported. `confirmed`: somebody asked."""
@@ -203,8 +215,8 @@ class Daemon:
         log.info("stopped")
 
     def settings(self) -> Settings:
-        """The configuration in force."""
-        return self._watch.settings
+        """The configuration in force, without bundles that are another directory's."""
+        return self._handed_over.left(self._watch.settings)
 
     def directory(self) -> Directory:
         """The directory, once it is open."""
@@ -235,7 +247,7 @@ class Daemon:
 
     def address(self, node: str) -> Address:
         """Where a node is now, by the configuration in force."""
-        return address_in(self.settings(), node)
+        return address_in(self.settings(), node, identity_of(self.follower().snapshot))
 
     def run_soon(self, bundle: str) -> None:
         """Lets a bundle tick at once."""
@@ -275,7 +287,7 @@ class Daemon:
         service, until = self._messages, began + LONGEST_DELIVERY
         try:
             while service is not None and self.leading is not None and self._clock.monotonic() < until:
-                snapshot = self.follower().snapshot
+                snapshot = without_handed_over(self.follower().snapshot)
                 done = service.look(snapshot)
                 self._reporter.messages(snapshot, done.nodes, done.outcomes)
                 if self._clock.monotonic() >= self._forgetting_due:
@@ -290,22 +302,17 @@ class Daemon:
         self._messages_due = self._clock.monotonic() + min(5.0, 9 * (self._clock.monotonic() - began))
 
     def _keep_references(self, bundle: str) -> None:
-        keeper = self._references
-        if keeper is None or self.leading is None:
-            return
-        try:
-            keeper.keep(bundle)
-        except BalancerError as error:
-            log.warning("copies of reference tables wait", bundle=bundle, error=str(error))
+        self._keep(self._references, bundle, "copies of reference tables wait")
 
     def _check(self, bundle: str) -> None:
-        keeper = self._checks
-        if keeper is None or self.leading is None:
-            return
+        self._keep(self._checks, bundle, "checks wait")
+
+    def _keep(self, keeper: ReferenceKeeper | CheckKeeper | None, bundle: str, failure: str) -> None:
         try:
-            keeper.keep(bundle)
+            if keeper is not None and self.leading is not None:
+                keeper.keep(bundle)
         except BalancerError as error:
-            log.warning("checks wait", bundle=bundle, error=str(error))
+            log.warning(failure, bundle=bundle, error=str(error))
 
     def _follow_with_forwarding(self, bundle: str) -> None:
         if self.leading is not None:
@@ -326,17 +333,15 @@ class Daemon:
             self._enrol_again = True
             log.warning("the configuration could not be recorded yet", error=str(error))
 
-    def _migration_settings(self, bundle: str) -> MigrationSettings:
-        return self.settings().bundle(bundle).migration
-
     def _elected(self, leadership: Leadership) -> None:
         directory = self.directory()
+        made_identity(self.settings().daemon.instance, directory, leadership.epoch)
         enrol(directory, leadership, self.settings())
         pool = MigrationPool(
             directory,
             leadership,
             addresses=self.address,
-            settings_of=self._migration_settings,
+            settings_of=lambda bundle: self.settings().bundle(bundle).migration,
             observer=self._observer,
             clock=self._clock,
         )

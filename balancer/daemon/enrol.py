@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from balancer.directory.contract import Directory, Leadership
+from balancer.directory.handover_record import WORD as HANDOVER
 from balancer.directory.model import Bundle, Change, Node, Put, RecordKind, Remove, Transaction
 from balancer.directory.newest import commit_on_newest
 from balancer.directory.snapshot import Snapshot
@@ -33,7 +34,10 @@ def enrol(directory: Directory, leadership: Leadership, settings: Settings) -> i
 
 def changes_of(snapshot: Snapshot, settings: Settings) -> Iterator[Change]:
     """What the configuration changes in the directory."""
+    gone = {pause.bundle for pause in snapshot.pauses.values() if pause.only == HANDOVER}
     for bundle in settings.bundles.values():
+        if bundle.name in gone:
+            continue
         if bundle.name not in snapshot.bundles:
             yield Put(Bundle(bundle.name))
         for record in records_of(bundle):
@@ -45,8 +49,8 @@ def changes_of(snapshot: Snapshot, settings: Settings) -> Iterator[Change]:
     running = [record for record in snapshot.migrations.values() if not record.finished]
     busy = {node for record in running for node in (record.source_node, record.target_node)}
     for node in snapshot.nodes.values():
-        gone = node.id not in configured | busy and node.bundle in settings.bundles
-        if gone and not tablets_on(snapshot, node.id):
+        unlisted = node.id not in configured | busy and node.bundle in settings.bundles and node.bundle not in gone
+        if unlisted and not tablets_on(snapshot, node.id):
             yield Remove(RecordKind.NODE, node.id)
 
 

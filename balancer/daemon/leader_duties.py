@@ -15,6 +15,7 @@ from balancer.daemon.node_guard import NodeGuard
 from balancer.daemon.pool import MigrationPool
 from balancer.daemon.starter import Beginner
 from balancer.directory.contract import Directory, Leadership
+from balancer.directory.handover_record import without_handed_over
 from balancer.directory.model import (
     CLOSED_BY_DAEMON,
     Change,
@@ -125,7 +126,7 @@ class Leading:
 
     def forget_decisions(self, snapshot: Snapshot) -> int:
         """See `AtomicRecovery.forget`."""
-        return self._recovery.forget(snapshot)
+        return self._recovery.forget(without_handed_over(snapshot))
 
     def quarantine(self, tablets: Sequence[int], failures: int) -> None:
         """Leaves tablets alone whose migrations failed so often in a row, until an operator releases them.
@@ -241,7 +242,11 @@ class Leading:
             if outcome.end is not None:
                 ending = outcome.end
                 done = self._recovery.decide(
-                    ending.transaction, ending.home, snapshot, commits=ending.commits, reason=ending.reason
+                    ending.transaction,
+                    ending.home,
+                    without_handed_over(snapshot),
+                    commits=ending.commits,
+                    reason=ending.reason,
                 )
                 command = replace(command, result=f"{command.result}; {done}")
             revived = () if outcome.revive is None else self._revive(outcome.revive, snapshot)

@@ -9,6 +9,7 @@ from contextlib import closing
 import structlog
 
 from balancer.clock import Clock
+from balancer.directory.identity import identity_of
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.nodes.connection import Address, connect
@@ -41,7 +42,9 @@ class MessageKeeper:
             for node in bundle.nodes:
                 then, at = self._right.get(node, ("", 0.0))
                 if then != wanted or self._clock.monotonic() - at >= SECONDS:
-                    self._bring(address_in(settings, node), snapshot, settings, bundle.name, wanted)
+                    self._bring(
+                        address_in(settings, node, identity_of(snapshot)), snapshot, settings, bundle.name, wanted
+                    )
 
     def _bring(self, address: Address, snapshot: Snapshot, settings: Settings, bundle: str, wanted: str) -> None:
         try:

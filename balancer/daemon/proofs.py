@@ -11,6 +11,7 @@ from functools import partial
 import structlog
 
 from balancer.clock import Clock
+from balancer.directory.identity import identity_of
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.nodes.connection import Address, connect, translated
@@ -45,7 +46,7 @@ class ProofKeeper:
             wanted = dict(_wanted(snapshot, bundle))
             for node in bundle.nodes:
                 if wanted and not self._known(node, wanted):
-                    doubtful[node] = partial(self._bring, address_in(settings, node), wanted)
+                    doubtful[node] = partial(self._bring, address_in(settings, node, identity_of(snapshot)), wanted)
         answers = SHARED.ask_all(doubtful)
         for answer in answers.values():
             if isinstance(answer, BalancerError):

@@ -1,7 +1,7 @@
 """The ticks of all bundles: each has its own poller and memory, and its newest state is kept for those who ask."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from balancer.planner.profile_keeper import ProfileKeeper
 from balancer.planner.recorder import Recorder
 from balancer.planner.state import BundleState
 from balancer.planner.summary import STATUS_TOPIC, summary
-from balancer.planner.tick import BundleTick, failed_tick
+from balancer.planner.tick import BundleTick, failed_tick, left_alone
 from balancer.polling.addresses import addresses_of, cluster_name
 from balancer.polling.footings import FootingBook
 from balancer.polling.poller import Poller, heirs
@@ -70,13 +70,14 @@ class Ticks:
         self._lock = threading.Lock()
         self._bundles: dict[str, _Bundle] = {}
         self._states: dict[str, BundleState] = {}
+        self._left_alone: dict[str, BundleState] = {}
         self._leader: str | None = None
         self._asked: set[str] = set()
 
     def states(self) -> Mapping[str, BundleState]:
         """The newest state of each bundle."""
         with self._lock:
-            return dict(self._states)
+            return {**self._left_alone, **self._states}
 
     def known_leader(self) -> str | None:
         """Who leads, as the last tick heard."""
@@ -115,6 +116,13 @@ class Ticks:
                 self._states.pop(name, None)
             self._reporter.forget(name)
             self._around.recorder.forget(name)
+
+    def leave_alone(self, bundles: Iterable[tuple[BundleSettings, str]]) -> None:
+        """Bundles that are configured and none of ours, each with why: that is their state."""
+        now = self._clock.now()
+        told = {bundle.name: left_alone(bundle, why, now) for bundle, why in bundles}
+        with self._lock:
+            self._left_alone = told
 
     def close(self) -> None:
         """Closes the pollers. Idempotent."""

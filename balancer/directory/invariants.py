@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from balancer.directory import handover_record
 from balancer.directory.delta import key_of, tablets_of
 from balancer.directory.model import Change, Put, Record, RecordKind, Remove, Table
 from balancer.directory.pages import end_of, start_of, whole
@@ -82,6 +83,7 @@ def _faults(after: Overlay, changes: Sequence[Change], standing: bool = False) -
     yield from _busy_faults(after)
     yield from _root_change_faults(after)
     yield from _name_faults(after)
+    yield from handover_record.faults(after)
 
 
 def _root_change_faults(after: Overlay) -> Iterator[str]:

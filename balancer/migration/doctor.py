@@ -11,6 +11,7 @@ from typing import Final
 
 from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory, Leadership
+from balancer.directory.handover_record import without_handed_over
 from balancer.directory.model import NodeState, Table
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import OutcomeUnknown, Refused, Unavailable
@@ -65,7 +66,7 @@ def examine(directory: Directory, addresses: Addresses, nodes: Sequence[str] | N
     found: list[Finding] = []
     facts: dict[str, dict[Name, Facts]] = {}
     try:
-        for node in nodes if nodes is not None else sorted(snapshot.nodes):
+        for node in nodes if nodes is not None else sorted(without_handed_over(snapshot).nodes):
             try:
                 with translated(node):
                     found += _examine_node(snapshot, node, links)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import psycopg
 from psycopg import sql
@@ -29,6 +29,11 @@ Connection = psycopg.Connection[TupleRow]
 Cursor = psycopg.Cursor[TupleRow]
 PLANNED: WeakSet[psycopg.Connection[TupleRow]] = WeakSet()
 """Connections on which the question for our schema is prepared (`own_schema.PREPARE`)."""
+IDENTITIES: WeakKeyDictionary[psycopg.Connection[TupleRow], str] = WeakKeyDictionary()
+"""The directory for which a connection was opened, by its identity, and it stays so: `epoch_check` has the node compare
+it in every transaction, so who was connected before a node changed hands is refused afterwards."""
+UNAWARE: WeakSet[psycopg.Connection[TupleRow]] = WeakSet()
+"""Connections to nodes whose schema is too old to know identities, until `schema` has brought it up to date."""
 Statement = sql.Composable
 
 
@@ -66,6 +71,8 @@ class Address:
     password: str | None = field(default=None, repr=False)
     cluster: str = ""
     """The cluster that the database must belong to; empty: it is not asked."""
+    identity: str = ""
+    """Of the directory that the database must belong to; empty: that is not asked either."""
     forward_user: str = ""
     """The login by which other nodes reach its tablets; empty: they do not."""
     forward_password: str | None = field(default=None, repr=False)
@@ -135,12 +142,25 @@ def connect(
 
 
 def _check_cluster(connection: Connection, address: Address) -> None:
-    known = own_schema.belongs_to(connection) if address.cluster else None
-    if known is not None and known[0] != address.cluster:
+    known = own_schema.belongs_to(connection)
+    if address.identity:
+        IDENTITIES[connection] = address.identity
+    if known is None or not known.tells:
+        UNAWARE.add(connection)
+    if known is None:
+        return
+    if address.cluster and known.cluster != address.cluster:
         raise Refused(
-            f"the DSN of node {address.node} leads to node {known[1]} of cluster {known[0]}, not of"
+            f"the DSN of node {address.node} leads to node {known.node} of cluster {known.cluster}, not of"
             f" {address.cluster}: nothing was done there"
         )
+    if address.identity and known.identity and known.identity != address.identity:
+        raise Refused(
+            f"the DSN of node {address.node} leads to node {known.node} of another directory, named {known.cluster} as"
+            f" well (its identity is {known.identity}, ours is {address.identity}): nothing was done there"
+        )
+    if known.identity:
+        IDENTITIES[connection] = known.identity
 
 
 def full_conninfo(address: Address, connected: Connection | None = None) -> str:

@@ -15,7 +15,17 @@ from psycopg.pq import TransactionStatus
 from balancer.errors import BalancerError, Fenced, OutcomeUnknown, Refused
 from balancer.nodes import own_schema
 from balancer.nodes.blockers import leaders_holder
-from balancer.nodes.connection import PLANNED, Connection, Cursor, Statement, lost, run_together, translate
+from balancer.nodes.connection import (
+    IDENTITIES,
+    PLANNED,
+    UNAWARE,
+    Connection,
+    Cursor,
+    Statement,
+    lost,
+    run_together,
+    translate,
+)
 from balancer.nodes.schema import LEADER_LOCK
 
 
@@ -72,9 +82,7 @@ def node_command(connection: Connection, leader_epoch: int, node: str = "") -> I
     try:
         connection.execute("SELECT pg_advisory_lock_shared(%s, 0)", (LEADER_LOCK,))
         try:
-            seen = _seen(connection)
-            if seen != leader_epoch:
-                raise _fenced(seen, leader_epoch)
+            _look_again(connection, leader_epoch)
             yield connection
         finally:
             if not connection.closed:
@@ -105,7 +113,9 @@ def _begin(
     cursor: Cursor, leader_epoch: int, node: str, start: Sequence[Statement], together: Sequence[Statement]
 ) -> None:
     """One message: a writer may be waiting for what follows."""
-    enter = sql.SQL("SELECT balancer.enter({}, {})").format(sql.Literal(leader_epoch), sql.Literal(node))
+    directory = None if cursor.connection in UNAWARE else IDENTITIES.get(cursor.connection)
+    words = [leader_epoch, node] if directory is None else [leader_epoch, node, directory]
+    enter = sql.SQL("SELECT balancer.enter({})").format(sql.SQL(", ").join(map(sql.Literal, words)))
     message = [*start, enter, *together]
     try:
         try:
@@ -130,9 +140,20 @@ def _begin(
         raise _fenced(row[0], leader_epoch)
 
 
-def _seen(connection: Connection) -> int:
-    row = connection.execute("SELECT leader_epoch FROM balancer.node").fetchone()
-    return int(row[0]) if row else 0
+_AGAIN = """
+SELECT n.leader_epoch, d.j ->> 'identity', coalesce((d.j ->> 'changed_hands')::boolean, false), n.node, n.cluster
+FROM balancer.node n, LATERAL (SELECT to_jsonb(n) AS j) d
+"""  # a former version's table has no such columns
+
+
+def _look_again(connection: Connection, leader_epoch: int) -> None:
+    """What `balancer.enter` has looked at, under the lock that a newer leader and a change of hands wait for."""
+    row = connection.execute(_AGAIN).fetchone() or (0, None, False, "", "")
+    mine = None if connection in UNAWARE else IDENTITIES.get(connection)
+    if row[2] if mine is None else row[1] not in (None, mine):
+        raise Refused(f"node {row[3]} belongs to another directory: cluster {row[4]}, identity {row[1]}")
+    if row[0] != leader_epoch:
+        raise _fenced(int(row[0]), leader_epoch)
 
 
 def _fenced(seen: int, mine: int) -> Fenced:

@@ -6,10 +6,10 @@ it: then everything in it is ours, and stays so. Sent by `connection` on every n
 connections that were opened earlier, in the same message as the use.
 
 And whether it was made for this cluster: the leader of another directory has an epoch of its own, and would shut out
-the node's own leader by raising the one that is recorded there.
+the node's own leader by raising the one that is recorded there. Directories are told apart by name and by identity.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -111,7 +111,26 @@ EXECUTE = f"EXECUTE {_PLANNED}"
 """Fails, on a connection that `PREPARE` was sent on, where `REQUIRED` does."""
 
 
-def belongs_to(connection: psycopg.Connection[Any]) -> tuple[str, str] | None:
-    """The cluster and the name of the node that this database is; None: of none. The schema is known to be ours."""
+class Belonging(NamedTuple):
+    """Which node of which cluster a database is."""
+
+    cluster: str
+    node: str
+    identity: str
+    """Of the directory; empty: no leader that has one has worked here yet."""
+    tells: bool
+    """Whether our schema there knows identities at all: those of former versions do not."""
+
+
+# A former version's table has no such columns.
+_BELONGS = """
+SELECT n.cluster, n.node, coalesce(d.j ->> 'identity', ''), d.j ? 'identity'
+FROM balancer.node n, LATERAL (SELECT to_jsonb(n) AS j) d
+"""
+
+
+def belongs_to(connection: psycopg.Connection[Any]) -> Belonging | None:
+    """Which node this database is; None: of no cluster. The schema is known to be ours."""
     there = connection.execute("SELECT pg_catalog.to_regclass('balancer.node') IS NOT NULL").fetchone()
-    return connection.execute("SELECT cluster, node FROM balancer.node").fetchone() if there and there[0] else None
+    row = connection.execute(_BELONGS).fetchone() if there and there[0] else None
+    return None if row is None else Belonging(*row)

@@ -76,6 +76,8 @@ class DirectoryView:
     """Tablets in unfinished migrations: the two sides may differ for a while."""
     rewound: str = ""
     """Why the node is known to have gone back in time; empty: it is not."""
+    identity: str = ""
+    """Of the directory; empty: it has none yet."""
 
 
 def disagreements(poll: NodePoll, world: DirectoryView) -> list[Disagreement]:
@@ -144,6 +146,10 @@ def _identity(poll: NodePoll, world: DirectoryView) -> Iterator[Disagreement]:
     cluster, node, epoch = poll.identity.cluster, poll.identity.node, poll.identity.leader_epoch
     if (cluster, node) != (world.cluster, world.node):
         yield Disagreement(DisagreementKind.WRONG_DATABASE, f"this database is node {node} of cluster {cluster}")
+        return
+    if poll.identity.identity and world.identity not in ("", poll.identity.identity):
+        text = f"this database is node {node} of another directory, named {cluster} as well"
+        yield Disagreement(DisagreementKind.WRONG_DATABASE, text)
         return
     if world.rewound:
         yield Disagreement(DisagreementKind.REWOUND, rewound_words(world.node, world.rewound))

@@ -185,7 +185,8 @@ WHERE rc.relrowsecurity OR EXISTS (SELECT FROM pg_policy p WHERE p.polrelid = rc
 
 _OWNERSHIP = """
 SELECT cluster, node, leader_epoch, schema_version,
-       coalesce((SELECT max(number) FROM balancer.marker WHERE migration = 'the mark'), 0) AS mark FROM balancer.node;
+       coalesce((SELECT max(number) FROM balancer.marker WHERE migration = 'the mark'), 0) AS mark,
+       coalesce(to_jsonb(n) ->> 'identity', '') AS identity FROM balancer.node n;
 WITH own AS MATERIALIZED (
     SELECT id, epoch, state, moved_to, migration, state = 'owned' AND moved_to IS NULL AND migration IS NULL AS plain
     FROM balancer.tablet ORDER BY id

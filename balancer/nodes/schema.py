@@ -29,7 +29,7 @@ from balancer.nodes import (
     rewind_functions,
     sequences,
 )
-from balancer.nodes.connection import Connection, Cursor, Statement, run_together
+from balancer.nodes.connection import UNAWARE, Connection, Cursor, Statement, run_together
 from balancer.nodes.names import Name
 
 LEADER_LOCK = 0x7461626C  # classid of our advisory locks ("tabl"); objid 0: leaders
@@ -54,6 +54,8 @@ class NodeIdentity:
     schema_version: int
     mark: int = 0
     """When the leader last told it the time, in seconds since 1970; 0: never."""
+    identity: str = ""
+    """Of the directory, as far as it was asked for; empty: no leader that has one has worked there yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +116,23 @@ STEPS: tuple[str, ...] = (
     "SELECT",  # functions have changed: a further proof in a transaction sees partitions that came meanwhile
     "SELECT",  # functions have changed: a sequence that was restarted is not put back
     "SELECT",  # functions have changed: what guards the home of a reference table has the writer's rights
+    # The directory that the node belongs to, and whether that was another one before: names may be alike.
+    """
+    ALTER TABLE balancer.node ADD COLUMN IF NOT EXISTS identity text,
+        ADD COLUMN IF NOT EXISTS changed_hands boolean NOT NULL DEFAULT false
+    """,
 )
 """What brings a node's tables from version n to n + 1."""
 
 _ENTER = """
     -- The newest leader this node has seen, after raising it to mine. Two transactions of one leader share the row;
     -- raising it waits for the former leader's transactions (row) and commands outside of transactions (advisory).
-    CREATE OR REPLACE FUNCTION balancer.enter(mine bigint, expected_node text) RETURNS bigint
+    --
+    -- Epochs are one directory's own: first of all the node must be that directory's, by the identity for which the
+    -- caller's connection was opened. A node that has none yet takes that of the first who comes; whoever does not say
+    -- one (a former version, or a connection from before there was any) is let in as long as the node has never
+    -- changed hands. The last look is under the row's lock, which a change of hands waits for, and so is decisive.
+    CREATE OR REPLACE FUNCTION balancer.enter(mine bigint, expected_node text, directory text) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
     DECLARE
         seen balancer.node;
@@ -129,14 +141,33 @@ _ENTER = """
         IF expected_node <> '' AND seen.node <> expected_node THEN
             RAISE EXCEPTION 'this database is node %, not node %', seen.node, expected_node USING ERRCODE = 'TB003';
         END IF;
-        IF seen.leader_epoch < mine THEN
+        PERFORM balancer.check_directory(seen, directory);
+        IF seen.leader_epoch < mine OR seen.identity IS NULL AND directory <> '' AND seen.leader_epoch = mine THEN
             PERFORM pg_advisory_xact_lock(1952539244, 0);
-            UPDATE balancer.node SET leader_epoch = mine WHERE leader_epoch < mine;
+            UPDATE balancer.node SET leader_epoch = mine, identity = coalesce(identity, nullif(directory, ''))
+            WHERE (leader_epoch < mine OR leader_epoch = mine AND identity IS NULL)
+              AND (CASE WHEN directory = '' THEN NOT changed_hands ELSE coalesce(identity, directory) = directory END);
         END IF;
         SELECT * INTO seen FROM balancer.node FOR SHARE;
+        PERFORM balancer.check_directory(seen, directory);
         RETURN seen.leader_epoch;
     END $$;
+
+    CREATE OR REPLACE FUNCTION balancer.check_directory(seen balancer.node, directory text) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    BEGIN
+        IF (CASE WHEN directory = '' THEN seen.changed_hands ELSE seen.identity <> directory END) THEN
+            RAISE EXCEPTION 'node % belongs to another directory: cluster %, identity %',
+                seen.node, seen.cluster, seen.identity USING ERRCODE = 'TB003';
+        END IF;
+    END $$;
+
+    -- As former versions call it.
+    CREATE OR REPLACE FUNCTION balancer.enter(mine bigint, expected_node text) RETURNS bigint
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$ SELECT balancer.enter(mine, expected_node, '') $$;
     REVOKE ALL ON FUNCTION balancer.enter(bigint, text) FROM PUBLIC;
+    REVOKE ALL ON FUNCTION balancer.enter(bigint, text, text) FROM PUBLIC;
+    REVOKE ALL ON FUNCTION balancer.check_directory(balancer.node, text) FROM PUBLIC;
 """
 
 FUNCTIONS = _ENTER + fence_functions.FUNCTIONS + locks.FUNCTIONS + client_functions.FUNCTIONS
@@ -167,6 +198,7 @@ def install_schema(connection: Connection, cluster: str, node: str) -> int:
             )
         else:
             upgrade_schema(cursor)
+    UNAWARE.discard(connection)
     return len(STEPS)
 
 
@@ -182,13 +214,17 @@ def upgrade_schema(cursor: Cursor) -> None:
     for step in (*STEPS[known.schema_version :], FUNCTIONS):
         cursor.execute(step)
     cursor.execute("UPDATE balancer.node SET schema_version = %s", (len(STEPS),))
+    UNAWARE.discard(cursor.connection)  # if this is rolled back its next transaction fails, and it is closed
 
 
 def read_identity(cursor: Cursor) -> NodeIdentity | None:
     """Which node this database is, or None if our schema is not there."""
     if not installed(cursor):
         return None
-    cursor.execute("SELECT cluster, node, leader_epoch, schema_version FROM balancer.node")
+    cursor.execute(
+        "SELECT cluster, node, leader_epoch, schema_version, 0, coalesce(to_jsonb(n) ->> 'identity', '')"
+        " FROM balancer.node n"
+    )
     row = cursor.fetchone()
     return NodeIdentity(*row) if row else None
 

@@ -215,6 +215,12 @@ def failed_tick(bundle: BundleSettings, error: str, now: datetime) -> BundleStat
     return BundleState(bundle.name, now, bundle.mode, StateWord.BLOCKED, word, (), schedule, error=error)
 
 
+def left_alone(bundle: BundleSettings, why: str, now: datetime) -> BundleState:
+    """The state of a bundle that is not this directory's, though its file is here."""
+    schedule = ScheduleReport("", "", bundle.timezone, False, None, None)
+    return BundleState(bundle.name, now, bundle.mode, StateWord.BLOCKED, why, (), schedule, paused=True)
+
+
 def _measured_rate(migrations: Sequence[Migration]) -> float | None:
     """Bytes per second of the newest finished moves, from first to last byte of each; None: nothing measured yet."""
     done = [record for record in migrations if record.state == "done" and record.operation is MigrationKind.MOVE]

@@ -26,32 +26,36 @@ def address_of(node: NodeSettings, *, trusts_owners: bool = False) -> Address:
     )
 
 
-def addresses_of(bundles: Iterable[BundleSettings]) -> dict[str, Address]:
+def addresses_of(bundles: Iterable[BundleSettings], identity: str = "") -> dict[str, Address]:
     """By node, over several bundles."""
     return {
-        node.id: address_of(node, trusts_owners=bundle.migration.trust_table_owners)
+        node.id: replace(address_of(node, trusts_owners=bundle.migration.trust_table_owners), identity=identity)
         for bundle in bundles
         for node in bundle.nodes.values()
     }
 
 
-def address_in(settings: Settings, node: str) -> Address:
-    """Where a node is; `Unavailable` where the configuration does not say: it may come back with the next reload."""
+def address_in(settings: Settings, node: str, identity: str = "") -> Address:
+    """Where a node is, and of which directory it must be (`directory.identity`); `Unavailable` where the configuration
+    does not say: it may come back with the next reload."""
     for bundle in settings.bundles.values():
         if node in bundle.nodes:
             found = address_of(bundle.nodes[node], trusts_owners=bundle.migration.trust_table_owners)
-            return replace(found, cluster=cluster_name(settings.daemon.directory))
+            return replace(found, cluster=cluster_name(settings.daemon.directory), identity=identity)
     raise Unavailable(f"node {node} is not in the configuration")
 
 
 @contextmanager
 def connected(
-    bundle: BundleSettings, purpose: str, timeouts: Timeouts = DEFAULT_TIMEOUTS
+    bundle: BundleSettings, purpose: str, timeouts: Timeouts = DEFAULT_TIMEOUTS, identity: str = ""
 ) -> Iterator[dict[str, Connection]]:
-    """A connection to each node of a bundle, for the length of a block."""
+    """A connection to each node of a bundle, for the length of a block. `identity`: of the directory, where there is
+    one already."""
     with ExitStack() as stack:
         yield {
-            node.id: stack.enter_context(connect(address_of(node), purpose=purpose, timeouts=timeouts))
+            node.id: stack.enter_context(
+                connect(replace(address_of(node), identity=identity), purpose=purpose, timeouts=timeouts)
+            )
             for node in bundle.nodes.values()
         }
 

@@ -12,6 +12,7 @@ from enum import StrEnum
 import structlog
 
 from balancer.clock import Clock
+from balancer.directory.identity import identity_of
 from balancer.directory.model import MigrationKind, Node
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
@@ -203,7 +204,8 @@ class Poller:
             return NodeAnswer(node, Health.STANDBY, answer)
         record = snapshot.nodes[node]
         mine = index.by_node.get(node) or nothing_on(node)
-        ours = answer.identity is not None and answer.identity.node == node
+        known, identity = answer.identity, identity_of(snapshot)
+        ours = known is not None and known.node == node and known.identity in ("", identity or known.identity)
         why = record.rewound or (self._book.look(record, answer) if ours else "")
         world = DirectoryView(
             cluster=self._cluster,
@@ -213,6 +215,7 @@ class Poller:
             tablets=index.tablets,
             busy=snapshot.busy.keys(),
             rewound=why,
+            identity=identity,
         )
         said, world = narrowed(answer, world, mine.ids, mine.epochs, mine.detached(answer.partitions.named))
         stale = stale_claims(said, world) if ours else []

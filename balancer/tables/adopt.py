@@ -43,7 +43,7 @@ from balancer.tables.coverage import check_coverage, in_key_order
 from balancer.tables.lanes import check_lanes, take_lanes
 from balancer.tables.survey import Found, survey
 
-_TABLE_COUNTER = "table"
+TABLE_COUNTER = "table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,13 +284,13 @@ def missing_parents(bundle: str, snapshot: Snapshot, records: Sequence[Node]) ->
 
 def next_ids(snapshot: Snapshot) -> tuple[int, int]:
     """The next table's id and the next tablet's; their counters may not be there yet."""
-    table, tablet = (snapshot.counters.get(name) or Counter(name) for name in (_TABLE_COUNTER, TABLET_COUNTER))
+    table, tablet = (snapshot.counters.get(name) or Counter(name) for name in (TABLE_COUNTER, TABLET_COUNTER))
     return table.next, tablet.next
 
 
 def reserved(table_id: int, last_tablet: int) -> tuple[Change, Change]:
     """Makes ids up to these ones never be given again."""
-    return Put(Counter(_TABLE_COUNTER, table_id + 1)), Put(Counter(TABLET_COUNTER, last_tablet + 1))
+    return Put(Counter(TABLE_COUNTER, table_id + 1)), Put(Counter(TABLET_COUNTER, last_tablet + 1))
 
 
 def to_bounds(part: Part) -> Bounds:

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from balancer.directory.contract import Directory, Leadership
+from balancer.directory.handover_record import handovers_in
+from balancer.directory.identity import counter_of_identity, identity_of
 from balancer.directory.model import Bounds, Change, Counter, Node, Put, RecordKind, Remove, Table, Tablet, Transaction
 from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.snapshot import Snapshot
@@ -53,9 +55,12 @@ def plan_recovery(
     """
     if missing := sorted(set(snapshot.nodes) - set(nodes)):
         raise Unavailable(f"all nodes must answer, and {', '.join(missing)} did not: who owns what only they can say")
-    claims, epoch = _read_claims(snapshot, nodes, cluster)
+    claims, epoch, identity = _read_claims(snapshot, nodes, cluster)
     changes: list[Change] = []
     words: list[str] = []
+    if identity and identity != identity_of(snapshot):
+        changes.append(Put(counter_of_identity(identity)))
+        words.append(f"the directory is the one that the nodes know: its identity is {identity}")
     owners = {claim.node for found in claims.values() for claim in found.values()}
     for record in records:
         if record.id in owners - set(snapshot.nodes):
@@ -76,22 +81,27 @@ def plan_recovery(
 
 def _read_claims(
     snapshot: Snapshot, nodes: Mapping[str, Connection], cluster: str
-) -> tuple[dict[int, dict[int, _Claim]], int]:
-    """By table and tablet who owns it, and the highest leader's epoch."""
-    epoch = 0
+) -> tuple[dict[int, dict[int, _Claim]], int, str]:
+    """By table and tablet who owns it; the highest leader's epoch; the directory's identity as the nodes know it."""
+    epoch, identity = 0, ""
+    for bundle, handover in handovers_in(snapshot).items():
+        raise Refused(f"{handover.sentence(bundle)}: what its nodes say is for that directory")
     claims: dict[int, dict[int, _Claim]] = {table: {} for table in snapshot.tables}
     for node, connection in nodes.items():
         with translated(node), connection.cursor() as cursor:
-            identity = read_identity(cursor)
-            if identity is None:
+            known = read_identity(cursor)
+            if known is None:
                 continue
-            if (identity.cluster, identity.node) != (cluster, node):
-                raise Refused(f"the database of node {node} is node {identity.node} of cluster {identity.cluster}")
-            epoch = max(epoch, identity.leader_epoch)
+            if (known.cluster, known.node) != (cluster, node):
+                raise Refused(f"the database of node {node} is node {known.node} of cluster {known.cluster}")
+            if known.identity and identity not in ("", known.identity):
+                raise Refused(f"node {node} belongs to directory {known.identity}, others to {identity}, by identity")
+            identity = identity or known.identity
+            epoch = max(epoch, known.leader_epoch)
             for row in read_tablets(cursor):
                 if row.state not in (OwnState.INCOMING, OwnState.MOVED):
                     _enter(claims, snapshot, cursor, node, row)
-    return claims, epoch
+    return claims, epoch, identity
 
 
 def recover(directory: Directory, leadership: Leadership, planned: TakenOver, snapshot: Snapshot, author: str) -> None:

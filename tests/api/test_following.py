@@ -16,7 +16,8 @@ from balancer.client import Router
 from balancer.directory import batch, http_directory, snapshot_codec
 from balancer.directory.contract import Directory
 from balancer.directory.credentials import Credentials
-from balancer.directory.model import Command, Counter, Put
+from balancer.directory.handover_record import HandoverRecord, signpost
+from balancer.directory.model import Command, Counter, Pause, Put
 from balancer.directory.open import open_directory
 from balancer.directory.page_codec import pack_page
 from balancer.directory.snapshot import Snapshot
@@ -334,3 +335,21 @@ def test_the_endpoints_take_no_nonsense(instances: Instances) -> None:
         assert client.get("/v1/directory/directory/log", params={"after": 0, "upto": 10**9}).status_code == 410
         assert client.get("/v1/directory/directory/log", params={"after": 5, "upto": 1}).content == b""
         assert client.get("/v1/directory/directory/root", params={"after": 0, "wait": 1e9}).status_code == 422
+
+
+def test_a_router_hears_where_a_bundle_was_handed_over_to_and_of_no_other_pause(instances: Instances) -> None:
+    instances.add()
+    directory = instances.first.directory()
+    gone = HandoverRecord("h1", "gone", "zk://zk-1/other", "abc", ("shop",))
+    marks = [gone.pause("shop", "test"), Pause("shop", None, "test", "a reason")]
+
+    def told(view: Snapshot) -> tuple[str, set[str]]:
+        return signpost(view, HASHED.id), set(view.pauses)
+
+    with instances.follow() as before:
+        assert told(before.snapshot()) == ("", set())
+        for mark in reversed(marks):
+            directory.commit(transaction(puts([mark]), directory.snapshot().version))
+        said = "bundle shop was handed over to the directory zk://zk-1/other: its applications open that one"
+        until(lambda: told(before.snapshot()) == (said, {"shop handover"}), 20, "the signpost")
+        assert told(instances.follow().snapshot()) == (said, {"shop handover"})

@@ -68,6 +68,7 @@ def pair(server_folder: Path, tmp_path: Path) -> Iterator[Pair]:
     with ExitStack() as stack:
         primary = stack.enter_context(postgres(server_folder / f"primary-{tmp_path.name}", 18))
         shards = stack.enter_context(new_shards(tmp_path, stack.enter_context(databases(primary))))
+        shards.node("pg-a").execute("VACUUM")  # else a first look at the catalog writes hints into the log, unflushed
         other = stack.enter_context(standby(primary, server_folder / f"standby-{tmp_path.name}", 18))
         both = make_conninfo(shards.dsns["pg-a"], host="127.0.0.1,127.0.0.1", port=f"{other.port},{primary.port}")
         snapshot = shards.directory.snapshot()

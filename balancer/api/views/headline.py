@@ -16,7 +16,7 @@ from balancer.policies.reasons import Left
 def headline(state: BundleState) -> str:
     """The short line."""
     if not state.nodes:
-        return "it has no nodes yet"
+        return _short(state.sentence) if state.paused else "it has no nodes yet"
     down = [report for report in state.nodes if not report.reachable and report.state != "lost"]
     if down:
         return _down(state, down)

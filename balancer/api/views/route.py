@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from balancer.api.keytext import position_of
 from balancer.api.shapes import RouteShape
+from balancer.directory.handover_record import signpost
 from balancer.directory.snapshot import Snapshot
 
 
@@ -21,6 +22,7 @@ def route(snapshot: Snapshot, table_name: str, key: Sequence[str], with_dsn: boo
         state=tablet.state,
         moving=snapshot.migration_of(tablet.id) is not None,
         version=snapshot.version,
+        handed_over=signpost(snapshot, table.id),
     )
 
 

@@ -1,0 +1,81 @@
+"""A node changes hands: from one directory to another, in one transaction on the node. Called by `tables.hand_over`.
+
+The row of `balancer.node` is the fence. Every step of a leader, in whatever directory, holds that row's lock (FOR
+SHARE) from before its first effect to its commit, having compared the identity under it; commands outside of
+transactions hold the leaders' advisory lock and compare it there. The change takes both locks exclusively. So each step
+of the former leader is either wholly before the change, and is seen by the look at the tablets that follows here, or
+meets the new identity and is refused: with any epoch, on any connection, by any version (`balancer.enter`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from balancer.errors import Refused
+from balancer.nodes.connection import Connection, Cursor, lock_timeout, run_together, translated
+from balancer.nodes.decisions import prepared_parts
+from balancer.nodes.own_schema import belongs_to
+from balancer.nodes.schema import LEADER_LOCK, OwnState, read_tablets
+
+LOCK_SECONDS = 5.0
+MOST_SAID = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """A directory as nodes know it."""
+
+    cluster: str
+    identity: str
+
+
+def in_hands_of(connection: Connection, node: str, hands: Hands) -> bool:
+    """Whether a node is this directory's. Only reads."""
+    with translated(node):
+        known = belongs_to(connection)
+    return known is not None and (known.cluster, known.identity, known.node) == (hands.cluster, hands.identity, node)
+
+
+def why_not(cursor: Cursor, node: str, tablets: Mapping[int, int]) -> list[str]:
+    """What is in the way on a node that should have just these tablets, by their epochs. Only reads."""
+    rows = read_tablets(cursor)
+    found = [
+        f"node {node} calls tablet {row.id} {row.state}: something is under way there"
+        for row in rows
+        if row.state in (OwnState.INCOMING, OwnState.FENCED)
+    ]
+    owned = {row.id: row.epoch for row in rows if row.state is OwnState.OWNED}
+    for number in sorted(owned.keys() | tablets.keys()):
+        if owned.get(number) != tablets.get(number):
+            there, known = (f"epoch {one[number]}" if number in one else "none" for one in (owned, tablets))
+            found.append(f"node {node} and the directory differ in tablet {number}: {there} there, {known} here")
+    found += [
+        f"a transaction over several nodes is prepared on node {node} and not ended: {part.gid}"
+        for part in prepared_parts(cursor)
+    ]
+    return found[:MOST_SAID]
+
+
+def change_hands(
+    connection: Connection, node: str, *, giver: Hands, taker: Hands, epoch: int, tablets: Mapping[int, int]
+) -> bool:
+    """Makes a node the taker's, whose newest leader has this epoch; False: it was so before.
+
+    Raises `Refused`, and changes nothing, where the node is neither's, or is not as the directories have it.
+    """
+    with translated(node), connection.transaction(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL synchronous_commit TO on")
+        run_together(cursor, [lock_timeout(LOCK_SECONDS)])
+        cursor.execute("SELECT pg_advisory_xact_lock(%s, 0)", (LEADER_LOCK,))
+        row = cursor.execute("SELECT cluster, identity, node FROM balancer.node FOR UPDATE").fetchone()
+        if row == (taker.cluster, taker.identity, node):
+            return False
+        if row != (giver.cluster, giver.identity, node):
+            raise Refused(f"node {node} is neither the one directory's nor the other's: {row}")
+        # After the locks: what any leader of the giver has done here is seen.
+        if wrong := why_not(cursor, node, tablets):
+            raise Refused("; ".join(wrong))
+        cursor.execute(
+            "UPDATE balancer.node SET cluster = %s, identity = %s, leader_epoch = %s, changed_hands = true",
+            (taker.cluster, taker.identity, epoch),
+        )
+    return True
