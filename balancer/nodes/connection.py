@@ -131,9 +131,10 @@ def connect(
                 with deadline(connection, max(2.0, timeouts.connect)):
                     asked = connection.execute(f"{own_schema.SURELY}; {own_schema.PREPARE}".encode())
                     PLANNED.add(connection)
-                    if asked.fetchone() != (True,):
+                    sure, node = asked.fetchone() or (False, True)
+                    if not sure:
                         connection.execute(own_schema.IF_THERE)
-                    _check_cluster(connection, address)
+                    _check_cluster(connection, address, own_schema.read_belonging(connection) if node else None)
             connection.autocommit = autocommit
         except BaseException:
             connection.close()
@@ -141,8 +142,7 @@ def connect(
         return connection
 
 
-def _check_cluster(connection: Connection, address: Address) -> None:
-    known = own_schema.belongs_to(connection)
+def _check_cluster(connection: Connection, address: Address, known: own_schema.Belonging | None) -> None:
     if address.identity:
         IDENTITIES[connection] = address.identity
     if known is None or not known.tells:

@@ -89,10 +89,13 @@ SELECT NOT EXISTS (
                           OR c.relhasrules OR c.relhassubclass OR c.relispartition
                           OR EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhrelid = c.oid)))
         OR EXISTS (SELECT FROM pg_catalog.pg_proc p
-                   WHERE p.pronamespace = n.oid AND p.proowner <> n.nspowner)))
+                   WHERE p.pronamespace = n.oid AND p.proowner <> n.nspowner))),
+    EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+            WHERE n.nspname = 'balancer' AND c.relname = 'node')
 """
-"""True only where `IF_THERE` passes: if everything is our own role's and as we made it, which is found out at half the
-cost. Where it is false something may be a superuser's, which is right as well: `IF_THERE` decides."""
+"""First, true only where `IF_THERE` passes: if everything is our own role's and as we made it, found out at half the
+cost. Where it is false something may be a superuser's, which is right as well: `IF_THERE` decides. Second, whether
+the database is a node at all."""
 
 _PLANNED = '"balancer ours"'
 _US = "ARRAY(SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolsuper OR r.rolname = current_user)"
@@ -132,5 +135,10 @@ FROM balancer.node n, LATERAL (SELECT to_jsonb(n) AS j) d
 def belongs_to(connection: psycopg.Connection[Any]) -> Belonging | None:
     """Which node this database is; None: of no cluster. The schema is known to be ours."""
     there = connection.execute("SELECT pg_catalog.to_regclass('balancer.node') IS NOT NULL").fetchone()
-    row = connection.execute(_BELONGS).fetchone() if there and there[0] else None
+    return read_belonging(connection) if there and there[0] else None
+
+
+def read_belonging(connection: psycopg.Connection[Any]) -> Belonging | None:
+    """The same, of a database that has our schema."""
+    row = connection.execute(_BELONGS).fetchone()
     return None if row is None else Belonging(*row)

@@ -18,7 +18,7 @@ from tests.support.commands import environment
 from tests.support.expiring import ROOTS, begin, bound, days_ago, made, tablets
 from tests.support.sampling import sampled
 
-WORDS = 380
+WORDS = 388
 """Of an expiry over two nodes; `test_all_words_are_known` says if they have become more."""
 ROWS = 5
 

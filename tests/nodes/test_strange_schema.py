@@ -158,7 +158,7 @@ def test_a_role_with_an_odd_name_is_known_as_the_owner(database: Database) -> No
     try:
         with connect(Address("a", database.server.dsn(database.name, user=quote('Odd "Role')), "odd")) as connection:
             install_schema(connection, "c", "a")
-            assert connection.execute(own_schema.SURELY).fetchone() == (True,)
+            assert connection.execute(own_schema.SURELY).fetchone() == (True, True)
     finally:
         with database.connect() as superuser:
             superuser.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}".encode())
