@@ -127,7 +127,7 @@ class Belonging(NamedTuple):
 
 # A former version's table has no such columns.
 _BELONGS = """
-SELECT n.cluster, n.node, coalesce(d.j ->> 'identity', ''), d.j ? 'identity'
+SELECT n.cluster, n.node, coalesce(d.j ->> 'identity', '') AS identity, d.j ? 'identity'
 FROM balancer.node n, LATERAL (SELECT to_jsonb(n) AS j) d
 """
 

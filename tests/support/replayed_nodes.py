@@ -24,9 +24,9 @@ READY = b"Z\0\0\0\5I"
 _STARTUP, _SSL, _GSS = 196608, 80877103, 80877104
 _LET_IN, _LAST_WORD = struct.pack("!i", 0), struct.pack("!i", 12)
 _LITERAL = re.compile(rb"'(?:[^']|'')*'|\b\d+\b")
-_ENTER = re.compile(rb"balancer\.enter\((\d+), ")
+_ENTER = re.compile(rb"balancer\.enter\((\d+), '[^']*'(?:, '([^']*)')?")
 _PARTITION = re.compile(rb"(_t)(\d+)\b")
-_IDENTITY, _FACTS = 5, 11  # columns of these answers
+_IDENTITY, _FACTS = 6, 11  # columns of these answers
 _MARKING = re.compile(rb"(UPDATE|INSERT INTO) balancer\.marker ")
 _KNOWN = re.compile(rb"'[0-9a-f]{64}'")
 
@@ -168,6 +168,7 @@ class Replayed:
         self._changes = changes
         self._marks: dict[str, bytes] = {}
         self._epochs: dict[str, bytes] = {}
+        self._directories: dict[str, bytes] = {}
         self._turn: Counter[tuple[str, bytes]] = Counter()
         self.unknown: Counter[bytes] = Counter()
         self.connections = self.most = 0
@@ -204,6 +205,7 @@ class Replayed:
         entered = _ENTER.search(request)
         if entered is not None:
             self._epochs[node] = entered[1]
+            self._directories[node] = entered[2] or self._directories.get(node, b"")
         values = {b"enter": entered[1] if entered else b""}
         known = [found.strip(b"'") for found in _KNOWN.findall(request)]
         if known:  # what is not sent again is what the asker knows
@@ -247,8 +249,10 @@ class Replayed:
                 fields[at] = node.encode()
             elif column in values:
                 fields[at] = values[column]
-            elif column in (b"mark", b"coalesce") and len(columns) == _IDENTITY:
+            elif column == b"mark" and len(columns) == _IDENTITY:
                 fields[at] = self._marks.get(node, b"0")
+            elif column == b"identity":
+                fields[at] = self._directories.get(node, b"")
             elif column == b"leader_epoch":
                 fields[at] = self._epochs.get(node, b"0")
             elif len(columns) == _FACTS == at + 1:  # the end of its log, which never goes back
