@@ -118,7 +118,7 @@ class Ticks:
             self._around.recorder.forget(name)
 
     def leave_alone(self, bundles: Iterable[tuple[BundleSettings, str]]) -> None:
-        """Bundles that are configured and none of ours, each with why: that is their state."""
+        """Bundles that have a file here and belong to another directory, each with why: that is their state."""
         now = self._clock.now()
         told = {bundle.name: left_alone(bundle, why, now) for bundle, why in bundles}
         with self._lock:

@@ -119,7 +119,7 @@ def faults(after: "Overlay") -> Iterator[str]:
     """What a commit must not do to bundles that are closed by a hand-over, one sentence each.
 
     A commit that changes the record itself is the hand-over's own. One that writes a first record closes the bundle:
-    that needs that nothing is under way, by the newest version, whoever was faster.
+    nothing may be under way then, by the newest version of the directory.
     """
     for (kind, key), record in after.changed.items():
         new = kind is RecordKind.PAUSE and record is not None and record.only == WORD

@@ -36,7 +36,7 @@ _FACTS = """
         WHERE i.indrelid = t.oid AND i.indisvalid
         UNION ALL SELECT format('trigger %s %s', g.oid, g.xmin) FROM pg_trigger g
         WHERE g.tgrelid = t.oid AND NOT g.tgisinternal AND g.tgname !~ '^!balancer_'
-        -- PostgreSQL evaluates their expressions for whoever plans a query: for us.
+        -- PostgreSQL evaluates their expressions with the rights of the role that plans a query: ours.
         UNION ALL SELECT format('statistics %s %s', s.oid, s.xmin) FROM pg_statistic_ext s WHERE s.stxrelid = t.oid
         UNION ALL SELECT format('policy %s %s', p.oid, p.xmin) FROM pg_policy p WHERE p.polrelid = t.oid
         UNION ALL SELECT format('rule %s %s', r.oid, r.xmin) FROM pg_rewrite r WHERE r.ev_class = t.oid

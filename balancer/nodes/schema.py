@@ -129,7 +129,7 @@ _ENTER = """
     -- raising it waits for the former leader's transactions (row) and commands outside of transactions (advisory).
     --
     -- Epochs are one directory's own: first of all the node must be that directory's, by the identity for which the
-    -- caller's connection was opened. A node that has none yet takes that of the first who comes; whoever does not say
+    -- caller's connection was opened. A node that has none yet takes that of the first who comes; a caller without
     -- one (a former version, or a connection from before there was any) is let in as long as the node has never
     -- changed hands. The last look is under the row's lock, which a change of hands waits for, and so is decisive.
     CREATE OR REPLACE FUNCTION balancer.enter(mine bigint, expected_node text, directory text) RETURNS bigint

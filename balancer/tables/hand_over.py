@@ -241,7 +241,7 @@ class HandingOver:
         self._copy_notes()
 
     def _copy_notes(self) -> None:
-        """The day's profile, and where each node was seen in its own history; leaders' epochs count anew there."""
+        """The day's profile, and where each node was seen in its own history; leaders' epochs begin at 0 there."""
         giver, taker = self.giver.directory, self.taker.directory
         footings = giver.published(FOOTINGS)
         for bundle in self.bundles:
