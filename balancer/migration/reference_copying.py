@@ -3,6 +3,9 @@
 One snapshot at the home is both where the stream begins and what is copied; on the copy's node the rows, the guard and
 the subscription are one transaction. Who reads there sees the rows before or after it. What an attempt that died has
 left has the same name, and is taken away first.
+
+What the copy followed before ends before that snapshot is taken. Then the copy has no row that the snapshot lacks, and
+none is taken out that comes back a moment later: an application that refers to it would be told that it is not there.
 """
 
 from collections.abc import Sequence
@@ -32,6 +35,10 @@ def make_tables(links: Links, leader_epoch: int, reference: ReferenceTable, node
 def make_copy(links: Links, leader_epoch: int, reference: ReferenceTable, node: str, old: Sequence[str]) -> None:
     """Brings the node's rows to what the home has, and follows it from there. `old`: what it followed before."""
     home, names, stream = reference.home, reference.names, reference.streams[node]
+    if old:
+        with node_transaction(links.control(node), leader_epoch, node) as cursor:
+            for former in old:
+                replication.drop_subscription(cursor, former)
     with node_transaction(links.control(home), leader_epoch, home) as cursor:
         drop_stream(cursor, stream)
     with node_transaction(links.control(home), leader_epoch, home) as cursor:
@@ -47,8 +54,6 @@ def make_copy(links: Links, leader_epoch: int, reference: ReferenceTable, node: 
             reader.execute("SELECT 1")  # the snapshot is taken by the first query, while its maker lives
         with node_transaction(writer, leader_epoch, node, durable=True) as cursor:
             check_copy(cursor, names, reference.tablet.id)
-            for former in old:
-                replication.drop_subscription(cursor, former)
             open_copy(cursor, names)
             trusted = links.address(node).trusts_owners
             if not trusted:

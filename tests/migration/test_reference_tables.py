@@ -2,7 +2,7 @@
 must be; a home that moves under writes, killed at each state; foreign keys of tablets that move."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +22,7 @@ from balancer.directory.snapshot import Snapshot
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import Refused
 from balancer.instruments import Instruments
+from balancer.migration import reference_copying
 from balancer.migration.begin import begin_move
 from balancer.migration.copy_findings import MENDS
 from balancer.migration.doctor import examine
@@ -33,9 +34,10 @@ from balancer.migration.reference_copying import make_copy
 from balancer.migration.revive import make_ready, replacement
 from balancer.migration.runner import Runner
 from balancer.nodes.closed import locked_rows, open_tablet
-from balancer.nodes.connection import Address, Connection
+from balancer.nodes.connection import Address, Connection, Cursor
 from balancer.nodes.epoch_check import node_transaction
-from balancer.nodes.names import parse_name
+from balancer.nodes.names import Name, parse_name
+from balancer.nodes.reference_copies import check_copy
 from balancer.nodes.replication import marker_statements
 from balancer.planner.metrics import Reporter
 from balancer.policies.check_options import CheckKind, CheckOptions
@@ -249,6 +251,32 @@ def test_a_fill_that_was_interrupted_is_begun_again_and_leaves_nothing(world: Wo
     world.follow()
     world.alike()
     assert examine(world.directory, world.address) == []
+
+
+def test_a_row_that_a_copy_has_is_not_taken_out_while_it_is_filled_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that goes on behind the snapshot of the new one brings rows that the snapshot does not have: who refers
+    to one of them at that moment would find it gone."""
+    world.follow()
+    snapshot = world.directory.snapshot()
+    accepted = replace(snapshot.nodes["b"], generation=1)
+    world.directory.commit(Transaction((Put(accepted),), snapshot.version, "rejoin", "test"))
+    follows = "SELECT FROM pg_subscription WHERE subname ~ 'tb_r'"
+    there = "SELECT code FROM countries WHERE code = 'fr'"
+    seen: list[list[tuple[object, ...]]] = []
+
+    def between(cursor: Cursor, names: Sequence[Name], tablet: int) -> None:
+        """The snapshot is taken, and the copy is not locked yet."""
+        world.query("a", "INSERT INTO countries (code, name) VALUES ('fr', 'France')")
+        until(lambda: bool(world.query("b", there)) or not world.query("b", follows), 30, "the row, or no stream")
+        seen.append(world.query("b", there))
+        check_copy(cursor, names, tablet)
+
+    monkeypatch.setattr(reference_copying, "check_copy", between)
+    world.keep()
+    assert seen == [[]]
+    world.alike()
 
 
 def test_two_moves_at_once_send_markers_of_their_own(world: World) -> None:
