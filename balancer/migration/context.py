@@ -101,6 +101,11 @@ class Context:
         return self.record.targets[0]
 
     @property
+    def source_ids(self) -> tuple[int, ...]:
+        """The ids of the tablets that exist before."""
+        return tuple(tablet.id for tablet in self.sources)
+
+    @property
     def source_places(self) -> tuple[Place, ...]:
         """Every partition that exists before, tablet by tablet, in the order of the roots."""
         return tuple(place for tablet in self.sources for place in places(self.table, tablet))

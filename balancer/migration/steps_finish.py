@@ -71,7 +71,7 @@ def _opened_target(ctx: Context, *, straight: bool) -> Iterator[None]:
     names = partitions_of(ctx.table, ctx.moved)
     owned = schema.OwnedTablet(ctx.moved.id, ctx.moved.epoch, schema.OwnState.OWNED, names)
     opening = [
-        *fence.lift_statements(names, ctx.settings.lock_timeout),
+        *fence.lift_statements(names, ctx.settings.lock_timeout, [ctx.moved.id]),
         *sequences.raise_statements(ctx.detail.sequences),
         *schema.tablet_statements([owned]),
     ]
@@ -195,7 +195,7 @@ def _moved_statements(ctx: Context, there: Sequence[Name]) -> list[Statement]:
     names = partitions_of(ctx.table, ctx.sources[0])
     told = schema.OwnedTablet(moved.id, moved.epoch, schema.OwnState.MOVED, names, moved_to=moved.node)
     return [
-        *fence.moved_statements(there, gone, ctx.settings.lock_timeout * 5),
+        *fence.moved_statements(there, gone, ctx.settings.lock_timeout * 5, ctx.source_ids),
         *schema.tablet_statements([told]),
     ]
 

@@ -16,13 +16,12 @@ from balancer.migration.steps_switch import (
     FIXED_COST,
     PING_INTERVAL,
     PING_PATIENCE,
-    await_marker,
     back_off,
     let_writers_on,
-    next_marker,
     read_sequences,
     seal,
 )
+from balancer.migration.stream_markers import await_marker, next_marker
 from balancer.nodes import fence, replication, schema, sequences
 from balancer.nodes.connection import Cursor, run_together, translated
 from balancer.nodes.reference_copies import content, copied_columns, guard_copy, guard_home, read_streams

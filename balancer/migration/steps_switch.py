@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from balancer.directory.model import MigrationMode, Tablet
-from balancer.errors import Refused, Unavailable
+from balancer.errors import BalancerError, Refused, Unavailable
 from balancer.migration import comparison, guards, reference_marks, retries
 from balancer.migration.background import Background
 from balancer.migration.context import Context, OpenTransaction, partitions_of
@@ -18,6 +18,7 @@ from balancer.migration.control import Overrun
 from balancer.migration.lag import LagGauge
 from balancer.migration.machine import Event, Track
 from balancer.migration.steps_copy import read_shapes
+from balancer.migration.stream_markers import await_marker, next_marker
 from balancer.nodes import blockers, capture, fence, partition, references, replication, schema, sequences, ties
 from balancer.nodes.checksum import Rows
 from balancer.nodes.closed import closed_statement
@@ -35,10 +36,8 @@ from balancer.nodes.names import Name
 from balancer.nodes.shape import Shape
 
 PING_INTERVAL = 0.1
-POLL = 0.001
 FIXED_COST = 0.02  # seconds: fence, seal, attach, commit and open are six commits on three servers
 PING_PATIENCE = 30.0
-LOOK_INTERVAL = 0.2
 
 Rest = tuple[tuple[Rows, comparison.Changed], ...]
 """Of each partition, the changed rows that have not been compared, as the source has them."""
@@ -110,14 +109,14 @@ def fencing(ctx: Context) -> Event:
 
 def _raise_fence(ctx: Context, names: list[Name], wanted: fence.Fence, seconds: float) -> None:
     node = ctx.record.source_node
-    locks = fence.lock_statements(names, seconds, ctx.settings.lock_timeout)
-    looks = closed_statement(tablet.id for tablet in ctx.sources), guards.definitions_statement(ctx, node)
+    locks = fence.lock_statements(names, seconds, ctx.settings.lock_timeout, ctx.source_ids)
+    looks = closed_statement(ctx.source_ids), guards.definitions_statement(ctx, node)
     with ctx.source([*locks, *looks]) as cursor:
         *_, (deadline,), closed, definitions = rows_that_follow(cursor)
         guards.refuse_closed(ctx, closed)
         guards.compare_definitions(ctx, node, definitions)
         standing = fence.locked_fence(deadline, wanted)
-        statements = fence.trigger_statements(names, standing)
+        statements = fence.trigger_statements(names, standing, ctx.source_ids)
         statements += schema.tablet_statements([_fenced(ctx, tablet, standing) for tablet in ctx.sources])
         if ctx.track is Track.MOVE_REPLICATE:
             statements += replication.marker_statements(ctx.stream)
@@ -195,18 +194,29 @@ def seal(ctx: Context, prepare: Callable[[], None]) -> Event:
     # The thread has the target's connection to itself: this one speaks to the source only.
     with Background(lambda _: prepare(), "attach") as attaching:
         closed = ctx.closed or close_source(ctx)
-        node = ctx.record.source_node
-        with translated(node):
-            look = fence.look_statements(names, ctx.settings.lock_timeout)
-            run_together(closed.cursor, [guards.definitions_statement(ctx, node), *look])  # both under its locks
-            guards.compare_definitions(ctx, node, closed.cursor.fetchall())
-            mine = fence.check_looked(closed.cursor, ctx.fence)
-            ctx.fence = fence.seal_locked(closed.cursor, names, ctx.fence, mine)
+        try:
+            _seal_locked(ctx, closed.cursor, names)
+        except BalancerError:
+            ctx.reopen()
+            raise
         ctx.closed = None
         closed.commit()
         close_source(ctx)
         attaching.result()
     return Event.STEP
+
+
+def _seal_locked(ctx: Context, cursor: Cursor, names: list[Name]) -> None:
+    """What must be true for a seal is looked at in the message that makes it; if it is not, the caller rolls back."""
+    assert ctx.fence is not None
+    node = ctx.record.source_node
+    look = fence.look_statements(names, ctx.settings.lock_timeout, ctx.source_ids)
+    sealing = fence.seal_statements(names, ctx.fence, ctx.source_ids)
+    with translated(node):
+        run_together(cursor, [guards.definitions_statement(ctx, node), *look, *sealing])
+        guards.compare_definitions(ctx, node, cursor.fetchall())
+        *_, looked = rows_that_follow(cursor)
+    ctx.fence = fence.sealed_by(ctx.fence, fence.check_looked(looked, ctx.fence))
 
 
 def close_source(ctx: Context) -> OpenTransaction:
@@ -220,8 +230,9 @@ def close_source(ctx: Context) -> OpenTransaction:
     limit = sql.SQL("SET LOCAL idle_in_transaction_session_timeout TO {}").format(
         sql.Literal(f"{round(ctx.settings.fence_deadline * 1000)}ms")
     )
-    ctx.closed = OpenTransaction(ctx.source([limit, *fence.look_statements(names, ctx.settings.lock_timeout)]))
-    fence.check_looked(ctx.closed.cursor, ctx.fence)
+    look = fence.look_statements(names, ctx.settings.lock_timeout, ctx.source_ids)
+    ctx.closed = OpenTransaction(ctx.source([limit, *look]))
+    fence.check_looked(last_rows(ctx.closed.cursor), ctx.fence)
     return ctx.closed
 
 
@@ -265,7 +276,7 @@ def _closing_statements(ctx: Context, names: list[Name]) -> list[Statement]:
         statement_timeout(ctx.settings.write_pause_budget * 4 if ctx.track is Track.MOVE_REPLICATE else 0),
         *(lock.format(root.identifier) for root in ctx.roots),
         *([replication.disable_statement(ctx.id)] if ctx.track is Track.MOVE_REPLICATE else []),
-        *fence.trigger_statements(names, ctx.guard),
+        *fence.trigger_statements(names, ctx.guard, [ctx.moved.id]),
         schema.touch_statement(ctx.moved.id),
     ]
 
@@ -373,27 +384,3 @@ def _round(ctx: Context, shapes: tuple[Shape, ...], watch: LagGauge) -> Forecast
     with translated(node), ctx.links.control(node).cursor() as cursor:
         left = sum(capture.pending(cursor, ctx.id, index, 100_000) for index in range(len(shapes)))
     return Forecast(trip, left, ctx.detail.attach)
-
-
-def next_marker(ctx: Context, cursor: Cursor) -> int:
-    run_together(cursor, replication.marker_statements(ctx.stream))
-    return int(last_rows(cursor)[0][0])
-
-
-def await_marker(ctx: Context, number: int, patience: float, watch: LagGauge | None = None) -> None:
-    """With a watch the lag is looked at meanwhile: where there is much of it, that decides and not the patience."""
-    target = ctx.links.control(ctx.record.target_node)
-    began = looked = ctx.clock.monotonic()
-    while True:
-        ctx.checkpoint()
-        with translated(ctx.record.target_node):
-            if replication.newest_marker(target, ctx.stream) >= number:
-                return
-        now = ctx.clock.monotonic()
-        if watch is not None and now - looked > LOOK_INTERVAL:
-            looked = now
-            watch.check()
-            ctx.progress.waiting(f"the stream: {watch.trend.words()}")
-        if now - began > patience and not (watch is not None and watch.behind):
-            raise Unavailable(f"node {ctx.record.target_node} has not applied the stream for {patience:.1f} s")
-        ctx.clock.sleep(POLL)

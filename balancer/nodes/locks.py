@@ -40,9 +40,12 @@ FUNCTIONS = """
 """
 
 
-def writers_statement(partitions: Sequence[Name]) -> Statement:
-    """Keeps writers out until the transaction ends; waits for those that hold a tablet of these partitions."""
-    return _lock(WRITERS, partitions)
+def writers_statement(partitions: Sequence[Name], tablets: Sequence[int] = ()) -> Statement:
+    """Keeps writers out until the transaction ends; waits for those that hold a tablet of these partitions.
+
+    `tablets`: their ids, if the caller knows them; else the node looks them up, which writers would wait for.
+    """
+    return _lock(WRITERS, partitions, tablets)
 
 
 def keep_all_out(cursor: Cursor, partitions: Sequence[Name]) -> None:
@@ -50,8 +53,10 @@ def keep_all_out(cursor: Cursor, partitions: Sequence[Name]) -> None:
     run_together(cursor, [_lock(WRITERS, partitions), _lock(READERS, partitions)])
 
 
-def tablets_of(partitions: Sequence[Name]) -> Statement:
-    """The tablets that partitions belong to, as a call that returns their ids."""
+def tablets_of(partitions: Sequence[Name], tablets: Sequence[int] = ()) -> Statement:
+    """The tablets that partitions belong to, as a call that returns their ids; `tablets` as above."""
+    if tablets:
+        return sql.SQL("unnest({}::bigint[])").format(sql.Literal(sorted(tablets)))
     schemas, names = [name.schema for name in partitions], [name.name for name in partitions]
     return sql.SQL("balancer.tablets_of({}::text[], {}::text[])").format(sql.Literal(schemas), sql.Literal(names))
 
@@ -68,7 +73,7 @@ def readers_kept_out(connection: Connection, partition: Name) -> Iterator[None]:
             connection.execute("SELECT pg_advisory_unlock(id + %s) FROM balancer.tablets_of(%s, %s) AS id", given)
 
 
-def _lock(lock: int, partitions: Sequence[Name]) -> Statement:
+def _lock(lock: int, partitions: Sequence[Name], tablets: Sequence[int] = ()) -> Statement:
     return sql.SQL("SELECT pg_advisory_xact_lock(id + {}) FROM {} AS id").format(
-        sql.Literal(lock), tablets_of(partitions)
+        sql.Literal(lock), tablets_of(partitions, tablets)
     )

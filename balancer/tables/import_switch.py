@@ -144,10 +144,10 @@ class ImportSwitch:
         for node in plan.sources:
             self._observe(f"seal {node}")
             with self._sessions.transaction(node) as cursor:
-                mine = fence.check_standing(cursor, plan.names, self._fences[node], timeout)
+                fence.check_standing(cursor, plan.names, self._fences[node], timeout)
                 for table in plan.tables:
                     check_unchanged(cursor, table.name, table.root, self._journal.record.id, table.index)
-                fence.seal_locked(cursor, plan.names, self._fences[node], mine)
+                run_together(cursor, fence.seal_statements(plan.names, self._fences[node]))
         self._observe("commit")
         with translated(plan.sources[0]), self._sessions.nodes[plan.sources[0]].cursor() as cursor:
             root = read_root(cursor, plan.tables[0].root)

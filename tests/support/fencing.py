@@ -8,7 +8,8 @@ from balancer.nodes.fence import (
     check_standing,
     lock_statements,
     locked_fence,
-    seal_locked,
+    seal_statements,
+    sealed_by,
     trigger_statements,
 )
 from balancer.nodes.names import Name
@@ -25,4 +26,5 @@ def raise_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, second
 def seal_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, lock_timeout: float) -> Fence:
     """Makes a fence permanent, if it is this very one and still stands. Raises `Refused` if not."""
     transaction = check_standing(cursor, partitions, fence, lock_timeout)
-    return seal_locked(cursor, partitions, fence, transaction)
+    run_together(cursor, seal_statements(partitions, fence))
+    return sealed_by(fence, transaction)

@@ -116,23 +116,9 @@ def _no_drain(original: Any) -> Any:
     return _await_marker
 
 
-def _no_seal(original: Any) -> Any:
-    """Leaves the fence with its deadline."""
-
-    def seal_locked(cursor: Any, partitions: Any, standing: Any, transaction: str) -> Any:
-        return standing
-
-    return seal_locked
-
-
 def _looked_away(_: Any) -> Any:
     """Reads what was seen, and is content with it."""
-    from balancer.nodes.connection import last_rows  # noqa: PLC0415 - patched modules are looked up when they are used
-
-    def check_looked(cursor: Any, standing: Any) -> str:
-        return str(last_rows(cursor)[0][-1])
-
-    return check_looked
+    return lambda rows, standing: str(rows[0][-1])
 
 
 def _attached_lazily(original: Any) -> Any:
@@ -205,14 +191,14 @@ def _forgotten_by_age(_: Any) -> Any:
 
 def _marker_first(original: Any) -> Any:
     """The marker is sent in a transaction of its own, before the fence waits for writers."""
-    from balancer.migration import steps_switch  # noqa: PLC0415
+    from balancer.migration import stream_markers  # noqa: PLC0415
 
     def _raise_fence(ctx: Any, *rest: Any) -> None:
         if str(ctx.track) != "move, replicate":
             original(ctx, *rest)
             return
         with ctx.source() as cursor:
-            number = steps_switch.next_marker(ctx, cursor)
+            number = stream_markers.next_marker(ctx, cursor)
         original(ctx, *rest)
         ctx.note(marker=number)
 
@@ -384,7 +370,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "no-drain",
         "machine 3: the marker is visible on the target before anything follows",
-        replaced("balancer.migration.steps_switch.await_marker", _no_drain),
+        replaced("balancer.migration.stream_markers.await_marker", _no_drain),
         (f"{_DIRECTED}test_the_switch_waits_for_what_is_still_in_the_stream",),
     ),
     Mutant(
@@ -397,7 +383,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "no-seal",
         "machine 5, 6: a sealed fence does not end by itself",
-        replaced("balancer.nodes.fence.seal_locked", _no_seal),
+        together(
+            replaced("balancer.nodes.fence.seal_statements", instead([])),
+            replaced("balancer.nodes.fence.sealed_by", lambda _: lambda standing, transaction: standing),
+        ),
         (f"{_DIRECTED}test_a_sealed_fence_outlives_its_daemon", f"{_DIRECTED}test_a_sealed_fence_does_not_expire"),
     ),
     Mutant(
