@@ -4,10 +4,10 @@ Steps read the facts here, act through `source` and `target` (transactions under
 with `note`, and call `checkpoint` wherever they may be stopped. Only the runner changes the state.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from psycopg import sql
 
@@ -51,6 +51,27 @@ class OpenTransaction:
             self._transaction.__exit__(type(undone), undone, None)
 
 
+class Others(Protocol):
+    """What a migration owes to those that run beside it: see `turnstile`."""
+
+    def give_way(self, migration: str) -> None:
+        """Waits while another one switches."""
+
+    def work(self, migration: str, *, waits: bool) -> AbstractContextManager[None]:
+        """Around each transaction on a node; if it `waits` it gives way first."""
+
+
+class Alone:
+    """Nobody runs beside it."""
+
+    def give_way(self, migration: str) -> None:
+        """Nobody switches."""
+
+    def work(self, migration: str, *, waits: bool) -> AbstractContextManager[None]:
+        """Begins at once."""
+        return nullcontext()
+
+
 class Context:
     """The facts of one migration, and its hands."""
 
@@ -88,7 +109,7 @@ class Context:
         self.sequences: tuple[str, ...] = ()  # those behind the roots' columns, once found
         self.followed: tuple[tuple[str, str], ...] = ()  # homes of reference tables, with the target's stream of each
         self.planned_on: dict[str, Connection] = {}  # node → where the question for its definitions was planned
-        self.give_way: Callable[[str], None] = _nobody_switches  # rests while another migration switches
+        self.others: Others = Alone()
         self.stream = record.id  # by whose name changes are streamed; of a reference table it is its copy's own
 
     @property
@@ -172,36 +193,32 @@ class Context:
 
         A successor must wait for it, and ends it first (`Links.evict`).
         """
-        self.check()
-        with node_transaction(connection, self.leadership.epoch, node) as cursor:
+        with self._work(), node_transaction(connection, self.leadership.epoch, node) as cursor:
             yield cursor
 
     @contextmanager
     def durable_work(self, connection: Connection, node: str) -> Iterator[Cursor]:
         """The same for what is built upon after its commit: that waits for the disk."""
-        self.check()
-        with node_transaction(connection, self.leadership.epoch, node, durable=True) as cursor:
+        with self._work(), node_transaction(connection, self.leadership.epoch, node, durable=True) as cursor:
             yield cursor
 
     @contextmanager
     def source_at(self, snapshot: str) -> Iterator[Cursor]:
         """A transaction on the source under the leader's epoch that sees what another session has exported."""
-        self.check()
         node = self.record.source_node
         first = [
             sql.SQL("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"),
             sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)),
         ]
-        connection = self.links.control(node)
-        with node_transaction(connection, self.leadership.epoch, node, durable=True, first=first) as cursor:
+        connection, epoch = self.links.control(node), self.leadership.epoch
+        with self._work(), node_transaction(connection, epoch, node, durable=True, first=first) as cursor:
             yield cursor
 
     @contextmanager
     def source_command(self) -> Iterator[Connection]:
         """For what cannot be in a transaction."""
-        self.check()
         node = self.record.source_node
-        with node_command(self.links.control(node), self.leadership.epoch, node) as connection:
+        with self._work(), node_command(self.links.control(node), self.leadership.epoch, node) as connection:
             yield connection
 
     def check(self) -> None:
@@ -217,8 +234,8 @@ class Context:
             raise CancelRequested(self.control.reason)
         if self.fenced_at is not None and row.retreat is not None:
             self.check_budget()
-        if not row.writers_held and self.fenced_at is None:
-            self.give_way(self.id)
+        if self._nobody_waits:
+            self.others.give_way(self.id)
         while self.control.paused and not row.writers_held and row.cancellable:
             self.progress.waiting(self.control.waiting_for)
             self.control.wait(0.2)
@@ -251,16 +268,23 @@ class Context:
             self.clock.sleep(min(left, 0.2))
 
     @contextmanager
-    def _transaction(self, node: str, together: Sequence[Statement]) -> Iterator[Cursor]:
+    def _work(self) -> Iterator[None]:
+        """Around each transaction of the migration."""
         self.check()
-        connection = self.links.control(node)
+        with self.others.work(self.id, waits=self._nobody_waits):
+            yield
+
+    @property
+    def _nobody_waits(self) -> bool:
+        """Whether no writer waits for this migration."""
+        return not row_of(self.track, self.state).writers_held and self.fenced_at is None
+
+    @contextmanager
+    def _transaction(self, node: str, together: Sequence[Statement]) -> Iterator[Cursor]:
+        connection, epoch = self.links.control(node), self.leadership.epoch
         # A step that was acknowledged must survive the node's crash, whatever its own default is.
-        with node_transaction(connection, self.leadership.epoch, node, durable=True, together=together) as cursor:
+        with self._work(), node_transaction(connection, epoch, node, durable=True, together=together) as cursor:
             yield cursor
-
-
-def _nobody_switches(_: str) -> None:
-    """One that runs alone."""
 
 
 def places(table: Table, tablet: Tablet) -> tuple[Place, ...]:

@@ -120,7 +120,7 @@ class Runner:
             progress=progress,
         )
         progress.enter(record, ctx.state)
-        ctx.give_way = self._turnstile.give_way
+        ctx.others = self._turnstile
         return ctx
 
     def _take_nodes(self, ctx: Context) -> None:

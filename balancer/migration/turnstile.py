@@ -1,18 +1,26 @@
-"""One switch at a time: writers of a tablet do not wait for the servers' work on another tablet's switch.
+"""One switch at a time: writers of a tablet do not wait for the servers' work on another tablet.
 
 The migrations of a leader share one of these. It is passed before the fence and left when the new owner is open, the
-fence is lifted, or anything fails: a step that is tried again for long keeps nobody else from switching. Copies that
-run beside a switch rest for that moment: they would take the cores that its writers wait for.
+fence is lifted, or anything fails: a step that is tried again for long keeps nobody else from switching.
+
+Whatever else migrations do on nodes beside a switch would take the cores that its writers wait for. So a transaction
+does not begin while another migration switches, copies rest between two blocks, and who has passed waits for a moment
+until those that had begun are over; nobody is held back yet. None of this is needed for safety, and each wait has a
+limit: a statement that takes long keeps nobody from switching, nor a switch that takes long anybody from working.
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from balancer.migration.context import Context
 from balancer.migration.machine import State, Track
 
 _SWITCH = (State.FENCING, State.DRAINING, State.VERIFYING, State.SEALING, State.COMMITTING, State.OPENING)
 _LOOK = 0.05  # seconds between two looks at a wish to stop
-_REST = 0.1
+_REST = 0.1  # seconds: no longer than a switch usually takes
+_QUIET = 0.05  # seconds for which who has passed waits for others to come to rest
 
 
 class Turnstile:
@@ -23,9 +31,12 @@ class Turnstile:
         self._inside = ""
         self._empty = threading.Event()
         self._empty.set()
+        self._quiet = threading.Condition()
+        self._at_work = 0
+        self._mine = _OfThread()
 
     def pass_in(self, ctx: Context, state: State) -> None:
-        """Waits for its turn before a replicated move is fenced."""
+        """Waits for its turn before a replicated move is fenced, and then for those at work to come to rest."""
         if state is not State.FENCING or ctx.track is not Track.MOVE_REPLICATE or self._inside == ctx.id:
             return
         while not self._free.acquire(timeout=_LOOK):
@@ -33,6 +44,8 @@ class Turnstile:
             ctx.checkpoint()
         self._inside = ctx.id
         self._empty.clear()
+        with self._quiet:
+            self._quiet.wait_for(lambda: self._at_work == 0, _QUIET)
 
     def leave(self, ctx: Context, state: State | None = None) -> None:
         """Lets the next one in, unless the switch goes on in this state. Idempotent."""
@@ -43,5 +56,44 @@ class Turnstile:
 
     def give_way(self, migration: str) -> None:
         """Waits while another is inside, for no longer than a switch usually takes."""
-        if not self._empty.is_set() and self._inside != migration:
-            self._empty.wait(_REST)
+        if self._empty.is_set() or self._inside == migration:
+            return
+        resting = 1 if self._mine.begun.transactions else 0
+        self._count(-resting)
+        self._empty.wait(_REST)
+        self._count(resting)
+
+    @contextmanager
+    def work(self, migration: str, *, waits: bool) -> Iterator[None]:
+        """A transaction on a node. If it `waits` it gives way first, unless the thread has begun another one: what
+        that has locked may be what the switch needs."""
+        begun = self._mine.begun
+        if waits and not begun.transactions:
+            self.give_way(migration)
+        begun.transactions += 1
+        self._count(1)
+        try:
+            yield
+        finally:  # perhaps in another thread: a transaction may outlive a step
+            begun.transactions -= 1
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        with self._quiet:
+            self._at_work += change
+            if self._at_work == 0:
+                self._quiet.notify_all()
+
+
+@dataclass
+class _Begun:
+    """How many transactions a thread is in."""
+
+    transactions: int = 0
+
+
+class _OfThread(threading.local):
+    """Each thread's own."""
+
+    def __init__(self) -> None:
+        self.begun = _Begun()
