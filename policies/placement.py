@@ -5,7 +5,7 @@
 plans as the budgets make of it, until no node is more than `stop_threshold` above it. Large bundles are brought close
 in bulk, by columns; then, as for small ones, single moves, exchanges and chains do the rest. Its last act is to look
 once more as the next plan will, with sums made anew, and to find nothing: planning again from its result gives nothing,
-unless the effort that a plan of its size may spend has run out.
+unless its effort has run out, or a bundle is so large that the next plan begins in bulk once more.
 """
 
 from dataclasses import dataclass, replace
