@@ -14,6 +14,10 @@ from balancer.policies.bundle_view import BundleView, Floats
 from balancer.policies.figures import rate_text
 from balancer.policies.options import HeatOptions
 
+JOINT = 0.75
+"""The part of the threshold that tablets may carry together when they are joined: what is left keeps them from being
+split again when the load wanders."""
+
 
 @dataclass(frozen=True)
 class Cooling:
@@ -78,12 +82,26 @@ class Cooling:
         remembered = None if history is None else history.max_rate_5m
         return max(remembered or 0.0, float(self.rates[row]))
 
-    def too_warm(self, rows: range) -> str | None:
-        """Why these tablets may not be joined yet; None: they may."""
+    def too_warm(self, rows: range, count: int = 1) -> str | None:
+        """Why these tablets may not become so many others yet; None: they may."""
         watched = self.options.enable and bool(self.warm_now[rows.start : rows.stop].any())
         if not watched and not self.view.history:
             return None
-        return next((reason for row in rows if (reason := self._warm_text(row)) is not None), None)
+        found = next((reason for row in rows if (reason := self._warm_text(row)) is not None), None)
+        return found or self._joint_text(rows, count)
+
+    def _joint_text(self, rows: range, count: int) -> str | None:
+        """Why what they become would be hot again, or nearly, on a node that does no more than others.
+
+        Half a threshold each is not enough: their node may do more than the others, and what is cool there is hot as
+        soon as it is balanced.
+        """
+        if not self.options.enable:
+            return None
+        total, limit = sum(map(self.recent_maximum, rows)) / count, JOINT * self.even_threshold
+        if total < limit:
+            return None
+        return f"together they had {rate_text(total)} in the last five minutes, not below {rate_text(limit)}"
 
     def _warm_text(self, row: int) -> str | None:
         tablet = int(self.view.tablets.ids[row])

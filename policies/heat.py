@@ -112,6 +112,10 @@ def _plan_hot(scope: Scope, row: int, trigger: str, targets: HeatTargets) -> Non
         scope.reject(alone, ActionKind.SPLIT, CODES[HeatWord.FRONT], text)
     elif not divides:
         scope.reject(alone, ActionKind.SPLIT, code, reason)
+    elif verdict.front is not None and facts.was_front and not _coolest(scope, row):
+        # Its load goes where its newest keys go: a cut that sends these nowhere helps nobody, and a merge follows.
+        text = f"{reason}; but no node is cooler than its own{_no_help(scope, row)}"
+        scope.reject(alone, ActionKind.SPLIT, CODES[HeatWord.FRONT], text)
     else:
         parts = _parts(scope, row, facts, verdict, targets)
         scope.reshard(alone, len(parts), code, f"{reason}{_goes(parts)}", parts)
@@ -184,7 +188,8 @@ def _facts(scope: Scope, row: int) -> Facts:
     if table.hash:
         return Facts(scope.id(row), table.key_types, leaf=tablets.leaf(row), wanted=wanted)
     upper = tablets.lowers[row + 1] if row + 1 < table.last else HIGHEST
-    return Facts(scope.id(row), table.key_types, tablets.lowers[row], upper, wanted=wanted)
+    was_front = row in (table.first, table.last - 1) and _history(scope, row).split_for_heat_at is not None
+    return Facts(scope.id(row), table.key_types, tablets.lowers[row], upper, wanted=wanted, was_front=was_front)
 
 
 def _parts(scope: Scope, row: int, facts: Facts, verdict: Verdict, targets: HeatTargets) -> tuple[Part, ...]:
@@ -202,13 +207,19 @@ def _parts(scope: Scope, row: int, facts: Facts, verdict: Verdict, targets: Heat
 
 
 def _coolest(scope: Scope, row: int) -> str:
-    """The node with the least load for its weight; empty where that is the present one or may not be chosen."""
+    """The node with the least load for its weight; empty where that is the present one or may not be chosen.
+
+    Also where it would do clearly more with the growing end than the present one does now: then the end would be
+    carried back soon, or others in its stead.
+    """
     loads, nodes = scope.cooling.node_loads, scope.view.nodes
     able = [at for at, node in enumerate(nodes) if scope.may_receive(node) and node.weight > 0]
     best = min(able, key=lambda at: (loads[at] / nodes[at].weight, at), default=None)
     if best is None or not scope.moves_freely or nodes[best] is scope.node(row):
         return ""
-    return nodes[best].id
+    home, rate = int(scope.view.tablets.node[row]), float(scope.cooling.rates[row])
+    most = loads[home] / max(nodes[home].weight, 1e-300) * (1 + scope.options.placement.stop_threshold)
+    return nodes[best].id if (loads[best] + rate) / nodes[best].weight <= most else ""
 
 
 def _plan_cold(scope: Scope, row: int, split: list[int]) -> None:

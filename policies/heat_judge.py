@@ -26,6 +26,9 @@ NAMED = 4
 """Cuts that a reason names one by one."""
 EDGE = 0.10
 """How much of a tablet, from either end, counts as its edge."""
+WIDER_EDGES = (0.25, 0.5)
+"""The same for a tablet that a front was given: it is young, so that the writes of the last minutes are a large part of
+it. Where load lies evenly over such a tablet, half of it is no edge, and it is cut like any other."""
 FRESH = 0.80
 """A moving front writes new keys: of the writes at an edge this share must have different keys. Where the same few keys
 are written over and over, the edge is merely popular and is cut in its middle."""
@@ -119,9 +122,16 @@ def _isolate(facts: Facts, samples: KeySamples, requests: Requests, key: bytes, 
 
 
 def _front(facts: Facts, samples: KeySamples, requests: Requests, options: HeatOptions) -> Verdict | None:
-    """Nearly all writes at one end: that end gets a tablet of its own, from the outermost tenth's writes on."""
+    """Nearly all writes at one end: that end gets a tablet of its own, from the edge's first writes on."""
+    edges = (EDGE, *WIDER_EDGES) if facts.was_front else (EDGE,)
+    return next((found for edge in edges if (found := _front_at(facts, samples, requests, options, edge))), None)
+
+
+def _front_at(
+    facts: Facts, samples: KeySamples, requests: Requests, options: HeatOptions, width: float
+) -> Verdict | None:
     total = sum(request.weight for request in requests.requests if request.write)
-    low, high = _edges(facts, requests, samples.row_keys)
+    low, high = _edges(facts, requests, samples.row_keys, width)
     firsts = [request.first for request in requests.requests]
     edges = ((-1, requests.requests[bisect_left(firsts, high) :]), (0, requests.requests[: bisect_right(firsts, low)]))
     for front, inside in edges:
@@ -139,16 +149,16 @@ def _front(facts: Facts, samples: KeySamples, requests: Requests, options: HeatO
     return None
 
 
-def _edges(facts: Facts, requests: Requests, row_keys: Sequence[bytes]) -> tuple[bytes, bytes]:
+def _edges(facts: Facts, requests: Requests, row_keys: Sequence[bytes], part: float) -> tuple[bytes, bytes]:
     """Where the lower edge ends and the upper one begins: by rank among the rows, or else by value between the ends."""
     if row_keys:
-        tenth = int(EDGE * len(row_keys))
-        return row_keys[tenth], row_keys[-1 - tenth]
+        rank = int(part * len(row_keys))
+        return row_keys[min(rank, len(row_keys) - 1)], row_keys[max(-1 - rank, -len(row_keys))]
     first = requests.requests[0].first if facts.lower == LOWEST else facts.lower
     last = requests.requests[-1].first if facts.upper == HIGHEST else facts.upper
     same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     low, high = (int.from_bytes(key[same : same + 16].ljust(16, b"\0"), "big") for key in (first, last))
-    width = int(EDGE * (high - low))
+    width = int(part * (high - low))
     return first[:same] + (low + width).to_bytes(16, "big"), first[:same] + (high - width).to_bytes(16, "big")
 
 

@@ -34,6 +34,8 @@ class Facts:
     leaf: Leaf | None = None  # a hash table's; then bounds and types do not matter
     wanted: float = 0.5
     """What one part should carry at most, as a share of the tablet's load."""
+    was_front: bool = False
+    """Whether heat has cut it off at the end of its table: what is written at its own end now is the same front."""
 
     def name(self, key: bytes) -> str:
         """A key of this tablet as people write it; of a hashed key only the position is known."""

@@ -3,8 +3,9 @@
 `plan` calls `balance` on the state that urgent moves and YT's movers have left. Moves start when some node is
 `start_threshold` above its due share (or that far below it, on average over the dimensions) and go on, over as many
 plans as the budgets make of it, until no node is more than `stop_threshold` above it. Large bundles are brought close
-in bulk, by columns; then, as for small ones, single moves, exchanges and chains do the rest. It repeats until nothing
-changes: planning again from its result gives nothing.
+in bulk, by columns; then, as for small ones, single moves, exchanges and chains do the rest. Its last act is to look
+once more as the next plan will, with sums made anew, and to find nothing: planning again from its result gives nothing,
+unless its effort has run out, or a bundle is so large that the next plan begins in bulk once more.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from balancer.policies.budgets import bytes_per_second
-from balancer.policies.bundle_view import Floats, Ints
+from balancer.policies.bundle_view import Floats
 from balancer.policies.options import BundleOptions, PlacementOptions
 from balancer.policies.placement_fill import Spread, fill
 from balancer.policies.placement_loads import Bools, LoadState, Problem, excess, tension, underuse
@@ -22,7 +23,7 @@ from balancer.policies.placement_thrift import save_bytes
 
 _BULK_TABLETS = 200  # fewer are planned by single steps from the start: each is the best there is
 _BULK_WORTH = 0.5  # least part of the strain that a round in bulk takes away, for the part of all bytes it copies
-_ROUNDS = 3
+_ROUNDS = 20  # until one finds nothing: each makes the objective smaller, and few are needed
 
 
 def is_unbalanced(problem: Problem, held: Floats, above: float, below: float) -> bool:
@@ -45,18 +46,16 @@ def balance(
     home = state.owner.copy()
     work = _Work(problem, able, options, Effort.of(problem), spread)
     if len(problem.ids) > _BULK_TABLETS:
-        begun, counts = state.copy(), None if spread is None else spread.counts.copy()
+        begun = state.copy()
         _bulk(problem, state, work.movable(state), settings=options.placement, spread=spread)
         work.refine(state)
         if not _worthwhile(problem, begun, state, options.placement.stop_threshold):
-            state.take(begun)
-            if spread is not None and counts is not None:
-                spread.counts[:] = counts
-    for _ in range(_ROUNDS):
-        if not is_unbalanced(problem, state.held, options.placement.stop_threshold, start) or work.is_done(state):
-            break
-        work.refine(state)
+            work.restore(state, begun)
+    work.come_to_rest(state)
     save_bytes(problem, state, home, work.movable(state), settings=options.placement, spread=spread)
+    # What has stayed at home may open a way to a step that there was not before. It is made at once: else the next plan
+    # would begin with it, and the one after that again.
+    work.come_to_rest(state)
     return True
 
 
@@ -69,20 +68,30 @@ class _Work:
     options: BundleOptions
     effort: Effort
     spread: Spread | None
-    refined: tuple[Ints, Bools] | None = None  # the owners that single steps led to, and what was allowed to move then
 
-    def is_done(self, state: LoadState) -> bool:
-        """Whether single steps have led here, and nothing else may move now."""
-        if self.refined is None or not np.array_equal(self.refined[0], state.owner):
-            return False
-        return np.array_equal(self.refined[1], self.movable(state))
+    def come_to_rest(self, state: LoadState) -> None:
+        """Rounds of single steps until one that begins as the next plan would has nothing to do."""
+        settings = self.options.placement
+        for _ in range(_ROUNDS):
+            state.recount(self.problem)
+            if not is_unbalanced(self.problem, state.held, settings.stop_threshold, settings.start_threshold):
+                return
+            if not self.refine(state) or self.effort.steps <= 0:
+                return
+
+    def restore(self, state: LoadState, before: LoadState) -> None:
+        """Takes back what was done since."""
+        if self.spread is not None:
+            np.subtract.at(self.spread.counts, (self.problem.tables, state.owner), 1)
+            np.add.at(self.spread.counts, (self.problem.tables, before.owner), 1)
+        state.take(before)
 
     def movable(self, state: LoadState) -> Bools:
         """T: what may move and would be worth its bytes."""
         return self.able.movable & pays_back(self.problem, state, self.options)
 
-    def refine(self, state: LoadState) -> None:
-        """Single steps until none helps."""
+    def refine(self, state: LoadState) -> int:
+        """Single steps until none helps; says how many."""
         settings = self.options.placement
         goal = Goal(
             settings.stop_threshold,
@@ -92,8 +101,7 @@ class _Work:
             settings.payback_horizon,
         )
         able = replace(self.able, movable=self.movable(state), company=self.able.movable)
-        Refinement(self.problem, state, able, goal, spread=self.spread, effort=self.effort).run()
-        self.refined = state.owner.copy(), able.movable
+        return Refinement(self.problem, state, able, goal, spread=self.spread, effort=self.effort).run()
 
 
 def _worthwhile(problem: Problem, before: LoadState, after: LoadState, stop: float) -> bool:

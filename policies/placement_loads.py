@@ -101,6 +101,14 @@ class LoadState:
             self.counts[problem.kinds[row], target] += 1
         self.owner[row] = target
 
+    def recount(self, problem: Problem) -> None:
+        """Sums up again what every node holds.
+
+        Steps add and subtract, and what they leave differs in its last bit from the sums that the next plan begins
+        with: where two choices are equal, it would choose the other one.
+        """
+        self.held[:] = sums(self.owner, problem.loads, len(problem.nodes))
+
     def take(self, other: "LoadState") -> None:
         """Becomes as another state is."""
         self.owner[:], self.held[:] = other.owner, other.held
@@ -130,7 +138,7 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
         np.array([getattr(one, name) for one in found], dtype=np.float64) for name in ("weight", "portion", "floor")
     )
     raw = np.stack([one.load for one in found], axis=1) if found else np.zeros((len(rows), 0))
-    due = _due(nodes, names, sums(home, raw, len(nodes)))
+    due = _due(nodes, names, home, raw)
     # What a node reports as used was measured before what is in flight has landed.
     credit = sums(home, sizes[:, None], len(nodes))[:, 0] - sums(owner, sizes[:, None], len(nodes))[:, 0]
     held = sums(home, sizes[:, None], len(nodes))[:, 0]
@@ -297,16 +305,19 @@ def node_shares(nodes: tuple[NodeView, ...], dimension: str) -> Floats:
     return weights
 
 
-def _due(nodes: tuple[NodeView, ...], names: tuple[str, ...], held: Floats) -> Floats:
+def _due(nodes: tuple[NodeView, ...], names: tuple[str, ...], home: Ints, loads: Floats) -> Floats:
     """Each node's due share. A node that an operator closed keeps what it has; the others share the rest."""
+    held = sums(home, loads, len(nodes))
     keeping = np.array([keeps(node) for node in nodes], dtype=np.bool_)
     sharing = np.array([node.condition in (NodeCondition.ACTIVE, NodeCondition.CLOSED) for node in nodes], np.bool_)
     counted = _playing(nodes) & ~keeping
     due = np.where(keeping[:, None], held, 0.0)
+    # Tablet by tablet, not node by node: to the last bit the sum must not depend on who holds what.
+    shared = loads[counted[home]].sum(axis=0)
     for d, name in enumerate(names):
         shares = node_shares(nodes, base_of(name)) * (sharing & ~keeping)
         if shares.any():
-            due[:, d] += shares / shares.sum() * held[counted, d].sum()
+            due[:, d] += shares / shares.sum() * shared[d]
     return due
 
 

@@ -160,6 +160,11 @@ def _of_heat(story: Story, expectation: Statement) -> tuple[bool, str]:
         case ("moves", "<=", number, "per", "tablet"):
             most = max(_moves(story).values(), default=0)
             return most <= parse_count(number, line), f"{most} moves of one tablet"
+        case ("merges", "<=", number):
+            count = sum(action.kind is ActionKind.MERGE for _, action in story.started)
+            return count <= parse_count(number, line), f"{count} merges"
+        case ("back", "<=", number):
+            return moved_back(story) <= parse_count(number, line), f"{moved_back(story)} tablets within an hour"
         case ("says", *words):
             held = any(" ".join(words) in said for _, said in story.lines)
             return held, "it does" if held else "it does not"

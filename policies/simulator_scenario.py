@@ -16,6 +16,7 @@ One statement per line, `#` begins a comment. Sizes are like 10GB, times like 90
     expect empty n1                           expect tablets orders >= 40
     expect actions <= 20                      expect score >= 80 from 4h    (to the end)
     expect moves <= 1 per tablet              expect says a hash as its prefix
+    expect merges <= 0                        expect back <= 0    (tablets sent back within an hour)
     expect load <= 1.2 within 10m             (of every node's share, from so long after heat was confirmed)
     expect above 1.2 for <= 30m from 2d       (time in which some node does more than 1.2 times its share)
 

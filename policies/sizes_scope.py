@@ -140,7 +140,7 @@ class Scope:
         if self.count + self.added + count - len(rows) >= MAX_TABLETS and count > len(rows):
             self.reject(rows, kind, "tablet-limit", f"{why}, but the table would reach {MAX_TABLETS} tablets")
             return
-        warm = self.cooling.too_warm(rows) if len(rows) > 1 and not self.ordered else None
+        warm = self.cooling.too_warm(rows, count) if len(rows) > 1 and not self.ordered else None
         if warm is not None:
             self.reject(rows, kind, "too-warm", f"{why}, but {warm}")
             return

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from balancer.policies.bundle_view import (
     Action,
@@ -18,6 +20,7 @@ from balancer.policies.bundle_view import (
     SampleSource,
     TabletHistory,
 )
+from balancer.policies.cooling import Cooling
 from balancer.policies.hash_leaves import Leaf, descendants
 from balancer.policies.heat import hot_tablets, plan_heat
 from balancer.policies.options import (
@@ -37,6 +40,7 @@ pytestmark = pytest.mark.quick
 
 CONFIRMED = TabletHistory(hot_polls=3)
 GB = 1 << 30
+LOW = HeatOptions(min_rows_per_second=10.0)
 
 
 def _options(heat: HeatOptions | None = None, balancer: BalancerOptions | None = None, **table: Any) -> BundleOptions:
@@ -258,6 +262,39 @@ def test_a_front_is_not_cut_off_again_and_again() -> None:
     assert _codes(_front_view(history=lately)) == [((3,), "heat-front")]
 
 
+def _old_front_view(written: range, loads: tuple[int, int, int] = (10, 50, 800), others: int = 0) -> BundleView:
+    """The end was given a tablet from 200 on two hours ago; its rows reach to 10,000, and these keys are written."""
+    found = samples(written, row_keys=encoded(*range(200, 10_000, 100)))
+    cut = {3: TabletHistory(hot_polls=3, split_for_heat_at=NOW - 7200)}
+    tables = {
+        "t": Tablets([GB] * 3, writes=loads, nodes=(0, 1, 0)),
+        "u": Tablets([GB] * 2, writes=others, nodes=(1, 2)),
+    }
+    return bundle_of(tables, ("a", "b", "c"), history=cut, samples={3: found})
+
+
+def test_an_old_front_is_known_by_writes_that_are_a_fifth_of_its_young_tablet() -> None:
+    """Cut in the middle of what is being written, it would leave tablets behind that nobody writes to any more."""
+    action = _one(_old_front_view(range(8_000, 10_000, 10)))
+    assert (action.code, [part.node for part in action.parts]) == ("heat-front", ["", "c"])
+
+
+def test_an_end_that_heat_has_split_and_that_is_written_everywhere_is_cut_like_any_other() -> None:
+    assert _one(_old_front_view(range(200, 10_000, 49))).code == "heat-split"
+
+
+def test_an_old_front_is_not_cut_where_it_would_stay() -> None:
+    view = _old_front_view(range(8_000, 10_000, 10), others=900)
+    assert [code for tablets, code in _codes(view) if tablets == (3,)] == ["heat-front"]
+
+
+def test_the_growing_end_is_not_sent_to_a_node_that_would_do_more_with_it_than_its_own_does() -> None:
+    """Else it comes back, or others leave that node for its sake."""
+    view = replace(_old_front_view(range(9_950, 10_150), others=700), history={3: CONFIRMED})
+    (action,) = plan_heat(view, _options()).actions
+    assert (action.code, [part.node for part in action.parts]) == ("heat-front", ["", ""])
+
+
 def test_too_few_samples_are_said() -> None:
     assert _codes(_hot_view(samples(range(200, 210)))) == [((3,), "heat-samples")]
     assert _codes(replace(_hot_view(), samples={})) == [((3,), "heat-samples")]
@@ -359,6 +396,23 @@ def test_tablets_that_were_busy_in_the_last_five_minutes_stay_apart() -> None:
     split = TabletHistory(split_for_heat_at=NOW - 9999)
     busy = replace(split, max_rate_5m=60.0)
     assert _codes(_cooled_view(history={2: split, 3: busy})) == [((2, 3), "too-warm")]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    loads=st.lists(st.floats(0.0, 600.0), min_size=8, max_size=8),
+    places=st.lists(st.integers(0, 2), min_size=8, max_size=8),
+)
+@example(loads=[90.0, 90.0, 700.0, 100.0, 20.0, 0.0, 0.0, 0.0], places=[0, 0, 0, 0, 1, 1, 2, 2])
+def test_what_is_joined_is_not_hot_on_any_node(loads: list[float], places: list[int]) -> None:
+    """Whatever is joined because it has cooled stays below the threshold, wherever balancing carries it."""
+    old = {tablet: TabletHistory(split_for_heat_at=NOW - 7200) for tablet in range(1, 9)}
+    view = bundle_of({"t": Tablets([1.0] * 8, writes=loads, nodes=places)}, ("a", "b", "c"), history=old)
+    limit = Cooling(view, LOW).even_threshold
+    sizes = plan_sizes(view, _options(heat=LOW)).actions
+    for action in (*sizes, *plan_heat(view, _options(heat=LOW)).actions):
+        if action.kind is ActionKind.MERGE:
+            assert sum(loads[tablet - 1] for tablet in action.tablets) < limit
 
 
 def test_cooled_tablets_that_are_large_together_stay_apart() -> None:
