@@ -151,11 +151,12 @@ def _repair_one(connection: Connection, leadership: Leadership, finding: Finding
 def _remove_rows(cursor: Cursor, row: OwnedTablet) -> None:
     """Of a tablet that is not coming, or has gone."""
     names = list(reversed(row.partitions))
+    for name in names:  # a former owner may have been told so while they were attached
+        partition.detach_wherever(cursor, name)
     if row.state is not OwnState.INCOMING:
         drop_or_set_aside(cursor, [row.id], names, f"tablet_{row.id}", LOCK_TIMEOUT)
         return
     for name in names:
-        partition.detach_wherever(cursor, name)
         partition.drop_partition(cursor, name)
     forget_tablets(cursor, [row.id])
 
