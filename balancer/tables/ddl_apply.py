@@ -21,7 +21,7 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import Pause, Put, RecordKind, Remove, Transaction
 from balancer.directory.newest import commit_on_newest
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import BalancerError, Fenced, OutcomeUnknown, Refused, Unavailable, UserError
+from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Refused, Unavailable, UserError
 from balancer.nodes import ddl_journal, ddl_statements
 from balancer.nodes.connection import Address, Connection, Cursor, connect, run_together, translated
 from balancer.nodes.connection import lock_timeout as lock_timeout_of
@@ -140,7 +140,11 @@ class ChangeRunner:
             uuid4().hex[:12], self._bundle, text, author, self._clock.now().timestamp(),
             allow_rewrite=allow_rewrite, role=role, steps=len(steps),
         )  # fmt: skip
-        self._hold(change)
+        try:
+            self._hold(change)
+        except (Refused, UserError, Conflict):
+            self._directory.unpublish(TOPIC, change.id)  # nothing of it was begun
+            raise
         return self._go(change, steps)
 
     def resume(self) -> SchemaChange:
@@ -345,13 +349,13 @@ class ChangeRunner:
         """Nothing new starts from here on. The note comes first: it says whose hold it is."""
         self._note(change)
 
-        def propose(snapshot: Snapshot) -> tuple[Transaction | None, None]:
+        def propose(snapshot: Snapshot) -> tuple[Transaction, None]:
             known = snapshot.pauses.get(self._bundle)
+            pause = Pause(self._bundle, None, change.author, change.reason)
             if known is not None and (known.until is None or known.reason == change.reason):
                 if known.reason.startswith("schema change ") and known.reason != change.reason:
                     raise Refused(f"bundle {self._bundle} is held by {known.reason}")
-                return None, None
-            pause = Pause(self._bundle, None, change.author, change.reason)
+                pause = known  # an operator's stays; it is written again, for whoever refuses changes of this bundle
             return Transaction((Put(pause),), snapshot.version, change.reason, change.author), None
 
         commit_on_newest(self._directory, propose, f"bundle {self._bundle} could not be held")

@@ -16,6 +16,7 @@ import pytest
 
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
+from balancer.directory.handover_record import HandoverRecord
 from balancer.directory.identity import identity_of
 from balancer.directory.model import Pause, Put
 from balancer.directory.open import open_directory
@@ -23,7 +24,7 @@ from balancer.embedded.postgres import PostgresServer
 from balancer.errors import Unavailable
 from balancer.polling.addresses import addresses_of
 from balancer.settings import load_settings
-from balancer.tables.ddl_apply import ChangeRunner
+from balancer.tables.ddl_apply import ChangeRunner, changes_of
 from tests.support.commands import balancer as balancer_process
 from tests.support.commands import balancer_here as balancer
 from tests.support.commands import environment
@@ -237,6 +238,22 @@ def test_an_operators_pause_stays(config: Path, databases: list[Database]) -> No
         code, _, err = apply(config, config.parent / "change.sql")
         assert code == 0, err
         assert directory.snapshot().pauses["shop"].reason == "lunch"
+
+
+def test_a_bundle_that_is_being_handed_over_is_not_changed_though_it_is_paused(
+    config: Path, databases: list[Database]
+) -> None:
+    """With an operator's pause there is nothing to be written down. But the nodes go to the other directory one by one,
+    and the change would stay half-done there."""
+    before = [look(database) for database in databases]
+    with open_directory(f"sqlite://{config.parent}/directory.db") as directory:
+        directory.commit(transaction([Put(Pause("shop", None, "ann", "a holiday"))], directory.snapshot().version))
+        leaving = HandoverRecord("h1", "closed", "sqlite:///other.db", "1", ("shop",)).pause("shop", "ann")
+        directory.commit(transaction([Put(leaving)], directory.snapshot().version))
+        code, _, err = apply(config, config.parent / "change.sql")
+        assert (code, "is being handed over" in err) == (4, True), err
+        assert changes_of(directory) == [], "it has not begun, and is in nobody's way"
+    assert [look(database) for database in databases] == before
 
 
 def test_what_one_node_refuses_is_found_before_anything_is_changed(config: Path, databases: list[Database]) -> None:
