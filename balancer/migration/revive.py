@@ -88,14 +88,24 @@ def replacement(
 
 
 def check_lost(links: Links, snapshot: Snapshot, tablet: Tablet) -> None:
-    """Raises `Refused` if the tablet's owner has it, or cannot be asked and is not known to be lost."""
+    """Raises `Refused` if the tablet's owner has it, or cannot be asked and is not known to be lost.
+
+    A node that was given up is asked as well: if it has come back, it takes writes of whoever has not heard.
+    """
     owner = snapshot.nodes[tablet.node]
-    if owner.state is NodeState.LOST or owner.rewound:
+    if owner.rewound:
         return
     try:
         there = owner_has(links, snapshot, tablet)
     except Unavailable as error:
+        if owner.state is NodeState.LOST:
+            return
         raise Refused(f"whether tablet {tablet.id} is lost cannot be told: {error}; see `balancer node lost`") from None
+    if there and owner.state is NodeState.LOST:
+        raise Refused(
+            f"node {owner.id} answers, and has tablet {tablet.id}: `balancer undrain {owner.id}` takes it back; if it"
+            " is to be given up all the same, stop its server first"
+        )
     if there:
         raise Refused(f"tablet {tablet.id} is not lost: node {owner.id} has it")
 

@@ -136,3 +136,14 @@ def test_a_tablet_that_moves_again_before_the_command_is_answered_is_taken_back_
     state, result = world.answer()
     assert (state, "part of migration m1" in result) == (CommandState.REFUSED, True)
     assert world.on_b() == [(None, False)]
+
+
+def test_a_lost_owner_that_answers_again_keeps_its_tablet(world: World) -> None:
+    """It takes writes of whoever has not heard: with another owner they would be lost, acknowledged as they are."""
+    node = world.directory.snapshot().node("a")
+    world.change(Put(replace(node, state=NodeState.LOST)))
+    world.ask(tablet="2", node="b", empty=True, former=False)
+    state, result = world.answer()
+    assert (state, "node a answers, and has tablet 2" in result) == (CommandState.REFUSED, True), result
+    assert "balancer undrain a" in result
+    assert world.on_b() == [(None, False)]

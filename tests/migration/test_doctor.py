@@ -11,6 +11,8 @@ from balancer.migration.doctor import PATIENCE, examine, repair
 from balancer.nodes.closed import give_away, locked_rows
 from balancer.nodes.connection import connect
 from balancer.nodes.epoch_check import node_transaction
+from balancer.nodes.expired_keys import close_expired, refuse_rows
+from balancer.nodes.names import Name
 from tests.support.cluster import Cluster
 from tests.support.manual_clock import ManualClock
 
@@ -202,3 +204,20 @@ def test_a_former_owners_rows_go_that_are_still_attached(cluster: Cluster) -> No
     came = repair(leadership, cluster.address, examine(directory, cluster.address))
     assert came.refused == ()
     assert cluster.query("a", "SELECT to_regclass('orders_t2')") == [(None,)]
+
+
+def test_what_an_expiry_that_is_forgotten_has_closed_is_opened(cluster: Cluster) -> None:
+    """Its directory was lost, and an older one recovered: nobody else knows why these tablets refuse writes."""
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    names = [Name("public", "orders_t2"), Name("public", "orders_t3")]
+    with connect(cluster.address("a")) as connection, connection.transaction(), connection.cursor() as cursor:
+        close_expired(cursor, names[:1], "gone", 1.0)
+        refuse_rows(cursor, names[1], "gone for good")  # is to stay so
+    came = repair(leadership, cluster.address, examine(directory, cluster.address))
+    assert [finding.text for finding in came.done] == [
+        "leftover: trigger balancer_expired on public.orders_t2",
+        "leftover: trigger balancer_expired_truncate on public.orders_t2",
+    ]
+    cluster.query("a", "UPDATE orders_t2 SET n = 7 RETURNING n")
+    assert examine(directory, cluster.address) == []
