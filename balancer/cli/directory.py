@@ -29,7 +29,7 @@ from balancer.nodes.connection import connect
 from balancer.outside import one_line, read_text_file, visible_json
 from balancer.polling.addresses import address_in, addresses_of, cluster_name, records_of
 from balancer.settings import load_settings
-from balancer.tables.recover import lead_above, plan_recovery, recover
+from balancer.tables.recover import lead_above, plan_recovery, recover, shut_out
 
 app = typer.Typer(help="The directory as a whole: export, import, recover, check, secure.", no_args_is_help=True)
 
@@ -122,6 +122,7 @@ def recover_(
             leadership = lead_above(opened, f"recovery by {operator()}", planned.epoch, _ELECTION_PATIENCE)
             try:
                 # Read again: nobody else changes anything from here on.
+                shut_out(nodes, leadership.epoch)
                 snapshot = opened.snapshot()
                 planned = plan_recovery(snapshot, nodes, records, cluster)
                 recover(opened, leadership, planned, snapshot, operator())

@@ -22,6 +22,7 @@ from balancer.nodes.closed import close_tablet, give_away, locked_rows
 from balancer.nodes.connection import Cursor, lock_timeout, run_together, translated
 from balancer.nodes.creation import create_partition
 from balancer.nodes.epoch_check import node_transaction
+from balancer.nodes.expired_keys import refuse_rows
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.objects import CLOSED
 from balancer.nodes.partition import attach, attachments, count_rows, detach_wherever, exists
@@ -84,7 +85,12 @@ def replacement(
         if (running := snapshot.migration_of(one.id)) is not None:
             raise Refused(f"tablet {one.id} is part of migration {running.id}, which is {running.state}: end it first")
     epoch = max(one.epoch for one in (*lost, *before)) + 1
-    return lost, tuple(replace(one, node=node, epoch=epoch, state=TabletState.OWNED) for one in before)
+    return lost, tuple(replace(one, node=node, epoch=epoch, state=_state(one)) for one in before)
+
+
+def _state(tablet: Tablet) -> TabletState:
+    """Quarantine is over; keys that have expired stay so."""
+    return TabletState.EXPIRED if tablet.state is TabletState.EXPIRED else TabletState.OWNED
 
 
 def check_lost(links: Links, snapshot: Snapshot, tablet: Tablet) -> None:
@@ -192,6 +198,10 @@ def _create(cursor: Cursor, node: str, table: Table, revived: Tablet) -> None:
                 f"node {node} still has {place.partition}: take it with --take-from {node}, or drop it by hand first"
             )
         create_partition(cursor, read_root(cursor, place.root, whole=table.whole), place.partition, place.part)
+        if revived.state is TabletState.EXPIRED:
+            refuse_rows(
+                cursor, place.partition, f"{table.name} takes no rows of these keys any more: they have expired"
+            )
 
 
 def _attach(cursor: Cursor, node: str, table: Table, revived: Tablet, *, trusted: bool) -> None:

@@ -36,6 +36,7 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused, Unavailable
 from balancer.nodes.bounds import KeyColumn, KeyRange
 from balancer.nodes.connection import Connection, Cursor, translated
+from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.expired_keys import bound_of, stays_empty
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.number_lanes import read_drawn
@@ -190,6 +191,17 @@ def recover(directory: Directory, leadership: Leadership, planned: TakenOver, sn
     """Commits it, under a leadership that no node refuses."""
     reason = f"taken over from the nodes: {len(planned.words)} changes"
     directory.commit(Transaction(planned.changes, snapshot.version, reason, author, leader_epoch=leadership.epoch))
+
+
+def shut_out(nodes: Mapping[str, Connection], leader_epoch: int) -> None:
+    """Whoever still follows the directory that was lost does nothing on a node any more, and what it was at has ended:
+    what the nodes say from here on stays so."""
+    for node, connection in nodes.items():
+        with translated(node), connection.cursor() as cursor:
+            there = read_identity(cursor) is not None
+        if there:
+            with node_transaction(connection, leader_epoch, node):
+                pass
 
 
 def lead_above(directory: Directory, name: str, epoch: int, timeout: float) -> Leadership:

@@ -23,6 +23,7 @@ from balancer.directory.model import (
     MigrationMode,
     NodeState,
     Put,
+    TabletState,
     Transaction,
 )
 from balancer.embedded.postgres import PostgresServer
@@ -147,3 +148,19 @@ def test_a_lost_owner_that_answers_again_keeps_its_tablet(world: World) -> None:
     assert (state, "node a answers, and has tablet 2" in result) == (CommandState.REFUSED, True), result
     assert "balancer undrain a" in result
     assert world.on_b() == [(None, False)]
+
+
+def test_a_tablet_that_stands_for_expired_keys_takes_no_rows_at_its_new_place_either(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = world.directory.snapshot()
+    world.change(
+        Put(replace(snapshot.node("a"), state=NodeState.LOST)),
+        Put(replace(snapshot.tablet(2), state=TabletState.EXPIRED)),
+    )
+    monkeypatch.setitem(world.cluster.dsns, "a", "host=127.0.0.1 port=1 dbname=nowhere")
+    world.ask(tablet="2", node="b", empty=True, former=False)
+    assert world.answer()[0] == CommandState.DONE
+    assert world.directory.snapshot().tablet(2).state is TabletState.EXPIRED
+    triggers = "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'orders_t2'::regclass AND tgname = 'balancer_expired'"
+    assert world.cluster.query("b", triggers) == [(1,)]
