@@ -21,7 +21,7 @@ from balancer.directory.document import export_document, import_document
 from balancer.directory.id_space import carried_over
 from balancer.directory.identity import with_identity
 from balancer.directory.invariants import violations
-from balancer.directory.model import LogEntry
+from balancer.directory.model import LogEntry, NodeState
 from balancer.directory.telling import is_step, nodes_of, tablets_of, told
 from balancer.errors import Refused, UserError
 from balancer.logs import mask
@@ -29,7 +29,7 @@ from balancer.nodes.connection import connect
 from balancer.outside import one_line, read_text_file, visible_json
 from balancer.polling.addresses import address_in, addresses_of, cluster_name, records_of
 from balancer.settings import load_settings
-from balancer.tables.recover import lead_above, plan_recovery, recover
+from balancer.tables.recover import lead_above, plan_recovery, recover, shut_out
 
 app = typer.Typer(help="The directory as a whole: export, import, recover, check, secure.", no_args_is_help=True)
 
@@ -106,12 +106,14 @@ def recover_(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Takes over from the nodes who owns what, where the directory is older than they: after an old export was
-    imported. All nodes must answer, and no daemon may lead."""
+    imported. All nodes must answer but those that were lost before it, and no daemon may lead."""
     settings = load_settings(config)
     with open_configured(settings.daemon) as opened, ExitStack() as stack:
         snapshot = opened.snapshot()
         bundles = settings.bundles.values()
-        addresses = {node: address_in(settings, node) for node in snapshot.nodes} | addresses_of(bundles)
+        lost = {node.id for node in snapshot.nodes.values() if node.state is NodeState.LOST}
+        known = {node: address_in(settings, node) for node in snapshot.nodes if node not in lost}
+        addresses = known | {node: one for node, one in addresses_of(bundles).items() if node not in lost}
         records = [record for bundle in bundles for record in records_of(bundle)]
         nodes = {node: stack.enter_context(connect(one, purpose="recover")) for node, one in addresses.items()}
         cluster = cluster_name(settings.daemon.directory)
@@ -120,6 +122,7 @@ def recover_(
             leadership = lead_above(opened, f"recovery by {operator()}", planned.epoch, _ELECTION_PATIENCE)
             try:
                 # Read again: nobody else changes anything from here on.
+                shut_out(nodes, leadership.epoch)
                 snapshot = opened.snapshot()
                 planned = plan_recovery(snapshot, nodes, records, cluster)
                 recover(opened, leadership, planned, snapshot, operator())

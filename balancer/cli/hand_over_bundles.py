@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from balancer.cli.lost import AcceptOption
 from balancer.cli.output import Output, OutputOption, say, show_json
 from balancer.cli.places import ConfigOption, operator
 from balancer.directory.configured import open_configured
@@ -28,6 +29,8 @@ def hand_over(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what is in the way")] = False,
     undo: Annotated[bool, typer.Option("--undo", help="take it back, before the nodes have changed hands")] = False,
     forget: Annotated[bool, typer.Option("--forget", help="remove the signpost that was left here")] = False,
+    lost: Annotated[list[str] | None, typer.Option("--lost", help="go on without this node, gone for good")] = None,
+    accept_loss: AcceptOption = False,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -38,6 +41,8 @@ def hand_over(
     """
     if dry_run + undo + forget > 1:
         raise UserError("give one of --dry-run, --undo and --forget")
+    if lost and (dry_run or undo or forget or not accept_loss):
+        raise UserError("--lost gives up what these nodes have: say it with --accept-loss, and without other options")
     if to.partition(":")[0] in ("http", "https"):
         raise UserError("--to is the directory itself, not an instance that tells it: zk://…, zks://… or sqlite://…")
     settings = load_settings(config)
@@ -61,7 +66,7 @@ def hand_over(
             work.forget()
             _say(output, bundles, "forgotten", "the signpost is gone")
         else:
-            done = work.run(lambda closed: in_the_way(work, closed=closed))
+            done = work.run(lambda closed: in_the_way(work, closed=closed), lost or ())
             next_ = "move its file, then its applications, then `balancer resume` it there, then --forget here"
             _say(output, bundles, done.state, f"handed over to {to}; now {next_}")
 

@@ -73,7 +73,7 @@ class AsyncHands:
                 if pool.closed:
                     await pool.open()
                 connection = await pool.getconn(timeout)
-                connection.lent = True
+                connection.lent, connection.returned, connection.over = True, False, False
                 return Loan(pool, connection)
             case Execute(loan, statements):
                 await _execute(loan, statements)
@@ -90,7 +90,7 @@ class AsyncHands:
             case Undo(loan):
                 await loan.connection.execute("ROLLBACK", prepare=False)
             case GiveBack(loan):
-                loan.connection.lent = False
+                loan.connection.lent, loan.connection.returned = False, True
                 await asyncio.shield(loan.pool.putconn(loan.connection))  # half given back it would be nobody's
             case AwaitChange(version, timeout):
                 await asyncio.to_thread(self._routes.wait, version, timeout)

@@ -148,7 +148,7 @@ class AsyncRouter(AsyncHands):
         block = self._blocks.opened(table, held.location)
         block.began = clock.monotonic()
         connection: Connection = held.loan.connection
-        connection.location, connection.begun = held.location, True
+        connection.location, connection.begun, connection.over = held.location, True, False
         connection.hints = partial(BlockHints, self._routes, table, key, held.location, self._blocks.hinted)
         outgoing = connection.outgoing = None if read_only else Outgoing(self._routes, self._tickets, table, key)
         try:

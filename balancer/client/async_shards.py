@@ -73,6 +73,7 @@ class AsyncEveryShard:
     async def transaction(self, stretch: KeyStretch, *, read_only: bool) -> AsyncIterator[tuple[Shard, Any]]:
         """A transaction on the tablet's owner."""
         held: Held = await self._drive(self._steps.begin(stretch, read_only=read_only))
+        held.loan.connection.begun, held.loan.connection.over = True, False
         try:
             yield self._steps.shard(stretch, held.location.node), held.loan.connection
         except BaseException:

@@ -113,6 +113,7 @@ class AtomicSteps:
                 except _AlreadyThere:
                     continue
                 self._held[held.location.node] = held
+                held.loan.connection.begun, held.loan.connection.over = True, False
                 self._proven.add((held.location.tablet, held.location.epoch))
                 return held.loan
             failure = yield from self._prove(held.loan, location)
@@ -128,6 +129,7 @@ class AtomicSteps:
         """All or nothing. `OutcomeUnknown` if the home's answer was lost and it cannot be asked."""
         if not self._held:
             return
+        self._ending()
         home, *others = self._held.values()
         if not others:
             self._held = {}
@@ -135,7 +137,7 @@ class AtomicSteps:
             return
         try:
             for one in (home, *others):
-                check_open(one.loan.connection.info.transaction_status)
+                check_open(one.loan.connection.info.transaction_status, over=one.loan.connection.over)
             yield from self._prepare(others)
             yield from self._decide(home, others)
         finally:
@@ -143,11 +145,17 @@ class AtomicSteps:
 
     def abort(self) -> Work:
         """Rolls every participant back; the block's own error is what the caller sees."""
+        self._ending()
         try:
             for one in self._held.values():
                 yield from _undone(one.loan)
         finally:
             yield from self._give_back()
+
+    def _ending(self) -> None:
+        """From here on transactions are ended by us, and not by what the application sends."""
+        for one in self._held.values():
+            one.loan.connection.begun = False
 
     def _elsewhere(self, find: Find) -> Find:
         """A tablet may move to a node that takes part already, while a connection to another is waited for."""

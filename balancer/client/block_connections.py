@@ -10,7 +10,9 @@ that, so nothing can be sent by another way: asking begins the transaction. A st
 exception, because it brings the beginning along.
 
 Once it has begun, nothing is sent without a transaction: it may have been ended by a COMMIT in the text of a statement,
-or have never been, because a cancel met BEGIN. What followed would commit by itself, unproven.
+or have never been, because a cancel met BEGIN. What followed would commit by itself, unproven. Nor is anything sent in
+a transaction that the text of a statement has begun in its place (`first_statement.ended_inside`), or, by who has kept
+the connection, after the block.
 """
 
 import threading
@@ -25,7 +27,7 @@ from psycopg import BaseConnection, generators
 from psycopg.abc import PQGen, PQGenConn
 from psycopg.pq import Format, TransactionStatus
 
-from balancer.client.first_statement import FirstCursor
+from balancer.client.first_statement import OVER, FirstCursor, ended_inside
 from balancer.client.key_hints import BlockHints
 from balancer.client.locate import Location
 from balancer.errors import UserError
@@ -77,6 +79,12 @@ class BlockConnection(psycopg.Connection[Any]):
     """Of a block of `transaction`: who says what is odd about its statements."""
     begun = False
     """Of a block of `transaction`: whether its transaction has begun, or never will."""
+    over = False
+    """Of a block of `transaction`: whether a statement's text has ended it, and perhaps begun another."""
+    pipelined = False
+    """Whether statements are on their way before the answers to those before them."""
+    returned = False
+    """Whether it is back in its pool, after a block."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -93,7 +101,7 @@ class BlockConnection(psycopg.Connection[Any]):
         opening.pgconn = known.pop("pgconn")
         del known["location"]
         self.opening = opening
-        self.begun = False
+        self.begun = self.over = False
 
     def show(self, opening: Opening, location: Location | None) -> None:
         """It has begun, or never will."""
@@ -104,8 +112,7 @@ class BlockConnection(psycopg.Connection[Any]):
 
     def wait(self, *arguments: Any, **options: Any) -> Any:
         """psycopg's own, through which all is sent."""
-        if self.begun and self.lent:
-            _refuse_unproven(self.pgconn.transaction_status)
+        _refuse_unproven(self)
         return super().wait(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
@@ -137,7 +144,7 @@ class BlockConnection(psycopg.Connection[Any]):
         other = type(self)(self.pgconn)
         lock = other.lock
         other.__dict__.update(self.__dict__)
-        other.lock, other.hints, other.begun = lock, None, False
+        other.lock, other.hints, other.begun, other.over = lock, None, False, False
         other._notice_handlers, other._notify_handlers = self._notice_handlers[:], self._notify_handlers[:]
         other._listen()
         return other
@@ -183,7 +190,11 @@ class BlockConnection(psycopg.Connection[Any]):
 
     def rollback(self) -> None:
         _refuse(self.lent, "rollback")
-        super().rollback()
+        returned, self.returned = self.returned, False  # the pool's own
+        try:
+            super().rollback()
+        finally:
+            self.returned = returned
 
 
 class HintedAsyncCursor(psycopg.AsyncCursor[Any]):
@@ -197,9 +208,17 @@ class HintedAsyncCursor(psycopg.AsyncCursor[Any]):
             if connection.hints is not None:
                 connection.hints().no_partition(error)
             raise
+        if connection.over:
+            raise UserError(OVER)
         if self.rowcount == 0 and connection.hints is not None:
             connection.hints().found_nothing(query, params, connection)
         return self
+
+    def _set_results(self, results: Any) -> None:
+        super()._set_results(results)
+        connection: Any = self.connection
+        if connection.begun and ended_inside(self, results):
+            connection.over = True
 
 
 class AsyncBlockConnection(psycopg.AsyncConnection[Any]):
@@ -207,6 +226,8 @@ class AsyncBlockConnection(psycopg.AsyncConnection[Any]):
 
     lent = False
     begun = False
+    over = False
+    returned = False
     location: Location | None = None
     hints: Callable[[], BlockHints] | None = None
 
@@ -216,8 +237,7 @@ class AsyncBlockConnection(psycopg.AsyncConnection[Any]):
 
     async def wait(self, *arguments: Any, **options: Any) -> Any:
         """psycopg's own, through which all is sent."""
-        if self.begun and self.lent:
-            _refuse_unproven(self.pgconn.transaction_status)
+        _refuse_unproven(self)
         return await super().wait(*arguments, **options)
 
     async def commit(self) -> None:
@@ -226,15 +246,19 @@ class AsyncBlockConnection(psycopg.AsyncConnection[Any]):
 
     async def rollback(self) -> None:
         _refuse(self.lent, "rollback")
-        await super().rollback()
+        returned, self.returned = self.returned, False  # the pool's own
+        try:
+            await super().rollback()
+        finally:
+            self.returned = returned
 
 
-def _refuse_unproven(status: int) -> None:
-    if status == TransactionStatus.IDLE:
-        raise UserError(
-            "there is no transaction any more: it was ended inside its block, or could not begin; leave COMMIT and"
-            " ROLLBACK to the router"
-        )
+def _refuse_unproven(connection: BlockConnection | AsyncBlockConnection) -> None:
+    if connection.lent:
+        if connection.begun and (connection.over or connection.pgconn.transaction_status == TransactionStatus.IDLE):
+            raise UserError(OVER)
+    elif connection.returned:
+        raise UserError("the connection is back in its pool: its block has ended; open another one")
 
 
 def _refuse(lent: bool, word: str) -> None:

@@ -91,10 +91,7 @@ class BlockingHands:
     def _perform(self, request: Request) -> object:
         match request:
             case Borrow(node, timeout):
-                pool = self._pool(node)
-                connection = pool.getconn(timeout)
-                connection.lent = True
-                return Loan(pool, connection)
+                return borrow(self._pool(node), timeout)
             case Execute(loan, statements):
                 connection = loan.connection
                 with connection.lock:
@@ -118,9 +115,16 @@ class BlockingHands:
         return None
 
 
+def borrow(pool: Any, timeout: float) -> Loan:
+    """A connection of a pool, until `give_back`: in between, and only then, something can be sent on it."""
+    connection = pool.getconn(timeout)
+    connection.lent, connection.returned, connection.over = True, False, False
+    return Loan(pool, connection)
+
+
 def give_back(loan: Loan) -> None:
     """Ends a loan."""
-    loan.connection.lent = False
+    loan.connection.lent, loan.connection.returned = False, True
     loan.pool.putconn(loan.connection)
 
 

@@ -68,6 +68,7 @@ class EveryShard:
     def transaction(self, stretch: KeyStretch, *, read_only: bool) -> Iterator[tuple[Shard, Any]]:
         """A transaction on the tablet's owner."""
         held: Held = self._drive(self._steps.begin(stretch, read_only=read_only))
+        held.loan.connection.begun, held.loan.connection.over = True, False
         try:
             yield self._steps.shard(stretch, held.location.node), held.loan.connection
         except BaseException:

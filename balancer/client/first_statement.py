@@ -8,7 +8,8 @@ parameters (which may be several, and then needs the simple protocol), one that 
 `executemany`, `stream`, and cursors of other kinds.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -18,12 +19,48 @@ from psycopg.abc import PQGen
 from psycopg.errors import error_from_result
 from psycopg.generators import fetch_many, send
 from psycopg.pq import ConnStatus, ExecStatus
+from psycopg.sql import Composable
 from psycopg.waiting import Ready
+
+from balancer.errors import UserError
 
 _FATAL = ExecStatus.FATAL_ERROR
 _NO_SUCH_STATEMENT = "26000"
 Beginning = Callable[[PQGen[None], bool], PQGen[None]]
 """What wraps a statement's own sending and reading; told whether the beginning needs a round trip of its own."""
+
+
+OVER = (
+    "there is no transaction any more that has proven anything: it was ended inside its block, or could not begin;"
+    " leave COMMIT and ROLLBACK to the router"
+)
+_SPACE = rb"(?:\s|--[^\n]*\n|/\*.*?\*/)"
+_CHAINED = re.compile(rb"\band" + _SPACE + rb"+chain\b", re.IGNORECASE | re.DOTALL)
+_ENDING = re.compile(
+    _SPACE + rb"*(?:commit|end|begin|(?:start|prepare)" + _SPACE + rb"+transaction"
+    rb"|(?:rollback|abort)(?!" + _SPACE + rb"+(?:(?:work|transaction)" + _SPACE + rb"+)?to\b))\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_ENDED = frozenset({b"COMMIT", b"PREPARE TRANSACTION"})
+_BEGINS = frozenset({b"BEGIN", b"START TRANSACTION"})
+
+
+def ended_inside(cursor: Any, results: Sequence[Any]) -> bool:
+    """Whether a statement of the application's has ended the transaction, by what the server says that it was. What may
+    have followed at once, by AND CHAIN or another BEGIN, has no proof. ROLLBACK TO a savepoint is called ROLLBACK too.
+    """
+    tags = {result.command_status for result in results}
+    if b"ROLLBACK" in tags:
+        text = cursor._query.query if cursor._query is not None else b""
+        return bool(tags & _ENDED or tags & _BEGINS or _CHAINED.search(text))
+    return not tags.isdisjoint(_ENDED)
+
+
+def refuse_ending(query: Any, connection: Any) -> None:
+    """In a pipeline, where what follows is sent before the answer comes; there each message is one statement."""
+    text = query.as_bytes(connection) if isinstance(query, Composable) else query
+    if _ENDING.match(text.encode() if isinstance(text, str) else text):
+        raise UserError(OVER)
 
 
 class FirstCursor(psycopg.Cursor[Any]):
@@ -37,6 +74,8 @@ class FirstCursor(psycopg.Cursor[Any]):
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
         connection: Any = self._conn
+        if connection.pipelined:
+            refuse_ending(query, connection)
         try:
             if connection.opening is None or not self._begun_with(connection, query, params, options):
                 self._pgconn = connection.pgconn  # it may be another than when the cursor was made
@@ -45,9 +84,17 @@ class FirstCursor(psycopg.Cursor[Any]):
             if connection.hints is not None:
                 connection.hints().no_partition(error)
             raise
+        if connection.over:
+            raise UserError(OVER)
         if self._rowcount == 0 and connection.hints is not None:
             connection.hints().found_nothing(query, params, connection)
         return self
+
+    def _set_results(self, results: Any) -> None:
+        super()._set_results(results)
+        connection: Any = self._conn
+        if connection.begun and ended_inside(self, results):
+            connection.over = True
 
     def _begun_with(self, connection: Any, query: Any, params: Any, options: dict[str, Any]) -> bool:
         with connection.lock:

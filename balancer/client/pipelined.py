@@ -58,7 +58,11 @@ def _tried(loan: Loan, location: Location, wish: Wish, function: Callable[[Route
                 writing = "false" if wish.read_only else "true"
                 proof = f"CALL balancer.hold(%s::bigint, %s::bigint, {writing})"
                 connection.execute(proof, (location.tablet, location.epoch), prepare=True)
-            result = function(connection)
+            connection.pipelined = True
+            try:
+                result = function(connection)
+            finally:
+                connection.pipelined = False
             committing = True
             ended = connection.execute("COMMIT")
     except psycopg.errors.PipelineAborted as error:

@@ -27,6 +27,7 @@ from balancer.client.attachments import Attachments
 from balancer.client.block_connections import BlockConnection
 from balancer.client.blocking_hands import driven
 from balancer.client.failures import Failure, classify
+from balancer.client.first_statement import ended_inside
 from balancer.client.locate import AnyKey, Location
 from balancer.client.pending_transaction import PendingTransaction
 from balancer.client.pools import LOOK_FOR_US, Loan, PoolBook, primary_of
@@ -87,6 +88,7 @@ class _Proof:
     def do_begin(self, dbapi_connection: Any) -> None:
         if _status(dbapi_connection) is not TransactionStatus.INTRANS:
             raise UserError(_NOT_PROVEN)
+        _driver(dbapi_connection).over = False
 
     def do_execute(self, cursor: Any, statement: Any, parameters: Any, context: Any = None) -> None:
         self._check(context)
@@ -102,11 +104,14 @@ class _Proof:
 
     def _check(self, context: Any) -> None:
         # After a COMMIT in the text of a statement every further statement would commit by itself, unproven.
-        if context is not None and _status(context.root_connection.connection) is TransactionStatus.IDLE:
+        if context is None:
+            return
+        connection = context.root_connection.connection
+        if getattr(_driver(connection), "over", False) or _status(connection) is TransactionStatus.IDLE:
             raise UserError(_NOT_PROVEN)
 
     def do_commit(self, dbapi_connection: Any) -> None:
-        check_open(_status(dbapi_connection))
+        check_open(_status(dbapi_connection), over=getattr(_driver(dbapi_connection), "over", False))
         try:
             super().do_commit(dbapi_connection)  # type: ignore[misc]
         except psycopg.Error as error:
@@ -158,8 +163,13 @@ class AsyncProvenDialect(_Proof, PGDialectAsync_psycopg):
 
     def do_execute(self, cursor: Any, statement: Any, parameters: Any, context: Any = None) -> None:
         super().do_execute(cursor, statement, parameters, context)
-        if cursor.rowcount == 0 and context is not None:
-            connection = context.root_connection.connection.driver_connection
+        if context is None:
+            return
+        connection = context.root_connection.connection.driver_connection
+        if ended_inside(cursor._cursor, cursor._cursor._results):
+            connection.over = True
+            raise UserError(_NOT_PROVEN)
+        if cursor.rowcount == 0:
             hints = getattr(connection, "hints", None)
             if hints is not None:
                 hints().found_nothing(statement, parameters, connection)

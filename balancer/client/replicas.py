@@ -21,9 +21,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool
 
 from balancer.client.attachments import Attachments
+from balancer.client.blocking_hands import borrow, give_back
 from balancer.client.locate import Location
 from balancer.client.outgoing import RoutedConnection
-from balancer.client.pools import Loan, PoolBook, prepare
+from balancer.client.pools import PoolBook, prepare
 from balancer.client.transaction_block import TransactionBlock
 from balancer.client.transaction_steps import LONGEST_BORROW, Held
 from balancer.client.wire import command
@@ -150,11 +151,10 @@ class ReplicaBlock(TransactionBlock):
     def _standby(self, location: Location, needed: int) -> Held | None:
         pool = self._reads.pool(location.node)
         try:
-            connection = pool.getconn(LONGEST_BORROW)
+            loan = borrow(pool, LONGEST_BORROW)
         except psycopg.Error:
             return None
-        connection.lent = True
-        loan, good = Loan(pool, connection), False
+        connection, good = loan.connection, False
         try:
             # Before the transaction: its snapshot must not be older than what is shown.
             standby, replayed = connection.execute(_SHOWN).fetchone() or (False, None)
@@ -173,13 +173,13 @@ class ReplicaBlock(TransactionBlock):
 
 def position_of(pool: ReplicaPool) -> int:
     """Where a primary's log ends now."""
-    connection = pool.getconn(LONGEST_BORROW)
+    loan = borrow(pool, LONGEST_BORROW)
     try:
-        row = connection.execute(_POSITION).fetchone()
+        row = loan.connection.execute(_POSITION).fetchone()
         assert row is not None
         return int(row[0])
     finally:
-        pool.putconn(connection)
+        give_back(loan)
 
 
 def token_of(pools: dict[str, ReplicaPool]) -> str:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from balancer.client.blocking_hands import BlockingHands, give_back
+from balancer.client.blocking_hands import BlockingHands, borrow, give_back
 from balancer.client.checked_rows import KeyGuard, guarded
 from balancer.client.key_hints import BlockHints
 from balancer.client.locate import AnyKey, Location
@@ -88,7 +88,7 @@ class TransactionBlock(AbstractContextManager[RoutedConnection], PendingTransact
         self._connection = connection
         self._noted = blocks.opened(self._table, held.location)
         if connection.opening is None:
-            connection.location, connection.begun = held.location, True
+            connection.location, connection.begun, connection.over = held.location, True, False
             self._begun(held.location)
         connection.hints = self._hints
         connection.outgoing = None if self._wish.read_only else Outgoing(routes, tickets, self._table, self._key)
@@ -143,7 +143,7 @@ class TransactionBlock(AbstractContextManager[RoutedConnection], PendingTransact
         held = self._begin_if_not_begun()
         connection = held.loan.connection
         connection.begun = False
-        if connection.pgconn.transaction_status != _OPEN:
+        if connection.over or connection.pgconn.transaction_status != _OPEN:
             self._hands._drive(leave(held, failed=False))
             return
         try:
@@ -213,13 +213,12 @@ class TransactionBlock(AbstractContextManager[RoutedConnection], PendingTransact
             pool = self._hands._pool(location.node)
             self._entered = self._parts.routes.clock.monotonic()
             left = self._wish.deadline - self._entered
-            connection = pool.getconn(max(0.0, min(left, LONGEST_BORROW)))
+            loan = borrow(pool, max(0.0, min(left, LONGEST_BORROW)))
         except psycopg.Error as error:
             self._note(location, error)
             return None
-        connection.lent = True
-        connection.hide(self)
-        return Held(location, Loan(pool, connection))
+        loan.connection.hide(self)
+        return Held(location, loan)
 
     def _put_away(self, loan: Loan) -> None:
         try:

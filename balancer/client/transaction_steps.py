@@ -265,12 +265,13 @@ def _begun(
 def leave(held: Held, failed: bool) -> Generator[Request, Any, None]:
     """Commits, or rolls back where the block failed, and gives the connection back."""
     loan = held.loan
+    loan.connection.begun = False  # from here on it is ended by us, and not by what the application sends
     try:
         if failed:
             if not loan.connection.closed:
                 yield Undo(loan)
             return
-        check_open(loan.connection.info.transaction_status)
+        check_open(loan.connection.info.transaction_status, over=loan.connection.over)
         yield Execute(loan, b"COMMIT")
     except psycopg.Error as error:
         if failed:
@@ -297,12 +298,18 @@ def _put_away(loan: Loan) -> Generator[Request, Any, None]:
         yield GiveBack(loan)
 
 
-def check_open(status: TransactionStatus) -> None:
-    """Raises `UserError` if there is nothing to commit: the application has ended the transaction, or lost an error."""
+def check_open(status: TransactionStatus, *, over: bool = False) -> None:
+    """Raises `UserError` if there is nothing to commit: the application has ended the transaction, or lost an error.
+
+    `over`: it was ended, and another begun in its place, which the pool rolls back.
+    """
     if status is TransactionStatus.INERROR:
         raise UserError("a statement in the transaction failed and its error was not passed on: nothing is committed")
-    if status is TransactionStatus.IDLE:
-        raise UserError("the transaction was ended inside its block: leave COMMIT and ROLLBACK to the router")
+    if over or status is TransactionStatus.IDLE:
+        raise UserError(_ENDED)
+
+
+_ENDED = "the transaction was ended inside its block: leave COMMIT and ROLLBACK to the router"
 
 
 def too_late(location: Location, failure: Failure) -> str:

@@ -31,13 +31,13 @@ from balancer.directory.model import (
 )
 from balancer.directory.open import cluster_name
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Unavailable
+from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Refused, Unavailable
 from balancer.migration.begin import Also, nothing_else
 from balancer.migration.links import Links
-from balancer.migration.revive import check_lost, make_ready, replacement
+from balancer.migration.revive import check_lost, make_ready, replacement, take_back_ready
 from balancer.nodes.connection import Address
 from balancer.planner import orders, plans
-from balancer.planner.command_context import Outcome, Revival
+from balancer.planner.command_context import CommandContext, Outcome, Revival
 from balancer.planner.commands import decide, refused
 from balancer.planner.memory import failures_of
 from balancer.planner.metrics import Reporter
@@ -235,6 +235,8 @@ class Leading:
         a successor finds both or neither, and carries it out once.
         """
         try:
+            if command.state is CommandState.REFUSED:
+                self._take_back(command, snapshot)
             for verb, migration in outcome.steer:
                 self.pool.steer(verb, migration)
             if outcome.actions:
@@ -256,6 +258,7 @@ class Leading:
             raise  # not the command's fault: it still waits
         except BalancerError as error:
             command = refused(command, str(error))
+            self._take_back(command, snapshot)
             self._commit((Put(command),), snapshot, f"{command.verb}: {command.result}", command)
         return command
 
@@ -270,12 +273,30 @@ class Leading:
         try:
             for tablet in lost:
                 check_lost(links, snapshot, tablet)
-            for tablet in revived:
-                make_ready(links, self.leadership.epoch, snapshot.tables[tablet.table], tablet, empty=revival.empty)
+            table = snapshot.tables[revival.tablet.table]
+            make_ready(links, self.leadership.epoch, table, revived, empty=revival.empty)
         finally:
             links.close()
         gone = {tablet.id for tablet in lost} - {tablet.id for tablet in revived}
         return (*(Remove(RecordKind.TABLET, str(number)) for number in sorted(gone)), *map(Put, revived))
+
+    def _take_back(self, command: Command, snapshot: Snapshot) -> None:
+        """What a leader before this one has made ready for a command that is refused now does not stay there."""
+        context = CommandContext(snapshot, command.arguments, command.author, self._clock.now())
+        try:
+            if command.verb != "tablet-lost" or context.node().state is NodeState.LOST:
+                return
+            tablet, node = context.tablet(), context.node().id
+        except BalancerError:
+            return  # it was refused because there is no such tablet or node
+        empty, former = bool(command.arguments.get("empty")), bool(command.arguments.get("former"))
+        links = Links(self._addresses, "revive")
+        try:
+            take_back_ready(links, self.leadership.epoch, snapshot, tablet, node, empty=empty, former=former)
+        except Refused as error:
+            log.warning("what was made ready for a command stays", command=command.id, error=str(error))
+        finally:
+            links.close()
 
     def _start(self, command: Command, outcome: Outcome, snapshot: Snapshot) -> Command:
         action = outcome.actions[0]

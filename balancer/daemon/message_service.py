@@ -182,7 +182,7 @@ class MessageService:
         trusted = self._addresses(tablet.node).trusts_owners
         with self._others_code(tablet) as cursor:
             outcome, reason = mail.deliver_letter(cursor, letter, table.name, tablet.node, ticket)
-            mail.check_deferred(cursor, trusted=trusted)
+            mail.leave_others_code(cursor, trusted=trusted)
         known = outcome in ("applied", "failed", "refused")
         return (outcome, reason or "") if known else ("waiting", f"its target says that it is {outcome}")
 
@@ -203,7 +203,7 @@ class MessageService:
         try:
             with self._others_code(tablet) as cursor:
                 mail.settle_failed(cursor, letter, table.name, reason)
-                mail.check_deferred(cursor, trusted=trusted)
+                mail.leave_others_code(cursor, trusted=trusted)
         except Fenced:
             raise
         except BalancerError as error:

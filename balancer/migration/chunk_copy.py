@@ -23,9 +23,9 @@ from balancer.nodes.shape import Shape
 
 def copy_chunks(ctx: Context, shapes: Sequence[Shape]) -> None:
     """Copies what is missing."""
-    source, target = ctx.record.source_node, ctx.record.target_node
-    with translated(target):
-        noted, done = chunks.read_notes(ctx.links.control(target), ctx.id)
+    source = ctx.record.source_node
+    with ctx.target() as cursor:
+        noted, done = chunks.settled_notes(cursor, ctx.id)
     waiting: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
     wanted = 0
     with translated(source):

@@ -22,6 +22,7 @@ from balancer.migration.revive import owner_has
 from balancer.nodes import partition
 from balancer.nodes.connection import Connection, Cursor, translated
 from balancer.nodes.epoch_check import node_transaction
+from balancer.nodes.expired_keys import triggers_until_gone
 from balancer.nodes.leftovers import Leftover, LeftoverKind, find_leftovers, remove_leftover
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.objects import CLOSED
@@ -151,11 +152,12 @@ def _repair_one(connection: Connection, leadership: Leadership, finding: Finding
 def _remove_rows(cursor: Cursor, row: OwnedTablet) -> None:
     """Of a tablet that is not coming, or has gone."""
     names = list(reversed(row.partitions))
+    for name in names:  # a former owner may have been told so while they were attached
+        partition.detach_wherever(cursor, name)
     if row.state is not OwnState.INCOMING:
         drop_or_set_aside(cursor, [row.id], names, f"tablet_{row.id}", LOCK_TIMEOUT)
         return
     for name in names:
-        partition.detach_wherever(cursor, name)
         partition.drop_partition(cursor, name)
     forget_tablets(cursor, [row.id])
 
@@ -180,9 +182,14 @@ def _examine_node(snapshot: Snapshot, node: str, links: Links) -> Iterator[Findi
         yield Finding(node, f"schema {schema}: {text}", command=f"look at them, then DROP SCHEMA {schema} CASCADE")
     with connection.cursor() as cursor:
         rows = {row.id: row for row in read_tablets(cursor)}
+        closed = triggers_until_gone(cursor)
     for row in rows.values():
         if row.migration not in running:
             yield from _row_findings(snapshot, node, links, row)
+        if row.state is OwnState.OWNED and snapshot.migration_of(row.id) is None:  # its expiry was forgotten
+            for name, trigger in (one for one in closed if one[0] in row.partitions):
+                leftover = Leftover(LeftoverKind.TRIGGER, trigger, None, name)
+                yield Finding(node, f"leftover: {leftover}", leftover=leftover)
     for table in snapshot.tables.values():
         for tablet in snapshot.tablets(table.id):
             if tablet.node == node and snapshot.migration_of(tablet.id) is None:

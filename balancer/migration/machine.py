@@ -102,8 +102,8 @@ old snapshot keeps it from vacuuming. Below, s is a snapshot of S, and log(s) th
 5. *No chunk follows a replay*: it would bring rows of replayed keys a second time. A replay locks the notes against
    chunks on their way and looks, under this lock, that all chunks are there; a chunk begins with its note.
 6. *A chunk is there exactly if its note is*: they are one transaction on T. After an interruption the chunks without a
-   note are copied, by newer snapshots, which 2 allows. A predecessor's session that still writes one holds its note:
-   the successor waits for it, or finds the chunk there.
+   note are copied, by newer snapshots, which 2 allows. A session that was lost and still writes one holds its note:
+   before the notes are read it is waited for, whatever pages it has, since the size of a chunk may have changed.
 7. *Indexes are built after the first replay*, over the rows of one snapshot: before it two versions of a row, or two
    rows that held one value in turn, might stand in the way of a unique one. Meanwhile all rows of T are compared with
    S at that very snapshot, whatever was said here.

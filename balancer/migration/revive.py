@@ -2,9 +2,12 @@
 
 The order is that of a move: first the tablet is made ready on its new node, closed; then the directory changes, in the
 commit that answers the command; then the leader's guard opens it, as it opens all that is closed on a healthy node.
-Each part may be repeated. Called by the leader; the command line only looks (`copies_of`).
+Each part may be repeated. A command that is refused after its leader has died half-way, because the owner has come back
+or the tablet moves again, takes back what was made ready. Called by the leader; the command line only looks
+(`copies_of`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from balancer.directory.model import MigrationKind, Node, NodeState, Table, Tablet, TabletState
@@ -15,16 +18,19 @@ from balancer.migration.links import Links
 from balancer.migration.machine import State
 from balancer.migration.record import read_detail, unpack_tablet
 from balancer.nodes.catalog import read_root
-from balancer.nodes.closed import close_tablet, locked_rows
-from balancer.nodes.connection import Cursor, translated
+from balancer.nodes.closed import close_tablet, give_away, locked_rows
+from balancer.nodes.connection import Cursor, lock_timeout, run_together, translated
 from balancer.nodes.creation import create_partition
 from balancer.nodes.epoch_check import node_transaction
+from balancer.nodes.expired_keys import refuse_rows
 from balancer.nodes.names import Name, parse_name
-from balancer.nodes.partition import attach, attachments, count_rows, exists
+from balancer.nodes.objects import CLOSED
+from balancer.nodes.partition import attach, attachments, count_rows, detach_wherever, exists
 from balancer.nodes.readable import check_extendable, check_readable
 from balancer.nodes.reference_copies import guard_home, read_streams
 from balancer.nodes.replication import drop_subscription
-from balancer.nodes.schema import OwnedTablet, OwnState, read_tablets
+from balancer.nodes.schema import OwnedTablet, OwnState, forget_tablets, read_tablets
+from balancer.nodes.set_aside import drop_or_set_aside
 
 LOCK_TIMEOUT = 2.0
 
@@ -79,18 +85,33 @@ def replacement(
         if (running := snapshot.migration_of(one.id)) is not None:
             raise Refused(f"tablet {one.id} is part of migration {running.id}, which is {running.state}: end it first")
     epoch = max(one.epoch for one in (*lost, *before)) + 1
-    return lost, tuple(replace(one, node=node, epoch=epoch, state=TabletState.OWNED) for one in before)
+    return lost, tuple(replace(one, node=node, epoch=epoch, state=_state(one)) for one in before)
+
+
+def _state(tablet: Tablet) -> TabletState:
+    """Quarantine is over; keys that have expired stay so."""
+    return TabletState.EXPIRED if tablet.state is TabletState.EXPIRED else TabletState.OWNED
 
 
 def check_lost(links: Links, snapshot: Snapshot, tablet: Tablet) -> None:
-    """Raises `Refused` if the tablet's owner has it, or cannot be asked and is not known to be lost."""
+    """Raises `Refused` if the tablet's owner has it, or cannot be asked and is not known to be lost.
+
+    A node that was given up is asked as well: if it has come back, it takes writes of whoever has not heard.
+    """
     owner = snapshot.nodes[tablet.node]
-    if owner.state is NodeState.LOST or owner.rewound:
+    if owner.rewound:
         return
     try:
         there = owner_has(links, snapshot, tablet)
     except Unavailable as error:
+        if owner.state is NodeState.LOST:
+            return
         raise Refused(f"whether tablet {tablet.id} is lost cannot be told: {error}; see `balancer node lost`") from None
+    if there and owner.state is NodeState.LOST:
+        raise Refused(
+            f"node {owner.id} answers, and has tablet {tablet.id}: `balancer undrain {owner.id}` takes it back; if it"
+            " is to be given up all the same, stop its server first"
+        )
     if there:
         raise Refused(f"tablet {tablet.id} is not lost: node {owner.id} has it")
 
@@ -104,27 +125,58 @@ def owner_has(links: Links, snapshot: Snapshot, tablet: Tablet) -> bool:
     return there and said
 
 
-def make_ready(links: Links, leader_epoch: int, table: Table, revived: Tablet, *, empty: bool) -> None:
-    """The tablet on its new node, attached and closed, with its new epoch. Idempotent."""
+def make_ready(links: Links, leader_epoch: int, table: Table, revived: Sequence[Tablet], *, empty: bool) -> None:
+    """Tablets of one table on their new node, attached and closed, with their new epoch: all or none. Idempotent."""
+    node = revived[0].node
+    with node_transaction(links.control(node), leader_epoch, node, durable=True) as cursor:
+        for tablet in revived:
+            _make_ready(cursor, leader_epoch, table, tablet, empty=empty, trusted=links.address(node).trusts_owners)
+
+
+def _make_ready(
+    cursor: Cursor, leader_epoch: int, table: Table, revived: Tablet, *, empty: bool, trusted: bool
+) -> None:
     node, names = revived.node, partitions_of(table, revived)
     closed = OwnedTablet(revived.id, revived.epoch, OwnState.FENCED, names)
-    with node_transaction(links.control(node), leader_epoch, node, durable=True) as cursor:
-        row = next(iter(locked_rows(cursor, [revived.id])), None)
-        if row is not None and row.epoch == revived.epoch and row.state is OwnState.FENCED:
-            return  # by an attempt before this one
-        if row is not None and row.epoch >= revived.epoch:
-            raise Refused(f"node {node} says that tablet {revived.id} is {row.state} with epoch {row.epoch}")
-        trusted = links.address(node).trusts_owners
-        if table.everywhere:
-            _take_copy(cursor, node, table, revived, empty=empty)
-            close_tablet(cursor, closed, node, leader_epoch, LOCK_TIMEOUT)
-            return
-        check_extendable(cursor, [parse_name(root) for root in table.roots], trusted=trusted)
-        if empty:
-            _create(cursor, node, table, revived)
-        else:
-            _attach(cursor, node, table, revived, trusted=trusted)
+    row = next(iter(locked_rows(cursor, [revived.id])), None)
+    if row is not None and row.epoch == revived.epoch and row.state is OwnState.FENCED:
+        return  # by an attempt before this one
+    if row is not None and row.epoch >= revived.epoch:
+        raise Refused(f"node {node} says that tablet {revived.id} is {row.state} with epoch {row.epoch}")
+    if table.everywhere:
+        _take_copy(cursor, node, table, revived, empty=empty)
         close_tablet(cursor, closed, node, leader_epoch, LOCK_TIMEOUT)
+        return
+    check_extendable(cursor, [parse_name(root) for root in table.roots], trusted=trusted)
+    if empty:
+        _create(cursor, node, table, revived)
+    else:
+        _attach(cursor, node, table, revived, trusted=trusted)
+    close_tablet(cursor, closed, node, leader_epoch, LOCK_TIMEOUT)
+
+
+def take_back_ready(
+    links: Links, leader_epoch: int, snapshot: Snapshot, tablet: Tablet, node: str, *, empty: bool, former: bool
+) -> None:
+    """Undoes `make_ready`, which an attempt may have done before its leader died, of a command that is refused now.
+
+    Else the node claims the tablet with an epoch above its owner's for good. It was closed all the time. Idempotent.
+    """
+    lost, before = reshard_of(snapshot, tablet) if former else ((tablet,), (tablet,))
+    epoch = max(one.epoch for one in (*lost, *before))
+    with node_transaction(links.control(node), leader_epoch, node, durable=True) as cursor:
+        for row in locked_rows(cursor, [one.id for one in before]):
+            known = snapshot.find_tablet(row.id)
+            if row.migration != CLOSED or row.epoch <= epoch or (known is not None and known.node == node):
+                continue
+            if empty:
+                run_together(cursor, [lock_timeout(LOCK_TIMEOUT)])
+                for name in reversed(row.partitions):
+                    detach_wherever(cursor, name)
+                drop_or_set_aside(cursor, [row.id], list(reversed(row.partitions)), f"tablet_{row.id}", LOCK_TIMEOUT)
+                forget_tablets(cursor, [row.id])
+            else:
+                give_away(cursor, row, tablet.node, epoch, leader_epoch=leader_epoch, lock_timeout=LOCK_TIMEOUT)
 
 
 def _take_copy(cursor: Cursor, node: str, table: Table, revived: Tablet, *, empty: bool) -> None:
@@ -146,6 +198,10 @@ def _create(cursor: Cursor, node: str, table: Table, revived: Tablet) -> None:
                 f"node {node} still has {place.partition}: take it with --take-from {node}, or drop it by hand first"
             )
         create_partition(cursor, read_root(cursor, place.root, whole=table.whole), place.partition, place.part)
+        if revived.state is TabletState.EXPIRED:
+            refuse_rows(
+                cursor, place.partition, f"{table.name} takes no rows of these keys any more: they have expired"
+            )
 
 
 def _attach(cursor: Cursor, node: str, table: Table, revived: Tablet, *, trusted: bool) -> None:

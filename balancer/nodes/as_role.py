@@ -2,7 +2,8 @@
 
 A statement runs inside a function that the role has defined for this transaction, as in `ddl_statements`: what it calls
 then has that role's rights, and cannot take ours back as it could after SET ROLE. The transaction is made read-only
-after that, which cannot be undone in it, and nothing of it is kept.
+after that, which cannot be undone in it, and nothing of it is kept; the driver has the server forget what was prepared
+when it is rolled back.
 """
 
 import psycopg
@@ -64,13 +65,15 @@ def become_reader(cursor: Cursor, role: str, table: Name, seconds: float, *, tru
 
 def found_rows(cursor: Cursor, statement: str) -> tuple[int, tuple[str, ...]]:
     """How many rows a statement returns, and some of them as text."""
-    row = cursor.execute("SELECT n, examples FROM pg_temp.balancer_check(%s)", (statement,)).fetchone()
+    query = "SELECT n, examples FROM pg_temp.balancer_check(%s)"
+    row = cursor.execute(query, (statement,), prepare=False).fetchone()
     assert row is not None, "the function returns one row"
     return int(row[0]), tuple(row[1])
 
 
 def number_of(cursor: Cursor, statement: str) -> str:
     """The one number that a statement returns, as text; nothing is 0."""
-    row = cursor.execute("SELECT pg_temp.balancer_sum(%s)::text", (statement,)).fetchone()
+    # What a statement before this one has set or prepared has no say in it.
+    row = cursor.execute("SELECT pg_temp.balancer_sum(%s)::pg_catalog.text", (statement,), prepare=False).fetchone()
     assert row is not None, "the function returns one row"
     return str(row[0])

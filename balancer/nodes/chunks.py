@@ -69,6 +69,13 @@ def read_notes(cursor: Connection | Cursor, migration: str) -> tuple[list[Chunk]
     return [Chunk(part, first, end) for part, first, end, _ in rows], sum(row[3] for row in rows)
 
 
+def settled_notes(cursor: Cursor, migration: str) -> tuple[list[Chunk], int]:
+    """The same, once no session writes a chunk any more: one of another size would overlap those that seem to be
+    missing, and only chunks that begin at the same page wait for each other (`claim`)."""
+    cursor.execute(sql.SQL("LOCK TABLE {} IN SHARE MODE").format(notes_name(migration)))
+    return read_notes(cursor, migration)
+
+
 def claim(cursor: Cursor, migration: str, chunk: Chunk) -> bool:
     """Before its rows: False if the chunk is there already. Waits for a session that may be writing it."""
     cursor.execute(

@@ -1,10 +1,10 @@
 """Which steps of which schema change a node has carried out: noted in the transaction that carries one out.
 
 So a change that was interrupted goes on where each node stands, and nothing is done twice. Written by
-`tables.ddl_apply`.
+`tables.ddl_apply`, by one process at a time (`take_turn`).
 """
 
-from balancer.errors import Refused
+from balancer.errors import Refused, Unavailable
 from balancer.nodes.connection import Connection, Cursor
 
 STEP = """
@@ -17,6 +17,21 @@ STEP = """
     );
     COMMENT ON TABLE balancer.ddl_step IS 'Steps of schema changes that were carried out here';
 """
+
+_TURN = (0x7461626C, 2)
+"""An advisory lock, as those of leaders and of our schema's installation."""
+
+
+def take_turn(connection: Connection, node: str) -> None:
+    """Keeps other processes from schema changes for as long as this session lives. Idempotent.
+
+    One that takes a change back beside one that carries it out would leave half of it, and both would call it ended.
+    """
+    held = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND (classid, objid) = (%s, %s)"
+    if connection.execute(held, _TURN).rowcount:
+        return
+    if connection.execute("SELECT pg_try_advisory_lock(%s, %s)", _TURN).fetchone() != (True,):
+        raise Unavailable(f"another process is at work on a schema change, by a session on node {node}")
 
 
 def steps_done(cursor: Connection | Cursor, change: str) -> dict[int, str]:

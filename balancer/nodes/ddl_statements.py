@@ -11,7 +11,7 @@ from psycopg import sql
 
 from balancer.errors import Refused
 from balancer.nodes.connection import Connection, Cursor, printed, run_single, translated
-from balancer.nodes.deferred_code import check_deferred
+from balancer.nodes.deferred_code import leave_others_code
 from balancer.nodes.names import MAX_BYTES, Name
 from balancer.nodes.partition import hash_text
 
@@ -43,18 +43,20 @@ def owner_of(cursor: Connection | Cursor, table: Name) -> str:
 
 
 def run_as_owner(cursor: Cursor, role: str, statement: str, *, trusted: bool) -> None:
-    """Carries a statement out with the rights of a role, and of nobody else, inside the caller's transaction.
+    """Carries a statement out with the rights of a role, and of nobody else, inside the caller's durable transaction.
 
-    The function has a new name each time: what the role's code left in this session is never called for it. `trusted`:
-    whether the role's deferred triggers may run with our rights at the commit.
+    The function has a new name each time: what the role's code left in this session is never called for it. The
+    session must be closed after the transaction, however that ends: what the role's code has prepared stays in it.
+    `trusted`: whether the role's deferred triggers may run with our rights at the commit.
     """
+    assert cursor.connection.prepare_threshold is None, "a prepared statement may be replaced by the role's"
     name = sql.Identifier(f"balancer_ddl_{uuid4().hex}")
     cursor.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(role)))
     cursor.execute(sql.SQL(_RUN).format(name))
     cursor.execute("RESET ROLE")
     cursor.execute(sql.SQL("SELECT pg_temp.{}(%s::text)").format(name), (statement,))
+    leave_others_code(cursor, trusted=trusted)
     cursor.execute(sql.SQL("DROP FUNCTION pg_temp.{}(text)").format(name))
-    check_deferred(cursor, trusted=trusted)
 
 
 def is_leaf(cursor: Connection | Cursor, table: Name) -> bool:

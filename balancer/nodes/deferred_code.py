@@ -1,12 +1,21 @@
-"""Others' deferred triggers, which before PostgreSQL 18 run with the rights of the role that commits: ours.
+"""What others' code leaves behind in a session of ours, and would run later with the rights of the role that commits.
 
 Asked before the commit of a transaction in which a role's code ran with that role's rights (a handler of messages, a
-schema change): what such code leaves to the end must not meet us. Forcing constraints to be checked earlier does not
-help, because a trigger that runs then can defer others again. Called by the message service and by schema changes.
+schema change): what such code leaves must not meet us. A cursor WITH HOLD is read at the commit; a path of schemas
+gives other meanings to the names in our next statements; so do other settings; a statement may be prepared under a name
+that we use. Deferred triggers run at the commit too, before PostgreSQL 18 with our rights. Forcing constraints to be
+checked earlier does not help, because a trigger that runs then can defer others again.
+
+Settings and cursors are taken back in the transaction (`leave_others_code`), before anything else is said in it. What
+is prepared no rollback takes back: the session is emptied (`forget_session`) or closed after it. Called by the message
+service and by schema changes.
 """
 
 from balancer.errors import Refused
-from balancer.nodes.connection import Cursor
+from balancer.nodes.connection import Connection, Cursor
+
+_TAKEN_BACK = "CLOSE ALL; RESET ALL; SET LOCAL synchronous_commit TO on"
+"""Commands that name nothing, so that no path can give them another meaning; and the commit is durable, as it was."""
 
 _DEFERRED = """
 SELECT coalesce(
@@ -19,13 +28,22 @@ SELECT coalesce(
 """
 
 
-def check_deferred(cursor: Cursor, *, trusted: bool) -> None:
-    """Before the commit of a transaction in which others' code ran: none of it may run with our rights."""
+def leave_others_code(cursor: Cursor, *, trusted: bool) -> None:
+    """Right after others' code, in its transaction, which is a durable one: none of it may run with our rights.
+
+    What the caller has set for the transaction is gone afterwards.
+    """
+    cursor.execute(_TAKEN_BACK, prepare=False)
     if trusted or cursor.connection.info.server_version >= 180000:
         return
-    row = cursor.execute(_DEFERRED).fetchone()
+    row = cursor.execute(_DEFERRED, prepare=False).fetchone()
     if row is not None and row[0] is not None:
         raise Refused(
             f"the deferrable {row[0]} would run with the balancer's rights at the commit: make it not deferrable, or"
             " say trust_table_owners = true under [migration]"
         )
+
+
+def forget_session(connection: Connection) -> None:
+    """Takes away whatever others' code has set or made in this session."""
+    connection.execute("DISCARD ALL", prepare=False)

@@ -59,6 +59,29 @@ def closed_by(cursor: Cursor, partitions: Sequence[Name]) -> str | None:
     return str(transactions.pop()) if whole else None
 
 
+def stays_empty(cursor: Cursor, partitions: Sequence[Name]) -> bool:
+    """Whether these are in the place of partitions that went (`refuse_rows`): those that are only closed until they go
+    refuse TRUNCATE as well."""
+    row = cursor.execute(
+        "SELECT bool_and(EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = to_regclass(name) AND t.tgname = %s)"
+        " AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = to_regclass(name) AND t.tgname = %s))"
+        " FROM unnest(%s::text[]) AS name",
+        (EXPIRED_TRIGGER, EXPIRED_TRUNCATE_TRIGGER, [str(partition) for partition in partitions]),
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def triggers_until_gone(cursor: Cursor) -> list[tuple[Name, str]]:
+    """The triggers on attached partitions that are closed until they go, by partition and name."""
+    rows = cursor.execute(
+        "SELECT n.nspname, c.relname, t.tgname FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid"
+        " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relispartition AND t.tgname = ANY (%s) AND EXISTS"
+        " (SELECT FROM pg_trigger b WHERE b.tgrelid = c.oid AND b.tgname = %s) ORDER BY 1, 2, 3",
+        (list(_NAMES), EXPIRED_TRUNCATE_TRIGGER),
+    ).fetchall()
+    return [(Name(schema, table), str(trigger)) for schema, table, trigger in rows]
+
+
 def open_expired(cursor: Cursor, partitions: Sequence[Name], timeout: float) -> None:
     """Lets writers through again; waits for no reader. Idempotent."""
     for partition in partitions:

@@ -17,7 +17,8 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from balancer.nodes.connection import Connection, Cursor, Statement, last_rows, run_together
-from balancer.nodes.deferred_code import check_deferred as check_deferred
+from balancer.nodes.deferred_code import forget_session as forget_session
+from balancer.nodes.deferred_code import leave_others_code as leave_others_code
 from balancer.nodes.message_functions import KEPT
 from balancer.nodes.names import Name
 
@@ -175,11 +176,6 @@ def _as_role(
     run_together(cursor, [become, create, sql.SQL("RESET ROLE"), select])
     (row,) = last_rows(cursor)
     return row
-
-
-def forget_session(connection: Connection) -> None:
-    """Takes away whatever others' code has set or made in this session."""
-    connection.execute("DISCARD ALL", prepare=False)
 
 
 def deliver_letter(

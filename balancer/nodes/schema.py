@@ -56,6 +56,8 @@ class NodeIdentity:
     """When the leader last told it the time, in seconds since 1970; 0: never."""
     identity: str = ""
     """Of the directory, as far as it was asked for; empty: no leader that has one has worked there yet."""
+    changed_hands: bool = False
+    """Whether another directory has handed it over, as far as that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +224,8 @@ def read_identity(cursor: Cursor) -> NodeIdentity | None:
     if not installed(cursor):
         return None
     cursor.execute(
-        "SELECT cluster, node, leader_epoch, schema_version, 0, coalesce(to_jsonb(n) ->> 'identity', '')"
-        " FROM balancer.node n"
+        "SELECT cluster, node, leader_epoch, schema_version, 0, coalesce(to_jsonb(n) ->> 'identity', ''),"
+        " coalesce((to_jsonb(n) ->> 'changed_hands')::boolean, false) FROM balancer.node n"
     )
     row = cursor.fetchone()
     return NodeIdentity(*row) if row else None

@@ -21,7 +21,7 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import Pause, Put, RecordKind, Remove, Transaction
 from balancer.directory.newest import commit_on_newest
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import BalancerError, Fenced, OutcomeUnknown, Refused, Unavailable, UserError
+from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Refused, Unavailable, UserError
 from balancer.nodes import ddl_journal, ddl_statements
 from balancer.nodes.connection import Address, Connection, Cursor, connect, run_together, translated
 from balancer.nodes.connection import lock_timeout as lock_timeout_of
@@ -106,9 +106,11 @@ class ChangeRunner:
         self._patience = patience
         self._tell = tell
         self._open: dict[str, Connection] = {}
+        self._turn: Connection | None = None
+        self._spoilt: set[str] = set()  # nodes on whose connection an owner's code has run: see `deferred_code`
 
     def close(self) -> None:
-        for connection in self._open.values():
+        for connection in (*self._open.values(), *((self._turn,) if self._turn is not None else ())):
             connection.close()
         self._open.clear()
 
@@ -123,6 +125,7 @@ class ChangeRunner:
 
     def apply(self, text: str, author: str, *, allow_rewrite: bool = False, role: str = "") -> SchemaChange:
         """Begins a change and brings it to its end."""
+        self._await_turn()
         unfinished = self._unfinished()
         if unfinished is not None:
             raise Refused(
@@ -137,17 +140,23 @@ class ChangeRunner:
             uuid4().hex[:12], self._bundle, text, author, self._clock.now().timestamp(),
             allow_rewrite=allow_rewrite, role=role, steps=len(steps),
         )  # fmt: skip
-        self._hold(change)
+        try:
+            self._hold(change)
+        except (Refused, UserError, Conflict):
+            self._directory.unpublish(TOPIC, change.id)  # nothing of it was begun
+            raise
         return self._go(change, steps)
 
     def resume(self) -> SchemaChange:
         """Goes on with the change that was interrupted."""
+        self._await_turn()
         change = self._needed()
         self._hold(change)
         return self._go(change, self.steps(change.text, allow_rewrite=change.allow_rewrite))
 
     def take_back(self) -> SchemaChange:
         """Undoes what was done of a change that was interrupted. Refuses before anything is touched where it cannot."""
+        self._await_turn()
         change = self._needed()
         steps = self.steps(change.text, allow_rewrite=change.allow_rewrite)
         done = {node: self._done(node, change) for node in self._addresses}
@@ -241,7 +250,6 @@ class ChangeRunner:
     def _try(self, node: str, steps: Sequence[DdlStep], role: str) -> None:
         connection = self._connection(node)
         with translated(node), connection.transaction(force_rollback=True), connection.cursor() as cursor:
-            run_together(cursor, [lock_timeout_of(LOCK_TIMEOUT), statement_timeout_of(0)])
             for step in steps:
                 if step.table is not None and ddl_statements.is_leaf(cursor, step.table):
                     raise UserError(f"{shown(step.text)}: {step.table} is a tablet; give the change to its root")
@@ -258,6 +266,9 @@ class ChangeRunner:
                     ) from error
 
     def _run(self, node: str, cursor: Cursor, role: str, statement: str) -> None:
+        # What a lock is waited for is short; what the statement itself takes is PostgreSQL's affair.
+        run_together(cursor, [lock_timeout_of(LOCK_TIMEOUT), statement_timeout_of(0)])
+        self._spoilt.add(node)
         ddl_statements.run_as_owner(cursor, role, statement, trusted=self._addresses[node].trusts_owners)
 
     def _role(self, cursor: Cursor, step: DdlStep, role: str) -> str:
@@ -272,16 +283,31 @@ class ChangeRunner:
 
     @contextmanager
     def _transaction(self, node: str) -> Iterator[Cursor]:
+        self._take_turn()  # its session may have been lost since
         epoch = self._directory.snapshot().epoch
         with node_transaction(self._connection(node), epoch, node, durable=True) as cursor:
-            # What a lock is waited for is short; what the statement itself takes is PostgreSQL's affair.
-            run_together(cursor, [lock_timeout_of(LOCK_TIMEOUT), statement_timeout_of(0)])
             yield cursor
+
+    def _await_turn(self) -> None:
+        first = min(self._addresses)
+        self._patiently(first, "the schema change", self._take_turn)
+
+    def _take_turn(self) -> None:
+        """On the first node, by a session in which nothing else is done: it is held until this runner is closed."""
+        first = min(self._addresses)
+        with translated(first):
+            if self._turn is None or self._turn.closed:
+                self._turn = connect(self._addresses[first], purpose="ddl turn")
+            ddl_journal.take_turn(self._turn, first)
 
     def _connection(self, node: str) -> Connection:
         known = self._open.get(node)
+        if known is not None and node in self._spoilt:
+            known.close()
         if known is None or known.closed:
             self._open[node] = known = connect(self._addresses[node], purpose="ddl")
+            known.prepare_threshold = None
+            self._spoilt.discard(node)
         return known
 
     def _patiently(self, node: str, what: str, work: Callable[[], None]) -> None:
@@ -323,13 +349,13 @@ class ChangeRunner:
         """Nothing new starts from here on. The note comes first: it says whose hold it is."""
         self._note(change)
 
-        def propose(snapshot: Snapshot) -> tuple[Transaction | None, None]:
+        def propose(snapshot: Snapshot) -> tuple[Transaction, None]:
             known = snapshot.pauses.get(self._bundle)
+            pause = Pause(self._bundle, None, change.author, change.reason)
             if known is not None and (known.until is None or known.reason == change.reason):
                 if known.reason.startswith("schema change ") and known.reason != change.reason:
                     raise Refused(f"bundle {self._bundle} is held by {known.reason}")
-                return None, None
-            pause = Pause(self._bundle, None, change.author, change.reason)
+                pause = known  # an operator's stays; it is written again, for whoever refuses changes of this bundle
             return Transaction((Put(pause),), snapshot.version, change.reason, change.author), None
 
         commit_on_newest(self._directory, propose, f"bundle {self._bundle} could not be held")

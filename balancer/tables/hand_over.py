@@ -32,7 +32,9 @@ The argument
     until arrival. So at no moment do both hand out, and undoing opens G's only where T's were never opened.
  6. *A way back exists until `changing`*: undoing and changing are both written over `closed`, by compare-and-set; one
     of them loses, and no node is touched before `changing` is written. After it every step is repeated until it is
-    done; each finds what was done before (the node's row, T's record, G's record) and skips it.
+    done; each finds what was done before (the node's row, T's record, G's record) and skips it. A node that is gone
+    for good meanwhile is left out by an operator's word and arrives as a lost one; should it come back, 1 keeps T's
+    leader off it until the hand-over is run once more, and G's by the record.
  7. *Applications* go by proofs, which nodes give by tablet and epoch, and these do not change here. So G's map stays
     right until T's leader moves something; then a node says that the tablet is not there, and G's record says where to
     look. Transactions over several keys and messages end in a leader's hands and are refused by a router on G.
@@ -61,13 +63,13 @@ from balancer.directory.handover_record import (
 )
 from balancer.directory.id_space import BLOCK, counter_of
 from balancer.directory.identity import made_identity
-from balancer.directory.model import Change, Counter, Pause, Put, RecordKind, Remove, Table, Transaction
+from balancer.directory.model import Change, Counter, NodeState, Pause, Put, RecordKind, Remove, Table, Transaction
 from balancer.directory.newest import commit_on_newest
 from balancer.directory.open import cluster_name
 from balancer.directory.profile_note import topic_of
 from balancer.directory.record_rules import CLOSED_IDS, TABLET_COUNTER
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import Conflict, Refused
+from balancer.errors import Conflict, Refused, Unavailable
 from balancer.nodes.changing_hands import Hands, change_hands, in_hands_of
 from balancer.nodes.connection import Address, Connection, connect
 from balancer.polling.footings import TOPIC as FOOTINGS
@@ -115,8 +117,13 @@ class HandingOver:
             raise Refused(f"{first.sentence(self.bundles[0])}; not to {self.taker.url}")
         return first
 
-    def run(self, check: Callable[[bool], Sequence[str]]) -> HandoverRecord:
-        """From where it is to its end. `check` says what is in the way, before and after the bundle is closed."""
+    def run(self, check: Callable[[bool], Sequence[str]], lost: Sequence[str] = ()) -> HandoverRecord:
+        """From where it is to its end. `check` says what is in the way, before and after the bundle is closed.
+
+        `lost`: nodes that are gone for good since nodes change hands. They arrive as lost ones.
+        """
+        if lost:
+            self._check_lost(self.record(), lost)
         record = self.record() or self._close(check(False))
         if record.state == UNDOING:
             raise Refused("it is being undone: run it with --undo until that has ended")
@@ -129,9 +136,25 @@ class HandingOver:
                 raise Refused(f"{'; '.join(wrong)}. The bundle stays closed: mend it and run this again, or --undo")
             self._copy(record)
             record = self._save(record, CHANGING)
-        self._change()
-        self._arrive(record)
+        self._change(lost)
+        self._arrive(record, lost)
         return self._save(record, GONE)
+
+    def _check_lost(self, record: HandoverRecord | None, lost: Sequence[str]) -> None:
+        if record is None or record.state != CHANGING:
+            raise Refused(
+                "a node is left out only while its nodes change hands: before, take it back with --undo; afterwards,"
+                " say `balancer node lost` in the other directory"
+            )
+        mine = nodes_with_tablets(self.giver.directory.snapshot(), self.bundles)
+        for node in lost:
+            if node not in mine:
+                raise Refused(f"{self._what} has no node {node}")
+            try:
+                self.connect(node).close()
+            except Unavailable:
+                continue
+            raise Refused(f"node {node} answers: it is not lost")
 
     def undo(self) -> None:
         """Takes it back, as long as no node can have changed hands."""
@@ -261,16 +284,18 @@ class HandingOver:
 
         commit_on_newest(self.taker.directory, propose, f"{self._what} could not be copied")
 
-    def _change(self) -> None:
+    def _change(self, lost: Sequence[str] = ()) -> None:
         giver, taker = self._hands(self.giver), self._hands(self.taker)
         snapshot = self.giver.directory.snapshot()
         for node, tablets in nodes_with_tablets(snapshot, self.bundles).items():
+            if node in lost:
+                continue  # should it come back, it is the giver's by its own word: nobody's leader is let in there
             self.observe(f"node {node}")
             epoch = self.taker.directory.snapshot().epoch
             with closing(self.connect(node)) as connection:
                 change_hands(connection, node, giver=giver, taker=taker, epoch=epoch, tablets=tablets)
 
-    def _arrive(self, record: HandoverRecord) -> None:
+    def _arrive(self, record: HandoverRecord, lost: Sequence[str]) -> None:
         self.observe("arrival")
         taken = self.giver.directory.blocks()
 
@@ -282,7 +307,9 @@ class HandingOver:
                 for table, next_ in record.ids.items()
             ]
             marks = [Remove(RecordKind.PAUSE, key_of_handover(bundle)) for bundle in self.bundles]
-            return self._transaction([*marks, *ids], snapshot, f"{self._what} has arrived"), None
+            why = f"lost during its hand-over, says {self.author}"
+            gone = [Put(replace(snapshot.nodes[node], state=NodeState.LOST, reason=why)) for node in lost]
+            return self._transaction([*marks, *ids, *gone], snapshot, f"{self._what} has arrived"), None
 
         commit_on_newest(self.taker.directory, propose, f"{self._what} could not be ended")
 

@@ -2,24 +2,46 @@
 
 Every node says which tablets it owns, with their epochs, and its catalog says which keys each partition holds. Of a
 tablet that several nodes claim, the claim with the highest epoch counts: a change of owner raises it, and nobody else
-does. What is found must cover each table's keys exactly once, or nothing is changed. Migrations that the export still
-knows are forgotten: what they did is on the nodes, and `doctor` removes what they left. Called by the command line.
+does, except that `tablet lost` writes it on a closed tablet before the directory has it: such a one is in doubt. What
+is found must cover each table's keys exactly once, or nothing is changed. Migrations that the export still knows are
+forgotten: what they did is on the nodes, and `doctor` removes what they left. Called by the command line.
+
+Beside the owners, the directory learns what it would otherwise do a second time or undo: ids of tablets and lanes of
+numbers that were given, tablets that have expired, and nodes that are closed because they went back in time, which
+stay closed. A node that was lost before the export is not asked: its tablets stay its own, unless another has them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.handover_record import handovers_in
 from balancer.directory.identity import counter_of_identity, identity_of
-from balancer.directory.model import Bounds, Change, Counter, Node, Put, RecordKind, Remove, Table, Tablet, Transaction
+from balancer.directory.model import (
+    Bounds,
+    Change,
+    Counter,
+    Node,
+    NodeState,
+    Put,
+    RecordKind,
+    Remove,
+    Table,
+    Tablet,
+    TabletState,
+    Transaction,
+)
 from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused, Unavailable
 from balancer.nodes.bounds import KeyColumn, KeyRange
 from balancer.nodes.connection import Connection, Cursor, translated
-from balancer.nodes.expired_keys import bound_of
+from balancer.nodes.epoch_check import node_transaction
+from balancer.nodes.expired_keys import bound_of, stays_empty
 from balancer.nodes.names import Name, parse_name
+from balancer.nodes.number_lanes import read_drawn
+from balancer.nodes.objects import CLOSED
+from balancer.nodes.partition import exists
 from balancer.nodes.schema import OwnedTablet, OwnState, read_identity, read_tablets
 from balancer.policies.hash_leaves import Leaf
 from balancer.tables.adopt import to_bounds
@@ -44,6 +66,29 @@ class _Claim:
     node: str
     row: OwnedTablet
     bounds: Bounds
+    expired: bool = False
+
+    @property
+    def closed(self) -> bool:
+        """By the leader: its node has gone back in time, or has it by `tablet lost` and was not opened."""
+        return self.row.migration == CLOSED
+
+
+@dataclass(slots=True)
+class _Said:
+    """What all nodes say together."""
+
+    claims: dict[int, dict[int, _Claim]]
+    """By table and tablet who owns it."""
+    epoch: int = 0
+    identity: str = ""
+    last: int = 0
+    """The highest id of a tablet in any state, of any table."""
+    closed: set[str] = field(default_factory=set)
+    lanes: dict[str, int] = field(default_factory=dict)
+    """By table the first lane above all that nodes count in."""
+    unknown: dict[str, list[int]] = field(default_factory=dict)
+    """By node the tablets that it owns of tables which the directory does not have."""
 
 
 def plan_recovery(
@@ -53,21 +98,26 @@ def plan_recovery(
 
     `records`: the nodes as the files have them; some may have come after the export.
     """
-    if missing := sorted(set(snapshot.nodes) - set(nodes)):
+    lost = {node.id for node in snapshot.nodes.values() if node.state is NodeState.LOST}
+    if missing := sorted(set(snapshot.nodes) - set(nodes) - lost):
         raise Unavailable(f"all nodes must answer, and {', '.join(missing)} did not: who owns what only they can say")
-    claims, epoch, identity = _read_claims(snapshot, nodes, cluster)
+    for bundle, handover in handovers_in(snapshot).items():
+        raise Refused(f"{handover.sentence(bundle)}: what its nodes say is for that directory")
+    said = _read_nodes(snapshot, {node: one for node, one in nodes.items() if node not in lost}, cluster)
     changes: list[Change] = []
     words: list[str] = []
-    if identity and identity != identity_of(snapshot):
-        changes.append(Put(counter_of_identity(identity)))
-        words.append(f"the directory is the one that the nodes know: its identity is {identity}")
-    owners = {claim.node for found in claims.values() for claim in found.values()}
-    for record in records:
-        if record.id in owners - set(snapshot.nodes):
-            changes.append(Put(record))
-            words.append(f"node {record.id} has come since")
+    if said.identity and said.identity != identity_of(snapshot):
+        changes.append(Put(counter_of_identity(said.identity)))
+        words.append(f"the directory is the one that the nodes know: its identity is {said.identity}")
+    for change, text in (*_nodes(snapshot, records, said), *_lanes(snapshot, said)):
+        changes.append(change)
+        words.append(text)
     for table in snapshot.tables.values():
-        found = claims[table.id]
+        found = said.claims[table.id]
+        for tablet in snapshot.tablets(table.id):
+            if tablet.node in lost and tablet.id not in found:
+                row = OwnedTablet(tablet.id, tablet.epoch, OwnState.OWNED, (parse_name(table.roots[0]),))
+                found[tablet.id] = _Claim(tablet.node, row, tablet.bounds, tablet.state is TabletState.EXPIRED)
         _check_table(table, found)
         for change, text in _differences(snapshot, table, found):
             changes.append(change)
@@ -76,17 +126,15 @@ def plan_recovery(
         if not migration.finished:
             changes.append(Remove(RecordKind.MIGRATION, migration.id))
             words.append(f"migration {migration.id} is forgotten; what it left is found by `balancer doctor`")
-    return TakenOver((*changes, *_counter(snapshot, claims)), tuple(words), epoch)
+    words += [
+        f"node {node} owns tablets of tables that the directory does not have, {min(ids)} among them: adopt them anew"
+        for node, ids in said.unknown.items()
+    ]
+    return TakenOver((*changes, *_counter(snapshot, said)), tuple(words), said.epoch)
 
 
-def _read_claims(
-    snapshot: Snapshot, nodes: Mapping[str, Connection], cluster: str
-) -> tuple[dict[int, dict[int, _Claim]], int, str]:
-    """By table and tablet who owns it; the highest leader's epoch; the directory's identity as the nodes know it."""
-    epoch, identity = 0, ""
-    for bundle, handover in handovers_in(snapshot).items():
-        raise Refused(f"{handover.sentence(bundle)}: what its nodes say is for that directory")
-    claims: dict[int, dict[int, _Claim]] = {table: {} for table in snapshot.tables}
+def _read_nodes(snapshot: Snapshot, nodes: Mapping[str, Connection], cluster: str) -> _Said:
+    said = _Said({table: {} for table in snapshot.tables})
     for node, connection in nodes.items():
         with translated(node), connection.cursor() as cursor:
             known = read_identity(cursor)
@@ -94,20 +142,66 @@ def _read_claims(
                 continue
             if (known.cluster, known.node) != (cluster, node):
                 raise Refused(f"the database of node {node} is node {known.node} of cluster {known.cluster}")
-            if known.identity and identity not in ("", known.identity):
-                raise Refused(f"node {node} belongs to directory {known.identity}, others to {identity}, by identity")
-            identity = identity or known.identity
-            epoch = max(epoch, known.leader_epoch)
+            if known.identity and said.identity not in ("", known.identity):
+                raise Refused(
+                    f"node {node} belongs to directory {known.identity}, others to {said.identity}, by identity"
+                )
+            # A directory that has no export with its identity in it was never handed anything.
+            if known.changed_hands and known.identity != identity_of(snapshot):
+                raise Refused(
+                    f"node {node} was handed over to directory {known.identity}, and this one is"
+                    f" {identity_of(snapshot) or 'without an identity'}: what the node says is for that directory"
+                )
+            said.identity = said.identity or known.identity
+            said.epoch = max(said.epoch, known.leader_epoch)
             for row in read_tablets(cursor):
+                said.last = max(said.last, row.id)
                 if row.state not in (OwnState.INCOMING, OwnState.MOVED):
-                    _enter(claims, snapshot, cursor, node, row)
-    return claims, epoch, identity
+                    _enter(said, snapshot, cursor, node, row)
+            for table in snapshot.tables.values():
+                drawn = read_drawn(cursor, [root for root in map(parse_name, table.roots) if exists(cursor, root)])
+                lanes = [one.lane + 1 for one in drawn if one.lane is not None]
+                said.lanes[table.name] = max([*lanes, said.lanes.get(table.name, 0)])
+    return said
+
+
+def _nodes(snapshot: Snapshot, records: Sequence[Node], said: _Said) -> Iterator[tuple[Change, str]]:
+    owners = {claim.node for found in said.claims.values() for claim in found.values()}
+    for record in records:
+        if record.id in owners - set(snapshot.nodes):
+            closed = _WHY_CLOSED if record.id in said.closed else ""
+            yield Put(replace(record, rewound=closed)), f"node {record.id} has come since"
+    for node in snapshot.nodes.values():
+        # Its leader opens what is closed on a node that is not known to have gone back.
+        if node.id in said.closed and not node.rewound:
+            yield Put(replace(node, rewound=_WHY_CLOSED)), f"node {node.id} stays closed: see `balancer node rejoin`"
+
+
+_WHY_CLOSED = "its tablets were closed when the directory was restored, from which it cannot be told why"
+
+
+def _lanes(snapshot: Snapshot, said: _Said) -> Iterator[tuple[Change, str]]:
+    for table, first in said.lanes.items():
+        name = f"lanes of {table}"
+        if first > (snapshot.counters.get(name) or Counter(name, 0)).next:
+            yield Put(Counter(name, first)), f"{first} lanes of numbers of table {table} are in use"
 
 
 def recover(directory: Directory, leadership: Leadership, planned: TakenOver, snapshot: Snapshot, author: str) -> None:
     """Commits it, under a leadership that no node refuses."""
     reason = f"taken over from the nodes: {len(planned.words)} changes"
     directory.commit(Transaction(planned.changes, snapshot.version, reason, author, leader_epoch=leadership.epoch))
+
+
+def shut_out(nodes: Mapping[str, Connection], leader_epoch: int) -> None:
+    """Whoever still follows the directory that was lost does nothing on a node any more, and what it was at has ended:
+    what the nodes say from here on stays so."""
+    for node, connection in nodes.items():
+        with translated(node), connection.cursor() as cursor:
+            there = read_identity(cursor) is not None
+        if there:
+            with node_transaction(connection, leader_epoch, node):
+                pass
 
 
 def lead_above(directory: Directory, name: str, epoch: int, timeout: float) -> Leadership:
@@ -122,12 +216,11 @@ def lead_above(directory: Directory, name: str, epoch: int, timeout: float) -> L
     raise Refused(f"the nodes have seen leaders up to epoch {epoch}: this is not the directory that they belonged to")
 
 
-def _enter(
-    claims: dict[int, dict[int, _Claim]], snapshot: Snapshot, cursor: Cursor, node: str, row: OwnedTablet
-) -> None:
+def _enter(said: _Said, snapshot: Snapshot, cursor: Cursor, node: str, row: OwnedTablet) -> None:
     """Finds the table of a claim by its partition's parent, and its keys by the partition's bound."""
     table = _table_of(snapshot, cursor, row)
     if table is None:
+        said.unknown.setdefault(node, []).append(row.id)
         return
     known = snapshot.find_tablet(row.id)
     if table.everywhere:
@@ -137,13 +230,26 @@ def _enter(
         bounds = None if part is None else to_bounds(part)
     if bounds is None:
         raise Refused(f"node {node} says it owns tablet {row.id}, but {row.partitions[0]} is not attached there")
-    other = claims[table.id].get(row.id)
-    if other is not None and other.row.epoch == row.epoch:
+    mine = _Claim(node, row, bounds, stays_empty(cursor, row.partitions))
+    if mine.closed:
+        said.closed.add(node)
+    other = said.claims[table.id].get(row.id)
+    if other is None:
+        said.claims[table.id][row.id] = mine
+        return
+    older, newer = sorted((other, mine), key=lambda claim: claim.row.epoch)
+    if older.row.epoch == newer.row.epoch:
         raise Refused(
             f"nodes {other.node} and {node} both own tablet {row.id} with epoch {row.epoch}: one of them is old"
         )
-    if other is None or other.row.epoch < row.epoch:
-        claims[table.id][row.id] = _Claim(node, row, bounds)
+    if newer.closed and not older.closed:
+        raise Refused(
+            f"node {older.node} owns tablet {row.id} with epoch {older.row.epoch}, and node {newer.node} was made ready"
+            f" for it, with epoch {newer.row.epoch}, and is closed: whether `tablet lost` was carried out only a person"
+            " can say. In balancer.tablet of the node whose rows do not count, make its state 'moved', moved_to the"
+            " other node and migration NULL"
+        )
+    said.claims[table.id][row.id] = newer
 
 
 _PARENT = """
@@ -179,11 +285,13 @@ def _differences(snapshot: Snapshot, table: Table, found: Mapping[int, _Claim]) 
     for number, claim in sorted(found.items()):
         known = snapshot.find_tablet(number)
         names = _names(table, claim.row.partitions)
+        state = known.state if known is not None else TabletState.EXPIRED if claim.expired else TabletState.OWNED
         made = replace(
             known or Tablet(number, table.id, claim.bounds, claim.node),
             bounds=claim.bounds,
             node=claim.node,
             epoch=claim.row.epoch,
+            state=state,
             partitions=known.partitions if known is not None else names,
         )
         if known is None:
@@ -200,9 +308,8 @@ def _names(table: Table, partitions: Sequence[Name]) -> tuple[str, ...]:
     return tuple(name.name for name in partitions) if usual else ()
 
 
-def _counter(snapshot: Snapshot, claims: Mapping[int, Mapping[int, _Claim]]) -> Iterator[Change]:
-    """Ids of tablets are never given again, also those that only the nodes remember."""
-    highest = max((number for found in claims.values() for number in found), default=0)
+def _counter(snapshot: Snapshot, said: _Said) -> Iterator[Change]:
+    """Ids of tablets are never given again, also those that only the nodes remember, in whatever state."""
     known = snapshot.counters.get(TABLET_COUNTER) or Counter(TABLET_COUNTER)
-    if highest >= known.next:
-        yield Put(Counter(TABLET_COUNTER, highest + 1))
+    if said.last >= known.next:
+        yield Put(Counter(TABLET_COUNTER, said.last + 1))

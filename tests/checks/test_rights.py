@@ -7,10 +7,13 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from balancer.nodes.connection import Connection
+from balancer.nodes.as_role import become_reader, number_of
+from balancer.nodes.connection import Address, Connection
+from balancer.nodes.names import Name
 from balancer.policies.check_options import CheckKind, CheckOptions, Invariant
 from balancer.policies.checking import CheckBook
 from tests.support.checking import anomalies, checker_of, run_round
+from tests.support.opening import connect
 from tests.support.shards import Shards, user_of
 
 ROLE = "checks_auditor"
@@ -25,6 +28,15 @@ BEGIN INSERT INTO nasty.booty VALUES (current_user); RETURN true; END $$;
 CREATE FUNCTION nasty.reopen() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN PERFORM set_config('transaction_read_only', 'off', true); INSERT INTO nasty.booty VALUES (current_user);
 RETURN true; END $$;
+CREATE FUNCTION nasty.replace() RETURNS numeric LANGUAGE plpgsql AS $$
+DECLARE ours text;
+BEGIN
+    FOR ours IN SELECT name FROM pg_prepared_statements WHERE statement LIKE '%balancer_sum%' LOOP
+        EXECUTE format('DEALLOCATE %I', ours);
+        EXECUTE format('PREPARE %I (text) AS SELECT nasty.whoami()', ours);
+    END LOOP;
+    RETURN 0;
+END $$;
 CREATE FUNCTION nasty.whoami() RETURNS text LANGUAGE sql AS 'SELECT current_user::text';
 """
 
@@ -81,6 +93,15 @@ def test_a_statement_runs_as_the_role(shards: Shards, nodes: list[Connection]) -
     book = asked(shards, "SELECT nasty.whoami() FROM (SELECT FROM {orders} LIMIT 1) AS one")
     assert all(f"({ROLE})" in one.text for one in anomalies(book))
     assert len(anomalies(book)) == 8
+    assert nodes
+
+
+def test_what_a_statement_prepares_in_the_place_of_ours_is_not_run(shards: Shards, nodes: list[Connection]) -> None:
+    """The driver prepares what is sent often, as the sum over many tablets at one moment is."""
+    address = Address("a", next(iter(shards.dsns.values())))
+    with connect(address) as connection, connection.transaction(), connection.cursor() as cursor:
+        become_reader(cursor, ROLE, Name("public", "orders"), 5.0, trusted=False)
+        assert {number_of(cursor, "SELECT nasty.replace()") for _ in range(8)} == {"0"}
     assert nodes
 
 

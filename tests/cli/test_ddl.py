@@ -14,9 +14,17 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from balancer.clock import SystemClock
+from balancer.directory.contract import Directory
+from balancer.directory.handover_record import HandoverRecord
+from balancer.directory.identity import identity_of
 from balancer.directory.model import Pause, Put
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
+from balancer.errors import Unavailable
+from balancer.polling.addresses import addresses_of
+from balancer.settings import load_settings
+from balancer.tables.ddl_apply import ChangeRunner, changes_of
 from tests.support.commands import balancer as balancer_process
 from tests.support.commands import balancer_here as balancer
 from tests.support.commands import environment
@@ -232,6 +240,22 @@ def test_an_operators_pause_stays(config: Path, databases: list[Database]) -> No
         assert directory.snapshot().pauses["shop"].reason == "lunch"
 
 
+def test_a_bundle_that_is_being_handed_over_is_not_changed_though_it_is_paused(
+    config: Path, databases: list[Database]
+) -> None:
+    """With an operator's pause there is nothing to be written down. But the nodes go to the other directory one by one,
+    and the change would stay half-done there."""
+    before = [look(database) for database in databases]
+    with open_directory(f"sqlite://{config.parent}/directory.db") as directory:
+        directory.commit(transaction([Put(Pause("shop", None, "ann", "a holiday"))], directory.snapshot().version))
+        leaving = HandoverRecord("h1", "closed", "sqlite:///other.db", "1", ("shop",)).pause("shop", "ann")
+        directory.commit(transaction([Put(leaving)], directory.snapshot().version))
+        code, _, err = apply(config, config.parent / "change.sql")
+        assert (code, "is being handed over" in err) == (4, True), err
+        assert changes_of(directory) == [], "it has not begun, and is in nobody's way"
+    assert [look(database) for database in databases] == before
+
+
 def test_what_one_node_refuses_is_found_before_anything_is_changed(config: Path, databases: list[Database]) -> None:
     with databases[1].connect() as connection:
         connection.execute("CREATE TYPE mood AS ENUM ('good')")
@@ -338,6 +362,81 @@ def test_what_a_statement_leaves_to_the_commit_does_not_run_with_our_rights(
         for database in databases:
             with database.connect() as connection:
                 assert connection.execute("SELECT * FROM public.caught WHERE who <> %s", (role,)).fetchall() == []
+
+
+LEFT_BEHIND = {
+    "search path": "PERFORM set_config('search_path', 'evil, pg_catalog', false);",
+    "prepared statement": """
+        EXECUTE 'DEALLOCATE "balancer ours"';
+        EXECUTE 'PREPARE "balancer ours" AS SELECT evil.note()';
+    """,
+    "cursor": "EXECUTE 'DECLARE c CURSOR WITH HOLD FOR SELECT evil.note()';",
+}
+
+
+@pytest.mark.parametrize("left", LEFT_BEHIND)
+def test_what_a_statement_leaves_in_the_session_does_not_run_with_our_rights(
+    config: Path, databases: list[Database], left: str
+) -> None:
+    """A cursor is read when we commit, a prepared statement has our name for one, and a path gives names meanings."""
+    dsns = {name: database.dsn for name, database in zip("ab", databases, strict=True)}
+    trap = f"""
+        CREATE TABLE evil.seen (who text);
+        CREATE FUNCTION evil.note() RETURNS int LANGUAGE plpgsql VOLATILE AS
+            $$ BEGIN INSERT INTO evil.seen VALUES (current_user); RETURN 0; END $$;
+        CREATE FUNCTION evil.to_regclass(text) RETURNS regclass LANGUAGE plpgsql VOLATILE AS
+            $$ BEGIN PERFORM evil.note(); RETURN pg_catalog.to_regclass($1); END $$;
+        CREATE FUNCTION evil.once() RETURNS int LANGUAGE plpgsql VOLATILE AS $$
+            BEGIN
+                IF NOT EXISTS (SELECT FROM pg_cursors WHERE name = 'c') THEN {LEFT_BEHIND[left]} END IF;
+                RETURN 1;
+            END $$;
+    """
+    with plain_role(dsns) as role:
+        for database in databases:
+            with database.connect() as connection:
+                connection.execute(f"CREATE SCHEMA evil AUTHORIZATION {role}; SET ROLE {role}; {trap}".encode())
+        give_to(role, databases)
+        change = config.parent / "trap.sql"
+        change.write_text(
+            "ALTER TABLE orders ADD COLUMN x int DEFAULT evil.once(); ALTER TABLE orders ADD COLUMN y int"
+        )
+        code, _, err = apply(config, change)
+        with databases[0].connect() as connection:
+            assert connection.execute("SELECT * FROM evil.seen WHERE who <> %s", (role,)).fetchall() == []
+        assert code == 0, err
+
+
+def test_a_change_is_not_taken_back_while_another_process_carries_it_out(
+    config: Path, databases: list[Database]
+) -> None:
+    """Else the one says that it is done, the other that it is undone, and half of it is there."""
+    settings = load_settings(config)
+    refused: list[str] = []
+
+    def runner(directory: Directory, tell: Callable[[str], None], patience: float) -> ChangeRunner:
+        addresses = addresses_of([settings.bundle("shop")], identity_of(directory.snapshot()))
+        return ChangeRunner(directory, "shop", addresses, "directory", SystemClock(), patience=patience, tell=tell)
+
+    with open_directory(f"sqlite://{config.parent}/directory.db") as directory:
+        other = runner(directory, lambda _: None, 0.0)
+
+        def tell(text: str) -> None:
+            if text.startswith("step 2 on node a"):
+                with pytest.raises(Unavailable) as caught:
+                    other.take_back()
+                refused.append(str(caught.value))
+
+        first = runner(directory, tell, 10.0)
+        try:
+            ended = first.apply("ALTER TABLE orders ADD COLUMN x int; ALTER TABLE orders ADD COLUMN y int", "ann")
+        finally:
+            first.close()
+            other.close()
+    assert ended.state == "done"
+    assert "another process" in refused[0]
+    for database in databases:
+        assert {row[2] for row in look(database) if row[0] == "column"} == {"id", "n", "x", "y"}
 
 
 def test_what_an_interrupted_build_has_left_is_built_again(config: Path, databases: list[Database]) -> None:

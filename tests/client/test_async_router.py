@@ -173,7 +173,7 @@ def test_run_repeats_and_ids_are_handed_out(shards: Shards) -> None:
     assert shards.count() == 1
 
 
-@pytest.mark.parametrize("ended", ["COMMIT", "ROLLBACK"])
+@pytest.mark.parametrize("ended", ["COMMIT", "ROLLBACK", "ROLLBACK AND CHAIN", "COMMIT; BEGIN"])
 def test_nothing_runs_behind_an_end_in_the_text_of_a_statement(shards: Shards, ended: str) -> None:
     """It would commit by itself, and without any proof."""
     user = user_of(shards, 1)
@@ -188,6 +188,10 @@ def test_nothing_runs_behind_an_end_in_the_text_of_a_statement(shards: Shards, e
             with pytest.raises(UserError, match="no transaction"):
                 await ended_inside(router)
             await insert(router, user, 2)
+            async with router.transaction("orders", user) as kept:
+                pass
+            with pytest.raises(UserError, match="its block has ended"):
+                await kept.execute("INSERT INTO orders VALUES (%s, 3)", (user,))
 
     run(work())
     assert shards.count(user) == 1

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -107,6 +108,28 @@ def test_a_swallowed_error_commits_nothing(shards: Shards, router: Router, pair:
         swallow()
     assert shards.count() == 0
     assert left_prepared(shards) == []
+
+
+@pytest.mark.parametrize("text", ["COMMIT", "COMMIT AND CHAIN"])
+def test_a_part_that_a_statement_has_ended_takes_nothing_more(
+    shards: Shards, router: Router, pair: tuple[int, int], text: str
+) -> None:
+    """What followed would be committed whatever becomes of the others, and without any proof."""
+
+    def block() -> None:
+        with router.atomic() as tx:
+            put(tx, pair[0])
+            with suppress(UserError):
+                tx.on("orders", pair[1]).execute(text.encode())
+            with suppress(UserError):
+                put(tx, pair[1])
+
+    with pytest.raises(UserError, match="leave COMMIT and ROLLBACK to the router"):
+        block()
+    assert [shards.count(user) for user in pair] == [0, 0]
+    with router.atomic() as tx:
+        put(tx, *pair)
+    assert [shards.count(user) for user in pair] == [1, 1]
 
 
 def test_a_deadlock_between_nodes_ends_and_both_get_through(

@@ -131,6 +131,42 @@ def test_code_that_a_message_sets_off_never_has_our_rights(mailing: Mailing, cle
     assert mailing.book(payee) == (105, "x")
 
 
+@pytest.mark.parametrize(
+    "left", ["DECLARE c CURSOR WITH HOLD FOR SELECT evil.note()", "SET search_path TO evil, public"]
+)
+def test_what_a_message_leaves_in_the_session_never_has_our_rights(mailing: Mailing, clerk: Router, left: str) -> None:
+    """A cursor is read when we commit; a path decides what is called before."""
+    payer, payee = mailing.users(2)
+    for node in map(mailing.shards.node, mailing.shards.dsns):
+        node.execute(
+            """
+            CREATE SCHEMA evil AUTHORIZATION mallory;
+            GRANT ALL ON SCHEMA evil TO PUBLIC;
+            CREATE TABLE evil.seen (who text);
+            GRANT ALL ON evil.seen TO PUBLIC;
+            SET ROLE mallory;
+            CREATE FUNCTION evil.note() RETURNS int LANGUAGE plpgsql AS
+                $$ BEGIN INSERT INTO evil.seen VALUES (current_user); RETURN 0; END $$;
+            CREATE VIEW evil.pg_trigger AS SELECT t.*, evil.note() FROM pg_catalog.pg_trigger t;
+            RESET ROLE;
+            """
+        )
+        node.execute(
+            f"CREATE FUNCTION evil.spy() RETURNS trigger LANGUAGE plpgsql AS"
+            f" $$ BEGIN EXECUTE '{left}'; RETURN NULL; END $$;"
+            " CREATE TRIGGER spy AFTER UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION evil.spy()"
+        )
+    try:
+        with clerk.transaction("orders", payer) as connection:
+            connection.send("orders", payee, "credit", {"amount": 5, "mark": "x"}, deliver=False)
+        assert mailing.look().outcomes == {"applied": 1}
+        assert mailing._all("SELECT who FROM evil.seen WHERE who <> 'clerk'") == []
+    finally:
+        for node in map(mailing.shards.node, mailing.shards.dsns):
+            node.execute("DROP TRIGGER spy ON orders; DROP SCHEMA evil CASCADE")
+    assert mailing.book(payee) == (105, "x")
+
+
 def test_row_security_applies_to_what_a_message_does(mailing: Mailing, clerk: Router) -> None:
     payer, payee = mailing.users(2)
     for node in map(mailing.shards.node, mailing.shards.dsns):

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import psycopg
 import pytest
@@ -90,6 +91,60 @@ def test_ending_the_transaction_inside_is_refused(shards: Shards, router: Router
         router.transaction("orders", 1) as connection,
     ):
         connection.execute("COMMIT")
+
+
+@pytest.mark.parametrize("text", ["COMMIT AND CHAIN", "ROLLBACK AND CHAIN", "SELECT 1; COMMIT; BEGIN", "ABORT; BEGIN"])
+def test_what_follows_a_transaction_that_was_ended_and_begun_again_is_refused(
+    shards: Shards, router: Router, text: str
+) -> None:
+    """It is in a transaction, but in none that has proven anything: the tablet may be on its way."""
+    user = user_of(shards, 1)
+    before = shards.count(user)
+
+    def block() -> None:
+        with router.transaction("orders", user) as connection:
+            with pytest.raises(UserError, match="leave COMMIT and ROLLBACK to the router"):
+                connection.execute(text)
+            with pytest.raises(UserError, match="leave COMMIT and ROLLBACK to the router"):
+                connection.execute("INSERT INTO orders VALUES (%s, 1)", (user,))
+
+    with pytest.raises(UserError, match="leave COMMIT and ROLLBACK to the router"):
+        block()
+    assert shards.count(user) == before
+    with router.transaction("orders", user) as connection:  # the connection is as good as any
+        connection.execute("SAVEPOINT chain")
+        connection.execute("ROLLBACK TO chain")
+        connection.execute("INSERT INTO orders VALUES (%s, 1)", (user,))
+    assert shards.count(user) == before + 1
+
+
+@pytest.mark.parametrize("text", ["COMMIT", "/* so */ commit and chain", "ROLLBACK", "END"])
+def test_a_pipelined_transaction_is_not_ended_inside_either(shards: Shards, router: Router, text: str) -> None:
+    """Nothing is waited for: what stands behind it would be on its way."""
+    user = user_of(shards, 1)
+
+    def work(connection: psycopg.Connection[Any]) -> None:
+        connection.execute("SAVEPOINT one")
+        connection.execute("ROLLBACK TO one")
+        with pytest.raises(UserError, match="leave COMMIT and ROLLBACK to the router"):
+            connection.execute(text)
+        connection.execute("INSERT INTO orders VALUES (%s, 1)", (user,))
+
+    router.run("orders", user, work, pipelined=True)
+    assert shards.count(user) == 1
+
+
+def test_a_connection_that_was_kept_is_of_no_use_after_its_block(shards: Shards, router: Router) -> None:
+    user = user_of(shards, 1)
+    with router.transaction("orders", user) as connection:
+        cursor = connection.cursor()
+        cursor.execute("SELECT 1")
+    for late in (cursor, connection, psycopg.ClientCursor(connection)):
+        with pytest.raises(UserError, match="its block has ended"):
+            late.execute("INSERT INTO orders VALUES (%s, 1)", (user,))
+    assert shards.count(user) == 0
+    with router.transaction("orders", user) as connection:
+        connection.execute("INSERT INTO orders VALUES (%s, 1)", (user,))
 
 
 @pytest.mark.parametrize("isolation", Isolation)

@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 
 import psycopg
@@ -174,12 +175,14 @@ class TestWhatCannotBeProven:
         with pytest.raises(UserError, match="in no transaction"), engine.connect() as connection:
             connection.execute(text("SELECT 1"))
 
-    def test_a_commit_in_a_statements_text_ends_it(self, shards: Shards, router: Router) -> None:
+    @pytest.mark.parametrize("ended", ["COMMIT", "COMMIT AND CHAIN"])
+    def test_a_commit_in_a_statements_text_ends_it(self, shards: Shards, router: Router, ended: str) -> None:
         user = user_of(shards, 1)
 
         def work() -> None:
             with session(router, "orders", user) as orders:
-                orders.execute(text("COMMIT"))
+                with suppress(UserError):
+                    orders.execute(text(ended))
                 orders.add(Order(user_id=user, n=1))
                 orders.flush()
 
@@ -442,13 +445,14 @@ class TestAsyncio:
                     async with orders.begin():
                         orders.add(Order(user_id=user, n=3))
 
-                async def work() -> None:
+                async def work(ended: str) -> None:
                     async with session(router, "orders", user) as orders:
-                        await orders.execute(text("COMMIT"))
+                        await orders.execute(text(ended))
                         await orders.execute(text("SELECT 1"))
 
-                with pytest.raises(UserError, match="in no transaction"):
-                    await work()
+                for ended in ("COMMIT", "COMMIT AND CHAIN"):
+                    with pytest.raises(UserError, match="in no transaction"):
+                        await work(ended)
 
         asyncio.run(work())
         assert numbers(shards, user) == [1, 3]

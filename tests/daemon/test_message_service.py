@@ -41,7 +41,7 @@ def mailing(tmp_path_factory: pytest.TempPathFactory, dsns: list[str]) -> Iterat
 
 
 STEPS = (
-    "clock_of", "waiting", "proven_letters", "deliver_letter", "check_deferred", "forget_session", "put_off",
+    "clock_of", "waiting", "proven_letters", "deliver_letter", "leave_others_code", "forget_session", "put_off",
     "fail_letter", "settle_failed", "settle_applied",
 )  # fmt: skip
 

@@ -111,6 +111,11 @@ def test_it_learns_from_the_nodes_and_goes_on(restored: Fleet) -> None:
     assert say(restored, "verify", "orders").code == 1  # nothing was changed
     done = say(restored, "directory", "recover")
     assert (done.code, done.out.splitlines()[-1]) == (0, "9 changes taken over from the nodes")
+    with restored.directory() as directory:  # a leader that still follows the lost directory is shut out at once
+        epoch = directory.snapshot().epoch
+    for dsn in restored.dsns.values():
+        with psycopg.connect(dsn) as connection:
+            assert connection.execute("SELECT leader_epoch FROM balancer.node").fetchone() == (epoch,)
     assert say(restored, "verify", "orders").code == 0
     assert say(restored, "doctor").code == 0
     assert "nothing was changed" in say(restored, "directory", "recover").out

@@ -1,6 +1,7 @@
 """A copy in chunks: rows that change while it goes on, interruptions at every point, and what they cost."""
 
 import importlib
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -214,6 +215,33 @@ def test_a_successor_copies_only_the_chunks_that_are_missing(paged: Cluster, bet
     succeeded(paged)
     assert not {*before} & {*between.copied[chunk:]}, "a chunk that was there was copied again"
     assert len(between.copied) > 6
+
+
+def test_a_chunk_of_another_size_that_is_still_being_written_is_waited_for(
+    paged: Cluster, between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a lost session, whose COMMIT is on its way: the setting has changed since, and a smaller chunk overlaps it."""
+    original, before = chunk_copy.copy_chunks, content(paged, "a")
+    lost = paged.connect("b")
+    late = threading.Timer(0.5, lambda: lost.execute("COMMIT"))
+
+    def copy_chunks(ctx: Any, shapes: Any) -> None:
+        if not late.is_alive() and not late.finished.is_set():
+            lost.execute("BEGIN")
+            lost.execute("SET LOCAL session_replication_role TO replica")
+            lost.execute(f"INSERT INTO balancer.chunks_{ctx.id} (part, first, until) VALUES (0, 0, 2)".encode())
+            with paged.connect("a") as source:
+                rows = source.execute(f"SELECT id, n, note FROM {LEAF} WHERE ctid < '(2,0)'".encode()).fetchall()
+            lost.cursor().executemany(f"INSERT INTO {LEAF} (id, n, note) VALUES (%s, %s, %s)".encode(), rows)
+            late.start()
+        original(ctx, shapes)
+
+    monkeypatch.setattr(chunk_copy, "copy_chunks", copy_chunks)
+    record = move(paged, {})
+    lost.close()
+    assert (record.state, record.error) == (State.DONE, "")
+    assert content(paged, "b") == before
+    assert between.copied[0].first == 2
 
 
 @pytest.mark.parametrize("point", ["before", "after"])

@@ -8,6 +8,11 @@ import pytest
 
 from balancer.directory.model import Change, NodeState, Put, Transaction
 from balancer.migration.doctor import PATIENCE, examine, repair
+from balancer.nodes.closed import give_away, locked_rows
+from balancer.nodes.connection import connect
+from balancer.nodes.epoch_check import node_transaction
+from balancer.nodes.expired_keys import close_expired, refuse_rows
+from balancer.nodes.names import Name
 from tests.support.cluster import Cluster
 from tests.support.manual_clock import ManualClock
 
@@ -179,3 +184,40 @@ def test_rows_of_a_former_owner_stay_if_the_new_one_forgets_them_before_they_are
     assert cluster.query("a", "SELECT to_regclass('orders_t2') IS NOT NULL") == [(True,)], "the last copy was dropped"
     assert cluster.query("a", "SELECT count(*) FROM orders_t2") == before
     assert "not known any more" in came.refused[0][1]
+
+
+def test_a_former_owners_rows_go_that_are_still_attached(cluster: Cluster) -> None:
+    """So a node has them that went back in time, and a move whose end was not waited for leaves them so."""
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    snapshot = directory.snapshot()
+    with connect(cluster.address("a")) as connection, node_transaction(connection, leadership.epoch, "a") as cursor:
+        (row,) = locked_rows(cursor, [2])
+        give_away(cursor, row, "b", 2, leader_epoch=leadership.epoch, lock_timeout=1.0)
+    with cluster.connect("b") as connection:
+        connection.execute("CREATE TABLE orders_t2 PARTITION OF orders FOR VALUES WITH (MODULUS 4, REMAINDER 1)")
+        connection.execute(
+            "INSERT INTO balancer.tablet VALUES (2, 2, 'owned', '{public}', '{orders_t2}', NULL, NULL, NULL)"
+        )
+    moved = Put(replace(snapshot.tablet(2), node="b", epoch=2))
+    directory.commit(Transaction((moved,), snapshot.version, "a test", "a test", leadership.epoch))
+    came = repair(leadership, cluster.address, examine(directory, cluster.address))
+    assert came.refused == ()
+    assert cluster.query("a", "SELECT to_regclass('orders_t2')") == [(None,)]
+
+
+def test_what_an_expiry_that_is_forgotten_has_closed_is_opened(cluster: Cluster) -> None:
+    """Its directory was lost, and an older one recovered: nobody else knows why these tablets refuse writes."""
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    names = [Name("public", "orders_t2"), Name("public", "orders_t3")]
+    with connect(cluster.address("a")) as connection, connection.transaction(), connection.cursor() as cursor:
+        close_expired(cursor, names[:1], "gone", 1.0)
+        refuse_rows(cursor, names[1], "gone for good")  # is to stay so
+    came = repair(leadership, cluster.address, examine(directory, cluster.address))
+    assert [finding.text for finding in came.done] == [
+        "leftover: trigger balancer_expired on public.orders_t2",
+        "leftover: trigger balancer_expired_truncate on public.orders_t2",
+    ]
+    cluster.query("a", "UPDATE orders_t2 SET n = 7 RETURNING n")
+    assert examine(directory, cluster.address) == []

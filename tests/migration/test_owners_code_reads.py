@@ -163,7 +163,7 @@ def take(cluster: Cluster) -> None:
         if attached is not None:
             connection.execute("ALTER TABLE public.orders DETACH PARTITION public.orders_t1")
     with closing(Links(cluster.address, "test")) as links:
-        make_ready(links, snapshot.epoch, snapshot.tables[1], tablet, empty=False)
+        make_ready(links, snapshot.epoch, snapshot.tables[1], [tablet], empty=False)
 
 
 READERS: dict[str, Callable[[Cluster], None]] = {"split": split, "ages": ages, "copies": copies, "take": take}

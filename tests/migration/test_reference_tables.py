@@ -391,8 +391,8 @@ def test_a_lost_home_is_replaced_by_a_copy(world: World) -> None:
     links = Links(world.address, "test")
     try:
         with pytest.raises(Refused, match="it has copies: take one with --take-from"):
-            make_ready(links, world.leadership.epoch, table, revived, empty=True)
-        make_ready(links, world.leadership.epoch, table, revived, empty=False)
+            make_ready(links, world.leadership.epoch, table, [revived], empty=True)
+        make_ready(links, world.leadership.epoch, table, [revived], empty=False)
         with pytest.raises(psycopg.Error, match="closed"):  # until the directory says so
             world.query("b", "DELETE FROM towns")
         snapshot = world.directory.snapshot()

@@ -76,10 +76,10 @@ class World:
             sides = Party(self.giver, giver), Party(self.taker, taker)
             yield HandingOver(*sides, ("shop",), self.address, "test", observe)
 
-    def hand_over(self, observe: Callable[[str], None] = lambda step: None) -> str:
+    def hand_over(self, observe: Callable[[str], None] = lambda step: None, lost: tuple[str, ...] = ()) -> str:
         """To its end."""
         with self.work(observe) as work:
-            return work.run(lambda closed: in_the_way(work, closed=closed)).state
+            return work.run(lambda closed: in_the_way(work, closed=closed), lost).state
 
     def undo(self) -> None:
         with self.work() as work:

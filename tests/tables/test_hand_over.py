@@ -1,9 +1,10 @@
 """A bundle goes into another directory: all of it, once, with one leader at a time, whoever is killed when."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import cycle
 from pathlib import Path
 from uuid import uuid4
@@ -21,6 +22,7 @@ from balancer.directory.model import (
     Migration,
     MigrationKind,
     MigrationMode,
+    NodeState,
     Pause,
     Pin,
     Put,
@@ -36,7 +38,9 @@ from balancer.nodes import changing_hands
 from balancer.nodes.connection import Address
 from balancer.nodes.epoch_check import node_command, node_transaction
 from balancer.nodes.schema import LEADER_LOCK
+from balancer.tables.ddl_apply import SchemaChange
 from balancer.tables.hand_over_checks import in_the_way
+from balancer.tables.import_record import ImportRecord
 from tests.support.handing_over import NODES, World, write
 from tests.support.opening import connect
 from tests.support.servers import Database
@@ -157,6 +161,33 @@ def test_a_node_that_is_away_in_the_middle_is_waited_for(world: World, monkeypat
     monkeypatch.undo()
     assert world.hand_over() == "gone"
     check_arrived(world)
+
+
+def test_a_node_that_is_gone_for_good_in_the_middle_does_not_keep_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it neither directory would ever do anything with the bundle again, not even give its tablets up."""
+
+    def away(step: str) -> None:
+        if step == "node b":
+            monkeypatch.setitem(world.dsns, "b", "host=127.0.0.1 port=1 dbname=nowhere")
+
+    with pytest.raises(Refused, match="while its nodes change hands"):
+        world.hand_over(lost=("b",))
+    with pytest.raises(Unavailable, match="node b"):
+        world.hand_over(away)
+    with pytest.raises(Refused, match="node a answers"):
+        world.hand_over(lost=("a",))
+    assert world.hand_over(lost=("b",)) == "gone"
+    with open_directory(world.taker) as taker:
+        snapshot = taker.snapshot()
+        assert handover_of(snapshot, "shop") is None
+        assert {node: snapshot.nodes[node].state for node in "ab"} == {"a": NodeState.ACTIVE, "b": NodeState.LOST}
+        taken, identity = snapshot.epoch, identity_of(snapshot)
+    monkeypatch.undo()  # it was not gone for good: the taker's leader does nothing there until it is told again
+    assert world.belongs("b")[1] != identity
+    assert world.hand_over() == "gone"
+    assert world.belongs("b")[:3] == (cluster_name(world.taker), identity, taken)
 
 
 # One leader at a time.
@@ -480,6 +511,18 @@ def test_everything_in_the_way_is_said_at_once_and_nothing_is_touched(world: Wor
         world.hand_over()
     with open_directory(world.giver) as giver, open_directory(world.taker) as taker:
         assert (giver.snapshot().version, taker.snapshot().version) == before
+
+
+def test_an_import_and_a_schema_change_that_have_not_ended_are_in_the_way(world: World) -> None:
+    with open_directory(world.giver) as giver:
+        work = json.dumps(asdict(ImportRecord("i1", "copying", 9, 100, ("a",), ("goods",))))
+        records = [Put(Pause("shop", None, "ann", work, "import goods"))]
+        giver.commit(Transaction(tuple(records), giver.snapshot().version, "an import", "ann"))
+        giver.publish("ddl", "c1", asdict(SchemaChange("c1", "shop", "ALTER TABLE orders ADD x int", "ann", 1.0)))
+    assert reasons(world) == [
+        "the import of table goods of bundle shop has not ended (copying)",
+        "a schema change of bundle shop has not ended (schema change c1)",
+    ]
 
 
 def test_a_node_that_has_seen_a_newer_leader_stops_it_while_there_is_a_way_back(world: World) -> None:
