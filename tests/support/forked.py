@@ -28,6 +28,7 @@ from tests.support.commands import environment
 _TREE = Path(__file__).parents[2]
 # What most of the programs need. None of the programs themselves: they are to be run, and not found imported.
 _IMPORTED = (
+    "balancer.client.router",
     "balancer.cli.main",
     "balancer.cli.run",
     "balancer.cli.ddl",
