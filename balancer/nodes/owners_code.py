@@ -121,8 +121,9 @@ WHERE EXISTS (
 
 # By the catalog: a role that may not enter a schema is told so by the preflight, and not by an error here. `plain`: all
 # that `found` would have of this table are built-in types and its indexes, so that nothing of it has another owner and
-# there is no expression. Most tables are, and to plan `_STRANGE` costs a server ten times as much as this. 12000 is where
-# objects begin that PostgreSQL does not pin: domains are never below it, and of what is above it dependencies are kept.
+# there is no expression. Most tables are, and to plan `_STRANGE` costs a server ten times as much as this. Below 12000
+# PostgreSQL pins its objects: no domain is there. Whatever a table uses above it is a dependency as well, so that its
+# types are looked at twice.
 _TABLES = """
 SELECT c.oid, NOT (
     EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped

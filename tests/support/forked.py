@@ -187,6 +187,7 @@ def _become(words: Mapping[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(words["env"])
     os.chdir(words["cwd"])
+    sys.path[0] = words["cwd"]  # as `-m` has it
     sys.argv[1:] = words["arguments"]
     runpy.run_module(words["module"], run_name="__main__", alter_sys=True)
 
