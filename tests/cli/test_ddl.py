@@ -5,7 +5,6 @@ import os
 import random
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -27,8 +26,8 @@ from balancer.settings import load_settings
 from balancer.tables.ddl_apply import ChangeRunner, changes_of
 from tests.support.commands import balancer as balancer_process
 from tests.support.commands import balancer_here as balancer
-from tests.support.commands import environment
 from tests.support.directories import migration, transaction
+from tests.support.forked import run_forked
 from tests.support.nemeses import until
 from tests.support.owned import plain_role
 from tests.support.servers import Database
@@ -105,8 +104,7 @@ def look(database: Database) -> list[tuple[object, ...]]:
 
 
 def with_death_at(point: int, words: list[str]) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "tests.support.ddl_killed", str(point), *words]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=120)
+    return run_forked("tests.support.ddl_killed", str(point), *words)
 
 
 def apply(config: Path, *more: object) -> tuple[int, str, str]:

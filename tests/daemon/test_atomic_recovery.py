@@ -1,7 +1,6 @@
 """Clients that die in the middle of a transaction over several nodes: the leader ends it, all or nothing."""
 
 import json
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 
@@ -17,8 +16,9 @@ from balancer.nodes.decisions import prepared_parts
 from balancer.prepared_id import PreparedId, transaction_id
 from tests.daemon.test_daemon import Instance, instance
 from tests.support.atomic_victim import Standing
-from tests.support.commands import balancer_here, started
+from tests.support.commands import balancer_here
 from tests.support.fleet import Fleet, until
+from tests.support.forked import forked_beside
 from tests.support.opening import connect
 
 DIED = {
@@ -74,10 +74,9 @@ def test_what_a_killed_client_left_is_ended_all_or_nothing(
             pairs = dict(zip(DIED, ids_of(router, len(DIED)), strict=True))
         with ExitStack() as stack:
             for word, pair in pairs.items():
-                arguments = ("-m", "tests.support.atomic_victim", fleet.url, password, word, *map(str, pair))
-                victim = stack.enter_context(started(*arguments, stdout=subprocess.PIPE))
-                assert victim.stdout is not None
-                assert victim.stdout.readline() == "standing\n"
+                arguments = ("tests.support.atomic_victim", fleet.url, password, word, *map(str, pair))
+                victim, printed = stack.enter_context(forked_beside(*arguments))
+                assert printed.readline() == "standing\n"
                 victim.kill()
         until(lambda: not prepared(nodes), 60, "the end of every part")
         found = {

@@ -6,8 +6,8 @@ import psycopg
 
 from balancer.nodes.schema import LEADER_LOCK
 from tests.daemon.test_daemon import Instance
-from tests.support.commands import balancer
 from tests.support.fleet import Fleet, until
+from tests.support.forked import run_forked
 
 
 def test_a_leader_that_waits_for_a_lock_says_who_holds_it(fleet: Fleet) -> None:
@@ -20,7 +20,7 @@ def test_a_leader_that_waits_for_a_lock_says_who_holds_it(fleet: Fleet) -> None:
             wanted = f"session {holder.info.backend_pid} (sitting there of role "
             until(lambda: wanted in in_the_way(fleet, "a"), 60, "the name of the holder")
             assert in_the_way(fleet, "b") == ""
-            assert wanted in balancer("status", "--config", fleet.config).out
+            assert wanted in run_forked("balancer", "status", "--config", fleet.config).stdout
             holder.execute("SELECT pg_advisory_unlock(%s, 0)", (LEADER_LOCK,))
             until(lambda: in_the_way(fleet, "a") == "", 60, "the end of it")
         finally:
@@ -29,5 +29,5 @@ def test_a_leader_that_waits_for_a_lock_says_who_holds_it(fleet: Fleet) -> None:
 
 def in_the_way(fleet: Fleet, node: str) -> str:
     """As a command of its own says it: the log of this process is not part of that."""
-    (shop,) = json.loads(balancer("status", "--config", fleet.config, "--output", "json").out)
+    (shop,) = json.loads(run_forked("balancer", "status", "--config", fleet.config, "--output", "json").stdout)
     return next((str(row.get("in_the_way", "")) for row in shop["nodes"] if row["node"] == node), "")

@@ -1,7 +1,6 @@
 """The leader rolls messages forward: what killed clients have left, what it was about to do itself when it died."""
 
 import json
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -13,8 +12,9 @@ from balancer.daemon import message_service
 from balancer.embedded.postgres import PostgresServer
 from balancer.nodes import epoch_check, message_delivery
 from tests.daemon.test_daemon import instance
-from tests.support.commands import balancer_here, started
+from tests.support.commands import balancer_here
 from tests.support.fleet import Fleet, until
+from tests.support.forked import forked_beside
 from tests.support.mailing import Mailing, mailings
 from tests.support.shards import databases
 
@@ -135,10 +135,9 @@ def test_what_killed_clients_left_is_delivered_once(fleet: Fleet, postgres18: Po
             pairs = dict(zip(DIED, zip(users["a"], users["b"], strict=False), strict=False))
             with ExitStack() as stack:
                 for word, pair in pairs.items():
-                    arguments = ("-m", "tests.support.message_victim", fleet.url, password, word, *map(str, pair))
-                    victim = stack.enter_context(started(*arguments, stdout=subprocess.PIPE))
-                    assert victim.stdout is not None
-                    assert victim.stdout.readline() == "standing\n"
+                    arguments = ("tests.support.message_victim", fleet.url, password, word, *map(str, pair))
+                    victim, printed = stack.enter_context(forked_beside(*arguments))
+                    assert printed.readline() == "standing\n"
                     victim.kill()
 
             def balance(number: int) -> int:

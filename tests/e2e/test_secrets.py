@@ -162,7 +162,7 @@ def test_no_mark_of_a_secret_leaves(
     texts: dict[str, str] = {}
     with running_pgbouncer(server_folder / f"bouncer-{uuid4().hex[:8]}", postgres18) as bouncer:
         environment = configured(fleet, bouncer)
-        process = Process(fleet.config, environment)
+        process = Process(fleet.config, environment, fresh=True)
         try:
             until(process.leads, 180, "an election")
             with fleet.directory() as directory:

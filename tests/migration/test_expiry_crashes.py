@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import psycopg
@@ -14,8 +13,8 @@ from balancer.migration.machine import State
 from balancer.migration.observer import Observer
 from balancer.migration.recovery import recover
 from tests.support.cluster import Cluster
-from tests.support.commands import environment
 from tests.support.expiring import ROOTS, begin, bound, days_ago, made, tablets
+from tests.support.forked import run_forked
 from tests.support.sampling import sampled
 
 WORDS = 388
@@ -24,9 +23,7 @@ ROWS = 5
 
 
 def killed(cluster: Cluster, migration: str, number: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.support.expiring", str(cluster.folder), json.dumps(cluster.dsns)]
-    arguments = [*command, migration, str(number)]
-    return subprocess.run(arguments, env=environment(), capture_output=True, text=True, check=False)
+    return run_forked("tests.support.expiring", cluster.folder, json.dumps(cluster.dsns), migration, str(number))
 
 
 def answer(cluster: Cluster, age: int) -> str:

@@ -35,9 +35,9 @@ from balancer.nodes.connection import Address
 from balancer.nodes.decisions import prepared_parts
 from balancer.polling.addresses import cluster_name
 from balancer.tables.message_switch import mail_leaf, message_handlers, switch_on
-from tests.support.commands import started
 from tests.support.directories import transaction
 from tests.support.fleet import Fleet, Process, until
+from tests.support.forked import forked_beside
 from tests.support.opening import connect
 from tests.support.servers import fast_place, kept, new_database, postgres
 
@@ -88,7 +88,7 @@ class Bank:
             str(ACCOUNTS),
             self.log,
         )
-        teller.enter_context(started("-m", "tests.support.bank_client", *arguments))
+        teller.enter_context(forked_beside("tests.support.bank_client", *arguments))
         return teller
 
     def trouble(self) -> None:

@@ -4,7 +4,6 @@
 reads all the time and keeps account of what it was promised.
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -28,6 +27,8 @@ from balancer.settings import Settings, load_settings
 from balancer.tables.adopt import TableRequest
 from balancer.tables.create import create
 from tests.support.cluster import COLUMNS, Cluster
+from tests.support.commands import environment as clean_environment
+from tests.support.forked import Forked
 from tests.support.opening import connect
 from tests.support.waiting import surely
 from tests.support.workload import Ledger, Worker
@@ -134,20 +135,30 @@ def until(condition: Callable[[], object], seconds: float = 60.0, what: str = "i
 
 
 class Process:
-    """`balancer run` as a process of its own."""
+    """`balancer run` as a process of its own; `fresh`: of a fresh Python, for tests that look at it from outside."""
 
-    def __init__(self, config: Path, environment: Mapping[str, str] | None = None, program: str = "balancer") -> None:
+    def __init__(
+        self,
+        config: Path,
+        environment: Mapping[str, str] | None = None,
+        program: str = "balancer",
+        *,
+        fresh: bool = False,
+    ) -> None:
         self.log = config.with_suffix(".log")
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("BALANCER_")}
-        clean["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         self.url = f"http://{load_settings(config).daemon.http.listen}"
         with self.log.open("a") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", program, "run", "--config", str(config)],
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env={**clean, **(environment or {})},
+            words = ["run", "--config", str(config)]
+            self._process: Forked | subprocess.Popen[bytes] = (
+                subprocess.Popen(
+                    [sys.executable, "-m", program, *words],
+                    stdout=log,
+                    stderr=log,
+                    stdin=subprocess.DEVNULL,
+                    env=clean_environment(environment),
+                )
+                if fresh
+                else Forked(program, words, stdout=log, stderr=log, env=environment)
             )
 
     @property

@@ -1,8 +1,6 @@
 """Groups of bundles, each with its own directory, on several hosts: the story of one that dies and comes back."""
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,8 +11,9 @@ from balancer.directory.contract import Directory
 from balancer.directory.instance_note import TOPIC, InstanceNote, read_instances
 from balancer.directory.model import Migration
 from balancer.policies.leader_choice import Contender, wanted_leader
-from tests.support.commands import balancer_here, environment
+from tests.support.commands import balancer_here
 from tests.support.fleet import Fleet, application, owners
+from tests.support.forked import Forked
 from tests.support.waiting import surely
 
 LEADERSHIP = '[leadership]\nspread = true\nsettle = "1s"\nlead_at_least = "1s"\n'
@@ -28,17 +27,10 @@ class Host:
     def __init__(self, name: str, configs: Sequence[Path], program: str) -> None:
         self.name = name
         self.log = configs[0].parents[1] / f"{name}.log"
-        python = [sys.executable, "-m", program]
-        commands = (
-            [[*python, *map(str, configs)]]
-            if program == TOGETHER
-            else [[*python, "run", "--config", str(config)] for config in configs]
-        )
+        alone: list[list[str | Path]] = [["run", "--config", config] for config in configs]
+        commands = [[*configs]] if program == TOGETHER else alone
         with self.log.open("a") as log:
-            self._processes = [
-                subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment())
-                for command in commands
-            ]
+            self._processes = [Forked(program, command, stdout=log, stderr=log) for command in commands]
 
     def kill(self) -> None:
         """SIGKILL."""

@@ -7,7 +7,6 @@ effect.
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,7 +26,7 @@ from balancer.tables.create import create
 from balancer.tables.hand_over import HandingOver, Party
 from balancer.tables.hand_over_checks import in_the_way
 from tests.support.cluster import COLUMNS
-from tests.support.commands import environment
+from tests.support.forked import run_forked
 from tests.support.opening import connect
 
 NODES = {"shop": ("a", "b"), "mail": ("c", "d")}
@@ -89,8 +88,7 @@ class World:
         """In a process of its own, killed there; its exit code."""
         file = folder / "world.json"
         file.write_text(json.dumps(asdict(self)))
-        words = [sys.executable, "-m", "tests.support.handing_over", str(file), step, *(["undo"] if undo else [])]
-        return subprocess.run(words, env=environment(), timeout=120, check=False).returncode
+        return run_forked("tests.support.handing_over", file, step, *(["undo"] if undo else [])).returncode
 
     def belongs(self, node: str) -> tuple[object, ...]:
         """What a node says of itself."""

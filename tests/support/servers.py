@@ -20,6 +20,7 @@ ROOM = 8 << 30
 FAST = {
     "fsync": "off",
     "autovacuum_naptime": "10s",
+    "max_locks_per_transaction": 256,  # the server writes its table of locks when it starts: 50 ms of a core for 1024
     "wal_retrieve_retry_interval": "200ms",  # before 16 a server starts one subscription's worker in such a time: 5 s
 }
 

@@ -1,7 +1,5 @@
 """Killed at any step, a conversion goes on or is taken back: rows are there all the time, and nothing is half done."""
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +13,8 @@ from balancer.embedded.postgres import PostgresServer
 from balancer.nodes.connection import Address, Connection, connect
 from balancer.tables.convert import convert
 from balancer.tables.unconvert import unconvert
-from tests.support.commands import environment
 from tests.support.converting import Shop, dump, request_of, workplace
+from tests.support.forked import run_forked
 from tests.support.running import until
 from tests.support.sampling import sampled
 from tests.support.servers import Database
@@ -59,8 +57,7 @@ def node(shop: Shop) -> Iterator[Connection]:
 
 def killed(way: str, directory: str, database: Database, step: str) -> list[str]:
     """The steps that the process told of before it was killed at this one."""
-    command = [sys.executable, "-m", "tests.support.converting", way, directory, database.dsn, step]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=120)
+    done = run_forked("tests.support.converting", way, directory, database.dsn, step)
     assert done.returncode == (-9 if step else 0), done.stderr
     return done.stdout.splitlines()
 

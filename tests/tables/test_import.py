@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from balancer.policies.hash_leaves import Leaf
 from balancer.policies.keys import KeyType
 from balancer.tables.import_plan import ImportedTable, ImportPlan
 from balancer.tables.import_record import ImportJournal
-from tests.support.commands import environment
+from tests.support.forked import run_forked
 from tests.support.sampling import sampled
 from tests.support.self_sharded import SETTINGS, TABLETS, Writer, importer, make_tables, request, rows_of
 from tests.support.servers import Database
@@ -73,8 +72,7 @@ def directory(url: str) -> Iterator[Directory]:
 
 
 def killed(url: str, dsns: dict[str, str], step: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.support.self_sharded", url, json.dumps(dsns), step, *words]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    return run_forked("tests.support.self_sharded", url, json.dumps(dsns), step, *words)
 
 
 def execute(dsn: str, *statements: str) -> list[tuple[object, ...]]:

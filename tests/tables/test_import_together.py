@@ -1,8 +1,6 @@
 """Tables with foreign keys, numbers, triggers, policies and views, sharded by the application: imported as one."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from balancer.directory.contract import Directory
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import BalancerError, Refused
-from tests.support.commands import environment
+from tests.support.forked import run_forked
 from tests.support.sampling import sampled
 from tests.support.self_sharded import TABLETS, importer, make_together, together
 from tests.support.servers import Database
@@ -115,8 +113,7 @@ def test_killed_after_the_commit_it_is_completed(
 ) -> None:
     orders, items = rows_before(dsns)
     url = f"sqlite://{tmp_path}/directory.db"
-    command = [sys.executable, "-m", "tests.support.self_sharded", url, json.dumps(dsns), step, "together"]
-    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    ended = run_forked("tests.support.self_sharded", url, json.dumps(dsns), step, "together")
     assert ended.returncode == -9, ended.stderr + ended.stdout
     with importer(directory, dsns, wanted=together()) as work:
         work.run(TABLETS, ())
