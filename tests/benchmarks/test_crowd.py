@@ -94,7 +94,7 @@ def test_crowd(tmp_path: Path, postgres18: PostgresServer, zookeeper: ZooKeeperS
         fleet.write_daemon(tick=f"{TICK:.0f}s", session_timeout="10s")
         fleet.write("autonomous")
         fleet.create(["a"], rows=5000)
-        with running(fleet.config) as process, fleet.directory() as directory:
+        with running(fleet.config, fresh=True) as process, fleet.directory() as directory:
             until(process.leads, 60, "an election")
             epoch = directory.snapshot().epoch
             alone = watch(process, fleet)

@@ -94,7 +94,7 @@ def create_events(fleet: Fleet, tablets: int) -> None:
 def measure(fleet: Fleet, name: str, tablets: int) -> tuple[float, float, int]:
     """CPU share in percent, memory and threads of an instance that has settled."""
     config = fleet.write_daemon(name, tick="10s", session_timeout="10s")
-    with running(config) as process:
+    with running(config, fresh=True) as process:
         if tablets:
             metric = 'balancer_plans_total{bundle="shop"}'
             until(lambda: (process.metric(metric) or 0) >= 2, 120, "two ticks")

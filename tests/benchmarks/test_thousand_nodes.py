@@ -126,7 +126,7 @@ def tape(tmp_path_factory: pytest.TempPathFactory, postgres18: PostgresServer, n
         )
         with helper("record", f"127.0.0.1:{real.server.port}", str(file)) as (port, _):
             write_files(fleet, "shop", {RECORDED: real.dsn.replace(f":{real.server.port}/", f":{port}/")})
-            with running(fleet.write_daemon("recorder", tick="1s", session_timeout="10s")) as process:
+            with running(fleet.write_daemon("recorder", tick="1s", session_timeout="10s"), fresh=True) as process:
                 for _ in range(8):
                     before = process.metric(BUNDLE) or 0
                     connection.execute(b"UPDATE public.events SET note = note || 'y'")
@@ -213,7 +213,7 @@ def ask(directory: Directory) -> str:
 
 def failover(fleet: Fleet, first: Process) -> float:
     """Seconds from the death of the leader to the first act of another instance."""
-    with running(fleet.write_daemon("second", tick="10s", session_timeout="10s")) as second:
+    with running(fleet.write_daemon("second", tick="10s", session_timeout="10s"), fresh=True) as second:
         until(lambda: time.sleep(2) or figures(second).get(TICK.format("count", "shop"), 0) >= 2, 600, "two ticks")  # type: ignore[func-returns-value]
         with open_directory(fleet.url) as directory:
             follower = directory.follow()
@@ -247,7 +247,7 @@ def test_so_many_nodes(kind: str, count: int, tape: Path, tmp_path: Path, place:
     fill(fleet.url, {"shop": nodes})
     with helper("replay", str(tape), str(SPAN), str(int(kind == "busy"))) as (port, _):
         write_files(fleet, "shop", {node: f"postgresql://n@127.0.0.1:{port}/{node}" for node in nodes})
-        with running(fleet.write_daemon("first", tick="10s", session_timeout="10s")) as first:
+        with running(fleet.write_daemon("first", tick="10s", session_timeout="10s"), fresh=True) as first:
             until(lambda: time.sleep(2) or figures(first).get(BUNDLE, 0) >= 2, 600, "two ticks")  # type: ignore[func-returns-value]
             cpu, wall, scrape = spent(first)
             used = vitals(first.pid)
@@ -266,7 +266,7 @@ def test_so_many_bundles(tape: Path, tmp_path: Path, place: str) -> None:
             write_files(fleet, bundle, {node: f"postgresql://n@127.0.0.1:{port}/{node}" for node in nodes})
         config = fleet.write_daemon("first", tick="10s", session_timeout="10s")
         began = time.monotonic()
-        with running(config) as first:
+        with running(config, fresh=True) as first:
             # By the log: with so many nodes a scrape of the metrics would be a good part of what is measured.
             until(lambda: said(first, '"event": "state"') >= BUNDLES, 600, "the first tick of all")
             started, cpu = time.monotonic() - began, vitals(first.pid).cpu_seconds

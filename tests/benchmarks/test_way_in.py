@@ -195,7 +195,7 @@ def test_payments_go_on_from_one_database_to_three_nodes(version: int, tmp_path:
         with paying(place, 2) as paid:
             place.add_nodes()
             spread = time.monotonic()
-            daemon = Process(place.config, place.variables)
+            daemon = Process(place.config, place.variables, fresh=True)
             stack.callback(daemon.stop)
             until(daemon.up, 60, "the instance")
             until(lambda: balanced(place, daemon), 1500, "a balanced cluster")

@@ -135,7 +135,7 @@ def until(condition: Callable[[], object], seconds: float = 60.0, what: str = "i
 
 
 class Process:
-    """`balancer run` as a process of its own; `fresh`: of a fresh Python, for tests that look at it from outside."""
+    """`balancer run` as a process of its own; `fresh`: of a fresh Python, where it is measured or looked at from outside."""
 
     def __init__(
         self,
@@ -209,9 +209,9 @@ class Process:
 
 
 @contextmanager
-def running(config: Path, *, wait: bool = True) -> Iterator[Process]:
-    """An instance for the length of a block."""
-    process = Process(config)
+def running(config: Path, *, wait: bool = True, fresh: bool = False) -> Iterator[Process]:
+    """An instance for the length of a block; `fresh` as in `Process`."""
+    process = Process(config, fresh=fresh)
     try:
         if wait:
             until(process.up, 180, "the start of an instance")
