@@ -135,7 +135,7 @@ def until(condition: Callable[[], object], seconds: float = 60.0, what: str = "i
 
 
 class Process:
-    """`balancer run` as a process of its own; `fresh`: of a fresh Python, where it is measured or looked at from outside."""
+    """`balancer run` as a process of its own; `fresh`: of a fresh Python, where it is measured or seen from outside."""
 
     def __init__(
         self,
