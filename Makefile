@@ -8,7 +8,7 @@ WORKERS := 5
 # The tests start Python hundreds of times, and each process collects all of them: compiled files are worth keeping.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test quick lint format docs manifests dist bench scale bank crash-matrix mutants soak fuzz setup setup-dev servers lock clean
+.PHONY: run test compiled quick lint format docs manifests dist bench scale bank crash-matrix mutants soak fuzz setup setup-dev servers lock clean
 
 run: setup  ## the main job on an embedded cluster
 	$(BIN)/balancer demo $(ARGS)
@@ -16,8 +16,14 @@ run: setup  ## the main job on an embedded cluster
 # numpy's library for matrices starts threads wherever it is imported: a tenth of what a short command costs.
 test quick: export OPENBLAS_NUM_THREADS := 1
 
-test: setup-dev servers lint  ## everything, on real servers; WORKERS=6 shares it out to more processes
+test: setup-dev servers  ## everything, on real servers; WORKERS=6 shares it out to more processes
+	$(MAKE) --no-print-directory -j 2 lint compiled
 	$(PYTEST) -m "not bench" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# pytest compiles the tests when it first collects them: once, beside the linters, and not in each of its processes. What
+# is wrong with a test is said by the run itself.
+compiled: setup-dev
+	-$(PYTEST) -m "not bench" --collect-only -qq > /dev/null
 
 quick: setup-dev  ## pure tests and those on embedded servers that take moments
 	$(PYTEST) -m "quick and not bench" -n 2 --dist loadfile $(ARGS)

@@ -3,9 +3,9 @@
 `plan` calls `balance` on the state that urgent moves and YT's movers have left. Moves start when some node is
 `start_threshold` above its due share (or that far below it, on average over the dimensions) and go on, over as many
 plans as the budgets make of it, until no node is more than `stop_threshold` above it. Large bundles are brought close
-in bulk, by columns; then, as for small ones, single moves, exchanges and chains do the rest. Its last act is to look
-once more as the next plan will, with sums made anew, and to find nothing: planning again from its result gives nothing,
-unless its effort has run out, or a bundle is so large that the next plan begins in bulk once more.
+in bulk, by columns; then, as for small ones, single moves, exchanges and chains do the rest. Of a small bundle the last
+act is to look once more as the next plan will, and to find nothing: planning again from its result gives nothing,
+unless its effort has run out. Of a large one the next plan, which begins in bulk, may find something.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from balancer.policies.budgets import bytes_per_second
-from balancer.policies.bundle_view import Floats
+from balancer.policies.bundle_view import Floats, Ints
 from balancer.policies.options import BundleOptions, PlacementOptions
 from balancer.policies.placement_fill import Spread, fill
 from balancer.policies.placement_loads import Bools, LoadState, Problem, excess, tension, underuse
@@ -45,17 +45,19 @@ def balance(
         return False
     home = state.owner.copy()
     work = _Work(problem, able, options, Effort.of(problem), spread)
-    if len(problem.ids) > _BULK_TABLETS:
+    bulk = len(problem.ids) > _BULK_TABLETS
+    if bulk:
         begun = state.copy()
         _bulk(problem, state, work.movable(state), settings=options.placement, spread=spread)
         work.refine(state)
         if not _worthwhile(problem, begun, state, options.placement.stop_threshold):
             work.restore(state, begun)
-    work.come_to_rest(state)
+    work.come_to_rest(state, confirm=not bulk)
     save_bytes(problem, state, home, work.movable(state), settings=options.placement, spread=spread)
-    # What has stayed at home may open a way to a step that there was not before. It is made at once: else the next plan
-    # would begin with it, and the one after that again.
-    work.come_to_rest(state)
+    if not bulk:
+        # What has stayed at home may open a way to a step that there was not before. It is made at once: else the next
+        # plan would begin with it, and the one after that again.
+        work.come_to_rest(state, confirm=True)
     return True
 
 
@@ -68,16 +70,27 @@ class _Work:
     options: BundleOptions
     effort: Effort
     spread: Spread | None
+    refined: tuple[Ints, Bools] | None = None  # the owners that single steps led to, and what was allowed to move then
 
-    def come_to_rest(self, state: LoadState) -> None:
-        """Rounds of single steps until one that begins as the next plan would has nothing to do."""
+    def come_to_rest(self, state: LoadState, *, confirm: bool) -> None:
+        """Rounds of single steps until there is nothing to do. To `confirm` that, the last begins as the next plan
+        would, with sums made anew; with many tablets that would cost as much as all before it."""
         settings = self.options.placement
         for _ in range(_ROUNDS):
-            state.recount(self.problem)
+            if confirm:
+                state.recount(self.problem)
+            elif self._is_done(state):
+                return
             if not is_unbalanced(self.problem, state.held, settings.stop_threshold, settings.start_threshold):
                 return
             if not self.refine(state) or self.effort.steps <= 0:
                 return
+
+    def _is_done(self, state: LoadState) -> bool:
+        """Whether single steps have led here, and nothing else may move now."""
+        if self.refined is None or not np.array_equal(self.refined[0], state.owner):
+            return False
+        return np.array_equal(self.refined[1], self.movable(state))
 
     def restore(self, state: LoadState, before: LoadState) -> None:
         """Takes back what was done since."""
@@ -101,7 +114,9 @@ class _Work:
             settings.payback_horizon,
         )
         able = replace(self.able, movable=self.movable(state), company=self.able.movable)
-        return Refinement(self.problem, state, able, goal, spread=self.spread, effort=self.effort).run()
+        steps = Refinement(self.problem, state, able, goal, spread=self.spread, effort=self.effort).run()
+        self.refined = state.owner.copy(), able.movable
+        return steps
 
 
 def _worthwhile(problem: Problem, before: LoadState, after: LoadState, stop: float) -> bool:
