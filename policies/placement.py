@@ -24,6 +24,7 @@ from balancer.policies.placement_thrift import save_bytes
 _BULK_TABLETS = 200  # fewer are planned by single steps from the start: each is the best there is
 _BULK_WORTH = 0.5  # least part of the strain that a round in bulk takes away, for the part of all bytes it copies
 _ROUNDS = 20  # until one finds nothing: each makes the objective smaller, and few are needed
+_BULK_ROUNDS = 3  # of a large bundle: what they leave, the next plan finds
 
 
 def is_unbalanced(problem: Problem, held: Floats, above: float, below: float) -> bool:
@@ -76,7 +77,7 @@ class _Work:
         """Rounds of single steps until there is nothing to do. To `confirm` that, the last begins as the next plan
         would, with sums made anew; with many tablets that would cost as much as all before it."""
         settings = self.options.placement
-        for _ in range(_ROUNDS):
+        for _ in range(_ROUNDS if confirm else _BULK_ROUNDS):
             if confirm:
                 state.recount(self.problem)
             elif self._is_done(state):
