@@ -75,7 +75,7 @@ class _Work:
 
     def come_to_rest(self, state: LoadState, *, confirm: bool) -> None:
         """Rounds of single steps until there is nothing to do. To `confirm` that, the last begins as the next plan
-        would, with sums made anew; with many tablets that would cost as much as all before it."""
+        would, with fresh sums; with many tablets that would cost as much as all before it."""
         settings = self.options.placement
         for _ in range(_ROUNDS if confirm else _BULK_ROUNDS):
             if confirm:

@@ -96,7 +96,7 @@ def _state(tablet: Tablet) -> TabletState:
 def check_lost(links: Links, snapshot: Snapshot, tablet: Tablet) -> None:
     """Raises `Refused` if the tablet's owner has it, or cannot be asked and is not known to be lost.
 
-    A node that was given up is asked as well: if it has come back, it takes writes of whoever has not heard.
+    A node that was given up is asked as well: if it has come back, it takes writes from clients that have not heard.
     """
     owner = snapshot.nodes[tablet.node]
     if owner.rewound:

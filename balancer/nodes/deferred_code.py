@@ -1,4 +1,4 @@
-"""What others' code leaves behind in a session of ours, and would run later with the rights of the role that commits.
+"""What others' code leaves behind in one of our sessions, and would run later with the rights of the role that commits.
 
 Asked before the commit of a transaction in which a role's code ran with that role's rights (a handler of messages, a
 schema change): what such code leaves must not meet us. A cursor WITH HOLD is read at the commit; a path of schemas

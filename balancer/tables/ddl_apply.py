@@ -23,13 +23,14 @@ from balancer.directory.newest import commit_on_newest
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Refused, Unavailable, UserError
 from balancer.nodes import ddl_journal, ddl_statements
-from balancer.nodes.connection import Address, Connection, Cursor, connect, run_together, translated
+from balancer.nodes.connection import Address, Cursor, run_together, translated
 from balancer.nodes.connection import lock_timeout as lock_timeout_of
 from balancer.nodes.connection import statement_timeout as statement_timeout_of
 from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.root_facts import differences, facts_on
 from balancer.nodes.schema import install_schema
+from balancer.tables.ddl_sessions import ChangeSessions
 from balancer.tables.ddl_steps import DdlStep, RootKey, read_change, shown, undo_of
 
 TOPIC = "ddl"
@@ -105,14 +106,10 @@ class ChangeRunner:
         self._clock = clock
         self._patience = patience
         self._tell = tell
-        self._open: dict[str, Connection] = {}
-        self._turn: Connection | None = None
-        self._spoilt: set[str] = set()  # nodes on whose connection an owner's code has run: see `deferred_code`
+        self._sessions = ChangeSessions(addresses)
 
     def close(self) -> None:
-        for connection in (*self._open.values(), *((self._turn,) if self._turn is not None else ())):
-            connection.close()
-        self._open.clear()
+        self._sessions.close()
 
     def steps(self, text: str, *, allow_rewrite: bool) -> tuple[DdlStep, ...]:
         """What the file asks for. Raises `UserError` for what cannot be done."""
@@ -134,7 +131,7 @@ class ChangeRunner:
         steps = self.steps(text, allow_rewrite=allow_rewrite)
         for node in self._addresses:
             with translated(node):
-                install_schema(self._connection(node), self._cluster, node)
+                install_schema(self._sessions.on(node), self._cluster, node)
         self.rehearse(steps, role)
         change = SchemaChange(
             uuid4().hex[:12], self._bundle, text, author, self._clock.now().timestamp(),
@@ -182,7 +179,7 @@ class ChangeRunner:
         facts = {}
         for node in self._addresses:
             with translated(node):
-                facts[node] = facts_on(self._connection(node), roots)
+                facts[node] = facts_on(self._sessions.on(node), roots)
         first, *others = facts
         for other in others:
             for root in roots:
@@ -225,7 +222,7 @@ class ChangeRunner:
         with self._transaction(node) as cursor:
             if not ddl_statements.index_is_there(cursor, index, plan.root):
                 self._run(node, cursor, self._role(cursor, step, change.role), _on_root_only(step))
-        connection = self._connection(node)
+        connection = self._sessions.on(node)
         with translated(node):
             connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{round(LOCK_TIMEOUT * 1000)}ms",))
             connection.execute("SELECT set_config('statement_timeout', '0', false)")
@@ -248,7 +245,7 @@ class ChangeRunner:
             ddl_journal.forget_step(cursor, change.id, number)
 
     def _try(self, node: str, steps: Sequence[DdlStep], role: str) -> None:
-        connection = self._connection(node)
+        connection = self._sessions.on(node)
         with translated(node), connection.transaction(force_rollback=True), connection.cursor() as cursor:
             for step in steps:
                 if step.table is not None and ddl_statements.is_leaf(cursor, step.table):
@@ -268,7 +265,7 @@ class ChangeRunner:
     def _run(self, node: str, cursor: Cursor, role: str, statement: str) -> None:
         # What a lock is waited for is short; what the statement itself takes is PostgreSQL's affair.
         run_together(cursor, [lock_timeout_of(LOCK_TIMEOUT), statement_timeout_of(0)])
-        self._spoilt.add(node)
+        self._sessions.spoil(node)
         ddl_statements.run_as_owner(cursor, role, statement, trusted=self._addresses[node].trusts_owners)
 
     def _role(self, cursor: Cursor, step: DdlStep, role: str) -> str:
@@ -279,36 +276,18 @@ class ChangeRunner:
 
     def _done(self, node: str, change: SchemaChange) -> dict[int, str]:
         with translated(node):
-            return ddl_journal.steps_done(self._connection(node), change.id)
+            return ddl_journal.steps_done(self._sessions.on(node), change.id)
 
     @contextmanager
     def _transaction(self, node: str) -> Iterator[Cursor]:
-        self._take_turn()  # its session may have been lost since
+        self._sessions.take_turn()  # its session may have been lost since
         epoch = self._directory.snapshot().epoch
-        with node_transaction(self._connection(node), epoch, node, durable=True) as cursor:
+        with node_transaction(self._sessions.on(node), epoch, node, durable=True) as cursor:
             yield cursor
 
     def _await_turn(self) -> None:
         first = min(self._addresses)
-        self._patiently(first, "the schema change", self._take_turn)
-
-    def _take_turn(self) -> None:
-        """On the first node, by a session in which nothing else is done: it is held until this runner is closed."""
-        first = min(self._addresses)
-        with translated(first):
-            if self._turn is None or self._turn.closed:
-                self._turn = connect(self._addresses[first], purpose="ddl turn")
-            ddl_journal.take_turn(self._turn, first)
-
-    def _connection(self, node: str) -> Connection:
-        known = self._open.get(node)
-        if known is not None and node in self._spoilt:
-            known.close()
-        if known is None or known.closed:
-            self._open[node] = known = connect(self._addresses[node], purpose="ddl")
-            known.prepare_threshold = None
-            self._spoilt.discard(node)
-        return known
+        self._patiently(first, "the schema change", self._sessions.take_turn)
 
     def _patiently(self, node: str, what: str, work: Callable[[], None]) -> None:
         """Tries again while a lock is not had, or a node is away; the node knows what was done."""
@@ -320,7 +299,7 @@ class ChangeRunner:
                 if self._clock.monotonic() > deadline:
                     raise Unavailable(f"{what} was given up after {self._patience:.0f} s: {error}") from error
                 self._tell(f"{what} is tried again: {error}")
-            gone = self._open.get(node)
+            gone = self._sessions.known(node)
             if gone is not None and gone.broken:
                 gone.close()
             self._clock.sleep(PAUSE_BETWEEN)
@@ -355,7 +334,7 @@ class ChangeRunner:
             if known is not None and (known.until is None or known.reason == change.reason):
                 if known.reason.startswith("schema change ") and known.reason != change.reason:
                     raise Refused(f"bundle {self._bundle} is held by {known.reason}")
-                pause = known  # an operator's stays; it is written again, for whoever refuses changes of this bundle
+                pause = known  # an operator's stays; writing it again lets a hand-over refuse it
             return Transaction((Put(pause),), snapshot.version, change.reason, change.author), None
 
         commit_on_newest(self._directory, propose, f"bundle {self._bundle} could not be held")

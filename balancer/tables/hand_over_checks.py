@@ -23,7 +23,8 @@ from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.names import parse_name
 from balancer.nodes.schema import install_schema
 from balancer.tables.ddl_apply import changes_of
-from balancer.tables.hand_over import HandingOver, Party, head_changes, nodes_with_tablets, table_changes
+from balancer.tables.hand_over import HandingOver, Party
+from balancer.tables.handed_records import head_changes, nodes_with_tablets, table_changes
 from balancer.tables.import_record import imports_in
 from balancer.tables.message_switch import message_roots, message_tables
 

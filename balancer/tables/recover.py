@@ -127,7 +127,7 @@ def plan_recovery(
             changes.append(Remove(RecordKind.MIGRATION, migration.id))
             words.append(f"migration {migration.id} is forgotten; what it left is found by `balancer doctor`")
     words += [
-        f"node {node} owns tablets of tables that the directory does not have, {min(ids)} among them: adopt them anew"
+        f"node {node} owns tablets of tables that the directory does not have, {min(ids)} among them: adopt them again"
         for node, ids in said.unknown.items()
     ]
     return TakenOver((*changes, *_counter(snapshot, said)), tuple(words), said.epoch)
