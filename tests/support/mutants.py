@@ -430,7 +430,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "machine 11: a node that has seen a newer leader refuses",
         together(
             replaced("balancer.nodes.epoch_check._begin", _never_newer),
-            replaced("balancer.nodes.epoch_check._seen", instead(0)),
+            replaced("balancer.nodes.epoch_check._look_again", instead()),
         ),
         (f"{_DIRECTED}test_a_leader_that_slept_does_no_harm_on_a_node",),
     ),
