@@ -21,8 +21,10 @@ In read-only mode both sides stand still: the bulk is all there is. Splits and m
 snapshot (see `steps_reshard`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+
+from psycopg.rows import TupleRow
 
 from balancer.migration.context import Context
 from balancer.migration.control import Difference
@@ -87,9 +89,14 @@ def compare_bulk(
 
 def read_changed(cursor: Cursor, rows: Rows, migration: str, index: int, limit: int = ROUND) -> Changed:
     """Logged keys and the hashes of their rows. Raises `Difference` if the partition was truncated."""
+    return gather(rows, cursor.execute(checksum.changed_statement(rows, migration, index, limit)))
+
+
+def gather(rows: Rows, found: Iterable[TupleRow]) -> Changed:
+    """The same from the answer to `checksum.changed_statement`."""
     entries: dict[Key, tuple[int, ...]] = {}
     hashes: dict[Key, int | None] = {}
-    for seq, key, hashed in checksum.changed_rows(cursor, rows, migration, index, limit):
+    for seq, key, hashed in checksum.changed_entries(found):
         if key is None:
             raise Difference(f"{rows.partition} was truncated, or got another key, while it was copied")
         entries[key] = (*entries.get(key, ()), seq)

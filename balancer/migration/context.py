@@ -4,11 +4,12 @@ Steps read the facts here, act through `source` and `target` (transactions under
 with `note`, and call `checkpoint` wherever they may be stopped. Only the runner changes the state.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
+import psycopg
 from psycopg import sql
 
 from balancer.clock import Clock
@@ -20,35 +21,67 @@ from balancer.migration.links import Links
 from balancer.migration.machine import State, Track, row_of, track_of
 from balancer.migration.progress import ProgressMeter
 from balancer.migration.record import Detail, read_detail
+from balancer.nodes import locks
 from balancer.nodes.bounds import KeyColumn, KeyRange
-from balancer.nodes.connection import Connection, Cursor, Statement, translated
-from balancer.nodes.epoch_check import node_command, node_transaction
+from balancer.nodes.connection import Connection, Cursor, Ready, Statement, deadline, run_together, translated
+from balancer.nodes.epoch_check import commit_and_begin, node_command, node_transaction
 from balancer.nodes.fence import SEALED, Fence
 from balancer.nodes.names import Name, parse_name, partition_name
 from balancer.nodes.partition import Place
 from balancer.nodes.shape import Shape
 from balancer.settings import MigrationSettings
 
+_LAZILY = sql.SQL("SET LOCAL synchronous_commit TO off")
+
 
 class OpenTransaction:
-    """A transaction on a node that outlives a step."""
+    """A transaction on a node that outlives a step, or several of them in a row. Whoever has it ends it."""
 
-    def __init__(self, transaction: AbstractContextManager[Cursor]) -> None:
+    def __init__(self, node: str, leader_epoch: int, transaction: AbstractContextManager[Cursor]) -> None:
+        self._node, self._leader_epoch = node, leader_epoch
         self._transaction = transaction
+        self._kept: Sequence[int] = ()
         self.cursor = transaction.__enter__()
 
-    def check(self, node: str) -> None:
+    def check(self) -> None:
         """Raises `Unavailable` if it is lost, and with it its locks."""
-        with translated(node):
+        with translated(self._node):
             self.cursor.execute("SELECT 1")
 
+    def commit_and_begin(self, together: Sequence[Statement]) -> None:
+        """Makes durable what was done, and goes on in a new transaction, in one message: writers wait for it."""
+        commit_and_begin(self.cursor, self._leader_epoch, self._node, together)
+
+    def keep_out_writers(self, tablets: Sequence[int]) -> Statement:
+        """Over all of them, whose lock one of them has: the statement that begins it. Its end is theirs."""
+        self._kept = tablets
+        return locks.keep_statement(tablets)
+
     def commit(self) -> None:
+        try:
+            if self._kept:
+                with translated(self._node):
+                    run_together(self.cursor, [sql.SQL("COMMIT"), locks.let_go_statement(self._kept)])
+        except BalancerError:
+            self.roll_back()
+            raise
         self._transaction.__exit__(None, None, None)
+
+    def commit_within(self, seconds: float) -> None:
+        """The same, for a node that may be out of reach: after so long its connection is broken."""
+        with deadline(self.cursor.connection, seconds):
+            self.commit()
 
     def roll_back(self) -> None:
         undone = Overrun("it was not needed")
+        connection = self.cursor.connection
         with suppress(BalancerError):
             self._transaction.__exit__(type(undone), undone, None)
+        if self._kept and not connection.closed:
+            try:
+                run_together(connection.cursor(), [locks.let_go_statement(self._kept)])
+            except psycopg.Error:
+                connection.close()  # and with it the lock
 
 
 class Others(Protocol):
@@ -103,12 +136,14 @@ class Context:
         self.fence: Fence | None = None
         self.fenced_at: float | None = None  # monotonic; None: writers are not held back
         self.closed: OpenTransaction | None = None  # on the source, from the fence to the word where the tablet went
+        self.opened: OpenTransaction | None = None  # on the target: what opens it, ready, until the directory's commit
         self.shapes: tuple[Shape, ...] | None = None  # of the source's partitions, once read
         self.different = False  # the copy was not what the source is
         self.prepared: Any = None  # what one step hands to the next: `draining` to `verifying`, that to `swapping`
         self.sequences: tuple[str, ...] = ()  # those behind the roots' columns, once found
         self.followed: tuple[tuple[str, str], ...] = ()  # homes of reference tables, with the target's stream of each
         self.planned_on: dict[str, Connection] = {}  # node → where the question for its definitions was planned
+        self.messages: dict[str, Statement] = {}  # of a switch, composed before anybody waits for them
         self.others: Others = Alone()
         self.stream = record.id  # by whose name changes are streamed; of a reference table it is its copy's own
 
@@ -188,12 +223,14 @@ class Context:
             yield cursor
 
     @contextmanager
-    def long_work(self, connection: Connection, node: str) -> Iterator[Cursor]:
+    def long_work(self, connection: Connection, node: str, *, lazily: bool = False) -> Iterator[Cursor]:
         """A transaction on a connection of `links.data`, for statements that take long, under the leader's epoch.
 
-        A successor must wait for it, and ends it first (`Links.evict`).
+        A successor must wait for it, and ends it first (`Links.evict`). `lazily`: its commit does not wait for the
+        disk, because a later one that is waited for comes before anything is built upon it.
         """
-        with self._work(), node_transaction(connection, self.leadership.epoch, node) as cursor:
+        first = [_LAZILY] if lazily else []
+        with self._work(), node_transaction(connection, self.leadership.epoch, node, first=first) as cursor:
             yield cursor
 
     @contextmanager
@@ -243,11 +280,28 @@ class Context:
             if self.control.cancelled:
                 raise CancelRequested(self.control.reason)
 
+    def message(self, name: str, node: str, make: Callable[[], Sequence[Statement]]) -> Statement:
+        """Statements to a node, composed when they were first asked for in this switch."""
+        found = self.messages.get(name)
+        if found is None:
+            found = self.messages[name] = Ready(self.links.control(node), make())
+        return found
+
+    def open_source(self, together: Sequence[Statement]) -> OpenTransaction:
+        """As `source`; the caller ends it."""
+        return OpenTransaction(self.record.source_node, self.leadership.epoch, self.source(together))
+
+    def open_target(self, together: Sequence[Statement]) -> OpenTransaction:
+        """As `target`; the caller ends it."""
+        return OpenTransaction(self.record.target_node, self.leadership.epoch, self.target(together))
+
     def reopen(self) -> None:
-        """Lets go of what keeps everybody away from the sealed fence. Idempotent."""
-        closed, self.closed = self.closed, None
-        if closed is not None:
-            closed.roll_back()
+        """Lets go of what keeps everybody away from the sealed fence, and of what would open the target. Idempotent."""
+        prepared = (self.closed, self.opened)
+        self.closed = self.opened = None
+        for transaction in prepared:
+            if transaction is not None:
+                transaction.roll_back()
 
     def check_budget(self) -> None:
         """Raises `Overrun` once writers have been held back for longer than promised."""

@@ -50,7 +50,8 @@ Say a tablet moves from S to T. A write is *acknowledged* when its transaction o
     that our own transactions wrote, by their xmin.
  6. *A sealed fence ends only by a leader's act.* A crash of S, a pause of the daemon, an expiry cannot open S again.
     Nor can its owner switch it off before the commit: a transaction holds the partitions' lock from the seal to the
-    word where the tablet went, and the commit is not sent if that transaction is lost.
+    word where the tablet went, and the commit is not sent if that transaction is lost. (At the seal's own commit it lets
+    go, and has the lock again in the same message; the triggers must then be the seal's own.)
  7. *Definitions are the same to the end.* The fingerprints of S's tables (and of what captures changes) are compared
     under the locks of fence and seal, which DDL on them has to wait for; those of T's roots under the lock of ATTACH.
     DDL before is seen; DDL on S after the seal concerns nobody any more; DDL on T after ATTACH reaches the new
@@ -60,9 +61,12 @@ Say a tablet moves from S to T. A write is *acknowledged* when its transaction o
  9. *The commit is one directory transaction*, after the seal and ATTACH, conditional on the leader's epoch and on the
     migration's own version: owner = T, epoch + 1, state `opening`. From 5 and 6, S refuses writes from before the
     commit on.
-10. *T opens after the commit*: guard away and `owned` are one transaction on T, made by a leader who has read `opening`
-    in the directory. So S closed before T opens: never two writable owners. Its commit need not wait for the disk:
-    what is acknowledged on T afterwards has taken it there; the step makes sure of it before it ends.
+10. *T opens after the commit*: guard away and `owned` are one transaction on T, committed by a leader who has read
+    `opening` in the directory, or has just written it. So S closed before T opens: never two writable owners. Its
+    statements, and those by which S says where the tablet went, are sent before the directory's commit, so that nobody
+    waits for them; until they are committed nobody sees them, and with their session they are gone. A step that does
+    not find them ready looks what has been done, and does the rest. Neither commit need wait for the disk: S is sealed,
+    and what is acknowledged on T afterwards has taken it there; the step makes sure of it before it ends.
 11. *A fence is lifted only if the commit cannot happen any more*: its leader wrote `catching_up`, `restarting` or
     `cancelling` into the journal first. A predecessor that still wants to commit holds an older epoch, and the
     directory refuses it. If it wakes up later still and wants to act on a node, the node itself has seen the newer

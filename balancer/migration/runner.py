@@ -232,7 +232,7 @@ class Runner:
             changes = (*(Remove(tablet.kind, tablet.key) for tablet in ctx.sources), *map(Put, ctx.record.targets))
         if ctx.closed is not None:
             try:
-                ctx.closed.check(ctx.record.source_node)
+                ctx.closed.check()
             except Unavailable as error:
                 # A session that waited for its lock may have switched the fence off; nothing was committed.
                 self._step_back(ctx, journal, error)

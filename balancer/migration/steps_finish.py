@@ -3,8 +3,8 @@
 The owner has changed, so there is no way back from here and none is needed: every step may be repeated.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 
 from psycopg import sql
 
@@ -36,20 +36,29 @@ CLOSED_LOOK = 1.0
 
 def opening(ctx: Context) -> Event:
     """The new owner is opened and the former one told; no proven read there may miss a write here."""
-    # Straight from the switch nothing has been done yet, and nobody asks what has: writers wait. Only once: the next
-    # attempt, and a successor, look first.
-    straight, ctx.fence = ctx.closed is not None, None
-    # The thread has the source's connection to itself: this one speaks to the target only.
-    with Background(lambda _: mark_moved(ctx, straight=straight), "mark-moved") as marking:
-        with _opened_target(ctx, straight=straight):
-            # A former owner that is out of our reach is not waited for longer: it is told in `retiring`.
-            marking.wait(ctx.settings.write_pause_budget)
-        if ctx.fenced_at is not None:
-            ctx.note(pause=ctx.clock.monotonic() - ctx.fenced_at)
-            ctx.fenced_at = None
-    if straight:
+    # Straight from the switch both nodes have all of it ready, and writers wait. Only once: the next attempt, and a
+    # successor, look first what has been done.
+    opened, ctx.opened, ctx.fence = ctx.opened, None, None
+    if opened is None:
+        _open_after_looking(ctx)
+    else:
+        tell_source(ctx)
+        opened.commit()
+    if ctx.fenced_at is not None:
+        ctx.note(pause=ctx.clock.monotonic() - ctx.fenced_at)
+        ctx.fenced_at = None
+    if opened is not None:
         _make_durable(ctx)
     return Event.STEP
+
+
+def tell_source(ctx: Context) -> None:
+    """Commits the word where the tablet went, which the switch has left ready. A former owner that is out of our reach
+    is not waited for longer than writers may wait: it is told in `retiring`."""
+    closed, ctx.closed = ctx.closed, None
+    if closed is not None:
+        with suppress(BalancerError):
+            closed.commit_within(ctx.settings.write_pause_budget)
 
 
 def _make_durable(ctx: Context) -> None:
@@ -62,24 +71,29 @@ def _make_durable(ctx: Context) -> None:
         pass
 
 
-@contextmanager
-def _opened_target(ctx: Context, *, straight: bool) -> Iterator[None]:
-    """One transaction, committed when the block is left: guard away, `owned`, its sequences ahead of its rows.
+def opening_statements(ctx: Context) -> list[Statement]:
+    """In one transaction on the target, straight from the switch: guard away, `owned`, its sequences ahead of its
+    rows. Its commit does not wait for the disk (see `_make_durable`)."""
+    return [_LAZILY, *_open_statements(ctx)]
 
-    What was attached before the commit was durable. A node that does not have it any more has lost acknowledged work.
-    """
+
+def _open_statements(ctx: Context) -> list[Statement]:
     names = partitions_of(ctx.table, ctx.moved)
     owned = schema.OwnedTablet(ctx.moved.id, ctx.moved.epoch, schema.OwnState.OWNED, names)
-    opening = [
+    return [
         *fence.lift_statements(names, ctx.settings.lock_timeout, [ctx.moved.id]),
         *sequences.raise_statements(ctx.detail.sequences),
         *schema.tablet_statements([owned]),
     ]
-    if straight:
-        with ctx.target([_LAZILY, *opening]):
-            yield
-        return
-    with ctx.target() as cursor:
+
+
+def _open_after_looking(ctx: Context) -> None:
+    """What was attached before the commit was durable. A node that does not have it any more has lost acknowledged
+    work."""
+    ctx.reopen()
+    names = partitions_of(ctx.table, ctx.moved)
+    # The thread has the source's connection to itself: this one speaks to the target only.
+    with Background(lambda _: mark_moved(ctx), "mark-moved") as marking, ctx.target() as cursor:
         attached = partition.attachments(cursor, names)
         missing = [str(name) for name in names if attached.get(name) is None]
         if missing:
@@ -87,8 +101,8 @@ def _opened_target(ctx: Context, *, straight: bool) -> Iterator[None]:
                 f"node {ctx.moved.node} had attached {', '.join(missing)} and has not any more: was it restored from an"
                 f" older copy? The rows are still on node {ctx.record.source_node}, closed: see `balancer tablet lost`"
             )
-        run_together(cursor, opening)
-        yield
+        run_together(cursor, _open_statements(ctx))
+        marking.wait(ctx.settings.write_pause_budget)
 
 
 def retiring(ctx: Context) -> Event:
@@ -96,7 +110,7 @@ def retiring(ctx: Context) -> Event:
 
     Until then they stay attached behind their fence: an UPDATE of a former client is refused, and does not find 0 rows.
     """
-    mark_moved(ctx, straight=False)
+    mark_moved(ctx)
     _remove_stream(ctx)
     _remove_guard(ctx)
     _wait_for_grace(ctx)
@@ -163,19 +177,9 @@ def _wait_for_snapshots(ctx: Context) -> None:
         ctx.sleep(0.2)
 
 
-def mark_moved(ctx: Context, *, straight: bool) -> None:
+def mark_moved(ctx: Context) -> None:
+    """Makes the former owner say where the tablet went, whatever of it has been done."""
     names = partitions_of(ctx.table, ctx.sources[0])
-    if straight:
-        assert ctx.closed is not None, "the switch ends with it"
-        closed, ctx.closed = ctx.closed, None
-        try:
-            with translated(ctx.record.source_node):
-                run_together(closed.cursor, [_LAZILY, *_moved_statements(ctx, names)])
-        except BalancerError:
-            closed.roll_back()
-            raise
-        closed.commit()
-        return
     with ctx.source() as cursor:
         row = cursor.execute("SELECT epoch FROM balancer.tablet WHERE id = %s FOR UPDATE", (ctx.moved.id,)).fetchone()
         if row is not None and row[0] > ctx.moved.epoch:
@@ -187,6 +191,11 @@ def mark_moved(ctx: Context, *, straight: bool) -> None:
         fence.lock_partitions(cursor, there, ctx.settings.lock_timeout * 5)
         set_aside.switched_off(cursor, [ctx.moved.id], there)
         run_together(cursor, _moved_statements(ctx, there))
+
+
+def told_moved(ctx: Context, names: Sequence[Name]) -> list[Statement]:
+    """What the switch leaves ready on the source, to be committed after the directory: `tell_source`."""
+    return [_LAZILY, *_moved_statements(ctx, names)]
 
 
 def _moved_statements(ctx: Context, there: Sequence[Name]) -> list[Statement]:
@@ -228,7 +237,7 @@ def _keep_closed(ctx: Context) -> None:
         there = [name for name, pending in partition.attachments(cursor, names).items() if not pending]
         opened = set_aside.switched_off(cursor, [ctx.moved.id], there)
     if opened:
-        mark_moved(ctx, straight=False)
+        mark_moved(ctx)
 
 
 def _untie(ctx: Context) -> None:

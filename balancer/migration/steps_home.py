@@ -108,7 +108,8 @@ def sealing(ctx: Context) -> Event:
 def opening(ctx: Context) -> Event:
     """The new home takes writes, and the former one says where it is."""
     straight, ctx.fence = ctx.closed is not None, None
-    with Background(lambda _: steps_finish.mark_moved(ctx, straight=straight), "mark-moved") as marking:
+    tell = steps_finish.tell_source if straight else steps_finish.mark_moved
+    with Background(lambda _: tell(ctx), "mark-moved") as marking:
         _open(ctx)
         marking.wait(ctx.settings.write_pause_budget)
     if ctx.fenced_at is not None:

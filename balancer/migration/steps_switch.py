@@ -4,10 +4,11 @@ From `fencing` on writers are held back, and every millisecond counts: connectio
 each step looks at the budget (`Context.checkpoint`). The commit itself is the runner's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from psycopg import sql
+from psycopg.rows import TupleRow
 
 from balancer.directory.model import MigrationMode, Tablet
 from balancer.errors import BalancerError, Refused, Unavailable
@@ -18,8 +19,20 @@ from balancer.migration.control import Overrun
 from balancer.migration.lag import LagGauge
 from balancer.migration.machine import Event, Track
 from balancer.migration.steps_copy import read_shapes
+from balancer.migration.steps_finish import opening_statements, told_moved
 from balancer.migration.stream_markers import await_marker, next_marker
-from balancer.nodes import blockers, capture, fence, partition, references, replication, schema, sequences, ties
+from balancer.nodes import (
+    blockers,
+    capture,
+    checksum,
+    fence,
+    partition,
+    references,
+    replication,
+    schema,
+    sequences,
+    ties,
+)
 from balancer.nodes.checksum import Rows
 from balancer.nodes.closed import closed_statement
 from balancer.nodes.connection import (
@@ -27,6 +40,7 @@ from balancer.nodes.connection import (
     Statement,
     last_rows,
     lock_timeout,
+    next_rows,
     rows_that_follow,
     run_together,
     statement_timeout,
@@ -89,41 +103,122 @@ def fencing(ctx: Context) -> Event:
     guards.clear_the_way(ctx, ctx.record.source_node, names, blockers.FENCE)
     if ctx.record.target_node != ctx.record.source_node:
         guards.clear_the_way(ctx, ctx.record.target_node, ctx.roots, blockers.ATTACH)
-    # Ready before anybody waits for it.
-    ctx.links.control(ctx.record.target_node)
     _find_sequences(ctx)
     reference_marks.find(ctx)
     guards.plan_definitions(ctx)
+    if ctx.track is Track.MOVE_REPLICATE and not ctx.table.everywhere:
+        ctx.opened = ctx.open_target([])  # ready before anybody waits for it
     seconds = ctx.settings.fence_deadline if replicated else ctx.settings.read_only_fence_deadline
-    wanted = fence.Fence(ctx.id, ctx.leadership.epoch, "", 0, ctx.sources[0].id)
-    ctx.fenced_at = ctx.clock.monotonic()
     try:
-        _raise_fence(ctx, names, wanted, seconds)
-        if ctx.track is Track.MOVE_REPLICATE:
-            close_source(ctx)  # a copy behind the fence takes long, and the fence must be renewed meanwhile
+        _raise_fence(ctx, names, seconds)
     except Unavailable:
         guards.name_blockers(ctx, ctx.record.source_node, names, blockers.FENCE)
         raise
     return Event.STEP
 
 
-def _raise_fence(ctx: Context, names: list[Name], wanted: fence.Fence, seconds: float) -> None:
+def _raise_fence(ctx: Context, names: list[Name], seconds: float) -> None:
+    """What writers need not wait for (the transaction, the leader's epoch, the deadline) comes before the lock."""
+    wanted = fence.Fence(ctx.id, ctx.leadership.epoch, "", 0, ctx.sources[0].id)
+    raising = ctx.open_source([fence.deadline_statement(seconds)])
+    try:
+        ctx.fence = fence.announced(last_rows(raising.cursor)[0], wanted)
+        statements = _fence_statements(ctx, names, ctx.fence)
+        if ctx.track is Track.MOVE_REPLICATE:
+            statements += [raising.keep_out_writers(ctx.source_ids), *replication.marker_statements(ctx.stream)]
+        _compose(ctx, names, statements)
+        ctx.fenced_at = ctx.clock.monotonic()
+        _fence_locked(ctx, raising.cursor)
+        if ctx.track is not Track.MOVE_REPLICATE:
+            raising.commit()  # a copy behind the fence takes long, and the fence must be renewed meanwhile
+        elif ctx.table.everywhere:
+            close_source(ctx, raising)
+        else:
+            # The source stands still behind its fence: what has to be compared comes in the same message.
+            close_source(ctx, raising, [ctx.messages["rest"]])
+            ctx.prepared = _read_rest(ctx, rows_that_follow(raising.cursor))
+    except BaseException:
+        ctx.fence = ctx.closed = None
+        raising.roll_back()
+        raise
+
+
+def _fence_statements(ctx: Context, names: list[Name], standing: fence.Fence) -> list[Statement]:
+    locks, triggers = fence.raise_statements(names, standing, ctx.settings.lock_timeout, ctx.source_ids)
+    looks = closed_statement(ctx.source_ids), guards.definitions_statement(ctx, ctx.record.source_node)
+    tablets = schema.tablet_statements([_fenced(ctx, tablet, standing) for tablet in ctx.sources])
+    return [*locks, *looks, *triggers, *tablets]
+
+
+def _fence_locked(ctx: Context, cursor: Cursor) -> None:
+    """What must be true under the lock is looked at in the message that fences; if it is not, the caller rolls back."""
     node = ctx.record.source_node
-    locks = fence.lock_statements(names, seconds, ctx.settings.lock_timeout, ctx.source_ids)
-    looks = closed_statement(ctx.source_ids), guards.definitions_statement(ctx, node)
-    with ctx.source([*locks, *looks]) as cursor:
-        *_, (deadline,), closed, definitions = rows_that_follow(cursor)
-        guards.refuse_closed(ctx, closed)
-        guards.compare_definitions(ctx, node, definitions)
-        standing = fence.locked_fence(deadline, wanted)
-        statements = fence.trigger_statements(names, standing, ctx.source_ids)
-        statements += schema.tablet_statements([_fenced(ctx, tablet, standing) for tablet in ctx.sources])
-        if ctx.track is Track.MOVE_REPLICATE:
-            statements += replication.marker_statements(ctx.stream)
-        run_together(cursor, statements)
-        if ctx.track is Track.MOVE_REPLICATE:
-            ctx.note(marker=last_rows(cursor)[0][0])
-    ctx.fence = standing
+    with translated(node):
+        run_together(cursor, [ctx.messages["fence"]])
+        found = rows_that_follow(cursor)
+    _, closed, definitions = found[:3]
+    guards.refuse_closed(ctx, closed)
+    guards.compare_definitions(ctx, node, definitions)
+    if ctx.track is Track.MOVE_REPLICATE:
+        ctx.note(marker=found[-1][0][0])
+
+
+def _compose(ctx: Context, names: list[Name], fencing: list[Statement]) -> None:
+    """What will be sent while writers wait, as far as it is known before."""
+    source = ctx.record.source_node
+    ctx.messages.clear()
+    ctx.message("fence", source, lambda: fencing)
+    if ctx.track is not Track.MOVE_REPLICATE:
+        return  # writers wait for a whole copy
+    _hold_message(ctx, names)
+    _seal_message(ctx, names)
+    _moved_message(ctx, names)
+    if not ctx.table.everywhere:
+        shapes = read_shapes(ctx)
+        ctx.message("rest", source, lambda: _rest_statements(ctx))
+        _close_message(ctx)
+        _attach_message(ctx, shapes)
+        if not ctx.sequences:
+            _open_message(ctx)
+
+
+def _hold_message(ctx: Context, names: list[Name]) -> Statement:
+    def make() -> list[Statement]:
+        limit = sql.SQL("SET LOCAL idle_in_transaction_session_timeout TO {}").format(
+            sql.Literal(f"{round(ctx.settings.fence_deadline * 1000)}ms")
+        )
+        return [limit, *fence.look_statements(names, ctx.settings.lock_timeout, ctx.source_ids)]
+
+    return ctx.message("hold", ctx.record.source_node, make)
+
+
+def _seal_message(ctx: Context, names: list[Name]) -> Statement:
+    def make() -> list[Statement]:
+        assert ctx.fence is not None
+        look = fence.look_statements(names, ctx.settings.lock_timeout, ctx.source_ids)
+        sealing = fence.seal_statements(names, ctx.fence, ctx.source_ids)
+        return [guards.definitions_statement(ctx, ctx.record.source_node), *look, *sealing]
+
+    return ctx.message("seal", ctx.record.source_node, make)
+
+
+def _moved_message(ctx: Context, names: list[Name]) -> Statement:
+    return ctx.message("moved", ctx.record.source_node, lambda: told_moved(ctx, names))
+
+
+def _close_message(ctx: Context) -> Statement:
+    node, names = ctx.record.target_node, [place.partition for place in ctx.target_places]
+    return ctx.message(
+        "close", node, lambda: [*_closing_statements(ctx, names), guards.definitions_statement(ctx, node)]
+    )
+
+
+def _attach_message(ctx: Context, shapes: tuple[Shape, ...]) -> Statement:
+    return ctx.message("attach", ctx.record.target_node, lambda: _attaching_statements(ctx, shapes))
+
+
+def _open_message(ctx: Context) -> Statement:
+    return ctx.message("open", ctx.record.target_node, lambda: opening_statements(ctx))
 
 
 def _fenced(ctx: Context, tablet: Tablet, standing: fence.Fence) -> schema.OwnedTablet:
@@ -134,31 +229,34 @@ def _fenced(ctx: Context, tablet: Tablet, standing: fence.Fence) -> schema.Owned
 
 def draining(ctx: Context) -> Event:
     """Waits until the target has applied everything up to the fence. What the source is asked for comes meanwhile."""
-    ctx.prepared = _read_rest(ctx)
     read_sequences(ctx)
     marks = reference_marks.send(ctx)
-    await_marker(ctx, ctx.detail.marker, ctx.settings.write_pause_budget * 2)
+    missing = await_marker(ctx, ctx.detail.marker, ctx.settings.write_pause_budget * 2)
     reference_marks.await_all(ctx, marks)
-    node = ctx.record.target_node
-    with translated(node):
+    if missing:
         # What was compared is not compared again: a target that has lost some of it has lost its marker too.
-        if replication.missing_markers(ctx.links.control(node), ctx.id):
-            raise Refused(f"node {node} has lost changes that it had applied: was it taken back in time?")
+        node = ctx.record.target_node
+        raise Refused(f"node {node} has lost changes that it had applied: was it taken back in time?")
     return Event.STEP
 
 
-def _read_rest(ctx: Context) -> Rest:
-    """The source stands still behind its fence."""
-    node = ctx.record.source_node
-    limit = ctx.settings.verify_keys_in_fence * 4 + 1
+def _rest_statements(ctx: Context) -> list[Statement]:
+    """Ask for the changed rows that have not been compared, of each partition."""
+    rows = map(comparison.rows_of, read_shapes(ctx))
+    return [checksum.changed_statement(one, ctx.id, index, _most_rest(ctx)) for index, one in enumerate(rows)]
+
+
+def _read_rest(ctx: Context, answers: Sequence[Sequence[TupleRow]]) -> Rest:
     rest = []
-    with translated(node), ctx.links.control(node).cursor() as cursor:
-        for index, rows in enumerate(map(comparison.rows_of, read_shapes(ctx))):
-            found = comparison.read_changed(cursor, rows, ctx.id, index, limit)
-            if len(found) >= limit:
-                raise Overrun(f"{rows.partition} changes faster than it can be compared")
-            rest.append((rows, found))
+    for rows, answer in zip(map(comparison.rows_of, read_shapes(ctx)), answers, strict=True):
+        if len(answer) >= _most_rest(ctx):
+            raise Overrun(f"{rows.partition} changes faster than it can be compared")
+        rest.append((rows, comparison.gather(rows, answer)))
     return tuple(rest)
+
+
+def _most_rest(ctx: Context) -> int:
+    return ctx.settings.verify_keys_in_fence * 4 + 1
 
 
 def verifying(ctx: Context) -> Event:
@@ -179,7 +277,8 @@ def sealing(ctx: Context) -> Event:
     """Makes the fence permanent, if it has let nothing through: from here on only a leader's act ends it.
 
     Beside it the target's partitions are attached, behind their guard, and made durable. Neither needs the other; the
-    commit needs both.
+    commit needs both. What follows the commit is sent to both nodes before it, and only committed afterwards: the word
+    where the tablet went, and what opens the target. Until then nobody sees it, and it goes with its session.
     """
     shapes = read_shapes(ctx)
     return seal(ctx, lambda: _attach(ctx, shapes))
@@ -197,11 +296,10 @@ def seal(ctx: Context, prepare: Callable[[], None]) -> Event:
         try:
             _seal_locked(ctx, closed.cursor, names)
         except BalancerError:
-            ctx.reopen()
+            ctx.closed = None  # what is open on the target belongs to the thread as long as that runs
+            closed.roll_back()
             raise
-        ctx.closed = None
-        closed.commit()
-        close_source(ctx)
+        close_source(ctx, closed, [_moved_message(ctx, names)])
         attaching.result()
     return Event.STEP
 
@@ -210,29 +308,30 @@ def _seal_locked(ctx: Context, cursor: Cursor, names: list[Name]) -> None:
     """What must be true for a seal is looked at in the message that makes it; if it is not, the caller rolls back."""
     assert ctx.fence is not None
     node = ctx.record.source_node
-    look = fence.look_statements(names, ctx.settings.lock_timeout, ctx.source_ids)
-    sealing = fence.seal_statements(names, ctx.fence, ctx.source_ids)
     with translated(node):
-        run_together(cursor, [guards.definitions_statement(ctx, node), *look, *sealing])
+        run_together(cursor, [_seal_message(ctx, names)])
         guards.compare_definitions(ctx, node, cursor.fetchall())
         *_, looked = rows_that_follow(cursor)
     ctx.fence = fence.sealed_by(ctx.fence, fence.check_looked(looked, ctx.fence))
 
 
-def close_source(ctx: Context) -> OpenTransaction:
+def close_source(ctx: Context, made: OpenTransaction | None = None, then: Sequence[Statement] = ()) -> OpenTransaction:
     """Holds the source's partitions until the tablet's new owner is known; only the seal's own commit lets go shortly.
 
     Writers wait for the lock instead of being refused at once, so that those who try again in a loop need few tries.
     And nobody gets so near to the fence that he could switch it off. Should this process hang, the server ends it.
+    What was `made` is committed first; what is done `then` stays open, as the lock does.
     """
     assert ctx.fence is not None
     names = [place.partition for place in ctx.source_places]
-    limit = sql.SQL("SET LOCAL idle_in_transaction_session_timeout TO {}").format(
-        sql.Literal(f"{round(ctx.settings.fence_deadline * 1000)}ms")
-    )
-    look = fence.look_statements(names, ctx.settings.lock_timeout, ctx.source_ids)
-    ctx.closed = OpenTransaction(ctx.source([limit, *look]))
-    fence.check_looked(last_rows(ctx.closed.cursor), ctx.fence)
+    together = [_hold_message(ctx, names), *then]
+    if made is None:
+        ctx.closed = ctx.open_source(together)
+    else:
+        ctx.closed = made
+        made.commit_and_begin(together)
+    next_rows(ctx.closed.cursor)  # of the lock
+    fence.check_looked(next_rows(ctx.closed.cursor) or (), ctx.fence)
     return ctx.closed
 
 
@@ -245,19 +344,33 @@ def _attach(ctx: Context, shapes: tuple[Shape, ...]) -> None:
     node = ctx.record.target_node
     names = [place.partition for place in ctx.target_places]
     try:
-        with ctx.target([*_closing_statements(ctx, names), guards.definitions_statement(ctx, node)]) as cursor:
-            *_, incoming, definitions = rows_that_follow(cursor)
-            if not incoming:
-                raise Refused(f"node {node} does not know of the incoming tablet {ctx.moved.id}")
-            guards.compare_definitions(ctx, node, definitions)
-            for shape, name in zip(shapes, names, strict=True):
-                partition.add_triggers(cursor, shape, name)
-            run_together(cursor, _attaching_statements(ctx, shapes))
-            for name in names if references.there_are_any(shapes) and references.may_prepare(cursor) else ():
-                references.wake_references(cursor, name)
+        attaching = ctx.opened or ctx.open_target([])
+        try:
+            with translated(node):
+                run_together(attaching.cursor, [_close_message(ctx)])
+                _attach_locked(ctx, shapes, names, attaching.cursor)
+            attaching.commit_and_begin([_open_message(ctx)])
+        except BaseException:
+            ctx.opened = None
+            attaching.roll_back()
+            raise
     except Unavailable:
         guards.name_blockers(ctx, node, ctx.roots, blockers.ATTACH)
         raise
+    ctx.opened = attaching
+
+
+def _attach_locked(ctx: Context, shapes: tuple[Shape, ...], names: list[Name], cursor: Cursor) -> None:
+    node = ctx.record.target_node
+    *_, incoming, definitions = rows_that_follow(cursor)
+    if not incoming:
+        raise Refused(f"node {node} does not know of the incoming tablet {ctx.moved.id}")
+    guards.compare_definitions(ctx, node, definitions)
+    for shape, name in zip(shapes, names, strict=True):
+        partition.add_triggers(cursor, shape, name)
+    run_together(cursor, [_attach_message(ctx, shapes)])
+    for name in names if references.there_are_any(shapes) and references.may_prepare(cursor) else ():
+        references.wake_references(cursor, name)
 
 
 def _attaching_statements(ctx: Context, shapes: tuple[Shape, ...]) -> list[Statement]:

@@ -18,15 +18,19 @@ def next_marker(ctx: Context, cursor: Cursor) -> int:
     return int(last_rows(cursor)[0][0])
 
 
-def await_marker(ctx: Context, number: int, patience: float, watch: LagGauge | None = None) -> None:
-    """With a watch the lag is looked at meanwhile: where there is much of it, that decides and not the patience."""
+def await_marker(ctx: Context, number: int, patience: float, watch: LagGauge | None = None) -> int:
+    """Returns how many of the markers before it are missing: none, unless the target was taken back in time.
+
+    With a watch the lag is looked at meanwhile: where there is much of it, that decides and not the patience.
+    """
     target = ctx.links.control(ctx.record.target_node)
     began = looked = ctx.clock.monotonic()
     while True:
         ctx.checkpoint()
         with translated(ctx.record.target_node):
-            if replication.newest_marker(target, ctx.stream) >= number:
-                return
+            newest, missing = replication.arrived_markers(target, ctx.stream)
+        if newest >= number:
+            return missing
         now = ctx.clock.monotonic()
         if watch is not None and now - looked > LOOK_INTERVAL:
             looked = now

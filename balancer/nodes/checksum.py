@@ -7,11 +7,12 @@ pinned (`pin_output`). A partition's checksum is the sum over its rows; where tw
 in buckets, so that the difference says where. Called by `balancer.migration.comparison`; reading only.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from psycopg import sql
+from psycopg.rows import TupleRow
 
 from balancer.nodes.capture import SEQ
 from balancer.nodes.connection import Connection, Cursor
@@ -102,13 +103,11 @@ def differing_keys(one: Connection, other: Connection, rows: Rows, buckets: Sequ
     return sorted({str(key) for key, _ in mine ^ theirs})[:limit]
 
 
-def changed_rows(
-    cursor: Cursor, rows: Rows, migration: str, index: int, limit: int
-) -> Iterator[tuple[int, Key | None, int | None]]:
-    """Entries of the log of changes with the present hash of their rows: seq, key, hash; no key: truncated."""
+def changed_statement(rows: Rows, migration: str, index: int, limit: int) -> sql.Composed:
+    """Asks for entries of the log of changes with the present hash of their rows; `changed_entries` reads it."""
     key = [sql.SQL("l.{}::text").format(sql.Identifier(name)) for name in rows.key]
     join = sql.SQL(" AND ").join(sql.SQL("t.{0} = l.{0}").format(sql.Identifier(name)) for name in rows.key)
-    statement = sql.SQL(
+    return sql.SQL(
         "SELECT l.{seq}, {key}, CASE WHEN t.{first} IS NOT NULL THEN {hash} END"
         " FROM (SELECT * FROM {log} ORDER BY {seq} LIMIT {limit}) AS l LEFT JOIN ONLY {table} AS t ON {join}"
     ).format(
@@ -121,7 +120,11 @@ def changed_rows(
         table=rows.partition.identifier,
         join=join,
     )
-    for seq, *values, hashed in cursor.execute(statement):
+
+
+def changed_entries(found: Iterable[TupleRow]) -> Iterator[tuple[int, Key | None, int | None]]:
+    """Of each entry: seq, key, hash; no key: truncated."""
+    for seq, *values, hashed in found:
         yield seq, None if values[0] is None else tuple(values), hashed
 
 

@@ -248,6 +248,17 @@ def run_together(cursor: Cursor, statements: Sequence[Statement]) -> None:
         cursor.execute(sql.SQL("; ").join(statements))
 
 
+class Ready(sql.Composable):
+    """Statements whose text was composed before they are needed: for what somebody waits for."""
+
+    def __init__(self, connection: Connection, statements: Sequence[Statement]) -> None:
+        super().__init__(sql.SQL("; ").join(statements).as_bytes(connection))
+
+    def as_bytes(self, context: object = None) -> bytes:
+        """The text as it is sent."""
+        return bytes(self._obj)
+
+
 def run_single(cursor: Cursor, statement: Statement) -> None:
     """One statement that contains text which a catalog printed: PostgreSQL refuses the message if there are two in it.
 
@@ -265,10 +276,17 @@ def rows_that_follow(cursor: Cursor) -> list[list[TupleRow]]:
     """Of each statement behind the one that the cursor is at, of several that were sent together, its rows; those
     that have none are passed over."""
     found = []
+    while (rows := next_rows(cursor)) is not None:
+        found.append(rows)
+    return found
+
+
+def next_rows(cursor: Cursor) -> list[TupleRow] | None:
+    """Of the next one of them that has any kind of rows; None: there is none."""
     while cursor.nextset():
         if cursor.description is not None:
-            found.append(cursor.fetchall())
-    return found
+            return cursor.fetchall()
+    return None
 
 
 def last_rows(cursor: Cursor) -> list[TupleRow]:

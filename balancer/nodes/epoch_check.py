@@ -69,6 +69,22 @@ def node_transaction(
             connection.rollback()
 
 
+def commit_and_begin(cursor: Cursor, leader_epoch: int, node: str, together: Sequence[Statement]) -> None:
+    """Ends the transaction of a `node_transaction`, durably, and begins the next one as that does, in one message.
+
+    Raises `OutcomeUnknown` if the connection broke. Anything else may be said of the next transaction while the first
+    has been committed: what was made in it must be looked at again, in `together` or later.
+    """
+    connection = cursor.connection
+    ours = _OURS_PLANNED if connection in PLANNED else _OURS
+    try:
+        _begin(cursor, leader_epoch, node, [sql.SQL("COMMIT"), sql.SQL("BEGIN"), _SYNCHRONOUS, ours], together)
+    except psycopg.Error as error:
+        if lost(error):
+            raise OutcomeUnknown(f"the connection to node {node} broke during a commit") from error
+        raise _said(connection, node, error) from error
+
+
 @contextmanager
 def node_command(connection: Connection, leader_epoch: int, node: str = "") -> Iterator[Connection]:
     """For commands outside of transactions: the check right before, under a lock that a new leader waits for.

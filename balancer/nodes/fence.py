@@ -65,31 +65,34 @@ class Fence:
         )
 
 
-def lock_statements(
-    partitions: Sequence[Name], seconds: float, lock_timeout: float, tablets: Sequence[int] = ()
-) -> list[Statement]:
-    """The first part of raising: the lock, and what `locked_fence` reads."""
-    return [*_lock(partitions, lock_timeout, tablets, _ROW_LOCKERS), _deadline(seconds)]
-
-
-def _deadline(seconds: float) -> sql.Composed:
+def deadline_statement(seconds: float) -> Statement:
+    """The first part of raising, which `announced` reads. Before the lock, so that nobody waits for it: a write that an
+    ended fence lets through from here on counts, too."""
     return sql.SQL(
         "SELECT (extract(epoch FROM clock_timestamp()) + {})::text, last_value + is_called::int,"
         " pg_current_xact_id()::xid::text FROM balancer.breaches"
     ).format(sql.Literal(seconds))
 
 
-def locked_fence(row: TupleRow, fence: Fence) -> Fence:
-    """The second part: the fence as it will be, by the last row of the first. `trigger_statements` are the third."""
+def announced(row: TupleRow, fence: Fence) -> Fence:
+    """The second part: the fence as it will be, by the row of the first."""
     until, breaches, transaction = row
     return replace(fence, until=until, breaches=breaches, raised_by=fence.raised_by | {transaction})
+
+
+def raise_statements(
+    partitions: Sequence[Name], fence: Fence, lock_timeout: float, tablets: Sequence[int] = ()
+) -> tuple[list[Statement], list[Statement]]:
+    """The third part: the lock, which waits for writers in flight, and the triggers. What has to be looked at under the
+    lock comes between the two, in the same message, by those who roll back if they do not like what they see."""
+    return _lock(partitions, lock_timeout, tablets, _ROW_LOCKERS), trigger_statements(partitions, fence, tablets)
 
 
 def renew_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, seconds: float, lock_timeout: float) -> Fence:
     """Moves the deadline of a fence that still stands. Raises `Refused` if it does not."""
     check_standing(cursor, partitions, fence, lock_timeout)
-    cursor.execute(_deadline(seconds))
-    renewed = replace(locked_fence(last_rows(cursor)[0], fence), breaches=fence.breaches)
+    run_together(cursor, [deadline_statement(seconds)])
+    renewed = replace(announced(last_rows(cursor)[0], fence), breaches=fence.breaches)
     run_together(cursor, trigger_statements(partitions, renewed))
     return renewed
 
@@ -145,6 +148,8 @@ def check_looked(rows: Sequence[TupleRow], fence: Fence) -> str:
 
     Returns the transaction that looked.
     """
+    if not rows:
+        raise Refused("nothing was found out about the fence")
     mine = ""
     for name, arguments, always, transactions, now, breaches, mine in rows:  # noqa: B007 - the same in all
         for words in arguments if len(arguments) == 2 else (None,):

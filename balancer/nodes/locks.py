@@ -48,6 +48,22 @@ def writers_statement(partitions: Sequence[Name], tablets: Sequence[int] = ()) -
     return _lock(WRITERS, partitions, tablets)
 
 
+def keep_statement(tablets: Sequence[int]) -> Statement:
+    """For who has `writers_statement`'s lock: keeps it over the end of the transaction, until `let_go_statement` or the
+    end of the session. Else all that wait for it are woken by each commit of a switch, to be refused and to wait again:
+    they take the processor from the one they wait for."""
+    return sql.SQL("SELECT pg_advisory_lock(id + {}) FROM {} AS id").format(
+        sql.Literal(WRITERS), tablets_of((), tablets)
+    )
+
+
+def let_go_statement(tablets: Sequence[int]) -> Statement:
+    """The end of `keep_statement`."""
+    return sql.SQL("SELECT pg_advisory_unlock(id + {}) FROM {} AS id").format(
+        sql.Literal(WRITERS), tablets_of((), tablets)
+    )
+
+
 def keep_all_out(cursor: Cursor, partitions: Sequence[Name]) -> None:
     """Likewise, and readers."""
     run_together(cursor, [_lock(WRITERS, partitions), _lock(READERS, partitions)])

@@ -180,12 +180,19 @@ def newest_marker(connection: Connection | Cursor, migration: str) -> int:
     return int(row[0]) if row else 0
 
 
+def arrived_markers(connection: Connection | Cursor, migration: str) -> tuple[int, int]:
+    """The newest marker here, and how many of those up to it are not: none, unless this server was taken back in
+    time."""
+    newest = sql.SQL(
+        "SELECT coalesce(max(number), 0), coalesce(max(number), 0) - count(*) FROM balancer.marker WHERE migration = {}"
+    ).format(sql.Literal(migration))
+    row = connection.execute(newest).fetchone()
+    return (int(row[0]), int(row[1])) if row else (0, 0)
+
+
 def missing_markers(connection: Connection | Cursor, migration: str) -> int:
-    """How many of the markers up to the newest are not here: none, unless this server was taken back in time."""
-    row = connection.execute(
-        "SELECT coalesce(max(number), 0) - count(*) FROM balancer.marker WHERE migration = %s", (migration,)
-    ).fetchone()
-    return int(row[0]) if row else 0
+    """How many of the markers up to the newest are not here."""
+    return arrived_markers(connection, migration)[1]
 
 
 def delete_markers(cursor: Cursor, migration: str) -> None:

@@ -158,9 +158,10 @@ class ImportSwitch:
         raised = fence.Fence(self._journal.record.id, self._directory.snapshot().epoch, "", 0, 0)
         seconds, timeout = self._settings.fence_deadline, self._settings.lock_timeout
         with self._sessions.transaction(node) as cursor:
-            run_together(cursor, fence.lock_statements(self._plan.names, seconds, timeout))
-            raised = fence.locked_fence(last_rows(cursor)[0], raised)
-            run_together(cursor, fence.trigger_statements(self._plan.names, raised))
+            run_together(cursor, [fence.deadline_statement(seconds)])
+            raised = fence.announced(last_rows(cursor)[0], raised)
+            locks, triggers = fence.raise_statements(self._plan.names, raised, timeout)
+            run_together(cursor, [*locks, *triggers])
         self._fences[node] = raised
 
     def _lift(self, node: str) -> None:

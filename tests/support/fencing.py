@@ -5,21 +5,22 @@ from collections.abc import Sequence
 from balancer.nodes.connection import Cursor, last_rows, run_together
 from balancer.nodes.fence import (
     Fence,
+    announced,
     check_standing,
-    lock_statements,
-    locked_fence,
+    deadline_statement,
+    raise_statements,
     seal_statements,
     sealed_by,
-    trigger_statements,
 )
 from balancer.nodes.names import Name
 
 
 def raise_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, seconds: float, lock_timeout: float) -> Fence:
     """Fences these partitions for so many seconds; returns the fence with its deadline. `fence.until` is ignored."""
-    run_together(cursor, lock_statements(partitions, seconds, lock_timeout))
-    standing = locked_fence(last_rows(cursor)[0], fence)
-    run_together(cursor, trigger_statements(partitions, standing))
+    run_together(cursor, [deadline_statement(seconds)])
+    standing = announced(last_rows(cursor)[0], fence)
+    locks, triggers = raise_statements(partitions, standing, lock_timeout)
+    run_together(cursor, [*locks, *triggers])
     return standing
 
 

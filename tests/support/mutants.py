@@ -133,9 +133,12 @@ def _attached_lazily(original: Any) -> Any:
 def _unlocked(original: Any) -> Any:
     """Nothing is held from the fence to the word where the tablet went."""
 
-    def close_source(ctx: Any) -> Any:
-        closed = original(ctx)
+    def close_source(ctx: Any, made: Any = None, then: Any = ()) -> Any:
+        from balancer.nodes.connection import run_together  # noqa: PLC0415
+
+        closed = original(ctx, made)
         closed.cursor.execute("COMMIT; BEGIN")
+        run_together(closed.cursor, then)
         return closed
 
     return close_source
@@ -207,13 +210,11 @@ def _marker_first(original: Any) -> Any:
 
 def _open_early(original: Any) -> Any:
     """The new owner opens before the directory has heard of it."""
-    from balancer.migration import steps_finish  # noqa: PLC0415
 
     def sealing(ctx: Any) -> Any:
         event = original(ctx)
-        if ctx.record.target_node != ctx.record.source_node:
-            with steps_finish._opened_target(ctx, straight=False):
-                pass
+        opened, ctx.opened = ctx.opened, None
+        opened.commit()
         return event
 
     return sealing
