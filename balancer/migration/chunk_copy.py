@@ -85,7 +85,7 @@ def _copy_chunk(ctx: Context, chunk: Chunk, shape: Shape, pipe: Pipe) -> None:
     source, target = ctx.record.source_node, ctx.record.target_node
     where = checksum.pages(chunk.first, chunk.end)
     read, write = copy.statements(shape.name, shape.name, shape.copied, shape.portable, where=where)
-    with ctx.long_work(pipe.writer, target) as cursor:
+    with ctx.long_work(pipe.writer, target, lazily=True) as cursor:
         if not chunks.claim(cursor, ctx.id, chunk):
             return
         references.without_triggers(cursor)

@@ -42,7 +42,7 @@ def complete_rows(ctx: Context, shapes: Sequence[Shape], view: SourceView) -> No
     with ExitStack() as stack:
         comparing = stack.enter_context(Background(_compare(ctx, shapes, view), "checksums"))
         building = [
-            stack.enter_context(Background(_build(ctx, waiting), f"indexes-{number}"))
+            stack.enter_context(Background(_build(ctx, waiting, builders + 1), f"indexes-{number}"))
             for number in range(builders if missing else 0)
         ]
         for builder in building:
@@ -57,12 +57,13 @@ def complete_rows(ctx: Context, shapes: Sequence[Shape], view: SourceView) -> No
                     partition.finish_index(cursor, shape, index, shape.name)
 
 
-def _build(ctx: Context, waiting: "queue.SimpleQueue[_Job]") -> Callable[[threading.Event], None]:
+def _build(ctx: Context, waiting: "queue.SimpleQueue[_Job]", sessions: int) -> Callable[[threading.Event], None]:
+    """Takes what waits, beside the other `sessions` at work on the target."""
+
     def work(stop: threading.Event) -> None:
         node = ctx.record.target_node
         with ctx.links.data(node) as connection:
-            if ctx.settings.index_workers is not None:
-                connection.execute(f"SET max_parallel_maintenance_workers = {int(ctx.settings.index_workers)}")
+            partition.share_workers(connection, ctx.settings.index_workers, sessions)
             while True:
                 stop_at(stop)
                 ctx.checkpoint()

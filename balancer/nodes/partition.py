@@ -101,6 +101,17 @@ def build_index(cursor: Cursor, shape: Shape, index: Index, partition: Name) -> 
     run_single(cursor, create + printed(index.tail))
 
 
+def share_workers(connection: Connection, workers: int | None, sessions: int) -> None:
+    """How many parallel workers an index of this session gets; None: its share of the server's own setting, as one of
+    so many sessions at work. Workers sort through files: where others use the cores anyway, an index that one process
+    sorts in memory costs a third less."""
+    connection.execute(
+        "SELECT set_config('max_parallel_maintenance_workers',"
+        " coalesce(%s, current_setting('max_parallel_maintenance_workers')::int / %s)::text, false)",
+        (workers, sessions),
+    )
+
+
 def index_exists(cursor: Cursor, shape: Shape, index: Index, partition: Name) -> bool:
     """Whether the twin has it. It is built in one transaction: an index that is there is whole."""
     return exists(cursor, Name(partition.schema, index_name(index.name, shape.name, partition)))
