@@ -595,7 +595,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "fence-without-the-writers-lock",
         "client_functions: a fence is raised under the writers' lock",
-        replaced("balancer.nodes.fence.writers_statement", lambda _: lambda *_: sql.SQL("SELECT 1")),
+        together(
+            replaced("balancer.nodes.fence.writers_statement", lambda _: lambda *_: sql.SQL("SELECT 1")),
+            replaced("balancer.nodes.locks.keep_statement", lambda _: lambda *_: sql.SQL("SELECT 1")),
+        ),
         (f"{_RESHARDS}test_a_fence_does_not_pass_a_writer_that_holds_the_tablet", _HOLD),
     ),
     Mutant(
