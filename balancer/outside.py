@@ -6,6 +6,7 @@ it, what a terminal would obey is made visible.
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,12 +23,32 @@ _LONGEST_SECRET: Final = 4096
 # lone surrogates cannot be written to any stream.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
+# Longer than any address or path that somebody has written.
+_ENDLESS = re.compile(rf"\S{{{2 * LONGEST_QUOTE},}}")
+
 
 def cut(text: str, longest: int = LONGEST) -> str:
     """The beginning of a text, and how much of it is left out."""
     if len(text) <= longest:
         return text
     return f"{text[:longest]}… ({len(text) - longest} more characters)"
+
+
+def shortened(text: str, longest: int = LONGEST_QUOTE) -> str:
+    """The beginning and the end of a text, and how much is left out: what stands around a long value is kept."""
+    if len(text) <= longest:
+        return text
+    end = longest // 4
+    return f"{text[: longest - end]}… ({len(text) - longest} more characters) …{text[len(text) - end :]}"
+
+
+def short_words(text: str, given: Sequence[str] = ()) -> str:
+    """A sentence that may repeat what somebody gave: those words, and any other without an end, are shortened in it."""
+    for word in given:
+        for said in (word, repr(word)[1:-1]):
+            if len(said) > LONGEST_QUOTE:
+                text = text.replace(said, shortened(said))
+    return _ENDLESS.sub(lambda match: shortened(match[0]), text)
 
 
 def visible(text: str) -> str:

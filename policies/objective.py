@@ -23,12 +23,18 @@ def node_costs(problem: Problem, state: LoadState, nodes: Ints, change: Floats) 
 
     A draining node has no share of its own: all that it holds counts as excess over a node's share.
     """
-    due = problem.due[nodes]
-    unit = np.where(due > 0, due, problem.due.max(axis=0, initial=1e-300))
-    over = (state.held[nodes] + change - due) * (problem.weights / unit)
-    bend = np.minimum(np.maximum(over, 0.0), _STEEPEST)
-    bent = over * over + _OVERLOAD * bend * bend * bend * (4.0 * np.maximum(over, 0.0) - 3.0 * bend)
-    costs: Floats = np.einsum("...nd,nd->...n", bent, unit)
+    over = state.held[nodes] + change
+    over -= problem.due[nodes]
+    over *= problem.scales[nodes]
+    above = np.maximum(over, 0.0)
+    bend = np.minimum(above, _STEEPEST)
+    bent = _OVERLOAD * bend
+    bent *= bend
+    bent *= bend
+    bent *= 4.0 * above - 3.0 * bend
+    over *= over
+    bent += over
+    costs: Floats = np.einsum("...nd,nd->...n", bent, problem.units[nodes])
     return costs
 
 

@@ -139,7 +139,7 @@ def pays_back(problem: Problem, state: LoadState, options: BundleOptions) -> Boo
     Relief of a disk or a memory budget always is. Otherwise the part of a node's load that goes away, over the horizon,
     must exceed the seconds of copying.
     """
-    over: Bools = np.any(excess(problem, state.held)[:, ~problem.rates()] > 0, axis=1)
+    over: Bools = np.any(excess(problem, state.held)[:, ~problem.kept] > 0, axis=1)
     seconds = payback_seconds(problem, options)
     pays: Bools = over[state.owner] | (seconds <= options.placement.payback_horizon)
     return pays
@@ -154,7 +154,7 @@ def payback_seconds(problem: Problem, options: BundleOptions) -> Floats:
 
 def carried_share(problem: Problem) -> Floats:
     """T: the part of an average node's load (rates and numbers, not bytes) that each tablet is, at its heaviest."""
-    kept = problem.rates()
+    kept = problem.kept
     nodes = max(int((problem.due > 0).any(axis=1).sum()), 1)
     weighted = problem.loads[:, kept] * problem.weights[kept] * nodes
     share: Floats = weighted.max(axis=1, initial=0.0)

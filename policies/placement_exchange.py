@@ -82,8 +82,13 @@ class PairSearch:
         floor = joint_floor(carried, self.problem.floors, self.worth.min_gain, pressing=over > self.worth.start)
         floor = np.maximum(floor, 1e-12)
         costs = self.problem.costs[mine][:, None] + self.problem.costs[theirs][None, :]
-        swaps = self._exchanges(source, field)
-        chains, onward = self._chains(source, field, targets)
+        swapped = self._swap_gains(source, field)
+        chained, cost = self._chain_gains(source, field, targets)
+        # Where everybody has about his share, most searches end here: what is forbidden need not be looked at.
+        if not ((swapped > floor) | (chained - cost.min(axis=1)[None, :] > floor)).any():
+            return None
+        swaps = self._exchanges(source, field, swapped)
+        chains, onward = self._chains(source, field, targets, chained, cost)
         gain = np.where(self._target_fits(field), np.maximum(swaps, chains), -np.inf)
         score = np.where(gain > floor, gain / (costs + 2 * overhead), -np.inf)
         i, j = np.unravel_index(int(score.argmax()), score.shape)
@@ -111,13 +116,26 @@ class PairSearch:
         at = np.repeat(targets, [len(rows) for rows in lightest])
         return mine, np.concatenate(lightest), at
 
-    def _exchanges(self, source: int, field: _Field) -> Floats:
-        """mine×theirs: what is gained when the two change places; -inf where the node cannot take the other."""
-        problem, state, mine, theirs = self.problem, self.state, field.mine, field.theirs
-        # A source that is closed, or that the other's table may not use, can give but not take.
-        if not problem.receiving[source]:
+    def _swap_gains(self, source: int, field: _Field) -> Floats:
+        """mine×theirs: what would be gained if the two changed places, were nothing forbidden."""
+        # A source that is closed can give but not take.
+        if not self.problem.receiving[source]:
             return np.full(field.there.shape, -np.inf)
-        gain = -field.there - self._cost_change(np.array([source]), -field.change[..., None, :])[..., 0]
+        gain: Floats = -field.there - self._cost_change(np.array([source]), -field.change[..., None, :])[..., 0]
+        return gain
+
+    def _chain_gains(self, source: int, field: _Field, targets: Ints) -> tuple[Floats, Floats]:
+        """mine×theirs: what is gained before the other's tablet goes on; theirs×targets: what that costs."""
+        given = self.problem.loads[field.mine]
+        relief = self._cost_change(np.array([source]), -given[:, None, :])[:, 0]
+        added = np.repeat(self.problem.loads[field.theirs][:, None, :], len(targets), axis=1)
+        return -field.there - relief[:, None], self._cost_change(targets, added)
+
+    def _exchanges(self, source: int, field: _Field, gain: Floats) -> Floats:
+        """mine×theirs: the gain where the two can change places; -inf where the node cannot take the other."""
+        problem, state, mine, theirs = self.problem, self.state, field.mine, field.theirs
+        if not problem.receiving[source]:
+            return gain
         size = problem.sizes[theirs][None, :] - problem.sizes[mine][:, None]
         fits = (size <= state.disk_room[source]) & self._may_use(theirs, np.array([source]))[:, 0]
         if problem.limits:
@@ -127,12 +145,10 @@ class PairSearch:
         fits &= self._relieves(source, field, field.change) & self._pays_back(source, field.change, field.sizes)
         return np.where(fits, gain, -np.inf)
 
-    def _chains(self, source: int, field: _Field, targets: Ints) -> tuple[Floats, Ints]:
+    def _chains(self, source: int, field: _Field, targets: Ints, gain: Floats, cost: Floats) -> tuple[Floats, Ints]:
         """mine×theirs: what is gained when the other's tablet goes on to a third node; and to which, per tablet."""
         problem, state, mine, theirs = self.problem, self.state, field.mine, field.theirs
-        loads = problem.loads[theirs]
-        added = np.repeat(loads[:, None, :], len(targets), axis=1)
-        cost = self._cost_change(targets, added)
+        added = problem.loads[theirs][:, None, :]
         able = self._may_use(theirs, targets) & (field.at[:, None] != targets)
         if problem.limits:
             able &= within(problem.limited[theirs][:, None, :], state.limit_room[targets])
@@ -143,8 +159,7 @@ class PairSearch:
         cost = np.where(able, cost, np.inf)
         third = cost.argmin(axis=1)
         given = problem.loads[mine]
-        relief = self._cost_change(np.array([source]), -given[:, None, :])[:, 0]
-        gain = -field.there - relief[:, None] - cost[np.arange(len(theirs)), third][None, :]
+        gain = gain - cost[np.arange(len(theirs)), third][None, :]
         worthy = self._relieves(source, field, given[:, None, :])
         worthy &= self._pays_back(source, given[:, None, :], field.sizes)
         return np.where(worthy, gain, -np.inf), targets[third]
@@ -194,7 +209,7 @@ class PairSearch:
     def _pays_back(self, source: int, change: Floats, sizes: Floats) -> Bools:
         """Which pairs are worth their bytes, by the rule for moves: bytes of both, load that the node loses."""
         problem = self.problem
-        kept = problem.rates()
+        kept = problem.kept
         if (self._excess(source)[~kept] > 0).any():
             return np.ones(sizes.shape, dtype=np.bool_)
         nodes = max(int((problem.due > 0).any(axis=1).sum()), 1)

@@ -42,6 +42,9 @@ class Problem:
     costs: Floats  # T: bytes, and those of its last move as far as it has not paid them back
     memory: Floats  # T: bytes that count against nodes' memory
     due: Floats  # N×D: the share of the whole that the node should hold; 0 where it should hold nothing
+    units: Floats  # N×D: what an excess is measured in: the due share, or the largest of any node where nothing is due
+    scales: Floats  # N×D: how much an excess over the due share counts
+    kept: Bools  # D: which dimensions are done again and again (rates, numbers), not room that is taken up
     receiving: Bools  # N: may be given tablets
     kinds: Ints  # T: tablets of one kind are of one table and named by the same rules; index of `allowed`
     allowed: Bools  # kinds×N: by zones and rules
@@ -63,10 +66,6 @@ class Problem:
         if at == len(self.ids) or self.ids[at] != tablet:
             raise KeyError(tablet)
         return at
-
-    def rates(self) -> Bools:
-        """D: which dimensions are done again and again (rates, numbers), not room that is taken up."""
-        return np.array([base_of(name) not in CAPACITIES for name in self.dimensions], dtype=np.bool_)
 
     def conditions(self, *wanted: NodeCondition) -> Bools:
         """Which nodes are in one of these conditions."""
@@ -139,6 +138,7 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
     )
     raw = np.stack([one.load for one in found], axis=1) if found else np.zeros((len(rows), 0))
     due = _due(nodes, names, home, raw)
+    units = np.where(due > 0, due, due.max(axis=0, initial=1e-300))
     # What a node reports as used was measured before what is in flight has landed.
     credit = sums(home, sizes[:, None], len(nodes))[:, 0] - sums(owner, sizes[:, None], len(nodes))[:, 0]
     held = sums(home, sizes[:, None], len(nodes))[:, 0]
@@ -164,6 +164,9 @@ def build_problem(view: BundleView, options: BundleOptions) -> Problem:
         costs=sizes * (1.0 + _unpaid(view, ids, options.placement.payback_horizon)),
         memory=memory,
         due=due,
+        units=units,
+        scales=weights / units,
+        kept=np.array([base_of(name) not in CAPACITIES for name in names], dtype=np.bool_),
         receiving=np.array([node.condition is NodeCondition.ACTIVE for node in nodes], dtype=np.bool_),
         kinds=kinds.of,
         allowed=kinds.allowed,

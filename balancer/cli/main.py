@@ -11,7 +11,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any, Final
@@ -22,6 +23,7 @@ from typer.core import TyperGroup
 from balancer import __version__
 from balancer.cli.output import fail, patience, say, show_error
 from balancer.errors import BalancerError, Damaged, Refused, Unavailable, UserError
+from balancer.outside import short_words, shortened
 
 PANELS: Final[Mapping[str, Mapping[str, str]]] = {
     "Look": {
@@ -91,6 +93,10 @@ EXIT_CODES: tuple[tuple[type[BalancerError], int], ...] = (
 )
 
 
+_LONGEST_USAGE: Final = 800
+"""Characters of a sentence about the words of a command line; the longest list of choices has a third of it."""
+
+
 class _ReaderGone(Exception):
     """Whoever read our output, such as `head`, has seen enough."""
 
@@ -116,10 +122,15 @@ class Tree(TyperGroup):
         command.rich_help_panel = next(panel for panel, names in PANELS.items() if cmd_name in names)
         return command
 
+    def make_context(self, *arguments: Any, **how: Any) -> Any:
+        with _short_usage():
+            return super().make_context(*arguments, **how)
+
     def invoke(self, ctx: Any) -> Any:
         """A closed pipe is told under another name: the library would end the process with code 1."""
         try:
-            return super().invoke(ctx)
+            with _short_usage():
+                return super().invoke(ctx)
         except BrokenPipeError as error:
             raise _ReaderGone from error
 
@@ -129,6 +140,17 @@ class Tree(TyperGroup):
             close = ", ".join(f"'{name}'" for name in get_close_matches(args[0], COMMANDS))
             ctx.fail(f"No such command '{args[0]}'.{f' Did you mean {close}?' if close else ''}")
         return super().resolve_command(ctx, args)
+
+
+@contextmanager
+def _short_usage() -> Iterator[None]:
+    """What is wrong with a command line in a few lines: the library repeats whatever was typed, to its end."""
+    try:
+        yield
+    except _Usage as error:
+        if not error.__class__.__name__.startswith("NoArgs"):  # its message is the help
+            error.message = shortened(short_words(error.message, sys.argv[1:]), _LONGEST_USAGE)
+        raise
 
 
 def _imported(module: str) -> Any:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from balancer.cli.grid import grid_lines
 from balancer.cli.patience import Patience
-from balancer.outside import visible, visible_json
+from balancer.outside import short_words, visible, visible_json
 
 Row = Mapping[str, Any]
 
@@ -90,15 +90,20 @@ def tell(text: str) -> None:
 
 
 def fail(text: str) -> None:
-    """A sentence on standard error."""
+    """A sentence on standard error, in which what was typed is repeated in part only."""
     patience.spoken()
-    _errors.print(visible(text), markup=False, soft_wrap=True, style="red" if _errors.is_terminal else None)
+    _errors.print(
+        visible(short_words(text, sys.argv[1:])),
+        markup=False,
+        soft_wrap=True,
+        style="red" if _errors.is_terminal else None,
+    )
 
 
 def show_error(sentence: str, code: int) -> None:
     """The same for programs: one JSON document on standard error."""
     patience.spoken()
-    document = {"error": {"message": sentence, "exit_code": code}}
+    document = {"error": {"message": short_words(sentence, sys.argv[1:]), "exit_code": code}}
     sys.stderr.write(visible_json(json.dumps(document, ensure_ascii=False)) + "\n")
 
 

@@ -6,7 +6,7 @@ and says then how often in a row that one's leaderships have failed, which is wh
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from hashlib import blake2b
 from math import isfinite
 from typing import Final
@@ -42,6 +42,9 @@ class InstanceNote:
     """Of a leader that is not the wanted one: what must come first; empty: nothing."""
 
 
+_FIELDS: Final = tuple(field.name for field in fields(InstanceNote))
+
+
 @dataclass(frozen=True, slots=True)
 class LeaderSpread:
     """How the leadership of a directory is spread over its instances, as one of them sees it."""
@@ -59,8 +62,8 @@ def note_name(instance: str) -> str:
 
 
 def instance_note(note: InstanceNote) -> dict[str, Json]:
-    """As it is written."""
-    return asdict(note)
+    """As it is written: its fields have plain values, so that nothing below them is copied."""
+    return {name: getattr(note, name) for name in _FIELDS}
 
 
 def read_instances(notes: Mapping[str, Json]) -> Iterator[InstanceNote]:

@@ -11,6 +11,9 @@ from tests.support.commands import balancer_here as balancer
 
 pytestmark = pytest.mark.quick
 
+ENDLESS = "x" * 5000
+SPACED = "x y " * 1500
+
 
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
@@ -39,6 +42,40 @@ def test_what_the_leader_would_refuse_is_refused_at_once_and_not_left_waiting(
     assert result.err.startswith(sentence)
     assert result.err.count("\n") == 1
     assert not directory.snapshot().commands
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("apply", "hot:1", ENDLESS, ENDLESS, ENDLESS), "Got unexpected extra argument(s) (x"),
+        (("apply", "hot:1", *("many" for _ in range(3000))), "Got unexpected extra argument(s) (many many"),
+        (("status", f"--{ENDLESS}"), "No such option: --x"),
+        (("status", "-o", ENDLESS), "is not one of 'text', 'json'"),
+        ((ENDLESS,), "No such command 'x"),
+        ((f"--{ENDLESS}",), "No such option: --x"),
+        (("status", ENDLESS), "there are: shop"),
+        (("status", SPACED), "there are: shop"),
+        (("status", "\x1b" * 5000), "there are: shop"),
+        (("status", ENDLESS, "-o", "json"), "there are: shop"),
+        (("status", f"--{ENDLESS}", "-o", "json"), "No such option: --x"),
+        (("config", "check", "--config", ENDLESS), "cannot be read: File name too long"),
+        (("simulate", ENDLESS), "cannot be read: File name too long"),
+    ],
+    ids=lambda value: " ".join(word[:12] for word in value[:3]) if isinstance(value, tuple) else "",
+)
+def test_words_without_an_end_are_answered_with_a_short_sentence(
+    directory: Directory, address: str, words: tuple[str, ...], told: str
+) -> None:
+    where = ("--directory", address) if words[0] in ("status", "apply") else ()
+    result = balancer(*words, *where, env={"COLUMNS": "80"})
+    assert (result.code, result.out) == (2, "")
+    assert told in _unframed(result.err)
+    assert (len(result.err) < 1500, result.err.count("\n") < 20) == (True, True), result.err
+
+
+def _unframed(text: str) -> str:
+    """What stands in the frame for people, on one line."""
+    return " ".join(text.replace("│", " ").split())
 
 
 def test_where_nobody_leads_that_is_said_and_the_command_waits(directory: Directory) -> None:

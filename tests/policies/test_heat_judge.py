@@ -21,6 +21,10 @@ pytestmark = pytest.mark.quick
 
 OPTIONS = HeatOptions()
 WHOLE = Facts(7, TYPES)
+# 100 to 200 pairs of a key up to 60 and up to 5 more; drawn one by one they would take most of the test's time.
+PAIRS = st.binary(min_size=200, max_size=400).map(
+    lambda drawn: [(low % 61, more % 6) for low, more in zip(drawn[::2], drawn[1::2], strict=False)]
+)
 
 
 def test_an_even_load_is_cut_in_the_middle() -> None:
@@ -68,7 +72,7 @@ def test_scans_are_not_cut_into_many_parts() -> None:
     assert sum(verdict.shares) == pytest.approx(1.0 + verdict.evidence.figures["crossing"])
 
 
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 5)), min_size=100, max_size=200), st.floats(0.05, 0.5))
+@given(PAIRS, st.floats(0.05, 0.5))
 def test_shares_of_parts_are_those_of_a_slow_count(pairs: list[tuple[int, int]], wanted: float) -> None:
     found = judge(replace(WHOLE, wanted=wanted), scans([(low, low + more) for low, more in pairs]), OPTIONS)
     if found.cuts:

@@ -3,7 +3,8 @@
 Everything is real; only the daemon's loop is left out. `Cluster.become_leader` is what a daemon does first.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,9 @@ class Cluster:
     def runner(self, directory: Directory, leadership: Leadership, observer: Observer | None = None) -> Runner:
         return Runner(directory, leadership, self.address, self.settings, clock=SystemClock(), observer=observer)
 
-    def query(self, node: str, statement: str) -> list[tuple[object, ...]]:
-        """On a session of its own, which the next query may have as a new one: it costs more than most answers."""
+    @contextmanager
+    def session(self, node: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+        """A session of its own, which the next may have as a new one: to begin it costs more than most answers."""
         idle = self._idle.setdefault(self.dsns[node], [])
         connection = idle.pop() if idle else self.connect(node)
         if not looks_alive(connection):
@@ -95,13 +97,16 @@ class Cluster:
             connection = self.connect(node)
         connection.prepare_threshold = None  # the next would find what is prepared discarded
         try:
-            found = connection.execute(statement.encode()).fetchall()
+            yield connection
             connection.execute("DISCARD ALL")
         except BaseException:
             connection.close()
             raise
         idle.append(connection)
-        return found
+
+    def query(self, node: str, statement: str) -> list[tuple[object, ...]]:
+        with self.session(node) as connection:
+            return connection.execute(statement.encode()).fetchall()
 
     def tablets(self) -> list[Tablet]:
         """As the directory has them now."""
@@ -215,23 +220,13 @@ def describe(cluster: Cluster, tablets: Sequence[Tablet]) -> None:
 
 def insert_rows(cluster: Cluster, tablets: Sequence[Tablet], ids: range) -> None:
     """Puts each row on the node whose root takes it."""
-    with_rows = {node: cluster.connect(node) for node in cluster.dsns}
     root = cluster.table.roots[0]
-    try:
-        for connection in with_rows.values():
-            connection.execute("CREATE TEMP TABLE fresh (id bigint)")
-            with connection.cursor().copy("COPY fresh FROM STDIN") as copy:
-                copy.write("".join(f"{number}\n" for number in ids))
-        for tablet in tablets:
-            place = places(cluster.table, tablet)[0]
-            with_rows[tablet.node].execute(
-                f"INSERT INTO {root} (id, note) SELECT id, 'row ' || id FROM fresh WHERE "
-                f"(SELECT {_takes(cluster, tablet)})"
-            )
-            assert place
-    finally:
-        for connection in with_rows.values():
-            connection.close()
+    fresh = f"generate_series({ids.start}::bigint, {ids.stop - 1}, {ids.step}) AS fresh (id)"
+    for node in cluster.dsns:
+        with cluster.session(node) as connection:
+            for tablet in (tablet for tablet in tablets if tablet.node == node):
+                rows = f"SELECT id, 'row ' || id FROM {fresh} WHERE (SELECT {_takes(cluster, tablet)})"
+                connection.execute(f"INSERT INTO {root} (id, note) {rows}".encode())
 
 
 def _takes(cluster: Cluster, tablet: Tablet) -> str:

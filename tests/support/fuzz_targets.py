@@ -138,7 +138,7 @@ def command_lines(folder: Path) -> FuzzTarget:
         finally:
             operate.give.__defaults__ = before
         shown = Result(result.code, "", _CONTROL.sub("?", result.err.encode("utf-8", "replace").decode()))
-        return judged(shown, (_DONE, _DAMAGED, _WRONG_INPUT, _UNAVAILABLE, _REFUSED), lines=200)
+        return judged(shown, (_DONE, _DAMAGED, _WRONG_INPUT, _UNAVAILABLE, _REFUSED))
 
     return FuzzTarget("command lines", cases, check)
 

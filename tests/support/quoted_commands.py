@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ NOT_FOR_TESTS = {"--watch", "--replan", "--fix", "--id", "--deep"}
 HOLE = "{}"
 """Where a message has a value of its own."""
 _QUOTED = re.compile(r"`(balancer [^`]+)`")
+_MAY_QUOTE = re.compile(r"`balancer|`[\"']")  # also where a literal ends after the mark, and the next one goes on
 _LINE = re.compile(r"^\s*(?:\$ |sudo |exec )?(balancer [^#\n]+)", re.MULTILINE)
 _BLOCK = re.compile(r"^```\w*\n(.*?)^```|((?:^ {4}\S.*\n)+)", re.MULTILINE | re.DOTALL)
 _HINTS = re.compile(r"\[[^]]*\]|…|\.\.\.|\s(?:\||\d?>|&).*")
@@ -73,7 +75,7 @@ def _readable(one: QuotedCommand, real: dict[str, str]) -> list[str]:
 def parsed(words: list[str], *, whole: bool = False) -> str:
     """What is wrong with a command line; empty: the real parser takes it. Unless it must be whole, it may only name a
     command, or an option, without what that needs."""
-    command: Any = get_command(app)
+    command: Any = _tree()
     context = None
     try:
         while hasattr(command, "resolve_command"):
@@ -91,6 +93,15 @@ def parsed(words: list[str], *, whole: bool = False) -> str:
     return ""
 
 
+@cache
+def _tree() -> Any:
+    """The whole tree, in which each command is made once: hundreds of lines are parsed."""
+    tree: Any = get_command(app)
+    made = cache(lambda name: type(tree).get_command(tree, None, name))
+    tree.get_command = lambda context, name: made(name)
+    return tree
+
+
 def _in_documents() -> Iterator[QuotedCommand]:
     for pattern in DOCUMENTS:
         for file in sorted(TREE.glob(pattern)):
@@ -104,8 +115,10 @@ def _in_documents() -> Iterator[QuotedCommand]:
 def _in_sources() -> Iterator[QuotedCommand]:
     for pattern in SOURCES:
         for file in sorted(TREE.glob(pattern)):
-            place = str(file.relative_to(TREE))
-            for text in _literals(ast.parse(file.read_text())):
+            place, source = str(file.relative_to(TREE)), file.read_text()
+            if not _MAY_QUOTE.search(source):
+                continue
+            for text in _literals(ast.parse(source)):
                 yield from (QuotedCommand(place, " ".join(one.split())) for one in _QUOTED.findall(text))
 
 
