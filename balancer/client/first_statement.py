@@ -71,6 +71,18 @@ def refuse_ending(query: Any, connection: Any) -> None:
         raise UserError(OVER)
 
 
+_QUOTED = re.compile(
+    r"[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|\$(\w*)\$.*?\$\1\$|--[^\n]*|/\*.*?\*/", re.DOTALL
+)
+
+
+def refuse_ending_in(text: str) -> None:
+    """The same of a text with several statements, which is sent with its proof and COMMIT as one message."""
+    for statement in _QUOTED.sub(" ", text).split(";"):
+        if _ENDING.match(statement.encode()):
+            raise UserError(OVER)
+
+
 class FirstCursor(psycopg.Cursor[Any]):
     """psycopg's cursor, on a connection whose transaction may not have begun."""
 

@@ -124,6 +124,26 @@ def test_values_and_braces_of_a_statement(filled: Router) -> None:
         list(filled.map("orders", "SELECT * FROM {elsewhere}"))
 
 
+@pytest.mark.parametrize("at_once", [1, 8], ids=["together", "one by one"])
+def test_a_statement_may_have_comments_and_cannot_end_its_transaction(
+    filled: Router, shards: Shards, at_once: int
+) -> None:
+    """What followed the end would be unproven, and could write."""
+    commented = "SELECT count(*), 'a; COMMIT' FROM {orders} /* END; */ -- all; COMMIT"
+    answers = list(filled.map("orders", commented, at_once=at_once))
+    assert sum(answer.rows[0][0] for answer in answers) == len(ROWS)
+    for text in ("COMMIT; DELETE FROM {orders}", "SELECT 1 FROM {orders}; /* so */ rollback; DELETE FROM {orders}"):
+        with pytest.raises(UserError, match="leave COMMIT and ROLLBACK to the router"):
+            list(filled.map("orders", text, at_once=at_once))
+    assert shards.count() == len(ROWS)
+
+
+@pytest.mark.parametrize("at_once", [0, -1])
+def test_nobody_asks_no_tablet_at_a_time(router: Router, at_once: int) -> None:
+    with pytest.raises(UserError, match=f"at_once is {at_once}; at least one tablet must be asked at a time"):
+        list(router.map("orders", COUNT, at_once=at_once))
+
+
 def test_an_error_of_the_statement_is_the_callers(filled: Router) -> None:
     with pytest.raises(psycopg.errors.UndefinedColumn):
         list(filled.map("orders", "SELECT nothing FROM {orders}"))
