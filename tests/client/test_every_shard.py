@@ -1,13 +1,14 @@
 """Questions to every tablet, many rows into a table, and rows whose key changes, while tablets move."""
 
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from balancer.client import Router, shard_steps, summed, top
+from balancer.client import Router, Shard, shard_steps, summed, top
 from balancer.client.key_cover import tablet_finder
 from balancer.client.locate import Location
 from balancer.errors import Unavailable, UserError
@@ -173,6 +174,20 @@ def test_each_may_write(filled: Router, shards: Shards) -> None:
     assert sum(changed) == 2000
     assert shards.count() == 2000
     assert whole(filled) == (2000, sum(row[1] for row in ROWS) + 200_000)
+
+
+@pytest.mark.parametrize("text", ["COMMIT", "COMMIT AND CHAIN", "ROLLBACK; BEGIN"])
+def test_a_function_of_each_cannot_end_its_transaction_and_go_on(filled: Router, shards: Shards, text: str) -> None:
+    """The tablet may be on its way then: what followed would be unproven."""
+
+    def end(shard: Shard, connection: psycopg.Connection[Any]) -> None:
+        with suppress(UserError):
+            connection.execute(text.encode())
+        connection.execute(shard.format("DELETE FROM {orders}"))
+
+    with pytest.raises(UserError, match="leave COMMIT and ROLLBACK to the router"):
+        list(filled.each("orders", end, read_only=False))
+    assert shards.count() == len(ROWS)
 
 
 def test_rows_that_a_switch_has_refused_are_sent_to_the_new_owner(shards: Shards, router: Router) -> None:
