@@ -54,6 +54,7 @@ class AsyncEveryShard:
         self, questions: Questions[Outcome], work: Callable[[list[KeyStretch]], Awaitable[list[Found[Outcome]]]]
     ) -> AsyncGenerator[Outcome, None]:
         running: set[asyncio.Task[list[Found[Outcome]]]] = set()
+        ready: set[asyncio.Task[list[Found[Outcome]]]] = set()
         try:
             while questions.waiting or running:
                 while questions.waiting and len(running) < self._steps.at_once:
@@ -67,7 +68,8 @@ class AsyncEveryShard:
         finally:
             for task in running:
                 task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)  # their connections are given back before we end
+            # Connections are given back before we end; who has failed beside the one that is raised is heard, too.
+            await asyncio.gather(*running, *ready, return_exceptions=True)
 
     @asynccontextmanager
     async def transaction(self, stretch: KeyStretch, *, read_only: bool) -> AsyncIterator[tuple[Shard, Any]]:

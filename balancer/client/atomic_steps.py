@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 from balancer.client.failures import Failure, classify, classify_entry
 from balancer.client.locate import AnyKey, Location
@@ -85,6 +86,8 @@ class AtomicSteps:
         self._wish = Wish(self.deadline, isolation, also=waiting, proof=routes.proof, signpost=routes.signpost)
         self._held: dict[str, Held] = {}
         self._proven: set[tuple[int, int]] = set()
+        self._later: dict[str, list[Location]] = {}
+        """By node what it has proven after its first, perhaps below a savepoint of the application's."""
         self._secret = uuid4().hex  # who knows it may decide; see `balancer.nodes.decisions`
         self.transaction = transaction_id(self._secret)
         self.unfinished: tuple[str, ...] = ()
@@ -114,8 +117,10 @@ class AtomicSteps:
                     continue
                 self._held[held.location.node] = held
                 held.loan.connection.begun, held.loan.connection.over = True, False
+                held.loan.connection.undone = False
                 self._proven.add((held.location.tablet, held.location.epoch))
                 return held.loan
+            yield from self._prove_again(held)
             failure = yield from self._prove(held.loan, location)
             if failure is None:
                 return held.loan
@@ -129,6 +134,12 @@ class AtomicSteps:
         """All or nothing. `OutcomeUnknown` if the home's answer was lost and it cannot be asked."""
         if not self._held:
             return
+        try:
+            for one in self._held.values():
+                yield from self._prove_again(one)
+        except BaseException:
+            yield from self.abort()
+            raise
         self._ending()
         home, *others = self._held.values()
         if not others:
@@ -182,7 +193,22 @@ class AtomicSteps:
             yield Execute(loan, b"ROLLBACK TO SAVEPOINT balancer_hold; RELEASE SAVEPOINT balancer_hold")
             return failure
         self._proven.add((location.tablet, location.epoch))
+        self._later.setdefault(location.node, []).append(location)
         return None
+
+    def _prove_again(self, held: Held) -> Work:
+        """A savepoint that was rolled back to has taken locks of later proofs with it. Who is still the owner with the
+        same epoch has been so all the time; if not, what was read and written there may be nothing, and it ends."""
+        connection = held.loan.connection
+        if not connection.undone or connection.pgconn.transaction_status != TransactionStatus.INTRANS:
+            return  # one that has failed commits nothing
+        connection.undone = False
+        holds = [
+            f"CALL balancer.hold({one.tablet:d}, {one.epoch:d}, true)"
+            for one in self._later.get(held.location.node, ())
+        ]
+        if holds:
+            yield Execute(held.loan, "; ".join(holds).encode())
 
     def _prepare(self, others: list[Held]) -> Work:
         orders = tuple((one.loan, b"PREPARE TRANSACTION " + self._gid(one)) for one in others)

@@ -11,7 +11,7 @@ exception, because it brings the beginning along.
 
 Once it has begun, nothing is sent without a transaction: it may have been ended by a COMMIT in the text of a statement,
 or have never been, because a cancel met BEGIN. What followed would commit by itself, unproven. Nor is anything sent in
-a transaction that the text of a statement has begun in its place (`first_statement.ended_inside`), or, by who has kept
+a transaction that the text of a statement has begun in its place (`first_statement.note_ends`), or, by who has kept
 the connection, after the block.
 """
 
@@ -27,7 +27,7 @@ from psycopg import BaseConnection, generators
 from psycopg.abc import PQGen, PQGenConn
 from psycopg.pq import Format, TransactionStatus
 
-from balancer.client.first_statement import OVER, FirstCursor, ended_inside
+from balancer.client.first_statement import OVER, FirstCursor, note_ends
 from balancer.client.key_hints import BlockHints
 from balancer.client.locate import Location
 from balancer.errors import UserError
@@ -81,6 +81,8 @@ class BlockConnection(psycopg.Connection[Any]):
     """Of a block of `transaction`: whether its transaction has begun, or never will."""
     over = False
     """Of a block of `transaction`: whether a statement's text has ended it, and perhaps begun another."""
+    undone = False
+    """Whether a savepoint has been rolled back to: proofs that were given after it went with their locks."""
     pipelined = False
     """Whether statements are on their way before the answers to those before them."""
     returned = False
@@ -161,6 +163,10 @@ class BlockConnection(psycopg.Connection[Any]):
         self.pgconn.notice_handler = partial(BaseConnection._notice_handler, me)
         self.pgconn.notify_handler = partial(BaseConnection._notify_handler, me)
 
+    def _exec_command(self, command: Any, result_format: Format = Format.TEXT) -> PQGen[Any]:
+        self.undone = self.undone or _is_undoing(command)
+        return super()._exec_command(command, result_format)
+
     def _deallocate(self, name: bytes | None) -> PQGen[None]:
         if name is None:  # psycopg forgets all that it has prepared, after a ROLLBACK, say
             self.proofs.clear()
@@ -217,8 +223,8 @@ class HintedAsyncCursor(psycopg.AsyncCursor[Any]):
     def _set_results(self, results: Any) -> None:
         super()._set_results(results)
         connection: Any = self.connection
-        if connection.begun and ended_inside(self, results):
-            connection.over = True
+        if connection.begun:
+            note_ends(connection, self, results)
 
 
 class AsyncBlockConnection(psycopg.AsyncConnection[Any]):
@@ -227,6 +233,7 @@ class AsyncBlockConnection(psycopg.AsyncConnection[Any]):
     lent = False
     begun = False
     over = False
+    undone = False
     returned = False
     location: Location | None = None
     hints: Callable[[], BlockHints] | None = None
@@ -240,6 +247,10 @@ class AsyncBlockConnection(psycopg.AsyncConnection[Any]):
         _refuse_unproven(self)
         return await super().wait(*arguments, **options)
 
+    def _exec_command(self, command: Any, result_format: Format = Format.TEXT) -> PQGen[Any]:
+        self.undone = self.undone or _is_undoing(command)
+        return super()._exec_command(command, result_format)
+
     async def commit(self) -> None:
         _refuse(self.lent, "commit")
         await super().commit()
@@ -251,6 +262,11 @@ class AsyncBlockConnection(psycopg.AsyncConnection[Any]):
             await super().rollback()
         finally:
             self.returned = returned
+
+
+def _is_undoing(command: Any) -> bool:
+    """Of psycopg's own commands, which no cursor sends: the end of a `connection.transaction()`, as bytes."""
+    return isinstance(command, bytes) and command.startswith(b"ROLLBACK TO")
 
 
 def _refuse_unproven(connection: BlockConnection | AsyncBlockConnection) -> None:

@@ -45,6 +45,14 @@ _ENDED = frozenset({b"COMMIT", b"PREPARE TRANSACTION"})
 _BEGINS = frozenset({b"BEGIN", b"START TRANSACTION"})
 
 
+def note_ends(connection: Any, cursor: Any, results: Sequence[Any]) -> None:
+    """What a statement of the application's has done to the transaction: ended it, or gone back to a savepoint."""
+    if any(result.command_status == b"ROLLBACK" for result in results):
+        connection.undone = True
+    if ended_inside(cursor, results):
+        connection.over = True
+
+
 def ended_inside(cursor: Any, results: Sequence[Any]) -> bool:
     """Whether a statement of the application's has ended the transaction, by what the server says that it was. What may
     have followed at once, by AND CHAIN or another BEGIN, has no proof. ROLLBACK TO a savepoint is called ROLLBACK too.
@@ -61,6 +69,18 @@ def refuse_ending(query: Any, connection: Any) -> None:
     text = query.as_bytes(connection) if isinstance(query, Composable) else query
     if _ENDING.match(text.encode() if isinstance(text, str) else text):
         raise UserError(OVER)
+
+
+_QUOTED = re.compile(
+    r"[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|\$(\w*)\$.*?\$\1\$|--[^\n]*|/\*.*?\*/", re.DOTALL
+)
+
+
+def refuse_ending_in(text: str) -> None:
+    """The same of a text with several statements, which is sent with its proof and COMMIT as one message."""
+    for statement in _QUOTED.sub(" ", text).split(";"):
+        if _ENDING.match(statement.encode()):
+            raise UserError(OVER)
 
 
 class FirstCursor(psycopg.Cursor[Any]):
@@ -93,8 +113,8 @@ class FirstCursor(psycopg.Cursor[Any]):
     def _set_results(self, results: Any) -> None:
         super()._set_results(results)
         connection: Any = self._conn
-        if connection.begun and ended_inside(self, results):
-            connection.over = True
+        if connection.begun:
+            note_ends(connection, self, results)
 
     def _begun_with(self, connection: Any, query: Any, params: Any, options: dict[str, Any]) -> bool:
         with connection.lock:

@@ -37,8 +37,11 @@ def command(connection: Any, statements: bytes) -> PQGen[None]:
 
 
 def together(cursor: Any, transactions: Sequence[tuple[bytes, Composed]], values: Any) -> str:
-    """Whole transactions as one message. Without parameters of its own it is sent as it is: one round trip."""
-    return "; ".join(f"{opening.decode()}; {cursor.mogrify(one, values)}; COMMIT" for opening, one in transactions)
+    """Whole transactions as one message. Without parameters of its own it is sent as it is: one round trip.
+
+    COMMIT is on a line of its own: a statement may end with a comment.
+    """
+    return "; ".join(f"{opening.decode()}; {cursor.mogrify(one, values)}\n; COMMIT" for opening, one in transactions)
 
 
 def rows_of(cursor: Any) -> list[list[Any]]:

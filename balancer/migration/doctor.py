@@ -4,15 +4,15 @@
 `repair` is for a leader. Called by the command line and, after a recovery, by the daemon and the tests.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
 from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.handover_record import without_handed_over
-from balancer.directory.model import NodeState, Table
+from balancer.directory.model import NodeState, Table, Tablet, TabletState
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import OutcomeUnknown, Refused, Unavailable
 from balancer.migration.context import partitions_of
@@ -20,20 +20,23 @@ from balancer.migration.copy_findings import copy_findings
 from balancer.migration.links import Addresses, Links
 from balancer.migration.revive import owner_has
 from balancer.nodes import partition
+from balancer.nodes.catalog import parent_of
+from balancer.nodes.closed import give_away
 from balancer.nodes.connection import Connection, Cursor, translated
 from balancer.nodes.epoch_check import node_transaction
-from balancer.nodes.expired_keys import triggers_until_gone
+from balancer.nodes.expired_keys import stays_empty, triggers_until_gone
 from balancer.nodes.leftovers import Leftover, LeftoverKind, find_leftovers, remove_leftover
 from balancer.nodes.names import Name, parse_name
-from balancer.nodes.objects import CLOSED
+from balancer.nodes.objects import CLOSED, FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER
 from balancer.nodes.owners_code import owners_findings
 from balancer.nodes.ownership import rewound_words
 from balancer.nodes.root_facts import Facts, facts_on
 from balancer.nodes.root_findings import compare_roots, leaf_findings, root_findings
-from balancer.nodes.schema import OwnedTablet, OwnState, forget_tablets, read_tablets, write_tablets
-from balancer.nodes.set_aside import drop_or_set_aside, kept_rows
+from balancer.nodes.schema import OwnedTablet, OwnState, forget_tablets, of_the_old_map, read_tablets, write_tablets
+from balancer.nodes.set_aside import drop_or_set_aside, kept_rows, switched_off
 
 _ORDER = list(LeftoverKind)
+_FENCES = (FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER)
 
 PATIENCE: Final = 10.0
 """Seconds for which one repair is tried again: most transactions that are in its way are much shorter."""
@@ -145,8 +148,17 @@ def _repair_one(connection: Connection, leadership: Leadership, finding: Finding
         if finding.stale is not None:
             _check_unchanged(cursor, finding.stale)
             _remove_rows(cursor, finding.stale)
-        if finding.row is not None:
+        if finding.row is not None and finding.row.state is OwnState.MOVED:
+            _say_moved(cursor, leadership.epoch, finding.row)
+        elif finding.row is not None:
             write_tablets(cursor, [finding.row])
+
+
+def _say_moved(cursor: Cursor, leader_epoch: int, row: OwnedTablet) -> None:
+    """What a migration would have said at its end; a fence that somebody had switched off is remembered first."""
+    assert row.moved_to is not None
+    switched_off(cursor, [row.id], row.partitions)
+    give_away(cursor, row, row.moved_to, row.epoch, leader_epoch=leader_epoch, lock_timeout=LOCK_TIMEOUT)
 
 
 def _remove_rows(cursor: Cursor, row: OwnedTablet) -> None:
@@ -173,19 +185,13 @@ def _examine_node(snapshot: Snapshot, node: str, links: Links) -> Iterator[Findi
     connection = links.control(node)
     if (record := snapshot.nodes.get(node)) is not None and record.rewound:
         yield Finding(node, rewound_words(node, record.rewound), command=f"balancer node rejoin {node} --dry-run")
-    running = {record.id for record in snapshot.migrations.values() if not record.finished}
-    for leftover in find_leftovers(connection):
-        # A fence of a former owner stays with its rows, until they are dropped with it.
-        if leftover.migration not in running:
-            yield Finding(node, f"leftover: {leftover}", leftover=leftover)
     for schema, text in kept_rows(connection):
         yield Finding(node, f"schema {schema}: {text}", command=f"look at them, then DROP SCHEMA {schema} CASCADE")
     with connection.cursor() as cursor:
         rows = {row.id: row for row in read_tablets(cursor)}
         closed = triggers_until_gone(cursor)
+    yield from _migration_findings(snapshot, node, links, rows)
     for row in rows.values():
-        if row.migration not in running:
-            yield from _row_findings(snapshot, node, links, row)
         if row.state is OwnState.OWNED and snapshot.migration_of(row.id) is None:  # its expiry was forgotten
             for name, trigger in (one for one in closed if one[0] in row.partitions):
                 leftover = Leftover(LeftoverKind.TRIGGER, trigger, None, name)
@@ -200,6 +206,71 @@ def _examine_node(snapshot: Snapshot, node: str, links: Links) -> Iterator[Findi
                 )
 
     yield from _root_findings(snapshot, node, connection)
+
+
+def _migration_findings(
+    snapshot: Snapshot, node: str, links: Links, rows: Mapping[int, OwnedTablet]
+) -> Iterator[Finding]:
+    """What migrations that do not run any more have left here: objects, and what the node says of its tablets."""
+    connection = links.control(node)
+    running = {record.id for record in snapshot.migrations.values() if not record.finished}
+    leftovers = [one for one in find_leftovers(connection) if one.migration not in running]
+    # A fence on what is not the node's, or not yet, or not any more, goes with the rows that it closes, and not before:
+    # who wrote to them would be answered, and his rows be lost, or be on two nodes.
+    fences = [one for one in leftovers if one.table is not None and one.name in _FENCES]
+    own = _own_partitions(snapshot, node, rows) if fences else frozenset()
+    shut = {one.table: one.migration for one in fences if one.table is not None and one.table not in own}
+    for leftover in leftovers:
+        if leftover.name not in _FENCES or leftover.table not in shut:
+            yield Finding(node, f"leftover: {leftover}", leftover=leftover)
+    named = {name for row in rows.values() for name in row.partitions}
+    for row in rows.values():
+        if row.migration in running:
+            continue
+        if snapshot.find_tablet(row.id) is None and of_the_old_map(row, list(rows.values())):
+            gone = tuple(name for name, by in shut.items() if by == row.migration and name not in named)
+            named.update(gone)
+            right = replace(row, state=OwnState.MOVED, partitions=gone, migration=None, moved_to=node)
+            text = f"tablet {row.id} was split, merged or has expired, and is answered for as if it were there"
+            yield Finding(node, text, row=right)
+        elif (heir := _expired_since(snapshot, connection, row)) is not None:
+            right = replace(row, state=OwnState.MOVED, moved_to=heir.node)
+            yield Finding(node, f"tablet {row.id} has expired, and tablet {heir.id} is in its place", row=right)
+        else:
+            yield from _row_findings(snapshot, node, links, row)
+    for name in sorted(shut.keys() - named):
+        text = f"{name} is closed by migration {shut[name]}, which does not run any more, and is no tablet's"
+        yield Finding(node, text, command=f"look at its rows, then DROP TABLE {name}")
+
+
+def _expired_since(snapshot: Snapshot, connection: Connection, row: OwnedTablet) -> Tablet | None:
+    """The empty tablet of a later expiry, where the directory has forgotten this one of an earlier expiry for it."""
+    if row.state is not OwnState.OWNED or snapshot.find_tablet(row.id) is not None:
+        return None
+    with connection.cursor() as cursor:
+        roots = {parent_of(cursor, name) for name in row.partitions}
+        if not stays_empty(cursor, row.partitions):
+            return None
+    mine = [one for one in snapshot.tables.values() if roots == set(map(parse_name, one.roots))]
+    expired = (one for table in mine for one in snapshot.tablets(table.id) if one.state is TabletState.EXPIRED)
+    return next(expired, None)
+
+
+def _own_partitions(snapshot: Snapshot, node: str, rows: Mapping[int, OwnedTablet]) -> Set[Name]:
+    """Of the tablets that a node owns, by its own word and the directory's; and every copy of a reference table, which
+    other triggers close."""
+    return {
+        name
+        for table in snapshot.tables.values()
+        for tablet in snapshot.tablets(table.id)
+        if table.everywhere or (tablet.node == node and _agree(rows.get(tablet.id), tablet.epoch))
+        for name in partitions_of(table, tablet)
+    }
+
+
+def _agree(row: OwnedTablet | None, epoch: int) -> bool:
+    """Whether the node says that it owns what the directory gives it, be it closed."""
+    return row is not None and row.epoch == epoch and row.state in (OwnState.OWNED, OwnState.FENCED)
 
 
 def _root_findings(snapshot: Snapshot, node: str, connection: Connection) -> Iterator[Finding]:
@@ -234,6 +305,8 @@ def _row_findings(snapshot: Snapshot, node: str, links: Links, row: OwnedTablet)
     tablet = snapshot.find_tablet(row.id)
     if snapshot.migration_of(row.id) is not None:
         return
+    if row.state is OwnState.INCOMING and tablet is not None and tablet.node == node:
+        return  # it has forgotten that it was opened, and these may be the only rows: see `_contradiction`
     if row.state is OwnState.INCOMING:
         yield Finding(node, f"tablet {row.id} is incoming, but no migration brings it", stale=row)
     elif row.state is OwnState.MOVED and tablet is not None and snapshot.tables[tablet.table].everywhere:
@@ -248,10 +321,22 @@ def _row_findings(snapshot: Snapshot, node: str, links: Links, row: OwnedTablet)
         elif there:
             text += f", and may be all that is left: whether node {row.moved_to} has them is not known"
             yield Finding(node, text, command=f"balancer tablet lost {row.id} --dry-run")
+    elif row.state is OwnState.FENCED and row.migration != CLOSED and _has_left(links, snapshot, row):
+        assert tablet is not None
+        right = replace(row, state=OwnState.MOVED, epoch=tablet.epoch, migration=None, moved_to=tablet.node)
+        yield Finding(node, f"tablet {row.id} is closed, and node {tablet.node} has it: it is to say so", row=right)
     elif tablet is None or tablet.node != node:
         owner = f"node {tablet.node}" if tablet else "nobody"
         text = f"says it owns tablet {row.id}, but the directory says that {owner} does"
         yield Finding(node, text, command="balancer run: the leader closes it at its next poll")
+
+
+def _has_left(links: Links, snapshot: Snapshot, row: OwnedTablet) -> bool:
+    """Whether a move has ended but for the former owner's word: the new one has a higher epoch, and knows it."""
+    tablet = snapshot.find_tablet(row.id)
+    if tablet is None or tablet.epoch <= row.epoch:
+        return False
+    return _is_elsewhere(links, snapshot, row)
 
 
 def _is_elsewhere(links: Links, snapshot: Snapshot, row: OwnedTablet) -> bool:
@@ -270,21 +355,19 @@ def _home_findings(
     node: str, connection: Connection, row: OwnedTablet | None, *, tablet: int, epoch: int, names: tuple[Name, ...]
 ) -> Iterator[Finding]:
     """The same of the home of a reference table, which has plain tables."""
-    right = OwnedTablet(tablet, epoch, OwnState.OWNED, names)
     with connection.cursor() as cursor:
         missing = [str(name) for name in names if not partition.exists(cursor, name)]
     if missing:
         yield Finding(node, f"is the home of tablet {tablet}, but {', '.join(missing)} is not there")
     elif row is None or (row.migration != CLOSED and (row.state, row.epoch) != (OwnState.OWNED, epoch)):
-        said = f"{row.state} with epoch {row.epoch}" if row else "nothing"
-        yield Finding(node, f"is the home of tablet {tablet} with epoch {epoch}, but says {said}", row=right)
+        right = OwnedTablet(tablet, epoch, OwnState.OWNED, names)
+        yield _contradiction(node, f"is the home of tablet {tablet}", row, right)
 
 
 def _ownership_findings(
     node: str, connection: Connection, row: OwnedTablet | None, *, tablet: int, epoch: int, names: tuple[Name, ...]
 ) -> Iterator[Finding]:
     """What the node does not say of a tablet that is its own."""
-    right = OwnedTablet(tablet, epoch, OwnState.OWNED, names)
     attached = [partition.detach_pending(connection, name) is False for name in names]
     if not all(attached):
         missing = ", ".join(str(name) for name, there in zip(names, attached, strict=True) if not there)
@@ -293,5 +376,15 @@ def _ownership_findings(
     elif row is not None and row.migration == CLOSED:
         return  # of a node that has gone back in time: told once for all of them
     elif row is None or (row.state, row.epoch) != (OwnState.OWNED, epoch):
-        said = f"{row.state} with epoch {row.epoch}" if row else "nothing"
-        yield Finding(node, f"owns tablet {tablet} with epoch {epoch}, but says {said}", row=right)
+        yield _contradiction(node, f"owns tablet {tablet}", row, OwnedTablet(tablet, epoch, OwnState.OWNED, names))
+
+
+def _contradiction(node: str, what: str, row: OwnedTablet | None, right: OwnedTablet) -> Finding:
+    """Another epoch is not written over: it is how one tells that the node has gone back in time, or the directory."""
+    said = f"{row.state} with epoch {row.epoch}" if row else "nothing"
+    text = f"{what} with epoch {right.epoch}, but says {said}"
+    if row is None or _agree(row, right.epoch):
+        return Finding(node, text, row=right)
+    if row.epoch > right.epoch:
+        return Finding(node, f"{text}: the directory is older than the node", command="balancer directory recover")
+    return Finding(node, text, command="balancer run: the leader closes it at its next poll")

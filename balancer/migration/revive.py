@@ -17,6 +17,7 @@ from balancer.migration.context import partitions_of, places
 from balancer.migration.links import Links
 from balancer.migration.machine import State
 from balancer.migration.record import read_detail, unpack_tablet
+from balancer.nodes.brief import is_up
 from balancer.nodes.catalog import read_root
 from balancer.nodes.closed import close_tablet, give_away, locked_rows
 from balancer.nodes.connection import Cursor, lock_timeout, run_together, translated
@@ -104,8 +105,12 @@ def check_lost(links: Links, snapshot: Snapshot, tablet: Tablet) -> None:
     try:
         there = owner_has(links, snapshot, tablet)
     except Unavailable as error:
-        if owner.state is NodeState.LOST:
+        if owner.state is NodeState.LOST and not is_up(error.why):
             return
+        if owner.state is NodeState.LOST:
+            raise Refused(
+                f"{error}, and may let in others, who write to tablet {tablet.id}: mend that, or stop its server first"
+            ) from None
         raise Refused(f"whether tablet {tablet.id} is lost cannot be told: {error}; see `balancer node lost`") from None
     if there and owner.state is NodeState.LOST:
         raise Refused(

@@ -24,6 +24,15 @@ _NOISE: Final = (
 _STARTS: Final = ("Connection ", "No such file", "Network is", "No route to", "Name or service", "Host is")
 
 
+_NO_DATABASE: Final = re.compile(r'database ".*" does not exist')
+
+
+def is_up(why: str) -> bool:
+    """Whether a server that is out of our reach for this reason answers all the same, and may serve others: who gives
+    its tablets to another node then has two owners. One without the database has no tablets."""
+    return why.startswith(LOCKED_OUT) and not _NO_DATABASE.search(why)
+
+
 def brief(text: str) -> str:
     """Why something could not be done, without where and what else."""
     found = one_line(text)

@@ -88,6 +88,18 @@ ORDER BY c.oid
 """
 
 
+_PARENT = """
+SELECT n.nspname, c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent
+JOIN pg_namespace n ON n.oid = c.relnamespace WHERE i.inhrelid = to_regclass(%s)
+"""
+
+
+def parent_of(cursor: Cursor, partition: Name) -> Name | None:
+    """The root that it is attached to; None: it is not, or not there."""
+    found = cursor.execute(_PARENT, (str(partition),)).fetchone()
+    return Name(*found) if found else None
+
+
 def find_root(cursor: Cursor, name: Name, *, whole: bool = False) -> Root | None:
     """The root, or None where there is no such table. Raises `Refused` for what cannot be one (of a whole table)."""
     row = cursor.execute(_ROOT, name).fetchone()

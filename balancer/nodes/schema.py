@@ -254,6 +254,15 @@ def read_tablets(cursor: Cursor) -> list[OwnedTablet]:
     ]
 
 
+def of_the_old_map(row: OwnedTablet, rows: Sequence[OwnedTablet]) -> bool:
+    """Whether this is a tablet that a split, merge or expiry has replaced on its node, which answers for it until the
+    directory has followed: its partitions are those of the tablets in its place."""
+    if row.state is not OwnState.OWNED or row.migration is None:
+        return False
+    own = (one.partitions for one in rows if one.state is OwnState.OWNED and one.migration is None)
+    return {name for partitions in own for name in partitions}.issuperset(row.partitions)
+
+
 _INSERT = """
 INSERT INTO balancer.tablet (id, epoch, state, schemas, partitions, migration, deadline, moved_to)
 """

@@ -50,6 +50,12 @@ def check_coverage(table: str, columns: Sequence[KeyColumn], tablets: Sequence[F
         raise Refused(f"table {table} leaves a gap {_gap(before, None)}; {_remedy(columns, at, last)}")
 
 
+def overlap(first: Part, second: Part) -> bool:
+    """Whether two parts of one key space have a key in common."""
+    (start, end), (other_start, other_end) = _interval(first), _interval(second)
+    return start < other_end and other_start < end  # type: ignore[operator]  # both are positions, or both are keys
+
+
 def _interval(part: Part) -> tuple[bytes | int, bytes | int]:
     if isinstance(part, Leaf):
         return part.start(), part.start() + part.width()

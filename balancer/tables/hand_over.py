@@ -67,6 +67,7 @@ from balancer.directory.profile_note import topic_of
 from balancer.directory.record_rules import CLOSED_IDS
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Conflict, Refused, Unavailable
+from balancer.nodes.brief import is_up
 from balancer.nodes.changing_hands import Hands, change_hands, in_hands_of
 from balancer.nodes.connection import Address, Connection, connect
 from balancer.polling.footings import TOPIC as FOOTINGS
@@ -151,9 +152,12 @@ class HandingOver:
         for node in lost:
             if node not in mine:
                 raise Refused(f"{self._what} has no node {node}")
+            self.addresses(node)  # one that the configuration does not name cannot be asked, and is not lost by that
             try:
                 self.connect(node).close()
-            except Unavailable:
+            except Unavailable as error:
+                if is_up(error.why):
+                    raise Refused(f"node {node} answers, and {error.why.removeprefix('it ')}: it is not lost") from None
                 continue
             raise Refused(f"node {node} answers: it is not lost")
 

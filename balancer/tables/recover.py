@@ -2,13 +2,15 @@
 
 Every node says which tablets it owns, with their epochs, and its catalog says which keys each partition holds. Of a
 tablet that several nodes claim, the claim with the highest epoch counts: a change of owner raises it, and nobody else
-does, except that `tablet lost` writes it on a closed tablet before the directory has it: such a one is in doubt. What
-is found must cover each table's keys exactly once, or nothing is changed. Migrations that the export still knows are
+does, except that `tablet lost` writes it on a closed tablet before the directory has it: such a one is in doubt. So is
+an owner whose epoch is below one that a former owner, or the directory, has seen: it has gone back in time. What is
+found must cover each table's keys exactly once, or nothing is changed. Migrations that the export still knows are
 forgotten: what they did is on the nodes, and `doctor` removes what they left. Called by the command line.
 
 Beside the owners, the directory learns what it would otherwise do a second time or undo: ids of tablets and lanes of
 numbers that were given, tablets that have expired, and nodes that are closed because they went back in time, which
-stay closed. A node that was lost before the export is not asked: its tablets stay its own, unless another has them.
+stay closed. A node that was lost before the export is not asked: its tablets stay its own, unless another has their
+keys.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +26,7 @@ from balancer.directory.model import (
     Node,
     NodeState,
     Put,
+    RangeBounds,
     RecordKind,
     Remove,
     Table,
@@ -35,6 +38,7 @@ from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused, Unavailable
 from balancer.nodes.bounds import KeyColumn, KeyRange
+from balancer.nodes.catalog import parent_of
 from balancer.nodes.connection import Connection, Cursor, translated
 from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.expired_keys import bound_of, stays_empty
@@ -42,10 +46,10 @@ from balancer.nodes.names import Name, parse_name
 from balancer.nodes.number_lanes import read_drawn
 from balancer.nodes.objects import CLOSED
 from balancer.nodes.partition import exists
-from balancer.nodes.schema import OwnedTablet, OwnState, read_identity, read_tablets
+from balancer.nodes.schema import OwnedTablet, OwnState, of_the_old_map, read_identity, read_tablets
 from balancer.policies.hash_leaves import Leaf
 from balancer.tables.adopt import to_bounds
-from balancer.tables.coverage import FoundTablet, check_coverage
+from balancer.tables.coverage import FoundTablet, check_coverage, overlap
 
 ELECTIONS = 100_000
 """A directory whose epoch is further behind than this is not the one that these nodes had."""
@@ -89,6 +93,8 @@ class _Said:
     """By table the first lane above all that nodes count in."""
     unknown: dict[str, list[int]] = field(default_factory=dict)
     """By node the tablets that it owns of tables which the directory does not have."""
+    left: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """By tablet the highest epoch with which it has left a node, and that node."""
 
 
 def plan_recovery(
@@ -114,11 +120,14 @@ def plan_recovery(
         words.append(text)
     for table in snapshot.tables.values():
         found = said.claims[table.id]
+        taken = [_part(one.bounds) for one in found.values()]
         for tablet in snapshot.tablets(table.id):
-            if tablet.node in lost and tablet.id not in found:
+            if tablet.node in lost and not any(overlap(_part(tablet.bounds), part) for part in taken):
                 row = OwnedTablet(tablet.id, tablet.epoch, OwnState.OWNED, (parse_name(table.roots[0]),))
                 found[tablet.id] = _Claim(tablet.node, row, tablet.bounds, tablet.state is TabletState.EXPIRED)
+        _pass_over_expired(found)
         _check_table(table, found)
+        _check_epochs(snapshot, said, found)
         for change, text in _differences(snapshot, table, found):
             changes.append(change)
             words.append(text)
@@ -152,11 +161,20 @@ def _read_nodes(snapshot: Snapshot, nodes: Mapping[str, Connection], cluster: st
                     f"node {node} was handed over to directory {known.identity}, and this one is"
                     f" {identity_of(snapshot) or 'without an identity'}: what the node says is for that directory"
                 )
+            if known.identity and identity_of(snapshot) not in ("", known.identity):
+                raise Refused(
+                    f"node {node} belongs to directory {known.identity}, and this one is {identity_of(snapshot)}, by"
+                    " identity: this is an export, or these are the nodes, of another cluster. An export without an"
+                    " identity is imported into an empty place, and recovered before a daemon leads there"
+                )
             said.identity = said.identity or known.identity
             said.epoch = max(said.epoch, known.leader_epoch)
-            for row in read_tablets(cursor):
+            rows = read_tablets(cursor)
+            for row in rows:
                 said.last = max(said.last, row.id)
-                if row.state not in (OwnState.INCOMING, OwnState.MOVED):
+                if row.state is OwnState.MOVED:
+                    said.left[row.id] = max(said.left.get(row.id, (0, "")), (row.epoch, node))
+                elif row.state is not OwnState.INCOMING and not of_the_old_map(row, rows):
                     _enter(said, snapshot, cursor, node, row)
             for table in snapshot.tables.values():
                 drawn = read_drawn(cursor, [root for root in map(parse_name, table.roots) if exists(cursor, root)])
@@ -247,20 +265,13 @@ def _enter(said: _Said, snapshot: Snapshot, cursor: Cursor, node: str, row: Owne
             f"node {older.node} owns tablet {row.id} with epoch {older.row.epoch}, and node {newer.node} was made ready"
             f" for it, with epoch {newer.row.epoch}, and is closed: whether `tablet lost` was carried out only a person"
             " can say. In balancer.tablet of the node whose rows do not count, make its state 'moved', moved_to the"
-            " other node and migration NULL"
+            " other node, epoch that node's and migration NULL"
         )
     said.claims[table.id][row.id] = newer
 
 
-_PARENT = """
-SELECT n.nspname, c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent
-JOIN pg_namespace n ON n.oid = c.relnamespace WHERE i.inhrelid = to_regclass(%s)
-"""
-
-
 def _table_of(snapshot: Snapshot, cursor: Cursor, row: OwnedTablet) -> Table | None:
-    found = cursor.execute(_PARENT, (str(row.partitions[0]),)).fetchone()
-    root = Name(*found) if found else row.partitions[0]  # a reference table is no partition
+    root = parent_of(cursor, row.partitions[0]) or row.partitions[0]  # a reference table is no partition
     return next((one for one in snapshot.tables.values() if root in map(parse_name, one.roots)), None)
 
 
@@ -272,6 +283,37 @@ def _check_table(table: Table, found: Mapping[int, _Claim]) -> None:
     columns = [KeyColumn(column.name, column.type) for column in table.columns]
     tablets = [FoundTablet(one.node, _part(one.bounds), one.row.partitions) for one in found.values()]
     check_coverage(table.name, columns, tablets)
+
+
+def _pass_over_expired(found: dict[int, _Claim]) -> None:
+    """The empty tablet of an expiry takes the place of the one that an earlier expiry left, which may be on another
+    node, and say so later. Neither has rows."""
+    ends = {
+        number: one.bounds.upper for number, one in found.items() if one.expired and isinstance(one.bounds, RangeBounds)
+    }
+    for number, end in ends.items():
+        if end < max(ends.values()):
+            del found[number]
+
+
+def _check_epochs(snapshot: Snapshot, said: _Said, found: Mapping[int, _Claim]) -> None:
+    """An epoch never goes down: who owns a tablet with a lower one than was seen elsewhere has old rows."""
+    for number, claim in found.items():
+        mine = f"node {claim.node} owns tablet {number} with epoch {claim.row.epoch}"
+        epoch, node = said.left.get(number, (0, ""))
+        if epoch > claim.row.epoch:
+            raise Refused(
+                f"{mine}, and node {node} says that it left with epoch {epoch}: node {claim.node} has gone back in"
+                " time. Bring its newer server back; or, if what it has is all that is left, delete the row of this"
+                f" tablet in balancer.tablet of node {node}"
+            )
+        known = snapshot.find_tablet(number)
+        if known is not None and known.epoch > claim.row.epoch:
+            raise Refused(
+                f"{mine}, and the directory has seen epoch {known.epoch}, on node {known.node}: the node has gone back"
+                " in time, or that change of owner had not reached it. Import an older export, or do without this"
+                " command: the leader ends what is under way"
+            )
 
 
 def _part(bounds: Bounds) -> KeyRange | Leaf:

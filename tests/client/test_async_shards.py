@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -150,3 +150,19 @@ def test_rows_that_a_switch_refuses_go_to_the_new_owner(shards: Shards) -> None:
 
     run(work())
     assert shards.count() == 1200
+
+
+@pytest.mark.parametrize("text", ["COMMIT", "COMMIT AND CHAIN", "ROLLBACK; BEGIN"])
+def test_a_function_of_each_cannot_end_its_transaction_and_go_on(shards: Shards, text: str) -> None:
+    async def end(shard: Shard, connection: psycopg.AsyncConnection[Any]) -> None:
+        with suppress(UserError):
+            await connection.execute(text.encode())
+        await connection.execute(shard.format("DELETE FROM {orders}"))
+
+    async def work() -> None:
+        async with opened(shards) as router:
+            with pytest.raises(UserError, match="leave COMMIT and ROLLBACK to the router"):
+                _ = [None async for _ in router.each("orders", end, read_only=False)]
+
+    run(work())
+    assert shards.count() == len(ROWS)

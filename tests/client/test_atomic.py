@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,6 +63,49 @@ def test_keys_of_one_node_are_one_ordinary_transaction(shards: Shards, router: R
     home = shards.node(shards.tablet(1).node)
     assert home.execute("SELECT count(*) FROM balancer.decision").fetchone() == (0,)
     assert shards.count() == len(users)
+
+
+def undo_by_block(connection: psycopg.Connection[object], work: Callable[[], object]) -> None:
+    with connection.transaction(force_rollback=True):
+        work()
+
+
+def undo_by_text(connection: psycopg.Connection[object], work: Callable[[], object]) -> None:
+    connection.execute("SAVEPOINT mine")
+    work()
+    connection.execute("ROLLBACK TO mine")
+
+
+@pytest.mark.parametrize("undo", [undo_by_block, undo_by_text])
+@pytest.mark.parametrize("again", [True, False], ids=["asked for again", "kept"])
+def test_a_proof_that_a_savepoint_took_back_is_given_again(
+    shards: Shards, router: Router, undo: Callable[..., None], again: bool
+) -> None:
+    """The lock goes with it, and then the tablet may: a reader would be told that there are no rows."""
+    first, second = [tablet.id for tablet in shards.tablets() if tablet.node == shards.tablet(1).node][:2]
+    user, other = user_of(shards, first), user_of(shards, second)
+    target = next(node for node in shards.dsns if node != shards.tablet(1).node)
+    with router.transaction("orders", other) as connection:
+        connection.execute("INSERT INTO orders VALUES (%s, 1)", (other,))
+
+    def block() -> None:
+        with router.atomic() as tx:
+            connection = tx.on("orders", user)
+            undo(connection, lambda: tx.on("orders", other))
+            if again:
+                tx.on("orders", other)
+                held = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'"
+                assert connection.execute(held).fetchone() == (2,)
+                return
+            shards.switch(second, target)
+            connection.execute("DELETE FROM orders WHERE user_id = %s", (other,))  # nothing: it is not here any more
+
+    if again:
+        block()
+    else:
+        with pytest.raises(psycopg.errors.SerializationFailure, match=r"tablet \d+"):
+            block()
+    assert shards.count(other) == 1
 
 
 def test_what_only_the_commit_refuses_takes_the_other_half_back(

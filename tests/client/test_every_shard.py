@@ -1,13 +1,14 @@
 """Questions to every tablet, many rows into a table, and rows whose key changes, while tablets move."""
 
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from balancer.client import Router, shard_steps, summed, top
+from balancer.client import Router, Shard, shard_steps, summed, top
 from balancer.client.key_cover import tablet_finder
 from balancer.client.locate import Location
 from balancer.errors import Unavailable, UserError
@@ -124,6 +125,26 @@ def test_values_and_braces_of_a_statement(filled: Router) -> None:
         list(filled.map("orders", "SELECT * FROM {elsewhere}"))
 
 
+@pytest.mark.parametrize("at_once", [1, 8], ids=["together", "one by one"])
+def test_a_statement_may_have_comments_and_cannot_end_its_transaction(
+    filled: Router, shards: Shards, at_once: int
+) -> None:
+    """What followed the end would be unproven, and could write."""
+    commented = "SELECT count(*), 'a; COMMIT' FROM {orders} /* END; */ -- all; COMMIT"
+    answers = list(filled.map("orders", commented, at_once=at_once))
+    assert sum(answer.rows[0][0] for answer in answers) == len(ROWS)
+    for text in ("COMMIT; DELETE FROM {orders}", "SELECT 1 FROM {orders}; /* so */ rollback; DELETE FROM {orders}"):
+        with pytest.raises(UserError, match="leave COMMIT and ROLLBACK to the router"):
+            list(filled.map("orders", text, at_once=at_once))
+    assert shards.count() == len(ROWS)
+
+
+@pytest.mark.parametrize("at_once", [0, -1])
+def test_nobody_asks_no_tablet_at_a_time(router: Router, at_once: int) -> None:
+    with pytest.raises(UserError, match=f"at_once is {at_once}; at least one tablet must be asked at a time"):
+        list(router.map("orders", COUNT, at_once=at_once))
+
+
 def test_an_error_of_the_statement_is_the_callers(filled: Router) -> None:
     with pytest.raises(psycopg.errors.UndefinedColumn):
         list(filled.map("orders", "SELECT nothing FROM {orders}"))
@@ -153,6 +174,20 @@ def test_each_may_write(filled: Router, shards: Shards) -> None:
     assert sum(changed) == 2000
     assert shards.count() == 2000
     assert whole(filled) == (2000, sum(row[1] for row in ROWS) + 200_000)
+
+
+@pytest.mark.parametrize("text", ["COMMIT", "COMMIT AND CHAIN", "ROLLBACK; BEGIN"])
+def test_a_function_of_each_cannot_end_its_transaction_and_go_on(filled: Router, shards: Shards, text: str) -> None:
+    """The tablet may be on its way then: what followed would be unproven."""
+
+    def end(shard: Shard, connection: psycopg.Connection[Any]) -> None:
+        with suppress(UserError):
+            connection.execute(text.encode())
+        connection.execute(shard.format("DELETE FROM {orders}"))
+
+    with pytest.raises(UserError, match="leave COMMIT and ROLLBACK to the router"):
+        list(filled.each("orders", end, read_only=False))
+    assert shards.count() == len(ROWS)
 
 
 def test_rows_that_a_switch_has_refused_are_sent_to_the_new_owner(shards: Shards, router: Router) -> None:

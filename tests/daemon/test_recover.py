@@ -7,6 +7,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from balancer.directory.identity import counter_of_identity
+from balancer.directory.model import Put, Transaction
 from balancer.embedded.postgres import PostgresServer
 from tests.daemon.conftest import small_fleet
 from tests.daemon.test_daemon import instance
@@ -91,6 +93,10 @@ def test_what_is_in_doubt_is_refused(restored: Fleet, statement: str, why: str) 
 
 
 def test_it_does_nothing_while_somebody_leads(restored: Fleet) -> None:
+    with psycopg.connect(restored.dsns["b"]) as connection, restored.directory() as directory:
+        (identity,) = connection.execute("SELECT identity FROM balancer.node").fetchone() or ("",)
+        change = Put(counter_of_identity(identity))
+        directory.commit(Transaction((change,), directory.snapshot().version, "as a newer export has it", "test"))
     restored.write("observe")
     with instance(restored) as running:
         until(running.leads, 30, "a leader")

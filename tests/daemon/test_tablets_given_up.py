@@ -150,6 +150,26 @@ def test_a_lost_owner_that_answers_again_keeps_its_tablet(world: World) -> None:
     assert world.on_b() == [(None, False)]
 
 
+def test_a_lost_owner_that_only_does_not_let_us_in_keeps_its_tablet(world: World) -> None:
+    """All its sessions may be the application's, which goes on writing."""
+    node = world.directory.snapshot().node("a")
+    world.change(Put(replace(node, state=NodeState.LOST)))
+    world.cluster.dsns["a"] += "?user=nobody_there"
+    world.ask(tablet="2", node="b", empty=True, former=False)
+    state, result = world.answer()
+    assert (state, "does not let us in" in result) == (CommandState.REFUSED, True), result
+    assert world.on_b() == [(None, False)]
+
+
+def test_a_lost_owner_whose_database_is_gone_keeps_nothing(world: World) -> None:
+    """Another server at its address."""
+    node = world.directory.snapshot().node("a")
+    world.change(Put(replace(node, state=NodeState.LOST)))
+    world.cluster.dsns["a"] += "?dbname=nothing_there"
+    world.ask(tablet="2", node="b", empty=True, former=False)
+    assert world.answer()[0] == CommandState.DONE
+
+
 def test_a_tablet_that_stands_for_expired_keys_takes_no_rows_at_its_new_place_either(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import psycopg
 import pytest
 
 from balancer.directory.model import Change, NodeState, Put, Transaction
@@ -221,3 +222,29 @@ def test_what_an_expiry_that_is_forgotten_has_closed_is_opened(cluster: Cluster)
     ]
     cluster.query("a", "UPDATE orders_t2 SET n = 7 RETURNING n")
     assert examine(directory, cluster.address) == []
+
+
+@pytest.mark.parametrize("said", [("owned", 3), ("owned", 1), ("moved", 3), ("incoming", 2)])
+def test_what_tells_that_a_node_or_the_directory_is_old_is_not_written_over(
+    cluster: Cluster, said: tuple[str, int]
+) -> None:
+    """The directory was restored from an older export, and nobody has had it recovered yet; or the node was restored.
+    With the directory's word on it the former owner would be open again, and nobody could tell any more."""
+    directory = cluster.directory()
+    leadership = cluster.become_leader(directory)
+    snapshot = directory.snapshot()
+    newer = Put(replace(snapshot.tablet(2), epoch=2))
+    directory.commit(Transaction((newer,), snapshot.version, "a test", "a test", leadership.epoch))
+    with cluster.connect("a") as connection:
+        connection.execute(
+            "UPDATE balancer.tablet SET state = %s, epoch = %s, moved_to = %s, migration = 'm1' WHERE id = 2",
+            (*said, "b" if said[0] == "moved" else None),
+        )
+        connection.execute(
+            'CREATE TRIGGER "!balancer_fence" BEFORE INSERT OR UPDATE OR DELETE ON orders_t2 FOR EACH ROW'
+            " EXECUTE FUNCTION balancer.refuse_write('m1', '1', 'moved', '0', '2', 'b', '3')"
+        )
+    repair(leadership, cluster.address, examine(directory, cluster.address))
+    assert cluster.query("a", "SELECT state, epoch FROM balancer.tablet WHERE id = 2") == [said]
+    with cluster.connect("a") as connection, pytest.raises(psycopg.errors.SerializationFailure):
+        connection.execute("UPDATE orders_t2 SET n = n + 1")

@@ -38,6 +38,8 @@ from balancer.nodes import changing_hands
 from balancer.nodes.connection import Address
 from balancer.nodes.epoch_check import node_command, node_transaction
 from balancer.nodes.schema import LEADER_LOCK
+from balancer.polling.addresses import address_in
+from balancer.settings import DaemonFile, Settings
 from balancer.tables.ddl_apply import SchemaChange
 from balancer.tables.hand_over_checks import in_the_way
 from balancer.tables.import_record import ImportRecord
@@ -188,6 +190,26 @@ def test_a_node_that_is_gone_for_good_in_the_middle_does_not_keep_the_others(
     assert world.belongs("b")[1] != identity
     assert world.hand_over() == "gone"
     assert world.belongs("b")[:3] == (cluster_name(world.taker), identity, taken)
+
+
+def test_a_node_that_only_does_not_let_us_in_is_not_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sessions may all be the application's: its tablets would be made anew elsewhere beside them."""
+
+    def away(step: str) -> None:
+        if step == "node b":
+            monkeypatch.setitem(world.dsns, "b", f"{world.dsns['b']}?user=nobody_there")
+
+    with pytest.raises(Unavailable, match="node b does not let us in"):
+        world.hand_over(away)
+    with pytest.raises(Refused, match="node b answers, and does not let us in"):
+        world.hand_over(lost=("b",))
+    with world.work() as work:
+        settings = Settings(Path("balancer.toml"), DaemonFile(directory=world.giver), {})
+        work.addresses = lambda node: address_in(settings, node)
+        with pytest.raises(Unavailable, match="node b is not in the configuration"):
+            work.run(lambda closed: in_the_way(work, closed=closed), ("b",))
+    monkeypatch.undo()
+    assert world.hand_over() == "gone"
 
 
 # One leader at a time.

@@ -3,7 +3,7 @@ otherwise do a second time, or undo."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -124,3 +124,49 @@ def test_a_tablet_that_was_only_made_ready_elsewhere_does_not_beat_its_owner(old
     )
     with pytest.raises(Refused, match="node a owns tablet 1 with epoch 1, and node b was made ready"):
         old.plan()
+
+
+def test_an_owner_that_has_gone_back_in_time_is_not_believed(old: Old) -> None:
+    """Tablet 1 went to b and back. Node a is from a backup of before that: b still knows with which epoch it left."""
+    old.links["b"].execute(
+        "INSERT INTO balancer.tablet (id, epoch, state, schemas, partitions, moved_to)"
+        " VALUES (1, 3, 'moved', '{public}', '{orders_t1}', 'a')"
+    )
+    with pytest.raises(Refused, match="node a owns tablet 1 with epoch 1, and node b says that it left with epoch 3"):
+        old.plan()
+
+
+def test_epochs_do_not_go_back(old: Old) -> None:
+    """The export is newer than the node, which has forgotten what happened to the tablet since."""
+    tablet = old.directory.snapshot().tablet(1)
+    old.change(Put(replace(tablet, epoch=3)))
+    with pytest.raises(Refused, match="node a owns tablet 1 with epoch 1, and the directory has seen epoch 3"):
+        old.plan()
+
+
+def test_nodes_of_another_directory_are_not_taken(old: Old) -> None:
+    """An export of another cluster of the same name, or addresses of another one's nodes."""
+    ours, theirs = f"{(1 << 48) + 1:x}", f"{(1 << 48) + 2:x}"
+    old.change(Put(counter_of_identity(ours)))
+    for link in old.links.values():
+        link.execute("UPDATE balancer.node SET identity = %s", (theirs,))
+    with pytest.raises(Refused, match=f"belongs to directory {theirs}, and this one is {ours}"):
+        old.plan()
+
+
+def test_what_became_of_a_lost_nodes_tablet_is_taken_over(old: Old) -> None:
+    """Its node was lost before the export; `tablet lost` made it anew on another one since, where it was split."""
+    tablet = old.directory.snapshot().tablet(1)
+    old.change(Put(Node("c", "shop", "postgresql:///c", state=NodeState.LOST)))
+    old.change(Put(replace(tablet, node="c", epoch=2)))
+    link = old.links["a"]
+    link.execute("UPDATE balancer.tablet SET state = 'moved', moved_to = 'a', epoch = 3 WHERE id = 1")
+    link.execute("DROP TABLE orders_t1")
+    for number, bounds in ((7, "FROM (MINVALUE) TO (50)"), (8, "FROM (50) TO (100)")):
+        link.execute(f"CREATE TABLE orders_t{number} PARTITION OF orders FOR VALUES {bounds}".encode())
+        link.execute(
+            "INSERT INTO balancer.tablet (id, epoch, state, schemas, partitions)"
+            " VALUES (%s, 1, 'owned', '{public}', %s)",
+            (number, [f"orders_t{number}"]),
+        )
+    assert set(old.put(Tablet)) == {"7", "8"}
