@@ -50,8 +50,8 @@ Say a tablet moves from S to T. A write is *acknowledged* when its transaction o
     that our own transactions wrote, by their xmin.
  6. *A sealed fence ends only by a leader's act.* A crash of S, a pause of the daemon, an expiry cannot open S again.
     Nor can its owner switch it off before the commit: a transaction holds the partitions' lock from the seal to the
-    word where the tablet went, and the commit is not sent if that transaction is lost. (At the seal's own commit it lets
-    go, and has the lock again in the same message; the triggers must then be the seal's own.)
+    word where the tablet went, and the commit is not sent if that transaction is lost. (At the seal's own commit it
+    lets go, and has the lock again in the same message; the triggers must then be the seal's own.)
  7. *Definitions are the same to the end.* The fingerprints of S's tables (and of what captures changes) are compared
     under the locks of fence and seal, which DDL on them has to wait for; those of T's roots under the lock of ATTACH.
     DDL before is seen; DDL on S after the seal concerns nobody any more; DDL on T after ATTACH reaches the new

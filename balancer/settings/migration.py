@@ -120,6 +120,6 @@ class MigrationSettings:
     """Indexes of the target that are built at the same time. More: it uses more cores, each with the server's
     `maintenance_work_mem`; fewer: the target's applications keep them."""
     index_workers: int | None = None
-    """Parallel workers for building indexes on the target; None: the server's own setting, shared out among the sessions
-    that work there for the migration. More: indexes are built sooner where cores are idle; fewer: the target's
+    """Parallel workers for building indexes on the target; None: the server's own setting, shared out among the
+    sessions that work there for the migration. More: indexes are built sooner where cores are idle; fewer: the target's
     applications keep their cores, and less is sorted through files."""
