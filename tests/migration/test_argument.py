@@ -95,6 +95,21 @@ def test_step_4_a_row_that_differs_ends_the_migration_and_is_named(cluster: Clus
     assert [finding.text for finding in examine(directory, cluster.address)] == []
 
 
+def test_step_4_a_rest_that_is_cut_off_is_not_taken_for_all_of_it(cluster: Cluster) -> None:
+    """Thirteen changes of one row stand before that of another in the log, and nine are read behind the fence."""
+    first, other = (int(str(row[0])) for row in cluster.query("a", "SELECT id FROM orders_t2 ORDER BY id LIMIT 2"))
+    cluster.settings = replace(cluster.settings, verify_keys_in_fence=2)
+
+    def change() -> None:
+        with cluster.connect("a") as connection:
+            for number in (*[first] * 13, other):
+                connection.execute(f"UPDATE orders SET n = n + 1 WHERE id = {number}".encode())
+
+    done = run(cluster, {"entered:fencing": change})
+    assert (done.state, read_detail(done).fences) == ("done", 2)
+    assert [cluster.rows()["b"][number] for number in (first, other)] == [13, 1]
+
+
 def test_step_5_a_fence_that_expired_is_not_sealed_and_its_writes_are_kept(cluster: Cluster) -> None:
     number = some_id(cluster)
     # A budget longer than the deadline cannot be configured; a clock that jumps has the same effect.
