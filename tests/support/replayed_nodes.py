@@ -222,8 +222,8 @@ class Replayed:
             return sizes.index(max(sizes))
         if not self._changes:
             return sizes.index(min(sizes))
-        # Names and claims are known; only figures are other ones.
-        changed = [at for at, size in enumerate(sizes) if min(sizes) < size < max(sizes)]
+        # Names and claims are known; only figures are other ones. (A quiet answer may be a digit longer than another.)
+        changed = [at for at, size in enumerate(sizes) if 2 * min(sizes) < size < max(sizes)]
         self._turn[node, asked] += 1
         return changed[self._turn[node, asked] % len(changed)] if changed else sizes.index(max(sizes))
 
