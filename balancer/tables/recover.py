@@ -53,6 +53,9 @@ from balancer.tables.coverage import FoundTablet, check_coverage, overlap
 
 ELECTIONS = 100_000
 """A directory whose epoch is further behind than this is not the one that these nodes had."""
+UNSEEN = 20
+"""Elections of the directory that was lost which no node may have seen: who was elected last there and has not spoken
+to a node yet has an epoch above all that nodes know. Leaders do so within seconds, so there are few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +226,15 @@ def shut_out(nodes: Mapping[str, Connection], leader_epoch: int) -> None:
 
 
 def lead_above(directory: Directory, name: str, epoch: int, timeout: float) -> Leadership:
-    """Leads with an epoch above this one: each election raises it by one. Raises `Refused` while somebody leads."""
+    """Leads with an epoch above this one, and above those that nodes may not have seen: each election raises it by one.
+
+    Raises `Refused` while somebody leads.
+    """
     for _ in range(ELECTIONS):
         leadership = directory.campaign(name, timeout)
         if leadership is None:
             raise Refused(f"{directory.leader() or 'another instance'} leads: stop the daemons first")
-        if leadership.epoch > epoch:
+        if leadership.epoch > epoch + UNSEEN:
             return leadership
         leadership.resign()
     raise Refused(f"the nodes have seen leaders up to epoch {epoch}: this is not the directory that they belonged to")

@@ -10,6 +10,9 @@ import pytest
 from balancer.directory.identity import counter_of_identity
 from balancer.directory.model import Put, Transaction
 from balancer.embedded.postgres import PostgresServer
+from balancer.errors import Fenced
+from balancer.nodes.connection import Address, connect
+from balancer.nodes.epoch_check import node_transaction
 from tests.daemon.conftest import small_fleet
 from tests.daemon.test_daemon import instance
 from tests.support.commands import Result, balancer_here
@@ -104,6 +107,15 @@ def test_it_does_nothing_while_somebody_leads(restored: Fleet) -> None:
         assert (done.code, "leads: stop the daemons first" in done.err) == (4, True)
 
 
+def leader_epochs(fleet: Fleet) -> set[int]:
+    """What the nodes have seen."""
+    found: set[int] = set()
+    for dsn in fleet.dsns.values():
+        with psycopg.connect(dsn) as connection:
+            found.update(row[0] for row in connection.execute("SELECT leader_epoch FROM balancer.node"))
+    return found
+
+
 def test_it_learns_from_the_nodes_and_goes_on(restored: Fleet) -> None:
     """The last one here: what it does cannot be undone."""
     shown = say(restored, "directory", "recover", "--dry-run", "-o", "json")
@@ -115,13 +127,15 @@ def test_it_learns_from_the_nodes_and_goes_on(restored: Fleet) -> None:
     assert words[0].startswith("the directory is the one that the nodes know: its identity is ")
     assert words[1] == "node b has come since"
     assert say(restored, "verify", "orders").code == 1  # nothing was changed
+    seen = max(leader_epochs(restored))
     done = say(restored, "directory", "recover")
     assert (done.code, done.out.splitlines()[-1]) == (0, "9 changes taken over from the nodes")
     with restored.directory() as directory:  # a leader that still follows the lost directory is shut out at once
-        epoch = directory.snapshot().epoch
-    for dsn in restored.dsns.values():
-        with psycopg.connect(dsn) as connection:
-            assert connection.execute("SELECT leader_epoch FROM balancer.node").fetchone() == (epoch,)
+        assert leader_epochs(restored) == {directory.snapshot().epoch}
+    # So is one that was elected there and had not spoken to a node yet: its epoch is above all that nodes had seen.
+    node_a = Address("a", restored.dsns["a"])
+    with connect(node_a) as connection, pytest.raises(Fenced), node_transaction(connection, seen + 3, "a"):
+        pass
     assert say(restored, "verify", "orders").code == 0
     assert say(restored, "doctor").code == 0
     assert "nothing was changed" in say(restored, "directory", "recover").out

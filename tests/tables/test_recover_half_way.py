@@ -172,7 +172,7 @@ def test_no_write_is_lost_and_nothing_is_left(cluster: Cluster, begin: Begin, po
 def test_a_former_owner_that_was_not_told_yet_stays_closed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed between the new owner's opening and the former one's word: the leader would call the node rewound."""
     document = exported(cluster)
-    monkeypatch.setattr(steps_finish, "mark_moved", lambda ctx, *, straight: None)
+    monkeypatch.setattr(steps_finish, "tell_source", lambda ctx: ctx.reopen())
     run_until(cluster, move, "left:opening")
     assert cluster.query("a", "SELECT state FROM balancer.tablet WHERE id = 1") == [("fenced",)]
     new, directory = imported(cluster, document)
