@@ -26,7 +26,7 @@ compiled: setup-dev
 	-$(PYTEST) -m "not bench" --collect-only -qq > /dev/null
 
 quick: setup-dev  ## pure tests and those on embedded servers that take moments
-	$(PYTEST) -m "quick and not bench" -n 2 --dist loadfile $(ARGS)
+	$(PYTEST) -m "quick and not bench" -n 3 --dist loadfile $(ARGS)
 
 lint: setup-dev
 	$(BIN)/ruff check .
