@@ -10,21 +10,19 @@ from dataclasses import dataclass
 from psycopg import sql
 from psycopg.rows import TupleRow
 
-from balancer.directory.model import MigrationMode, Tablet
+from balancer.directory.model import MigrationMode
 from balancer.errors import BalancerError, Refused, Unavailable
-from balancer.migration import comparison, guards, reference_marks, retries
+from balancer.migration import comparison, guards, reference_marks, retries, switch_messages
 from balancer.migration.background import Background
 from balancer.migration.context import Context, OpenTransaction, partitions_of
 from balancer.migration.control import Overrun
 from balancer.migration.lag import LagGauge
 from balancer.migration.machine import Event, Track
 from balancer.migration.steps_copy import read_shapes
-from balancer.migration.steps_finish import opening_statements, told_moved
 from balancer.migration.stream_markers import await_marker, next_marker
 from balancer.nodes import (
     blockers,
     capture,
-    checksum,
     fence,
     partition,
     references,
@@ -34,16 +32,13 @@ from balancer.nodes import (
     ties,
 )
 from balancer.nodes.checksum import Rows
-from balancer.nodes.closed import closed_statement
 from balancer.nodes.connection import (
     Cursor,
     Statement,
     last_rows,
-    lock_timeout,
     next_rows,
     rows_that_follow,
     run_together,
-    statement_timeout,
     translated,
 )
 from balancer.nodes.names import Name
@@ -123,10 +118,10 @@ def _raise_fence(ctx: Context, names: list[Name], seconds: float) -> None:
     raising = ctx.open_source([fence.deadline_statement(seconds)])
     try:
         ctx.fence = fence.announced(last_rows(raising.cursor)[0], wanted)
-        statements = _fence_statements(ctx, names, ctx.fence)
+        statements = switch_messages.fence_statements(ctx, names, ctx.fence)
         if ctx.track is Track.MOVE_REPLICATE:
             statements += [raising.keep_out_writers(ctx.source_ids), *replication.marker_statements(ctx.stream)]
-        _compose(ctx, names, statements)
+        switch_messages.compose(ctx, names, statements)
         ctx.fenced_at = ctx.clock.monotonic()
         _fence_locked(ctx, raising.cursor)
         if ctx.track is not Track.MOVE_REPLICATE:
@@ -143,13 +138,6 @@ def _raise_fence(ctx: Context, names: list[Name], seconds: float) -> None:
         raise
 
 
-def _fence_statements(ctx: Context, names: list[Name], standing: fence.Fence) -> list[Statement]:
-    locks, triggers = fence.raise_statements(names, standing, ctx.settings.lock_timeout, ctx.source_ids)
-    looks = closed_statement(ctx.source_ids), guards.definitions_statement(ctx, ctx.record.source_node)
-    tablets = schema.tablet_statements([_fenced(ctx, tablet, standing) for tablet in ctx.sources])
-    return [*locks, *looks, *triggers, *tablets]
-
-
 def _fence_locked(ctx: Context, cursor: Cursor) -> None:
     """What must be true under the lock is looked at in the message that fences; if it is not, the caller rolls back."""
     node = ctx.record.source_node
@@ -161,70 +149,6 @@ def _fence_locked(ctx: Context, cursor: Cursor) -> None:
     guards.compare_definitions(ctx, node, definitions)
     if ctx.track is Track.MOVE_REPLICATE:
         ctx.note(marker=found[-1][0][0])
-
-
-def _compose(ctx: Context, names: list[Name], fencing: list[Statement]) -> None:
-    """What will be sent while writers wait, as far as it is known before."""
-    source = ctx.record.source_node
-    ctx.messages.clear()
-    ctx.message("fence", source, lambda: fencing)
-    if ctx.track is not Track.MOVE_REPLICATE:
-        return  # writers wait for a whole copy
-    _hold_message(ctx, names)
-    _seal_message(ctx, names)
-    _moved_message(ctx, names)
-    if not ctx.table.everywhere:
-        shapes = read_shapes(ctx)
-        ctx.message("rest", source, lambda: _rest_statements(ctx))
-        _close_message(ctx)
-        _attach_message(ctx, shapes)
-        if not ctx.sequences:
-            _open_message(ctx)
-
-
-def _hold_message(ctx: Context, names: list[Name]) -> Statement:
-    def make() -> list[Statement]:
-        limit = sql.SQL("SET LOCAL idle_in_transaction_session_timeout TO {}").format(
-            sql.Literal(f"{round(ctx.settings.fence_deadline * 1000)}ms")
-        )
-        return [limit, *fence.look_statements(names, ctx.settings.lock_timeout, ctx.source_ids)]
-
-    return ctx.message("hold", ctx.record.source_node, make)
-
-
-def _seal_message(ctx: Context, names: list[Name]) -> Statement:
-    def make() -> list[Statement]:
-        assert ctx.fence is not None
-        look = fence.look_statements(names, ctx.settings.lock_timeout, ctx.source_ids)
-        sealing = fence.seal_statements(names, ctx.fence, ctx.source_ids)
-        return [guards.definitions_statement(ctx, ctx.record.source_node), *look, *sealing]
-
-    return ctx.message("seal", ctx.record.source_node, make)
-
-
-def _moved_message(ctx: Context, names: list[Name]) -> Statement:
-    return ctx.message("moved", ctx.record.source_node, lambda: told_moved(ctx, names))
-
-
-def _close_message(ctx: Context) -> Statement:
-    node, names = ctx.record.target_node, [place.partition for place in ctx.target_places]
-    return ctx.message(
-        "close", node, lambda: [*_closing_statements(ctx, names), guards.definitions_statement(ctx, node)]
-    )
-
-
-def _attach_message(ctx: Context, shapes: tuple[Shape, ...]) -> Statement:
-    return ctx.message("attach", ctx.record.target_node, lambda: _attaching_statements(ctx, shapes))
-
-
-def _open_message(ctx: Context) -> Statement:
-    return ctx.message("open", ctx.record.target_node, lambda: opening_statements(ctx))
-
-
-def _fenced(ctx: Context, tablet: Tablet, standing: fence.Fence) -> schema.OwnedTablet:
-    names = partitions_of(ctx.table, tablet)
-    deadline = fence.deadline_of(standing)
-    return schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.FENCED, names, ctx.id, deadline)
 
 
 def draining(ctx: Context) -> Event:
@@ -240,23 +164,13 @@ def draining(ctx: Context) -> Event:
     return Event.STEP
 
 
-def _rest_statements(ctx: Context) -> list[Statement]:
-    """Ask for the changed rows that have not been compared, of each partition."""
-    rows = map(comparison.rows_of, read_shapes(ctx))
-    return [checksum.changed_statement(one, ctx.id, index, _most_rest(ctx)) for index, one in enumerate(rows)]
-
-
 def _read_rest(ctx: Context, answers: Sequence[Sequence[TupleRow]]) -> Rest:
     rest = []
     for rows, answer in zip(map(comparison.rows_of, read_shapes(ctx)), answers, strict=True):
-        if len(answer) >= _most_rest(ctx):
+        if len(answer) >= switch_messages.most_rest(ctx):
             raise Overrun(f"{rows.partition} changes faster than it can be compared")
         rest.append((rows, comparison.gather(rows, answer)))
     return tuple(rest)
-
-
-def _most_rest(ctx: Context) -> int:
-    return ctx.settings.verify_keys_in_fence * 4 + 1
 
 
 def verifying(ctx: Context) -> Event:
@@ -299,7 +213,7 @@ def seal(ctx: Context, prepare: Callable[[], None]) -> Event:
             ctx.closed = None  # what is open on the target belongs to the thread as long as that runs
             closed.roll_back()
             raise
-        close_source(ctx, closed, [_moved_message(ctx, names)])
+        close_source(ctx, closed, [switch_messages.moved(ctx, names)])
         attaching.result()
     return Event.STEP
 
@@ -309,7 +223,7 @@ def _seal_locked(ctx: Context, cursor: Cursor, names: list[Name]) -> None:
     assert ctx.fence is not None
     node = ctx.record.source_node
     with translated(node):
-        run_together(cursor, [_seal_message(ctx, names)])
+        run_together(cursor, [switch_messages.seal(ctx, names)])
         guards.compare_definitions(ctx, node, cursor.fetchall())
         *_, looked = rows_that_follow(cursor)
     ctx.fence = fence.sealed_by(ctx.fence, fence.check_looked(looked, ctx.fence))
@@ -324,7 +238,7 @@ def close_source(ctx: Context, made: OpenTransaction | None = None, then: Sequen
     """
     assert ctx.fence is not None
     names = [place.partition for place in ctx.source_places]
-    together = [_hold_message(ctx, names), *then]
+    together = [switch_messages.hold(ctx, names), *then]
     if made is None:
         ctx.closed = ctx.open_source(together)
     else:
@@ -347,9 +261,9 @@ def _attach(ctx: Context, shapes: tuple[Shape, ...]) -> None:
         attaching = ctx.opened or ctx.open_target([])
         try:
             with translated(node):
-                run_together(attaching.cursor, [_close_message(ctx)])
+                run_together(attaching.cursor, [switch_messages.close(ctx)])
                 _attach_locked(ctx, shapes, names, attaching.cursor)
-            attaching.commit_and_begin([_open_message(ctx)])
+            attaching.commit_and_begin([switch_messages.open_(ctx)])
         except BaseException:
             ctx.opened = None
             attaching.roll_back()
@@ -368,30 +282,9 @@ def _attach_locked(ctx: Context, shapes: tuple[Shape, ...], names: list[Name], c
     guards.compare_definitions(ctx, node, definitions)
     for shape, name in zip(shapes, names, strict=True):
         partition.add_triggers(cursor, shape, name)
-    run_together(cursor, [_attach_message(ctx, shapes)])
+    run_together(cursor, [switch_messages.attach(ctx, shapes)])
     for name in names if references.there_are_any(shapes) and references.may_prepare(cursor) else ():
         references.wake_references(cursor, name)
-
-
-def _attaching_statements(ctx: Context, shapes: tuple[Shape, ...]) -> list[Statement]:
-    found: list[Statement] = []
-    for place, shape in zip(ctx.target_places, shapes, strict=True):  # referenced roots come first
-        found += [partition.owner_statement(shape, place.partition), partition.attach_statement(place)]
-    return found
-
-
-def _closing_statements(ctx: Context, names: list[Name]) -> list[Statement]:
-    """What precedes ATTACH: locks that keep DDL out, the end of the stream, the guard against everybody's writes."""
-    lock = sql.SQL("LOCK TABLE ONLY {} IN SHARE UPDATE EXCLUSIVE MODE")
-    return [
-        lock_timeout(ctx.settings.lock_timeout),
-        # What PostgreSQL insists on (a foreign key that must be checked) may take long, but not for ever.
-        statement_timeout(ctx.settings.write_pause_budget * 4 if ctx.track is Track.MOVE_REPLICATE else 0),
-        *(lock.format(root.identifier) for root in ctx.roots),
-        *([replication.disable_statement(ctx.id)] if ctx.track is Track.MOVE_REPLICATE else []),
-        *fence.trigger_statements(names, ctx.guard, [ctx.moved.id]),
-        schema.touch_statement(ctx.moved.id),
-    ]
 
 
 def take_back(ctx: Context) -> None:

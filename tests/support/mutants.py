@@ -138,7 +138,7 @@ def _unlocked(original: Any) -> Any:
 
         closed = original(ctx, made)
         closed.cursor.execute("COMMIT; BEGIN")
-        run_together(closed.cursor, then)
+        run_together(closed.cursor, [sql.SQL("SELECT 1"), *then])
         return closed
 
     return close_source
@@ -252,6 +252,8 @@ def _never_newer(original: Any) -> Any:
         from balancer.nodes.connection import run_together  # noqa: PLC0415
 
         run_together(cursor, [*start, sql.SQL("SELECT 1"), *given])
+        for _ in start:
+            cursor.nextset()
 
     return _begin
 
@@ -377,7 +379,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "no-flush",
         "machine 3: a synchronous commit on the target makes what was applied durable",
-        replaced("balancer.migration.steps_switch._closing_statements", _attached_lazily),
+        replaced("balancer.migration.switch_messages._closing_statements", _attached_lazily),
         (f"{_DIRECTED}test_what_was_committed_survives_the_crash_of_both_nodes",),
     ),
     NO_VERIFICATION,
