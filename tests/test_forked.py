@@ -12,14 +12,21 @@ from tests.support.commands import environment
 from tests.support.forked import forked_beside, run_forked
 
 PROGRAM = """
-import atexit, os, sys
+import atexit, os, sys, threading
 if __name__ == "__main__":
     atexit.register(print, "at the end")
     print(sys.argv[1:], os.getcwd(), os.environ.get("GIVEN"), os.environ.get("BALANCER_MUTANT"), sys.stdin.read())
     print("complained", file=sys.stderr)
+    threading.Timer(0.1, print, ["a thread's word"]).start()
     {end}
 """
-ENDS = {"return": "pass", "code": "sys.exit(3)", "words": "sys.exit('wrong')", "error": "raise ValueError('wrong')"}
+ENDS = {
+    "return": "pass",
+    "code": "sys.exit(3)",
+    "negative": "sys.exit(-1)",
+    "words": "sys.exit('wrong')",
+    "error": "raise ValueError('wrong')",
+}
 
 
 @pytest.fixture
