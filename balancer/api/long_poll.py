@@ -103,9 +103,13 @@ class VersionWatch:
     async def _follow(self) -> None:
         """Runs while anybody waits. The first look always wakes them: something may have changed before it."""
         known = -1
+        loop = asyncio.get_running_loop()
         while self._waiters and not self._closing:
+            asked = loop.time()
             found = await run_in_threadpool(self._follower().wait, known, _STEP)
             if found.version > known:
                 known = found.version
                 self._changed.set()
                 self._changed = asyncio.Event()
+            elif loop.time() < asked + _STEP / 2:  # a follower that has been closed does not wait: neither spin on it
+                await asyncio.sleep(_STEP)

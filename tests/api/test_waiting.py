@@ -11,6 +11,7 @@ import pytest
 
 from balancer.api.long_poll import Turns
 from balancer.directory.model import CommandState, Put
+from balancer.directory.snapshot import Snapshot
 from balancer.planner.commands import decide
 from balancer.planner.keys_in_use import Samples
 from balancer.policies.hash_leaves import position
@@ -114,6 +115,25 @@ def test_a_long_poll_without_news_ends_in_time(reader: httpx.Client) -> None:
     tag = {"If-None-Match": reader.get("/v1/route/events", params={"key": 5}).headers["ETag"]}
     answer = reader.get("/v1/route/events", params={"key": 5, "wait": 0.3}, headers=tag)
     assert answer.status_code == 304
+
+
+def test_a_follower_that_does_not_wait_is_not_asked_all_the_time(
+    instance: Instance, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was closed, as when an instance stops, answers at once: a loop over that would take a core."""
+    follower = instance.follower()
+    tag = {"If-None-Match": client.get("/v1/route/events", params={"key": 5}).headers["ETag"]}
+    asked: list[int] = []
+    wait = follower.wait
+
+    def counted(after: int, timeout: float) -> Snapshot:
+        asked.append(after)
+        return wait(after, timeout)
+
+    monkeypatch.setattr(follower, "wait", counted)
+    follower.close()
+    assert client.get("/v1/route/events", params={"key": 5, "wait": 0.4}, headers=tag).status_code == 304
+    assert 1 <= len(asked) < 10
 
 
 def test_hundreds_of_long_polls_do_not_keep_others_waiting(instance: Instance) -> None:
