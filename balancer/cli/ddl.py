@@ -16,7 +16,8 @@ from balancer.outside import read_text_file
 from balancer.polling.addresses import addresses_of, cluster_name
 from balancer.settings import load_settings
 from balancer.settings.units import parse_duration
-from balancer.tables.ddl_apply import ChangeRunner, SchemaChange, changes_of
+from balancer.tables.ddl_apply import ChangeRunner
+from balancer.tables.ddl_notes import SchemaChange, changes_of
 from balancer.tables.ddl_steps import DdlStep
 
 app = typer.Typer(help="Change the schema of a bundle's tables on all nodes.", no_args_is_help=True)

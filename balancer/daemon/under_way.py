@@ -8,7 +8,7 @@ from balancer.directory.model import CommandState
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.planner.state import BundleState
-from balancer.tables.ddl_apply import SchemaChange, changes_of
+from balancer.tables.ddl_notes import SchemaChange, changes_of
 from balancer.tables.import_record import imports_in
 
 

@@ -22,16 +22,17 @@ _TURN = (0x7461626C, 2)
 """An advisory lock, as those of leaders and of our schema's installation."""
 
 
-def take_turn(connection: Connection, node: str) -> None:
-    """Keeps other processes from schema changes for as long as this session lives. Idempotent.
+def take_turn(connection: Connection, node: str) -> bool:
+    """Keeps other processes from schema changes for as long as this session lives. Idempotent; False: it has it.
 
     One that takes a change back beside one that carries it out would leave half of it, and both would call it ended.
     """
     held = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND (classid, objid) = (%s, %s)"
     if connection.execute(held, _TURN).rowcount:
-        return
+        return False
     if connection.execute("SELECT pg_try_advisory_lock(%s, %s)", _TURN).fetchone() != (True,):
         raise Unavailable(f"another process is at work on a schema change, by a session on node {node}")
+    return True
 
 
 def steps_done(cursor: Connection | Cursor, change: str) -> dict[int, str]:

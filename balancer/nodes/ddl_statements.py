@@ -5,11 +5,12 @@ check) then runs with the owner's rights, and cannot take ours back as it could 
 concurrently, which PostgreSQL itself does with the rights of the table's owner.
 """
 
+from collections.abc import Iterable, Mapping
 from uuid import uuid4
 
 from psycopg import sql
 
-from balancer.errors import Refused
+from balancer.errors import Refused, UserError
 from balancer.nodes.connection import Connection, Cursor, printed, run_single, translated
 from balancer.nodes.deferred_code import leave_others_code
 from balancer.nodes.names import MAX_BYTES, Name
@@ -27,6 +28,18 @@ _INDEX_OF_LEAF = """
     LEFT JOIN pg_inherits i ON i.inhrelid = x.indexrelid AND i.inhparent = to_regclass(%(index)s)
     WHERE x.indrelid = to_regclass(%(leaf)s) AND (i.inhparent IS NOT NULL OR c.relname = %(name)s)
     ORDER BY i.inhparent IS NULL
+"""
+_STANDING = """
+    SELECT 'table ' || root, format('%%s %%s', c.oid, (
+        SELECT string_agg(format('%%s %%s %%s', a.attname, a.atttypid, a.attcollation), ',' ORDER BY k.place)
+        FROM pg_partitioned_table t, unnest(t.partattrs) WITH ORDINALITY k (number, place), pg_attribute a
+        WHERE t.partrelid = c.oid AND a.attrelid = c.oid AND a.attnum = k.number))
+    FROM unnest(%(roots)s::text[]) root JOIN pg_class c ON c.oid = to_regclass(root)
+    UNION ALL
+    SELECT format('tablet %%s.%%s', n.nspname, c.relname), format('%%s %%s', c.oid, i.inhparent)
+    FROM unnest(%(roots)s::text[]) root JOIN pg_inherits i ON i.inhparent = to_regclass(root)
+    JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE NOT i.inhdetachpending
 """
 _RUN = """
     CREATE FUNCTION pg_temp.{}(statement text) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
@@ -59,6 +72,22 @@ def run_as_owner(cursor: Cursor, role: str, statement: str, *, trusted: bool) ->
     cursor.execute(sql.SQL("DROP FUNCTION pg_temp.{}(text)").format(name))
 
 
+def standing(cursor: Cursor, roots: Iterable[Name]) -> dict[str, str]:
+    """The bundle's tables and tablets that are here, each by its name, with what makes it the one that is known."""
+    rows = cursor.execute(_STANDING, {"roots": [str(root) for root in roots]}).fetchall()
+    return {str(name): str(what) for name, what in rows}
+
+
+def check_standing(before: Mapping[str, str], after: Mapping[str, str], statement: str) -> None:
+    """Raises `UserError` where a statement took one of these away, or brought one: their names, their keys and who has
+    which tablet are the directory's. Words do not tell all statements that do (a list of tables, CASCADE, a schema)."""
+    for name in sorted({**before, **after}):
+        if before.get(name) != after.get(name):
+            raise UserError(
+                f"{statement}: it would drop, rename, detach or add {name}, or change its key: that is the directory's"
+            )
+
+
 def is_leaf(cursor: Connection | Cursor, table: Name) -> bool:
     """Whether it is a partition of another table."""
     row = cursor.execute("SELECT relispartition FROM pg_class WHERE oid = to_regclass(%s)", (str(table),)).fetchone()
@@ -76,7 +105,7 @@ def build_leaves(connection: Connection, node: str, index: Name, root: Name, *, 
     word = "UNIQUE INDEX" if unique else "INDEX"
     with translated(node), connection.cursor() as cursor:
         for leaf in leaves_of(cursor, root):
-            name = _leaf_index(index.name, leaf)
+            name = leaf_index(index.name, leaf)
             where = {"index": str(index), "leaf": str(leaf), "name": name.name}
             found = cursor.execute(_INDEX_OF_LEAF, where).fetchone()
             if found is not None and found[3]:
@@ -94,7 +123,7 @@ def build_leaves(connection: Connection, node: str, index: Name, root: Name, *, 
 def drop_leaf_indexes(cursor: Cursor, index: Name, root: Name) -> None:
     """What an index that is not finished has left on the leaves."""
     for leaf in leaves_of(cursor, root):
-        cursor.execute(sql.SQL("DROP INDEX IF EXISTS {}").format(_leaf_index(index.name, leaf).identifier))
+        cursor.execute(sql.SQL("DROP INDEX IF EXISTS {}").format(leaf_index(index.name, leaf).identifier))
 
 
 def check_index(cursor: Connection | Cursor, index: Name) -> None:
@@ -118,8 +147,9 @@ def index_is_there(cursor: Connection | Cursor, index: Name, root: Name) -> bool
     return True
 
 
-def _leaf_index(index: str, leaf: Name) -> Name:
-    name = f"{leaf.name}_{index}"
-    if len(name.encode()) > MAX_BYTES:
-        name = f"{leaf.name.encode()[:40].decode(errors='ignore')}_{hash_text(name):x}"
-    return Name(leaf.schema, name)
+def leaf_index(index: str, leaf: Name) -> Name:
+    """The name of a leaf's part of a root's index, always the same, and one that nobody else gives: what is called so
+    and is not attached is left by an interrupted build. PostgreSQL calls the leaf's part of another index p0_n_idx."""
+    end = f"_{hash_text(f'{leaf} {index}'):x}"
+    start = f"{leaf.name}_{index}".encode()[: MAX_BYTES - len(end)].decode(errors="ignore")
+    return Name(leaf.schema, start + end)

@@ -9,16 +9,15 @@ held until the change has ended one way or the other.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
 from uuid import uuid4
 
 import psycopg
 
 from balancer.clock import Clock
 from balancer.directory.contract import Directory
-from balancer.directory.model import Pause, Put, RecordKind, Remove, Transaction
+from balancer.directory.model import Pause, Put, RecordKind, Remove, Table, Transaction
 from balancer.directory.newest import commit_on_newest
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Refused, Unavailable, UserError
@@ -30,59 +29,14 @@ from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.names import Name, parse_name
 from balancer.nodes.root_facts import differences, facts_on
 from balancer.nodes.schema import install_schema
+from balancer.tables.ddl_notes import TOPIC, SchemaChange, changes_of
 from balancer.tables.ddl_sessions import ChangeSessions
 from balancer.tables.ddl_steps import DdlStep, RootKey, read_change, shown, undo_of
 
-TOPIC = "ddl"
 LOCK_TIMEOUT = 1.0
 """Seconds that a statement waits for its lock, and everybody else behind it; then others go first."""
 PAUSE_BETWEEN = 0.5
 KEPT = 20  # finished changes of a bundle that are shown
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaChange:
-    """A change as the directory's note has it."""
-
-    id: str
-    bundle: str
-    text: str
-    author: str
-    began: float
-    state: str = "running"  # running, done, undone; one that was interrupted says running
-    allow_rewrite: bool = False
-    role: str = ""
-    error: str = ""
-    done: Mapping[str, int] | None = None
-    steps: int = 0
-
-    @property
-    def finished(self) -> bool:
-        """Whether it has ended, one way or the other."""
-        return self.state != "running"
-
-    @property
-    def reason(self) -> str:
-        """Why the bundle is held: by this the hold is found again."""
-        return f"schema change {self.id}"
-
-
-def changes_of(directory: Directory, bundle: str = "") -> list[SchemaChange]:
-    """The changes that the directory has notes of, oldest first. A note that cannot be read is passed over."""
-    found = []
-    for name, document in directory.published(TOPIC).items():
-        with suppress(TypeError, ValueError, KeyError):
-            found.append(_read(name, document))
-    return sorted((one for one in found if bundle in ("", one.bundle)), key=lambda one: one.began)
-
-
-def _read(name: str, document: Any) -> SchemaChange:
-    known = {key: document[key] for key in SchemaChange.__dataclass_fields__ if key in document}
-    change = SchemaChange(**known)
-    texts = (change.id, change.bundle, change.text, change.author, change.state, change.role, change.error)
-    if change.id != name or not all(isinstance(text, str) for text in texts):
-        raise ValueError("no note of a schema change")
-    return replace(change, began=float(change.began), steps=int(change.steps))
 
 
 class ChangeRunner:
@@ -107,6 +61,7 @@ class ChangeRunner:
         self._patience = patience
         self._tell = tell
         self._sessions = ChangeSessions(addresses)
+        self._begun = ""  # the change that this process works on, from its first note on
 
     def close(self) -> None:
         self._sessions.close()
@@ -193,9 +148,11 @@ class ChangeRunner:
             for number, step in enumerate(steps, 1):
                 for node in self._addresses:
                     self._step(node, change, number, step)
-                    change = self._note(replace(change, done={**(change.done or {}), node: number}, error=""))
+                    change = replace(change, done={**(change.done or {}), node: number}, error="")
+                    self._patiently(node, f"noting step {number}", partial(self._note, change))
         except BalancerError as error:
-            self._note(replace(change, error=str(error)))
+            with suppress(BalancerError):  # it may be another process's turn by now
+                self._note(replace(change, error=str(error)))
             raise
         wrong = self.drift()
         if wrong:
@@ -211,7 +168,7 @@ class ChangeRunner:
     def _statement(self, node: str, change: SchemaChange, number: int, step: DdlStep) -> None:
         with self._transaction(node) as cursor:
             if ddl_journal.note_step(cursor, change.id, number, step.digest):
-                self._run(node, cursor, self._role(cursor, step, change.role), step.text)
+                self._run_kept(node, cursor, self._role(cursor, step, change.role), step.text)
 
     def _index(self, node: str, change: SchemaChange, number: int, step: DdlStep) -> None:
         assert step.index is not None
@@ -254,13 +211,20 @@ class ChangeRunner:
                     continue
                 text = step.text if step.index is None else _on_root_only(step)
                 try:
-                    self._run(node, cursor, self._role(cursor, step, role), text)
+                    self._run_kept(node, cursor, self._role(cursor, step, role), text)
                 except psycopg.errors.LockNotAvailable:
                     raise
                 except psycopg.Error as error:
                     raise Refused(
                         f"{shown(step.text)}: node {node} refuses it: {error.diag.message_primary}"
                     ) from error
+
+    def _run_kept(self, node: str, cursor: Cursor, role: str, statement: str) -> None:
+        """The bundle's tables and tablets are the same ones afterwards, or nothing of it is done."""
+        names = self._names()
+        before = ddl_statements.standing(cursor, names)
+        self._run(node, cursor, role, statement)
+        ddl_statements.check_standing(before, ddl_statements.standing(cursor, names), shown(statement))
 
     def _run(self, node: str, cursor: Cursor, role: str, statement: str) -> None:
         # What a lock is waited for is short; what the statement itself takes is PostgreSQL's affair.
@@ -280,14 +244,24 @@ class ChangeRunner:
 
     @contextmanager
     def _transaction(self, node: str) -> Iterator[Cursor]:
-        self._sessions.take_turn()  # its session may have been lost since
+        self._keep_turn()
         epoch = self._directory.snapshot().epoch
         with node_transaction(self._sessions.on(node), epoch, node, durable=True) as cursor:
             yield cursor
 
     def _await_turn(self) -> None:
         first = min(self._addresses)
-        self._patiently(first, "the schema change", self._sessions.take_turn)
+        self._patiently(first, "the schema change", self._keep_turn)
+
+    def _keep_turn(self) -> None:
+        """Its session may have been lost; then another process may have ended the change, one way or the other."""
+        if not self._sessions.take_turn() or not self._begun:
+            return
+        known = next((one for one in changes_of(self._directory, self._bundle) if one.id == self._begun), None)
+        if known is None or known.finished:
+            self._sessions.give_turn()
+            state = "forgotten" if known is None else known.state
+            raise Refused(f"another process has ended change {self._begun} of bundle {self._bundle}: it is {state}")
 
     def _patiently(self, node: str, what: str, work: Callable[[], None]) -> None:
         """Tries again while a lock is not had, or a node is away; the node knows what was done."""
@@ -304,8 +278,14 @@ class ChangeRunner:
                 gone.close()
             self._clock.sleep(PAUSE_BETWEEN)
 
+    def _tables(self) -> list[Table]:
+        return [table for table in self._directory.snapshot().tables.values() if table.bundle == self._bundle]
+
+    def _names(self) -> list[Name]:
+        return [parse_name(root) for table in self._tables() for root in table.roots]
+
     def _roots(self) -> dict[Name, RootKey]:
-        tables = [table for table in self._directory.snapshot().tables.values() if table.bundle == self._bundle]
+        tables = self._tables()
         if not tables:
             raise UserError(f"bundle {self._bundle} has no table in the directory: adopt or create one first")
         return {
@@ -364,11 +344,13 @@ class ChangeRunner:
             self._tell(f"waiting for migration {running[0]} to end")
             self._clock.sleep(PAUSE_BETWEEN)
 
-    def _note(self, change: SchemaChange) -> SchemaChange:
+    def _note(self, change: SchemaChange) -> None:
+        self._keep_turn()
         self._directory.publish(TOPIC, change.id, asdict(change))
-        return change
+        self._begun = change.id
 
     def _end(self, change: SchemaChange) -> SchemaChange:
+        self._keep_turn()
         self._release(change)
         self._note(change)
         finished = [one for one in changes_of(self._directory, self._bundle) if one.finished]

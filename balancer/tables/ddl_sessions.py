@@ -38,15 +38,22 @@ class ChangeSessions:
         """From here on an owner's code runs in this session: after its transaction it is closed."""
         self._spoilt.add(node)
 
-    def take_turn(self) -> None:
-        """On the first node, by a session in which nothing else is done: it is held until `close`. Idempotent."""
+    def take_turn(self) -> bool:
+        """On the first node, by a session in which nothing else is done: it is held until `close`. Idempotent; True:
+        this process did not have it until now."""
         first = min(self._addresses)
         with translated(first):
             if self._turn is None or self._turn.closed:
                 self._turn = connect(self._addresses[first], purpose="ddl turn")
-            ddl_journal.take_turn(self._turn, first)
+            return ddl_journal.take_turn(self._turn, first)
+
+    def give_turn(self) -> None:
+        """To other processes."""
+        if self._turn is not None:
+            self._turn.close()
 
     def close(self) -> None:
-        for connection in (*self._open.values(), *((self._turn,) if self._turn is not None else ())):
+        for connection in self._open.values():
             connection.close()
+        self.give_turn()
         self._open.clear()

@@ -24,6 +24,7 @@ _OBJECTS = (
 )
 _BETWEEN = frozenset({"OR", "REPLACE", "UNIQUE", "CONSTRAINT", "UNLOGGED", "RECURSIVE"})
 _HEADS = ("CREATE", "ALTER", "DROP", "COMMENT", "GRANT", "REVOKE")
+_SERIAL = frozenset({"SERIAL", "SERIAL2", "SERIAL4", "SERIAL8", "SMALLSERIAL", "BIGSERIAL"})
 _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*\Z", re.IGNORECASE)
 
 
@@ -219,13 +220,24 @@ def _root_action(words: _Words, at: int, table: Name) -> Iterator[DdlStep]:
             _alone(words, several)
             yield from _not_null(words, table, name, column)
             return
-        types = words.starts(action, "TYPE") or words.starts(action, "SET", "DATA", "TYPE")
-        yield DdlStep(words.text, table, rewrites=types)
-        return
     if words.starts(at, "ADD"):
         yield from _add(words, at, table, name, several)
         return
-    yield DdlStep(words.text, table)
+    yield DdlStep(words.text, table, rewrites=_rewrites(words, at))
+
+
+def _rewrites(words: _Words, at: int) -> bool:
+    """Whether one of its actions gives a column another type, or a new one a value in each row."""
+    for place in _actions(words, at):
+        column = words.skip(place + 1, "COLUMN")
+        behind = words.skip(column, "IF", "NOT", "EXISTS") + 1
+        end = next((one for one in _actions(words, at) if one > place), len(words.words) + 1) - 1
+        if words.upper(place) == "ALTER":
+            if words.starts(behind, "TYPE") or words.starts(behind, "SET", "DATA", "TYPE"):
+                return True
+        elif words.upper(place) == "ADD" and (words.upper(behind) in _SERIAL or words.upper(end - 1) == "STORED"):
+            return True
+    return False
 
 
 def _add(words: _Words, at: int, table: Name, name: str, several: bool) -> Iterator[DdlStep]:
@@ -236,7 +248,7 @@ def _add(words: _Words, at: int, table: Name, name: str, several: bool) -> Itera
         undo = None if several else (f"{name} DROP CONSTRAINT IF EXISTS {constraint}",)
         if words.starts(at + 3, "CHECK") and not _ends_not_valid(words):
             _alone(words, several)
-            yield DdlStep(f"{words.text} NOT VALID", table, undo=undo)
+            yield DdlStep(f"{words.text}\nNOT VALID", table, undo=undo)  # behind a comment, too
             yield DdlStep(f"{name} VALIDATE CONSTRAINT {constraint}", table, undo=(), scans=True)
             return
         yield DdlStep(words.text, table, undo=undo, scans=True)
@@ -248,7 +260,7 @@ def _add(words: _Words, at: int, table: Name, name: str, several: bool) -> Itera
     known = words.starts(place, "IF", "NOT", "EXISTS")
     column = _quote(words.identifier(place + 3 if known else place))
     undo = None if several or known else (f"{name} DROP COLUMN IF EXISTS {column}",)
-    yield DdlStep(words.text, table, undo=undo)
+    yield DdlStep(words.text, table, undo=undo, rewrites=_rewrites(words, at))
 
 
 def _not_null(words: _Words, table: Name, name: str, column: str) -> Iterator[DdlStep]:
@@ -284,12 +296,18 @@ def _create_index(words: _Words, roots: Mapping[Name, RootKey]) -> DdlStep:
 
 def _several(words: _Words, at: int) -> bool:
     """Whether there is more than one action."""
+    return len(_actions(words, at)) > 1
+
+
+def _actions(words: _Words, at: int) -> list[int]:
+    """Where each action begins."""
     depth = 0
-    for word in words.words[at:]:
+    found = [at]
+    for place, word in enumerate(words.words[at:], at):
         depth += word.count("(") - word.count(")") if word in ("(", ")") else 0
         if word == "," and depth == 0:
-            return True
-    return False
+            found.append(place + 1)
+    return found
 
 
 def _alone(words: _Words, several: bool) -> None:

@@ -22,7 +22,7 @@ from balancer.nodes.connection import connect, translated
 from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.names import parse_name
 from balancer.nodes.schema import install_schema
-from balancer.tables.ddl_apply import changes_of
+from balancer.tables.ddl_notes import changes_of
 from balancer.tables.hand_over import HandingOver, Party
 from balancer.tables.handed_records import head_changes, nodes_with_tablets, table_changes
 from balancer.tables.import_record import imports_in

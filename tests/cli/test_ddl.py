@@ -21,9 +21,12 @@ from balancer.directory.model import Pause, Put
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import Unavailable
+from balancer.nodes.ddl_statements import leaf_index
+from balancer.nodes.names import Name
 from balancer.polling.addresses import addresses_of
 from balancer.settings import load_settings
-from balancer.tables.ddl_apply import ChangeRunner, changes_of
+from balancer.tables.ddl_apply import ChangeRunner
+from balancer.tables.ddl_notes import changes_of
 from tests.support.commands import balancer as balancer_process
 from tests.support.commands import balancer_here as balancer
 from tests.support.directories import migration, transaction
@@ -438,10 +441,11 @@ def test_a_change_is_not_taken_back_while_another_process_carries_it_out(
 
 
 def test_what_an_interrupted_build_has_left_is_built_again(config: Path, databases: list[Database]) -> None:
+    name = leaf_index("by_n", Name("public", "p0")).name
     with databases[0].connect() as connection:
         with pytest.raises(psycopg.errors.UniqueViolation):
-            connection.execute("CREATE UNIQUE INDEX CONCURRENTLY p0_by_n ON p0 ((1))")
-        left = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'p0_by_n'::regclass"
+            connection.execute(f"CREATE UNIQUE INDEX CONCURRENTLY {name} ON p0 ((1))".encode())
+        left = f"SELECT indisvalid FROM pg_index WHERE indexrelid = '{name}'::regclass"
         assert connection.execute(left.encode()).fetchone() == (False,)
     change = config.parent / "index.sql"
     change.write_text("CREATE INDEX by_n ON orders (n)")
@@ -449,4 +453,4 @@ def test_what_an_interrupted_build_has_left_is_built_again(config: Path, databas
     assert code == 0, err
     with databases[0].connect() as connection:
         assert connection.execute(left.encode()).fetchone() == (True,)
-        assert "(n)" in str(connection.execute("SELECT pg_get_indexdef('p0_by_n'::regclass)").fetchone())
+        assert "(n)" in str(connection.execute("SELECT pg_get_indexdef(%s::regclass)", (name,)).fetchone())

@@ -33,8 +33,8 @@ from balancer.directory.snapshot import Snapshot
 from balancer.migration.progress import TOPIC as PROGRESS
 from balancer.planner.steering import standing
 from balancer.settings import Settings, load_settings
-from balancer.tables.ddl_apply import TOPIC as DDL
-from balancer.tables.ddl_apply import SchemaChange, changes_of
+from balancer.tables.ddl_notes import TOPIC as DDL
+from balancer.tables.ddl_notes import SchemaChange, changes_of
 from tests.support.commands import started
 from tests.support.directories import fill, migration, moved, transaction
 from tests.support.forgetting import KEPT

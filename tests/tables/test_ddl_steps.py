@@ -31,10 +31,11 @@ def test_statements_are_told_apart_by_postgresqls_rules() -> None:
 
 def test_a_check_is_added_first_and_validated_then() -> None:
     assert texts("ALTER TABLE orders ADD CONSTRAINT positive CHECK (id > 0 AND id IN (1, 2))") == [
-        "ALTER TABLE orders ADD CONSTRAINT positive CHECK (id > 0 AND id IN (1, 2)) NOT VALID",
+        "ALTER TABLE orders ADD CONSTRAINT positive CHECK (id > 0 AND id IN (1, 2))\nNOT VALID",
         'ALTER TABLE "public"."orders" VALIDATE CONSTRAINT "positive"',
     ]
     assert len(texts("ALTER TABLE orders ADD CONSTRAINT positive CHECK (id > 0) NOT VALID")) == 1
+    assert texts("ALTER TABLE orders ADD CONSTRAINT positive CHECK (id > 0) -- why")[0].endswith("-- why\nNOT VALID")
 
 
 def test_not_null_is_set_by_way_of_a_check() -> None:
@@ -98,6 +99,10 @@ def test_dropping_an_index_is_not_done_concurrently() -> None:
         ("ALTER TABLE orders ALTER id TYPE text", "id is part of the key"),
         ("ALTER TABLE orders ALTER COLUMN id SET DATA TYPE text", "id is part of the key"),
         ("ALTER TABLE orders ALTER n TYPE text", "--allow-rewrite"),
+        ("ALTER TABLE orders ALTER n DROP DEFAULT, ALTER COLUMN n TYPE text", "--allow-rewrite"),
+        ("ALTER TABLE orders ADD x int, ALTER n SET DATA TYPE numeric(1, 0)", "--allow-rewrite"),
+        ("ALTER TABLE orders DROP m, ADD COLUMN IF NOT EXISTS x bigserial", "--allow-rewrite"),
+        ("ALTER TABLE orders ADD x int GENERATED ALWAYS AS (n * 2) STORED, ADD y int", "--allow-rewrite"),
         ("ALTER TABLE orders ADD CHECK (id > 0)", "give the constraint a name"),
         ("ALTER TABLE orders ADD CONSTRAINT a CHECK (id > 0), ADD x int", "a statement of their own"),
         ("ALTER TABLE orders ALTER n SET NOT NULL, ADD x int", "a statement of their own"),
@@ -119,6 +124,8 @@ def test_what_cannot_be_done_is_refused_in_one_sentence(file: str, words: str) -
 def test_what_rewrites_a_table_is_done_by_who_says_so() -> None:
     (step,) = read_change("ALTER TABLE orders ALTER n TYPE text", ROOTS, allow_rewrite=True)
     assert step.rewrites
+    (step,) = read_change("ALTER TABLE orders ADD type text, ADD stored int, ALTER n SET DEFAULT 1", ROOTS)
+    assert not step.rewrites
 
 
 def test_the_first_step_that_nothing_takes_back_is_named() -> None:

@@ -40,7 +40,7 @@ from balancer.nodes.epoch_check import node_command, node_transaction
 from balancer.nodes.schema import LEADER_LOCK
 from balancer.polling.addresses import address_in
 from balancer.settings import DaemonFile, Settings
-from balancer.tables.ddl_apply import SchemaChange
+from balancer.tables.ddl_notes import SchemaChange
 from balancer.tables.hand_over_checks import in_the_way
 from balancer.tables.import_record import ImportRecord
 from tests.support.handing_over import NODES, World, write
