@@ -29,7 +29,7 @@ from balancer.nodes.connection import connect
 from balancer.outside import one_line, read_text_file, visible_json
 from balancer.polling.addresses import address_in, addresses_of, cluster_name, records_of
 from balancer.settings import load_settings
-from balancer.tables.recover import lead_above, plan_recovery, recover, shut_out
+from balancer.tables.recover import lead_above, plan_recovery, recover, shut_out, tell_former_owners
 
 app = typer.Typer(help="The directory as a whole: export, import, recover, check, secure.", no_args_is_help=True)
 
@@ -125,6 +125,7 @@ def recover_(
                 shut_out(nodes, leadership.epoch)
                 snapshot = opened.snapshot()
                 planned = plan_recovery(snapshot, nodes, records, cluster)
+                tell_former_owners(nodes, planned, leadership.epoch)
                 recover(opened, leadership, planned, snapshot, operator())
             finally:
                 leadership.resign()

@@ -21,7 +21,7 @@ from balancer.migration.links import Addresses, Links
 from balancer.migration.revive import owner_has
 from balancer.nodes import partition
 from balancer.nodes.catalog import parent_of
-from balancer.nodes.closed import give_away
+from balancer.nodes.closed import say_moved
 from balancer.nodes.connection import Connection, Cursor, translated
 from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.expired_keys import stays_empty, triggers_until_gone
@@ -33,7 +33,7 @@ from balancer.nodes.ownership import rewound_words
 from balancer.nodes.root_facts import Facts, facts_on
 from balancer.nodes.root_findings import compare_roots, leaf_findings, root_findings
 from balancer.nodes.schema import OwnedTablet, OwnState, forget_tablets, of_the_old_map, read_tablets, write_tablets
-from balancer.nodes.set_aside import drop_or_set_aside, kept_rows, switched_off
+from balancer.nodes.set_aside import drop_or_set_aside, kept_rows
 
 _ORDER = list(LeftoverKind)
 _FENCES = (FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER)
@@ -149,16 +149,9 @@ def _repair_one(connection: Connection, leadership: Leadership, finding: Finding
             _check_unchanged(cursor, finding.stale)
             _remove_rows(cursor, finding.stale)
         if finding.row is not None and finding.row.state is OwnState.MOVED:
-            _say_moved(cursor, leadership.epoch, finding.row)
+            say_moved(cursor, finding.row, leader_epoch=leadership.epoch, lock_timeout=LOCK_TIMEOUT)
         elif finding.row is not None:
             write_tablets(cursor, [finding.row])
-
-
-def _say_moved(cursor: Cursor, leader_epoch: int, row: OwnedTablet) -> None:
-    """What a migration would have said at its end; a fence that somebody had switched off is remembered first."""
-    assert row.moved_to is not None
-    switched_off(cursor, [row.id], row.partitions)
-    give_away(cursor, row, row.moved_to, row.epoch, leader_epoch=leader_epoch, lock_timeout=LOCK_TIMEOUT)
 
 
 def _remove_rows(cursor: Cursor, row: OwnedTablet) -> None:

@@ -15,6 +15,7 @@ from balancer.nodes.names import Name
 from balancer.nodes.objects import CLOSED, FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER
 from balancer.nodes.partition import attachments
 from balancer.nodes.schema import OwnedTablet, OwnState, read_tablets, write_tablets
+from balancer.nodes.set_aside import switched_off
 
 MARK = "the mark"
 """In the place of a migration's id, which it cannot be."""
@@ -81,6 +82,13 @@ def give_away(
         run_together(cursor, moved_statements(there, fence, lock_timeout))
     write_tablets(cursor, [OwnedTablet(row.id, epoch, OwnState.MOVED, row.partitions, moved_to=owner)])
     _say_until(cursor, row.id, MOVED)
+
+
+def say_moved(cursor: Cursor, row: OwnedTablet, *, leader_epoch: int, lock_timeout: float) -> None:
+    """What a migration would have said at its end; a fence that somebody had switched off is remembered first."""
+    assert row.moved_to is not None
+    switched_off(cursor, [row.id], row.partitions)
+    give_away(cursor, row, row.moved_to, row.epoch, leader_epoch=leader_epoch, lock_timeout=lock_timeout)
 
 
 def open_tablet(cursor: Cursor, row: OwnedTablet, lock_timeout: float) -> None:

@@ -5,7 +5,9 @@ tablet that several nodes claim, the claim with the highest epoch counts: a chan
 does, except that `tablet lost` writes it on a closed tablet before the directory has it: such a one is in doubt. So is
 an owner whose epoch is below one that a former owner, or the directory, has seen: it has gone back in time. What is
 found must cover each table's keys exactly once, or nothing is changed. Migrations that the export still knows are
-forgotten: what they did is on the nodes, and `doctor` removes what they left. Called by the command line.
+forgotten: what they did is on the nodes, and `doctor` removes what they left. A former owner that is closed, and was
+not told yet that its tablet has left, is told so: else the leader would take it for a node that has gone back in time.
+Called by the command line.
 
 Beside the owners, the directory learns what it would otherwise do a second time or undo: ids of tablets and lanes of
 numbers that were given, tablets that have expired, and nodes that are closed because they went back in time, which
@@ -39,6 +41,7 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused, Unavailable
 from balancer.nodes.bounds import KeyColumn, KeyRange
 from balancer.nodes.catalog import parent_of
+from balancer.nodes.closed import say_moved
 from balancer.nodes.connection import Connection, Cursor, translated
 from balancer.nodes.epoch_check import node_transaction
 from balancer.nodes.expired_keys import bound_of, stays_empty
@@ -56,6 +59,7 @@ ELECTIONS = 100_000
 UNSEEN = 20
 """Elections of the directory that was lost which no node may have seen: who was elected last there and has not spoken
 to a node yet has an epoch above all that nodes know. Leaders do so within seconds, so there are few."""
+LOCK_TIMEOUT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,8 @@ class TakenOver:
     words: tuple[str, ...]
     epoch: int
     """The highest leader's epoch that a node has seen: a leader below it is refused there."""
+    untold: tuple[tuple[str, OwnedTablet], ...] = ()
+    """By node what it should say of a tablet that has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,8 @@ class _Said:
     """By node the tablets that it owns of tables which the directory does not have."""
     left: dict[int, tuple[int, str]] = field(default_factory=dict)
     """By tablet the highest epoch with which it has left a node, and that node."""
+    closed_claims: list[_Claim] = field(default_factory=list)
+    """Those behind a migration's fence: its tablet may have left meanwhile."""
 
 
 def plan_recovery(
@@ -134,6 +142,8 @@ def plan_recovery(
         for change, text in _differences(snapshot, table, found):
             changes.append(change)
             words.append(text)
+    untold = tuple(_untold(said))
+    words += [f"node {node} is told that tablet {row.id} is on node {row.moved_to}" for node, row in untold]
     for migration in snapshot.migrations.values():
         if not migration.finished:
             changes.append(Remove(RecordKind.MIGRATION, migration.id))
@@ -142,7 +152,7 @@ def plan_recovery(
         f"node {node} owns tablets of tables that the directory does not have, {min(ids)} among them: adopt them again"
         for node, ids in said.unknown.items()
     ]
-    return TakenOver((*changes, *_counter(snapshot, said)), tuple(words), said.epoch)
+    return TakenOver((*changes, *_counter(snapshot, said)), tuple(words), said.epoch, untold)
 
 
 def _read_nodes(snapshot: Snapshot, nodes: Mapping[str, Connection], cluster: str) -> _Said:
@@ -208,8 +218,27 @@ def _lanes(snapshot: Snapshot, said: _Said) -> Iterator[tuple[Change, str]]:
             yield Put(Counter(name, first)), f"{first} lanes of numbers of table {table} are in use"
 
 
+def _untold(said: _Said) -> Iterator[tuple[str, OwnedTablet]]:
+    owners = {number: claim for found in said.claims.values() for number, claim in found.items()}
+    for claim in said.closed_claims:
+        owner = owners.get(claim.row.id, claim)
+        if owner.node != claim.node and owner.row.epoch > claim.row.epoch:
+            left = replace(claim.row, state=OwnState.MOVED, epoch=owner.row.epoch, moved_to=owner.node)
+            yield claim.node, replace(left, migration=None)
+
+
+def tell_former_owners(nodes: Mapping[str, Connection], planned: TakenOver, leader_epoch: int) -> None:
+    """What the migration would have said at its end, before the directory knows of it: it is true without that, and who
+    is interrupted here says it again."""
+    for node, row in planned.untold:
+        with node_transaction(nodes[node], leader_epoch, node, durable=True) as cursor:
+            say_moved(cursor, row, leader_epoch=leader_epoch, lock_timeout=LOCK_TIMEOUT)
+
+
 def recover(directory: Directory, leadership: Leadership, planned: TakenOver, snapshot: Snapshot, author: str) -> None:
     """Commits it, under a leadership that no node refuses."""
+    if not planned.changes:
+        return  # there was only a node to be told something
     reason = f"taken over from the nodes: {len(planned.words)} changes"
     directory.commit(Transaction(planned.changes, snapshot.version, reason, author, leader_epoch=leadership.epoch))
 
@@ -257,6 +286,8 @@ def _enter(said: _Said, snapshot: Snapshot, cursor: Cursor, node: str, row: Owne
     mine = _Claim(node, row, bounds, stays_empty(cursor, row.partitions))
     if mine.closed:
         said.closed.add(node)
+    elif row.state is OwnState.FENCED:
+        said.closed_claims.append(mine)
     other = said.claims[table.id].get(row.id)
     if other is None:
         said.claims[table.id][row.id] = mine

@@ -18,7 +18,7 @@ from balancer.migration import steps_finish
 from balancer.migration.begin import begin_move
 from balancer.migration.doctor import examine, repair
 from balancer.policies.keys import KeyType, encode_key
-from balancer.tables.recover import lead_above, plan_recovery, recover, shut_out
+from balancer.tables.recover import lead_above, plan_recovery, recover, shut_out, tell_former_owners
 from tests.support import expiring
 from tests.support.cluster import Cluster, blank_node, build, insert_rows, range_table, range_tablets
 from tests.support.opening import connect
@@ -126,8 +126,8 @@ def recovered(cluster: Cluster, directory: Directory) -> Leadership:
         shut_out(links, leadership.epoch)
         snapshot = directory.snapshot()
         planned = plan_recovery(snapshot, links, nodes, "directory")
-        if planned.changes:
-            recover(directory, leadership, planned, snapshot, "test")
+        tell_former_owners(links, planned, leadership.epoch)
+        recover(directory, leadership, planned, snapshot, "test")
     return leadership
 
 
