@@ -32,7 +32,8 @@ The argument
     until arrival. So at no moment do both hand out, and undoing opens G's only where T's were never opened.
  6. *A way back exists until `changing`*: undoing and changing are both written over `closed`, by compare-and-set; one
     of them loses, and no node is touched before `changing` is written. After it every step is repeated until it is
-    done; each finds what was done before (the node's row, T's record, G's record) and skips it. A node that is gone
+    done; each finds what was done before (the node's row, T's record, G's record) and skips it. A process that comes
+    late, when another has ended it, goes by the hand-over's id: the bundle may be on its way back. A node that is gone
     for good meanwhile is left out by an operator's word and arrives as a lost one; should it come back, 1 keeps T's
     leader off it until the hand-over is run once more, and G's by the record.
  7. *Applications* go by proofs, which nodes give by tablet and epoch, and these do not change here. So G's map stays
@@ -130,7 +131,7 @@ class HandingOver:
         if record.state == UNDOING:
             raise Refused("it is being undone: run it with --undo until that has ended")
         if record.state == GONE:
-            self._change()  # a standby that was promoted, or a backup, may have forgotten the change
+            self._change(record)  # a standby that was promoted, or a backup, may have forgotten the change
         if record.state in (GONE, FORGETTING):
             return record
         if record.state == CLOSED:
@@ -138,7 +139,7 @@ class HandingOver:
                 raise Refused(f"{'; '.join(wrong)}. The bundle stays closed: mend it and run this again, or --undo")
             self._copy(record)
             record = self._save(record, CHANGING)
-        self._change(lost)
+        self._change(record, lost)
         self._arrive(record, lost)
         return self._save(record, GONE)
 
@@ -250,6 +251,8 @@ class HandingOver:
             known = handover_of(taker, self.bundles[0])
             if known == arriving:
                 return None, None
+            if known is not None or any(bundle in taker.bundles for bundle in self.bundles):  # it has arrived, and more
+                raise Refused(f"another process has changed {self._what}")
             changes = [
                 *head_changes(giver, taker, self.bundles, self.giver.cluster, self.author),
                 *self._marks(arriving),
@@ -289,13 +292,16 @@ class HandingOver:
 
         commit_on_newest(self.taker.directory, propose, f"{self._what} could not be copied")
 
-    def _change(self, lost: Sequence[str] = ()) -> None:
+    def _change(self, record: HandoverRecord, lost: Sequence[str] = ()) -> None:
         giver, taker = self._hands(self.giver), self._hands(self.taker)
         snapshot = self.giver.directory.snapshot()
         for node, tablets in nodes_with_tablets(snapshot, self.bundles).items():
             if node in lost:
                 continue  # should it come back, it is the giver's by its own word: nobody's leader is let in there
             self.observe(f"node {node}")
+            known = self.record()
+            if known is None or known.id != record.id:  # forgotten, and the bundle may have come back since
+                raise Refused(f"another process has ended {self._what}")
             epoch = self.taker.directory.snapshot().epoch
             with closing(self.connect(node)) as connection:
                 change_hands(connection, node, giver=giver, taker=taker, epoch=epoch, tablets=tablets)
@@ -305,7 +311,8 @@ class HandingOver:
         taken = self.giver.directory.blocks()
 
         def propose(snapshot: Snapshot) -> tuple[Transaction | None, None]:
-            if handover_of(snapshot, self.bundles[0]) is None:
+            mark = handover_of(snapshot, self.bundles[0])
+            if mark is None or (mark.id, mark.state) != (record.id, ARRIVING):  # it has, and may be leaving by now
                 return None, None
             ids = [
                 Put(Counter(f"ids {table}", next_ + taken.get(int(table), 0) * BLOCK))

@@ -391,6 +391,39 @@ def test_a_copy_that_was_undone_meanwhile_leaves_nothing_behind(world: World, st
     check_arrived(world)
 
 
+def test_who_is_late_does_not_close_a_bundle_that_has_arrived(world: World) -> None:
+    """Another process has handed it over meanwhile, and the taker may have begun to work."""
+
+    def overtake(step: str) -> None:
+        if step == "head":
+            assert world.hand_over() == "gone"
+
+    with pytest.raises(Refused, match="another process has changed the hand-over of shop"):
+        world.hand_over(overtake)
+    check_arrived(world)
+
+
+@pytest.mark.parametrize("step", ["head", "node a", "arrival"])
+def test_who_is_late_does_nothing_to_a_bundle_that_is_on_its_way_back(world: World, step: str) -> None:
+    """Else ids would be open on both sides, or a node the other's."""
+
+    def come_back(here: str) -> None:
+        if here != step:
+            return
+        assert world.hand_over() == "gone"
+        with world.work() as work:
+            work.forget()
+        assert World(world.taker, world.giver, world.dsns).hand_over() == "gone"
+
+    with pytest.raises(Refused):
+        world.hand_over(come_back)
+    with open_directory(world.giver) as giver, open_directory(world.taker) as taker:
+        assert handover_of(giver.snapshot(), "shop") is None
+        gone = handover_of(taker.snapshot(), "shop")
+        assert (gone and gone.state) == "gone"
+        assert {world.belongs(node)[1] for node in ("a", "b")} == {identity_of(giver.snapshot())}
+
+
 def test_a_node_that_has_forgotten_the_change_is_changed_again(world: World) -> None:
     """A standby that lagged was promoted: it is the former directory's by its own word."""
     before = world.belongs("b")
