@@ -14,7 +14,7 @@ from balancer.directory import handover_record
 from balancer.directory.delta import key_of, tablets_of
 from balancer.directory.model import Change, Put, Record, RecordKind, Remove, Table
 from balancer.directory.pages import end_of, start_of, whole
-from balancer.directory.record_rules import record_faults
+from balancer.directory.record_rules import HELD_BY_CHANGE, record_faults
 from balancer.directory.snapshot import Snapshot, typed_key
 from balancer.errors import Conflict, Refused
 
@@ -84,6 +84,19 @@ def _faults(after: Overlay, changes: Sequence[Change], standing: bool = False) -
     yield from _root_change_faults(after)
     yield from _name_faults(after)
     yield from handover_record.faults(after)
+    if not standing:
+        yield from _held_faults(after)
+
+
+def _held_faults(after: Overlay) -> Iterator[str]:
+    """Nothing begins in a bundle that a schema change holds: it looks for migrations once, after it was held, and who
+    begins one may have looked for the hold before."""
+    for (kind, key), migration in after.changed.items():
+        if kind is not RecordKind.MIGRATION or migration is None or after.find_before(kind, key) is not None:
+            continue
+        pause = after.before.pauses.get(migration.bundle)
+        if pause is not None and pause.reason.startswith(HELD_BY_CHANGE) and not migration.finished:
+            yield f"no migration begins in bundle {migration.bundle!r}, which is held by {pause.reason}"
 
 
 def _root_change_faults(after: Overlay) -> Iterator[str]:

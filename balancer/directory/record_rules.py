@@ -28,6 +28,8 @@ _MAX_NAME = 200  # characters: a name is part of a znode's path
 _LIMIT = 1 << 62
 CLOSED_IDS = 1 << 47
 """Of a counter of row ids: none are handed out, because the next one would be above all that there can be."""
+HELD_BY_CHANGE = "schema change "
+"""How the reason of a pause begins by which a schema change holds its bundle."""
 IDENTITY = "cluster"
 """Name of the counter that holds the directory's identity."""
 TABLET_COUNTER = "tablet"

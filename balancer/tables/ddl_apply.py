@@ -19,6 +19,7 @@ from balancer.clock import Clock
 from balancer.directory.contract import Directory
 from balancer.directory.model import Pause, Put, RecordKind, Remove, Table, Transaction
 from balancer.directory.newest import commit_on_newest
+from balancer.directory.record_rules import HELD_BY_CHANGE
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Refused, Unavailable, UserError
 from balancer.nodes import ddl_journal, ddl_statements
@@ -312,7 +313,7 @@ class ChangeRunner:
             known = snapshot.pauses.get(self._bundle)
             pause = Pause(self._bundle, None, change.author, change.reason)
             if known is not None and (known.until is None or known.reason == change.reason):
-                if known.reason.startswith("schema change ") and known.reason != change.reason:
+                if known.reason.startswith(HELD_BY_CHANGE) and known.reason != change.reason:
                     raise Refused(f"bundle {self._bundle} is held by {known.reason}")
                 pause = known  # an operator's stays; writing it again lets a hand-over refuse it
             return Transaction((Put(pause),), snapshot.version, change.reason, change.author), None

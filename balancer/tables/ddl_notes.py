@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from balancer.directory.contract import Directory
+from balancer.directory.record_rules import HELD_BY_CHANGE
 
 TOPIC = "ddl"
 
@@ -34,7 +35,7 @@ class SchemaChange:
     @property
     def reason(self) -> str:
         """Why the bundle is held: by this the hold is found again."""
-        return f"schema change {self.id}"
+        return f"{HELD_BY_CHANGE}{self.id}"
 
 
 def changes_of(directory: Directory, bundle: str = "") -> list[SchemaChange]:

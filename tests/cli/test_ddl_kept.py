@@ -9,6 +9,7 @@ import pytest
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.identity import identity_of
+from balancer.directory.model import Put
 from balancer.directory.open import open_directory
 from balancer.errors import Refused
 from balancer.polling.addresses import addresses_of
@@ -16,6 +17,7 @@ from balancer.settings import load_settings
 from balancer.tables.ddl_apply import ChangeRunner
 from balancer.tables.ddl_notes import changes_of
 from tests.cli.test_ddl import apply, config, databases, look, paused  # noqa: F401
+from tests.support.directories import migration, transaction
 from tests.support.servers import Database
 
 TAKEN_AWAY = {
@@ -95,3 +97,21 @@ def test_an_index_that_was_there_is_neither_taken_nor_dropped(config: Path, data
     code, _, err = apply(config, change)
     assert code == 0, err
     assert [look(database) for database in databases] == before
+
+
+def test_no_migration_begins_in_a_bundle_that_is_held(config: Path, databases: list[Database]) -> None:  # noqa: F811
+    """Its leader has looked for the hold before it was there, or an operator says `balancer move`."""
+    with open_directory(f"sqlite://{config.parent}/directory.db") as directory:
+        refused: list[str] = []
+        early = directory.snapshot()
+
+        def tell(text: str) -> None:
+            if text.startswith("step 1 on node a:"):
+                with pytest.raises(Refused) as caught:
+                    directory.commit(transaction([Put(migration(early.tablet(1), "b", "planned"))], early.version))
+                refused.append(str(caught.value))
+
+        with closing(runner(config, directory, tell)) as first:
+            ended = first.apply("ALTER TABLE orders ADD COLUMN x int", "ann")
+        assert ended.state == "done"
+        assert f"held by schema change {ended.id}" in refused[0]
