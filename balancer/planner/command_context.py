@@ -6,8 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from balancer.directory.model import Change, Node, Tablet
+from balancer.directory.record_rules import HELD_BY_CHANGE
 from balancer.directory.snapshot import NotFound, Snapshot
-from balancer.errors import UserError
+from balancer.errors import Refused, UserError
 from balancer.policies.bundle_view import Action
 from balancer.policies.options import BundleOptions
 from balancer.settings import Mode, WantedMode
@@ -86,6 +87,17 @@ class CommandContext:
             known = ", ".join(sorted(self.snapshot.bundles)) or "none"
             raise NotFound(f"there is no bundle {name!r}; there are: {known}")
         return name
+
+    def free_bundle(self) -> str:
+        """The bundle; refused where a schema change holds it, which has looked for migrations once."""
+        bundle = self.bundle()
+        pause = self.snapshot.pauses.get(bundle)
+        if pause is not None and pause.reason.startswith(HELD_BY_CHANGE):
+            raise Refused(
+                f"bundle {bundle} is held by {pause.reason} until that has ended: `balancer ddl status {bundle}` says"
+                f" how far it is, `balancer ddl apply {bundle} --continue` or `--undo` ends it"
+            )
+        return bundle
 
     def until(self) -> float | None:
         """When a pin or a pause ends, as seconds since 1970; None: never by itself."""

@@ -26,6 +26,7 @@ from balancer.directory.model import (
     TabletState,
     Transaction,
 )
+from balancer.directory.record_rules import HELD_BY_CHANGE
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Refused, UserError
 from balancer.planner import orders
@@ -116,8 +117,11 @@ def _pause(context: CommandContext) -> Outcome:
         if context.arguments.get("seconds") is not None:
             raise Refused("a single migration is paused until it is resumed: leave the duration out")
         return Outcome(f"migration {migration} pauses at its next safe point", steer=(("pause", str(migration)),))
-    bundle = context.bundle()
-    pause = Pause(bundle, context.until(), context.author, str(context.arguments.get("reason", "")))
+    bundle = context.free_bundle()
+    reason = str(context.arguments.get("reason", ""))
+    if reason.startswith(HELD_BY_CHANGE):
+        raise Refused(f"a reason that begins with {HELD_BY_CHANGE!r} is that of `balancer ddl apply`: say another")
+    pause = Pause(bundle, context.until(), context.author, reason)
     return Outcome(f"bundle {bundle} starts nothing new{_until_words(pause.until)}; what runs goes on", (Put(pause),))
 
 
@@ -125,7 +129,7 @@ def _resume(context: CommandContext) -> Outcome:
     migration = context.arguments.get("migration")
     if migration:
         return Outcome(f"migration {migration} goes on", steer=(("resume", str(migration)),))
-    bundle = context.bundle()
+    bundle = context.free_bundle()
     if bundle not in context.snapshot.pauses:
         return Outcome(f"bundle {bundle} is not paused")
     return Outcome(f"bundle {bundle} goes on", (Remove(RecordKind.PAUSE, bundle),), replan=bundle)

@@ -21,7 +21,7 @@ _STARTED = "migrations"  # what a round has started, among the arguments of its 
 
 def run_now(context: CommandContext) -> Outcome:
     """A round of a bundle; refused where the next tick could start nothing anyway."""
-    name = context.bundle()
+    name = context.free_bundle()
     pause = context.snapshot.pauses.get(name)
     if pause is not None and (pause.until is None or pause.until > context.now.timestamp()):
         raise Refused(f"bundle {name} is paused: `balancer resume {name}` ends that")

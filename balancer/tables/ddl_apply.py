@@ -302,8 +302,16 @@ class ChangeRunner:
     def _needed(self) -> SchemaChange:
         found = self._unfinished()
         if found is None:
-            raise Refused(f"bundle {self._bundle} has no schema change that has not ended")
+            raise Refused(f"bundle {self._bundle} has no schema change that has not ended{self._let_go()}")
         return found
+
+    def _let_go(self) -> str:
+        """A hold whose change nobody knows any more, as after `directory recover`: nobody else would take it away."""
+        held = self._directory.snapshot().pauses.get(self._bundle)
+        if held is None or not held.reason.startswith(HELD_BY_CHANGE):
+            return ""
+        self._release(held.reason, "not known any more", held.author)
+        return f"; it was held by {held.reason}, which is not known any more: it goes on now"
 
     def _hold(self, change: SchemaChange) -> None:
         """Nothing new starts from here on. The note comes first: it says whose hold it is."""
@@ -320,13 +328,13 @@ class ChangeRunner:
 
         commit_on_newest(self._directory, propose, f"bundle {self._bundle} could not be held")
 
-    def _release(self, change: SchemaChange) -> None:
+    def _release(self, reason: str, state: str, author: str) -> None:
         def propose(snapshot: Snapshot) -> tuple[Transaction | None, None]:
             known = snapshot.pauses.get(self._bundle)
-            if known is None or known.reason != change.reason:
+            if known is None or known.reason != reason:
                 return None, None
             changes = (Remove(RecordKind.PAUSE, self._bundle),)
-            return Transaction(changes, snapshot.version, f"{change.reason}: {change.state}", change.author), None
+            return Transaction(changes, snapshot.version, f"{reason}: {state}", author), None
 
         commit_on_newest(self._directory, propose, f"bundle {self._bundle} could not be let go on")
 
@@ -352,7 +360,7 @@ class ChangeRunner:
 
     def _end(self, change: SchemaChange) -> SchemaChange:
         self._keep_turn()
-        self._release(change)
+        self._release(change.reason, change.state, change.author)
         self._note(change)
         finished = [one for one in changes_of(self._directory, self._bundle) if one.finished]
         for old in finished[:-KEPT]:

@@ -9,7 +9,7 @@ import pytest
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.identity import identity_of
-from balancer.directory.model import Put
+from balancer.directory.model import Pause, Put
 from balancer.directory.open import open_directory
 from balancer.errors import Refused
 from balancer.polling.addresses import addresses_of
@@ -17,6 +17,7 @@ from balancer.settings import load_settings
 from balancer.tables.ddl_apply import ChangeRunner
 from balancer.tables.ddl_notes import changes_of
 from tests.cli.test_ddl import apply, config, databases, look, paused  # noqa: F401
+from tests.support.commands import balancer_here as balancer
 from tests.support.directories import migration, transaction
 from tests.support.servers import Database
 
@@ -115,3 +116,13 @@ def test_no_migration_begins_in_a_bundle_that_is_held(config: Path, databases: l
             ended = first.apply("ALTER TABLE orders ADD COLUMN x int", "ann")
         assert ended.state == "done"
         assert f"held by schema change {ended.id}" in refused[0]
+
+
+def test_a_hold_whose_change_is_forgotten_is_taken_away_by_undo(config: Path) -> None:  # noqa: F811
+    """As after `directory recover`, which knows no notes: `balancer resume` does not take it away."""
+    with open_directory(f"sqlite://{config.parent}/directory.db") as directory:
+        held = Pause("shop", None, "ann", "schema change forgotten")
+        directory.commit(transaction([Put(held)], directory.snapshot().version))
+    ended = balancer("ddl", "apply", "shop", "--undo", "--config", config)
+    assert (ended.code, "which is not known any more: it goes on now" in ended.err) == (4, True), ended.err
+    assert not paused(config)

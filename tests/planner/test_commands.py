@@ -211,6 +211,24 @@ def test_a_round_is_for_the_next_tick_and_not_for_a_paused_bundle(directory: Sql
     )
 
 
+def test_nobody_ends_or_replaces_the_hold_of_a_schema_change_but_itself(directory: SqliteDirectory) -> None:
+    """It has looked for migrations once: one that began now would move between nodes that differ."""
+    directory.commit(transaction([Put(Pause("shop", None, "ann", "schema change c1"))], directory.snapshot().version))
+    for verb, seconds in (("resume", None), ("pause", None), ("pause", 3600), ("run-now", None)):
+        state, outcome = give(directory.snapshot(), verb, bundle="shop", seconds=seconds)
+        assert (state, outcome.changes) == (CommandState.REFUSED, ())
+        assert outcome.result == (
+            "bundle shop is held by schema change c1 until that has ended: `balancer ddl status shop` says how far it"
+            " is, `balancer ddl apply shop --continue` or `--undo` ends it"
+        )
+
+
+def test_a_pause_is_not_taken_for_the_hold_of_a_schema_change(directory: SqliteDirectory) -> None:
+    state, outcome = give(directory.snapshot(), "pause", bundle="shop", reason="schema change tonight")
+    assert (state, outcome.changes) == (CommandState.REFUSED, ())
+    assert outcome.result == "a reason that begins with 'schema change ' is that of `balancer ddl apply`: say another"
+
+
 def test_an_unknown_verb_names_the_known_ones() -> None:
     with pytest.raises(UserError, match="there is no command 'explode'; there are: apply, cancel"):
         request("explode", {}, "ann", NOW)
