@@ -80,8 +80,8 @@ class AsyncHands:
             case ExecuteEach(orders):
                 answers = await asyncio.gather(*(_execute(*order) for order in orders), return_exceptions=True)
                 return [_error(answer) for answer in answers]
-            case Query(loan, transactions, values):
-                async with psycopg.AsyncClientCursor(loan.connection) as cursor:
+            case Query(loan, transactions, values, rows):
+                async with psycopg.AsyncClientCursor(loan.connection, row_factory=rows) as cursor:
                     return await async_rows_of(await cursor.execute(together(cursor, transactions, values)))
             case CopyRows(loan, statement, rows):
                 async with loan.connection.cursor() as cursor, cursor.copy(statement) as copy:

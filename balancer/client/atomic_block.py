@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from psycopg.rows import tuple_row
+
 from balancer.client.atomic_steps import AtomicSteps
 from balancer.client.locate import NO_KEY, AnyKey
 from balancer.client.outgoing import (
@@ -89,7 +91,8 @@ class Atomic:
         connection = self.on(*sender)
         outgoing = self._mail.outgoing(sender, self._steps.node_of(connection))
         values = outgoing.values(table, key, message, body or {})
-        return outgoing.note(values, key, connection.execute(SEND, values).fetchone(), deliver=deliver)
+        row = connection.cursor(row_factory=tuple_row).execute(SEND, values).fetchone()
+        return outgoing.note(values, key, row, deliver=deliver)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -130,7 +133,7 @@ class AsyncAtomic:
         connection = await self.on(*sender)
         outgoing = self._mail.outgoing(sender, self._steps.node_of(connection))
         values = outgoing.values(table, key, message, body or {})
-        row = await (await connection.execute(SEND, values)).fetchone()
+        row = await (await connection.cursor(row_factory=tuple_row).execute(SEND, values)).fetchone()
         return outgoing.note(values, key, row, deliver=deliver)
 
     @property

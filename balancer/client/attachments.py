@@ -18,6 +18,10 @@ from balancer.errors import UserError
 class Attached(Protocol):
     """Something that ends with its router; what an asyncio router keeps is awaited."""
 
+    def written(self) -> list[str]:
+        """Nodes that the application may have written to by it."""
+        ...
+
     def close(self) -> Awaitable[None] | None: ...
 
 
@@ -48,6 +52,11 @@ class Attachments:
                 found = self._kept[kind] = make(self)
         assert isinstance(found, kind)
         return found
+
+    def written(self) -> set[str]:
+        """Nodes that the application may have written to by what is kept here."""
+        with self._lock:
+            return {node for one in (self._kept or {}).values() for node in one.written()}
 
     def close(self) -> None:
         """Of a blocking router. Idempotent."""

@@ -4,7 +4,7 @@ It has the pools, one for each node. `async_hands` is the same for asyncio; what
 `transaction_steps` and `atomic_steps` alone.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeVar
 
 import psycopg
@@ -75,9 +75,9 @@ class BlockingHands:
             known[1][node] = found
         return found
 
-    def _used_nodes(self) -> list[str]:
-        """Nodes that have a pool, and are still there."""
-        return [node for node in self._pools.names() if node in self._routes.snapshot.nodes]
+    def _used_nodes(self, others: Iterable[str]) -> list[str]:
+        """Nodes that have a pool, or are among those others, and are still there."""
+        return [node for node in {*self._pools.names(), *others} if node in self._routes.snapshot.nodes]
 
     def _close_pools(self) -> None:
         closing = self._pools.clear()
@@ -98,8 +98,8 @@ class BlockingHands:
                     connection.wait(command(connection, statements))
             case ExecuteEach(orders):
                 return _execute_each(orders)
-            case Query(loan, transactions, values):
-                with psycopg.ClientCursor(loan.connection) as cursor:
+            case Query(loan, transactions, values, rows):
+                with psycopg.ClientCursor(loan.connection, row_factory=rows) as cursor:
                     return rows_of(cursor.execute(together(cursor, transactions, values)))
             case CopyRows(loan, statement, rows):
                 with loan.connection.cursor() as cursor, cursor.copy(statement) as copy:

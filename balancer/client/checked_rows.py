@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from psycopg.adapt import Transformer
+from psycopg.rows import tuple_row
 
 from balancer.client.key_hints import elsewhere, relation_names, text_of
 from balancer.client.locate import AnyKey, Location
@@ -143,7 +144,7 @@ class AsyncCheckedCursor(psycopg.AsyncCursor[Any]):
 @contextmanager
 def guarded(guard: KeyGuard) -> Iterator[None]:
     """Statements of the block are looked at, and those of the connection's next user are not."""
-    guard.learn(guard.connection.execute(guard.question).fetchall())
+    guard.learn(guard.connection.cursor(row_factory=tuple_row).execute(guard.question).fetchall())
     with _cursors(guard, CheckedCursor):
         yield
 
@@ -151,7 +152,7 @@ def guarded(guard: KeyGuard) -> Iterator[None]:
 @asynccontextmanager
 async def guarded_async(guard: KeyGuard) -> AsyncIterator[None]:
     """The same for asyncio."""
-    guard.learn(await (await guard.connection.execute(guard.question)).fetchall())
+    guard.learn(await (await guard.connection.cursor(row_factory=tuple_row).execute(guard.question)).fetchall())
     with _cursors(guard, AsyncCheckedCursor):
         yield
 

@@ -16,6 +16,7 @@ from uuid import UUID
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
 from balancer.client.block_connections import AsyncBlockConnection, BlockConnection
@@ -153,7 +154,7 @@ class Outgoing:
         wish = Wish(began + PATIENCE, signpost=self._routes.signpost)
         try:
             location, rows = yield from ask(
-                self._routes.finder(table, key), wish, self._routes.clock.monotonic, call, None
+                self._routes.finder(table, key), wish, self._routes.clock.monotonic, call, None, rows_as=tuple_row
             )
         except (psycopg.Error, BalancerError):
             if node and self._now() - began >= PATIENCE:
@@ -214,7 +215,8 @@ class RoutedConnection(BlockConnection):
         """
         outgoing = sending(self.outgoing)
         values = outgoing.values(table, key, message, body or {})
-        return outgoing.note(values, key, self.execute(SEND, values).fetchone(), deliver=deliver)
+        row = self.cursor(row_factory=tuple_row).execute(SEND, values).fetchone()
+        return outgoing.note(values, key, row, deliver=deliver)
 
 
 class AsyncRoutedConnection(AsyncBlockConnection):
@@ -228,7 +230,7 @@ class AsyncRoutedConnection(AsyncBlockConnection):
         """See `RoutedConnection.send`."""
         outgoing = sending(self.outgoing)
         values = outgoing.values(table, key, message, body or {})
-        row = await (await self.execute(SEND, values)).fetchone()
+        row = await (await self.cursor(row_factory=tuple_row).execute(SEND, values)).fetchone()
         return outgoing.note(values, key, row, deliver=deliver)
 
 

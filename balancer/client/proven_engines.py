@@ -265,6 +265,9 @@ class NodeEngines:
     def drive(self, steps: Generator[Request, Any, Outcome]) -> Outcome:
         return driven(steps, self._perform)
 
+    def written(self) -> list[str]:
+        return self._book.names()
+
     def close(self) -> Any:
         for engine in self._book.clear():
             self._dispose(engine)

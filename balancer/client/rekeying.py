@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import tuple_row
 
 from balancer.client.locate import AnyKey
 from balancer.directory.model import Table
@@ -133,7 +134,8 @@ def rekey_rows(work: Rekeying, tx: AtomicBlock) -> int:
             asked = steps.send(answer)
         except StopIteration as done:
             return int(done.value)
-        cursor = tx.on(work.table.name, asked.key).execute(asked.query, asked.values)
+        connection = tx.on(work.table.name, asked.key)
+        cursor = connection.cursor(row_factory=tuple_row).execute(asked.query, asked.values)
         answer = cursor.fetchall() if asked.answers else None
 
 
@@ -145,5 +147,6 @@ async def rekey_rows_async(work: Rekeying, tx: AsyncAtomicBlock) -> int:
             asked = steps.send(answer)
         except StopIteration as done:
             return int(done.value)
-        cursor = await (await tx.on(work.table.name, asked.key)).execute(asked.query, asked.values)
+        connection = await tx.on(work.table.name, asked.key)
+        cursor = await connection.cursor(row_factory=tuple_row).execute(asked.query, asked.values)
         answer = await cursor.fetchall() if asked.answers else None

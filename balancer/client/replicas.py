@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import tuple_row
 from psycopg_pool import ConnectionPool
 
 from balancer.client.attachments import Attachments
@@ -113,6 +114,9 @@ class ReplicaReads:
             known = self._positions.get(node)
             return bool(known) and now - known[-1].at <= max_lag / 2 if known else False
 
+    def written(self) -> list[str]:
+        return []
+
     def close(self) -> None:
         for pool in self._pools.clear():
             pool.close()
@@ -157,7 +161,7 @@ class ReplicaBlock(TransactionBlock):
         connection, good = loan.connection, False
         try:
             # Before the transaction: its snapshot must not be older than what is shown.
-            standby, replayed = connection.execute(_SHOWN).fetchone() or (False, None)
+            standby, replayed = connection.cursor(row_factory=tuple_row).execute(_SHOWN).fetchone() or (False, None)
             with connection.lock:
                 connection.wait(command(connection, self._wish.opening(location)))
             good = bool(standby) and replayed is not None and replayed >= needed
@@ -175,7 +179,7 @@ def position_of(pool: ReplicaPool) -> int:
     """Where a primary's log ends now."""
     loan = borrow(pool, LONGEST_BORROW)
     try:
-        row = loan.connection.execute(_POSITION).fetchone()
+        row = loan.connection.cursor(row_factory=tuple_row).execute(_POSITION).fetchone()
         assert row is not None
         return int(row[0])
     finally:

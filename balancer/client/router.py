@@ -184,7 +184,7 @@ class Router(BlockingHands):
         Ask for it after the commit, and hand it on with the answer (a cookie, a header): a reader that gives it sees at
         least that.
         """
-        return token_of({node: self._pool(node) for node in self._used_nodes()})
+        return token_of({node: self._pool(node) for node in self._used_nodes(self.attachments.written())})
 
     def run(
         self,

@@ -64,6 +64,8 @@ class Query(NamedTuple):
     loan: Loan
     transactions: Sequence[tuple[bytes, Composed]]
     values: Any
+    rows: Any = None
+    """How rows are made, where that is not as the application has it on its connections."""
 
 
 class CopyRows(NamedTuple):
@@ -185,9 +187,11 @@ def ask(
     monotonic: Callable[[], float],
     statement: Composed,
     values: Any,
+    *,
+    rows_as: Any = None,
 ) -> Generator[Request, Any, tuple[Location, list[Any]]]:
     """A transaction of one statement in one message, where the tablet is; its rows."""
-    whole = partial(_query, statement, values)
+    whole = partial(_query, statement, values, rows_as)
     held, rows = yield from _begun(find, wish, monotonic, whole)
     yield GiveBack(held.loan)
     return held.location, rows[0]
@@ -215,8 +219,8 @@ def ask_together(
     return rows
 
 
-def _query(statement: Composed, values: Any, loan: Loan, opening: bytes) -> Query:
-    return Query(loan, [(opening, statement)], values)
+def _query(statement: Composed, values: Any, rows_as: Any, loan: Loan, opening: bytes) -> Query:
+    return Query(loan, [(opening, statement)], values, rows_as)
 
 
 def _begun(

@@ -5,9 +5,11 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 from balancer.client import AsyncRouter, Atomic, PoolSettings, Router
 from balancer.clock import SystemClock
@@ -436,6 +438,22 @@ def test_asyncio(mailing: Mailing, pair: tuple[int, int]) -> None:
     asyncio.run(pay())
     assert (mailing.book(payer), mailing.book(payee)) == ((95, ""), (105, "x"))
     assert mailing.outbox(payer) == []
+
+
+def test_applications_that_want_their_rows_otherwise(mailing: Mailing, pair: tuple[int, int]) -> None:
+    """What the library asks for itself it reads in its own way."""
+    payer, payee = pair
+    settings = PoolSettings(size=2, connection={"row_factory": dict_row})
+    with Router.connect(mailing.shards.url, settings, samples=False) as router:
+        with router.transaction("orders", payer, checked=True) as connection:
+            connection.execute("UPDATE orders SET n = n - 5 WHERE user_id = %s", (payer,))
+            assert isinstance(connection.send("orders", payee, "credit", {"amount": 5, "mark": "x"}), UUID)
+        with router.atomic() as tx:
+            tx.send("orders", payee, "credit", {"amount": 1, "mark": "y"}, sender=("orders", payer))
+        assert mailing.book(payee) == (106, "xy")
+        assert mailing.outbox(payer) == [], "both were delivered and settled at once"
+        assert "pg-a" in router.token()
+        assert router.rekey("orders", payer, payer + 500_000) == 1
 
 
 @pytest.fixture

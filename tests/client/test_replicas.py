@@ -8,10 +8,12 @@ from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from balancer.client import Router
 from balancer.client.outgoing import RoutedConnection
+from balancer.client.sqlalchemy import session
 from balancer.directory.model import Put, Transaction
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import UserError
@@ -91,6 +93,21 @@ def test_a_standby_answers_if_it_is_young_and_has_seen_enough(pair: Pair) -> Non
     assert pair.read(mine, max_lag=30.0, token=token) == (False, 2), "it has not replayed what the caller has seen"
     pair.resume()
     assert pair.read(mine, max_lag=30.0, token=token) == (True, 2)
+
+
+def test_a_token_knows_what_sessions_of_sqlalchemy_have_written(pair: Pair) -> None:
+    """Their connections are in pools of their own."""
+    user = user_of(pair.shards, 1)
+    pair.write(user, 1)
+    pair.caught_up()
+    assert pair.read(user, max_lag=30.0) == (True, 1)
+    pair.pause()
+    with Router.connect(pair.shards.url, samples=False) as other:
+        with session(other, "orders", user) as orders:
+            orders.execute(sqlalchemy.text("INSERT INTO orders VALUES (:user, 2)"), {"user": user})
+        token = other.token()
+    assert pair.read(user, max_lag=30.0, token=token) == (False, 2)
+    pair.resume()
 
 
 def test_a_standby_that_lags_behind_is_not_asked(pair: Pair) -> None:
