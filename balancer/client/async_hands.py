@@ -21,7 +21,7 @@ from balancer.client.transaction_steps import (
     Request,
     Undo,
 )
-from balancer.client.wire import async_rows_of, command, together
+from balancer.client.wire import OwnWords, async_rows_of, command, together
 
 AsyncNodePool = AsyncConnectionPool[AsyncRoutedConnection]
 Outcome = TypeVar("Outcome")
@@ -88,7 +88,7 @@ class AsyncHands:
                     for row in rows:
                         await copy.write_row(row)
             case Undo(loan):
-                await loan.connection.execute("ROLLBACK", prepare=False)
+                await loan.connection.execute(OwnWords("ROLLBACK"), prepare=False)
             case GiveBack(loan):
                 loan.connection.lent, loan.connection.returned = False, True
                 await asyncio.shield(loan.pool.putconn(loan.connection))  # half given back it would be nobody's

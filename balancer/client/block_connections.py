@@ -9,27 +9,31 @@ first statement (`first_statement`). Until then it has no `pgconn`. Whatever wan
 that, so nothing can be sent by another way: asking begins the transaction. A statement of a `FirstCursor` is the one
 exception, because it brings the beginning along.
 
-Once it has begun, nothing is sent without a transaction: it may have been ended by a COMMIT in the text of a statement,
-or have never been, because a cancel met BEGIN. What followed would commit by itself, unproven. Nor is anything sent in
-a transaction that the text of a statement has begun in its place (`first_statement.note_ends`), or, by who has kept
-the connection, after the block.
+No cursor sends a text that ends the transaction (`ending_words`), whatever its class. And once it has begun, nothing is
+sent without a transaction: there may never have been one, because a cancel met BEGIN. What followed would commit by
+itself, unproven. Nor is anything sent in a transaction that the server says has been begun in its place
+(`first_statement.note_ends`), or, by who has kept the connection, after the block.
 """
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from weakref import ref
 
 import psycopg
 from psycopg import BaseConnection, generators
+from psycopg._cursor_base import BaseCursor
 from psycopg.abc import PQGen, PQGenConn
 from psycopg.pq import Format, TransactionStatus
+from psycopg.sql import Composable
 
+from balancer.client.ending_words import ends_transaction
 from balancer.client.first_statement import OVER, FirstCursor, note_ends
 from balancer.client.key_hints import BlockHints
 from balancer.client.locate import Location
+from balancer.client.wire import OwnWords
 from balancer.errors import UserError
 
 _HIDDEN = ("pgconn", "location")
@@ -114,7 +118,7 @@ class BlockConnection(psycopg.Connection[Any]):
 
     def wait(self, *arguments: Any, **options: Any) -> Any:
         """psycopg's own, through which all is sent."""
-        _refuse_unproven(self)
+        _refuse_unproven(self, arguments)
         return super().wait(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
@@ -234,6 +238,7 @@ class AsyncBlockConnection(psycopg.AsyncConnection[Any]):
     begun = False
     over = False
     undone = False
+    pipelined = False
     returned = False
     location: Location | None = None
     hints: Callable[[], BlockHints] | None = None
@@ -244,7 +249,7 @@ class AsyncBlockConnection(psycopg.AsyncConnection[Any]):
 
     async def wait(self, *arguments: Any, **options: Any) -> Any:
         """psycopg's own, through which all is sent."""
-        _refuse_unproven(self)
+        _refuse_unproven(self, arguments)
         return await super().wait(*arguments, **options)
 
     def _exec_command(self, command: Any, result_format: Format = Format.TEXT) -> PQGen[Any]:
@@ -269,12 +274,29 @@ def _is_undoing(command: Any) -> bool:
     return isinstance(command, bytes) and command.startswith(b"ROLLBACK TO")
 
 
-def _refuse_unproven(connection: BlockConnection | AsyncBlockConnection) -> None:
+def _refuse_unproven(connection: BlockConnection | AsyncBlockConnection, arguments: Sequence[Any]) -> None:
     if connection.lent:
         if connection.begun and (connection.over or connection.pgconn.transaction_status == TransactionStatus.IDLE):
             raise UserError(OVER)
+        statement = _statement(arguments)
+        if statement is not None and not isinstance(statement, OwnWords) and _ends(statement, connection):
+            # Nor does it go on after that: what follows was not meant to be in one transaction with what was before.
+            connection.over = not connection.pipelined
+            raise UserError(OVER)
     elif connection.returned:
         raise UserError("the connection is back in its pool: its block has ended; open another one")
+
+
+def _statement(arguments: Sequence[Any]) -> Any:
+    """What a cursor is about to send, of whichever class it is, by the names that psycopg's generators have for it."""
+    frame = getattr(arguments[0], "gi_frame", None) if arguments else None
+    known = {} if frame is None else frame.f_locals
+    return known.get("query", known.get("statement")) if isinstance(known.get("self"), BaseCursor) else None
+
+
+def _ends(query: Any, connection: BlockConnection | AsyncBlockConnection) -> bool:
+    text = query.as_string(connection) if isinstance(query, Composable) else query
+    return ends_transaction(text.decode(errors="replace") if isinstance(text, bytes) else text)
 
 
 def _refuse(lent: bool, word: str) -> None:

@@ -24,7 +24,7 @@ from balancer.client.transaction_steps import (
     Request,
     Undo,
 )
-from balancer.client.wire import answers, command, rows_of, send, together
+from balancer.client.wire import OwnWords, answers, command, rows_of, send, together
 
 NodePool = ConnectionPool[RoutedConnection]
 Outcome = TypeVar("Outcome")
@@ -107,7 +107,7 @@ class BlockingHands:
                     for row in rows:
                         write(row)
             case Undo(loan):
-                loan.connection.execute("ROLLBACK", prepare=False)
+                loan.connection.execute(OwnWords("ROLLBACK"), prepare=False)
             case GiveBack(loan):
                 give_back(loan)
             case AwaitChange(version, timeout):

@@ -19,7 +19,6 @@ from psycopg.abc import PQGen
 from psycopg.errors import error_from_result
 from psycopg.generators import fetch_many, send
 from psycopg.pq import ConnStatus, ExecStatus
-from psycopg.sql import Composable
 from psycopg.waiting import Ready
 
 from balancer.errors import UserError
@@ -36,11 +35,6 @@ OVER = (
 )
 _SPACE = rb"(?:\s|--[^\n]*\n|/\*.*?\*/)"
 _CHAINED = re.compile(rb"\band" + _SPACE + rb"+chain\b", re.IGNORECASE | re.DOTALL)
-_ENDING = re.compile(
-    _SPACE + rb"*(?:commit|end|begin|(?:start|prepare)" + _SPACE + rb"+transaction"
-    rb"|(?:rollback|abort)(?!" + _SPACE + rb"+(?:(?:work|transaction)" + _SPACE + rb"+)?to\b))\b",
-    re.IGNORECASE | re.DOTALL,
-)
 _ENDED = frozenset({b"COMMIT", b"PREPARE TRANSACTION"})
 _BEGINS = frozenset({b"BEGIN", b"START TRANSACTION"})
 
@@ -64,25 +58,6 @@ def ended_inside(cursor: Any, results: Sequence[Any]) -> bool:
     return not tags.isdisjoint(_ENDED)
 
 
-def refuse_ending(query: Any, connection: Any) -> None:
-    """In a pipeline, where what follows is sent before the answer comes; there each message is one statement."""
-    text = query.as_bytes(connection) if isinstance(query, Composable) else query
-    if _ENDING.match(text.encode() if isinstance(text, str) else text):
-        raise UserError(OVER)
-
-
-_QUOTED = re.compile(
-    r"[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|\$(\w*)\$.*?\$\1\$|--[^\n]*|/\*.*?\*/", re.DOTALL
-)
-
-
-def refuse_ending_in(text: str) -> None:
-    """The same of a text with several statements, which is sent with its proof and COMMIT as one message."""
-    for statement in _QUOTED.sub(" ", text).split(";"):
-        if _ENDING.match(statement.encode()):
-            raise UserError(OVER)
-
-
 class FirstCursor(psycopg.Cursor[Any]):
     """psycopg's cursor, on a connection whose transaction may not have begun."""
 
@@ -94,8 +69,6 @@ class FirstCursor(psycopg.Cursor[Any]):
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
         connection: Any = self._conn
-        if connection.pipelined:
-            refuse_ending(query, connection)
         try:
             if connection.opening is None or not self._begun_with(connection, query, params, options):
                 self._pgconn = connection.pgconn  # it may be another than when the cursor was made

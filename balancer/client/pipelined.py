@@ -18,6 +18,7 @@ from balancer.client.locate import Location
 from balancer.client.outgoing import RoutedConnection
 from balancer.client.pools import Loan
 from balancer.client.transaction_steps import LONGEST_BORROW, AwaitChange, Borrow, GiveBack, Undo, Wish
+from balancer.client.wire import OwnWords
 from balancer.errors import OutcomeUnknown, UserError
 
 Result = TypeVar("Result")
@@ -53,7 +54,7 @@ def _tried(loan: Loan, location: Location, wish: Wish, function: Callable[[Route
     opening, _, hold = wish.opening(location).decode().partition("; ")
     try:
         with connection.pipeline():
-            connection.execute(opening)
+            connection.execute(OwnWords(opening))
             if hold:
                 writing = "false" if wish.read_only else "true"
                 proof = f"CALL balancer.hold(%s::bigint, %s::bigint, {writing})"
@@ -64,7 +65,7 @@ def _tried(loan: Loan, location: Location, wish: Wish, function: Callable[[Route
             finally:
                 connection.pipelined = False
             committing = True
-            ended = connection.execute("COMMIT")
+            ended = connection.execute(OwnWords("COMMIT"))
     except psycopg.errors.PipelineAborted as error:
         if committing:
             raise UserError(_SWALLOWED) from error

@@ -12,7 +12,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from psycopg import sql
 
-from balancer.client.first_statement import refuse_ending_in
+from balancer.client.ending_words import ends_transaction
+from balancer.client.first_statement import OVER
 from balancer.client.key_cover import KeyStretch, Vanished, parts, stretches, tablet_finder
 from balancer.client.locate import Location
 from balancer.client.routing import Routes
@@ -100,7 +101,8 @@ class ShardSteps:
     def in_groups(self, statement: str) -> Questions[Answer]:
         """Tablets of one node together, so many that every worker gets some: most of the cost is in messages."""
         first = self.shard(stretches(self._routes.snapshot, self._table)[0], "")
-        refuse_ending_in(first.format(statement).as_string(None))  # refused at once, if at all
+        if ends_transaction(first.format(statement).as_string(None)):  # it is sent with its proof and COMMIT
+            raise UserError(OVER)
         snapshot = self._routes.snapshot
         by_node: dict[str, list[KeyStretch]] = {}
         for stretch in stretches(snapshot, self._table):

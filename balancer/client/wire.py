@@ -36,12 +36,19 @@ def command(connection: Any, statements: bytes) -> PQGen[None]:
     yield from answers(connection)
 
 
-def together(cursor: Any, transactions: Sequence[tuple[bytes, Composed]], values: Any) -> str:
+class OwnWords(str):
+    """A statement of the library's own, sent by a cursor: it may begin and end the transaction."""
+
+    __slots__ = ()
+
+
+def together(cursor: Any, transactions: Sequence[tuple[bytes, Composed]], values: Any) -> OwnWords:
     """Whole transactions as one message. Without parameters of its own it is sent as it is: one round trip.
 
     COMMIT is on a line of its own: a statement may end with a comment.
     """
-    return "; ".join(f"{opening.decode()}; {cursor.mogrify(one, values)}\n; COMMIT" for opening, one in transactions)
+    whole = (f"{opening.decode()}; {cursor.mogrify(one, values)}\n; COMMIT" for opening, one in transactions)
+    return OwnWords("; ".join(whole))
 
 
 def rows_of(cursor: Any) -> list[list[Any]]:
