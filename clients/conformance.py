@@ -30,6 +30,7 @@ Link = psycopg.Connection[Any]
 WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 PATIENCE = 20.0
+PACE = 0.01  # seconds between transactions of a writer: it is a check, not a load test
 
 
 @dataclass(frozen=True)
@@ -287,7 +288,7 @@ class Writer:
 
     def _work(self) -> None:
         try:
-            while not self._stop.is_set():
+            while not self._stop.wait(PACE):
                 self._once()
         except Exception as error:  # noqa: BLE001 - whatever it was, the promise is broken
             self.failures.append(repr(error))

@@ -3,7 +3,6 @@
 import gc
 import os
 import random
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from balancer.embedded.postgres import PostgresServer
 from balancer.embedded.zookeeper_server import ZooKeeperServer
 from tests.support.mutants import mutate_from_environment
 from tests.support.servers import Database, fast_place, kept, new_database, new_folder, postgres
+from tests.support.turns import not_their_turn, other_versions
 from tests.support.zookeeper_ensemble import ZooKeeperEnsemble
 
 # Set where the run begins, so that all its processes collect the same tests.
@@ -26,7 +26,7 @@ mutate_from_environment()  # before anything that a mutant replaces is imported 
 
 
 def pytest_report_header() -> str:
-    return f"SAMPLE_SEED={os.environ['SAMPLE_SEED']} (all: every case of the sampled tables)"
+    return f"SAMPLE_SEED={os.environ['SAMPLE_SEED']} (all: every test on every version, every case of sampled tables)"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -48,8 +48,12 @@ def _says_quick(file: Path) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes long is handed out first, what takes moments last: else one process ends long after the others."""
-    left_out = _other_versions(items) if os.environ["SAMPLE_SEED"] != "all" else set()
+    """Hands out long tests first and short ones last: otherwise one process ends long after the others."""
+    left_out: set[pytest.Item] = set()
+    if os.environ["SAMPLE_SEED"] != "all":
+        left_out |= other_versions(items, os.environ["SAMPLE_SEED"])
+        if not config.option.file_or_dir and not config.option.keyword:  # what is asked for by name runs whole
+            left_out |= not_their_turn([item for item in items if item not in left_out], os.environ["SAMPLE_SEED"])
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = sorted((item for item in items if item not in left_out), key=_weight)
 
@@ -59,21 +63,6 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
-
-
-def _other_versions(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Of tests that take long and run on both versions of PostgreSQL, each run has one: the seed says which."""
-    by_test: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.path.parent.name in _ONE_VERSION and _VERSION.search(item.nodeid):
-            by_test.setdefault(_VERSION.sub("postgres", item.nodeid), []).append(item)
-    chances = {name: random.Random(f"{os.environ['SAMPLE_SEED']} {name}") for name in by_test}
-    kept = {chances[name].choice(found) for name, found in by_test.items()}
-    return {item for found in by_test.values() for item in found} - kept
-
-
-_VERSION = re.compile(r"postgres1[58]|15 to 18|18 to 15")
-_ONE_VERSION = ("e2e", "upgrade", "migration", "daemon", "tables", "client", "cli", "polling", "policies")
 
 
 def _weight(item: pytest.Item) -> int:

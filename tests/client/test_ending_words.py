@@ -13,6 +13,8 @@ from balancer.client.ending_words import ends_transaction
 from balancer.errors import UserError
 from tests.support.shards import Shards, user_of
 
+pytestmark = pytest.mark.always
+
 ENDING = (
     "COMMIT",
     "; commit",

@@ -19,6 +19,8 @@ from balancer.errors import Unavailable, UserError
 from tests.support.shards import Shards, user_of
 from tests.support.standby import wait_until
 
+pytestmark = pytest.mark.always
+
 Link = psycopg.Connection[Any]
 COUNT = "SELECT count(*) FROM orders WHERE user_id = %s"
 

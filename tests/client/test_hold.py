@@ -16,6 +16,8 @@ from balancer.nodes.schema import OwnedTablet, OwnState, write_tablets
 from tests.support.refusals import refused_with
 from tests.support.shards import Shards, databases, leaves, record, user_of
 
+pytestmark = pytest.mark.always
+
 MODES = ("READ COMMITTED", "REPEATABLE READ")
 """SERIALIZABLE has one snapshot, as the second has, and goes the same way."""
 

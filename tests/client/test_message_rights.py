@@ -10,6 +10,8 @@ from balancer.embedded.postgres import PostgresServer
 from tests.support.mailing import Mailing, mailings, switch_messages_on
 from tests.support.shards import databases
 
+pytestmark = pytest.mark.always
+
 ROLES = ("clerk", "mallory")
 
 

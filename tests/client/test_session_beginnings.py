@@ -16,6 +16,8 @@ from balancer.errors import Unavailable
 from tests.client.test_sqlalchemy import Order, numbers
 from tests.support.shards import Shards, user_of
 
+pytestmark = pytest.mark.always
+
 
 @pytest.fixture
 def router(shards: Shards) -> Iterator[Router]:

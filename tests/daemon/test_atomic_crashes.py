@@ -25,6 +25,8 @@ from tests.support.opening import connect
 from tests.support.sampling import sampled
 from tests.support.servers import fast_place, kept, new_database, new_folder, postgres
 
+pytestmark = pytest.mark.always
+
 VICTIMS = ("home", "participant", "directory", "daemon")
 POINTS = ("before prepare", "between prepares", "after prepare", "after decision", "between commits")
 DECIDED = ("after decision", "between commits")

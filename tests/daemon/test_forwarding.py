@@ -24,6 +24,8 @@ from tests.support.refusals import refused_with
 from tests.support.shards import Shards, databases, new_shards, user_of
 from tests.support.spy import Spy
 
+pytestmark = pytest.mark.always
+
 USERS = 40
 
 

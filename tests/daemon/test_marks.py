@@ -27,6 +27,8 @@ from tests.support.manual_clock import ManualClock
 from tests.support.servers import Database
 from tests.support.tcp_proxy import StallingProxy
 
+pytestmark = pytest.mark.always
+
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 

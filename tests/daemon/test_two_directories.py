@@ -16,6 +16,8 @@ from tests.support.fleet import Fleet, until
 from tests.support.opening import connect
 from tests.support.servers import Database
 
+pytestmark = pytest.mark.always
+
 
 @pytest.fixture
 def mail(

@@ -24,6 +24,8 @@ from tests.support.opening import connect
 from tests.support.refusals import refused_with
 from tests.support.spy import Spy
 
+pytestmark = pytest.mark.always
+
 
 def run(
     cluster: Cluster, work: dict[str, Callable[[], object]], mode: MigrationMode = MigrationMode.REPLICATE

@@ -8,6 +8,8 @@ from balancer.directory.model import MigrationKind, MigrationMode
 from tests.support.crash_cells import Cell
 from tests.support.crash_matrix import Victims, run_cell
 
+pytestmark = pytest.mark.always
+
 CELLS = {
     "step 3: what was drained survives the target's crash": ("entered:committing", "target"),
     "step 6: a sealed fence survives the source's crash": ("entered:committing", "source"),

@@ -11,6 +11,8 @@ from balancer.migration import chunk_copy, steps_reshard
 from tests.support.cluster import Cluster
 from tests.support.owned import move_or_split, owned_cluster, plain_role, run_as
 
+pytestmark = pytest.mark.always
+
 COLUMNS = "(id bigint NOT NULL, line bigint NOT NULL, n bigint, PRIMARY KEY (id, line))"
 CAST = """
 CREATE TABLE public.seen (who name); GRANT INSERT, SELECT ON public.seen TO PUBLIC;

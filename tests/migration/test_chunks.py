@@ -24,6 +24,8 @@ from tests.support.failing import end_sessions
 from tests.support.sampling import sampled
 from tests.support.spy import Spy
 
+pytestmark = pytest.mark.always
+
 PAGE = 8192
 WIDE = f"UPDATE {LEAF} SET note = repeat('x', 200) RETURNING id"
 

@@ -8,6 +8,8 @@ import pytest
 from balancer.migration import chunk_copy
 from tests.support.owned import move_or_split, owned_cluster, plain_role, run_as
 
+pytestmark = pytest.mark.always
+
 SPY = """
 CREATE FUNCTION public.write_down() RETURNS void LANGUAGE plpgsql AS
     $$BEGIN COPY (SELECT current_user) TO '{file}'; EXCEPTION WHEN insufficient_privilege THEN RETURN; END$$;

@@ -13,6 +13,8 @@ from tests.support.cluster import Cluster
 from tests.support.directed import LEAF, TABLET, move, split
 from tests.support.spy import Spy
 
+pytestmark = pytest.mark.always
+
 
 def close(cluster: Cluster, node: str) -> None:
     """As the leader's guard does."""

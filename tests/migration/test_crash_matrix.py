@@ -14,6 +14,8 @@ from balancer.migration.machine import path
 from tests.support.crash_cells import VICTIMS, Cell, absence, cells, every_cell, states
 from tests.support.crash_matrix import Victims, run_cell
 
+pytestmark = pytest.mark.always
+
 SEED = int(os.environ.get("CRASH_SEED", random.SystemRandom().randrange(1_000_000)))
 OPERATIONS = (MigrationKind.MOVE, MigrationKind.SPLIT, MigrationKind.MERGE)  # expiry: `test_expiry_crashes`
 KINDS = [(operation, mode) for operation in OPERATIONS for mode in MigrationMode]

@@ -19,6 +19,8 @@ from tests.support.nemeses import ApplyWorker, EveryPoint
 from tests.support.sampling import sampled
 from tests.support.servers import new_database
 
+pytestmark = pytest.mark.always
+
 MOVE_POINTS = (
     *("left:copying", "left:catching_up", "entered:fencing", "left:fencing", "left:draining", "left:verifying"),
     *("left:sealing", "entered:committing", "left:committing", "left:opening"),

@@ -25,6 +25,8 @@ from tests.support.sampling import sampled
 from tests.support.servers import new_database
 from tests.support.spy import Spy
 
+pytestmark = pytest.mark.always
+
 HELD_BACK = ("left:draining", "entered:verifying", "entered:sealing", "entered:committing")
 
 

@@ -16,6 +16,8 @@ from tests.support.cluster import AMPLE, Cluster, build, hash_table, hash_tablet
 from tests.support.directed import LEAF, TABLET, Beside, Tally, complaints, move, split, tally
 from tests.support.nemeses import EveryPoint
 
+pytestmark = pytest.mark.always
+
 STANDING = 4.0
 """Seconds after which a migration that waits for a snapshot is believed to do so: there is no lock to be seen, and
 without that wait it would be over in a fraction of the time."""

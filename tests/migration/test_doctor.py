@@ -17,6 +17,8 @@ from balancer.nodes.names import Name
 from tests.support.cluster import Cluster
 from tests.support.manual_clock import ManualClock
 
+pytestmark = pytest.mark.always
+
 PUBLICATIONS = "SELECT pubname FROM pg_publication ORDER BY 1"
 
 

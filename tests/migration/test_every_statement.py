@@ -22,6 +22,8 @@ from tests.support.resharding import begin_merge, begin_split
 from tests.support.servers import new_database, postgres
 from tests.support.spy import Spy
 
+pytestmark = pytest.mark.always
+
 LOUD = {
     "logging_collector": "on",
     "log_destination": "jsonlog",

@@ -27,6 +27,8 @@ from tests.support.manual_clock import ManualClock
 from tests.support.nemeses import until
 from tests.support.spy import Spy
 
+pytestmark = pytest.mark.always
+
 
 @pytest.fixture
 def cluster(tmp_path: Path, pair: dict[str, str]) -> Iterator[Cluster]:

@@ -21,6 +21,8 @@ from tests.support.failing import end_sessions
 from tests.support.refusals import refused_with
 from tests.support.spy import Spy
 
+pytestmark = pytest.mark.always
+
 
 def until(holds: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + 60.0

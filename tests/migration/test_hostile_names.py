@@ -13,6 +13,8 @@ from balancer.policies.hash_leaves import Leaf
 from tests.support.cluster import build, hash_table, hash_tablets
 from tests.support.owned import move_or_split, owned_cluster, plain_role, rights, run_as
 
+pytestmark = pytest.mark.always
+
 Connection = psycopg.Connection[tuple[object, ...]]
 
 

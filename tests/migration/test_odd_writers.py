@@ -18,6 +18,8 @@ from tests.support.directed import LEAF, complaints, move
 from tests.support.sampling import SEED, sampled
 from tests.support.spy import Spy
 
+pytestmark = pytest.mark.always
+
 POINTS = (
     "balancer.migration.key_replay.replay",
     "balancer.migration.completion.complete_rows",
@@ -132,9 +134,11 @@ class Writers:
         )
 
     def by_merge(self, c: Any) -> None:
+        one = self.key()
+        other = self.random.choice([key for key in self.mine if key != one])  # MERGE refuses the same row twice
         self.both(
             c,
-            f"MERGE INTO {{t}} AS o USING (VALUES ({self.key()}::bigint), ({self.random.choice(self.mine)})) v (k)"
+            f"MERGE INTO {{t}} AS o USING (VALUES ({one}::bigint), ({other})) v (k)"
             " ON o.id = v.k WHEN MATCHED AND o.n % 2 = 0 THEN DELETE WHEN MATCHED THEN UPDATE SET n = 8"
             " WHEN NOT MATCHED THEN INSERT (id, n) VALUES (k, 9)",
         )

@@ -40,6 +40,8 @@ from tests.support.servers import Database, new_database, postgres
 from tests.support.spy import Spy
 from tests.support.standby import standby
 
+pytestmark = pytest.mark.always
+
 Factory = Callable[[PostgresServer], Database]
 Work = Mapping[str, Callable[[], object]]
 NOTE = """

@@ -15,6 +15,8 @@ from tests.support.cluster import Cluster
 from tests.support.owned import move_or_split, owned_cluster, plain_role, rights, run_as
 from tests.support.sampling import crossed
 
+pytestmark = pytest.mark.always
+
 SPY = """
 CREATE TABLE public.seen (who name); GRANT INSERT, SELECT ON public.seen TO PUBLIC;
 CREATE FUNCTION public.write_down() RETURNS void LANGUAGE sql VOLATILE AS

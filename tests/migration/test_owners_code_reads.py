@@ -32,6 +32,8 @@ from tests.support.owned import plain_role, rights, run_as
 from tests.support.sampling import crossed
 from tests.support.servers import Database
 
+pytestmark = pytest.mark.always
+
 ROOT = "public.orders"
 SPY = """
 CREATE TABLE public.seen (who name, session name); GRANT INSERT, SELECT ON public.seen TO PUBLIC;

@@ -14,6 +14,8 @@ from tests.support.expiring import begin, made, tablets
 from tests.support.owned import owned_cluster, plain_role, run_as
 from tests.support.resharding import begin_split
 
+pytestmark = pytest.mark.always
+
 LATE = {
     "index": "CREATE INDEX bad ON public.orders_t2 (id, (id + public.spy(1)))",
     "statistics": "CREATE STATISTICS public.bad ON id, (id + public.spy(1)) FROM public.orders_t2",

@@ -16,6 +16,8 @@ from tests.support.nemeses import EveryPoint
 from tests.support.resharding import begin_merge, begin_split
 from tests.support.sampling import crossed
 
+pytestmark = pytest.mark.always
+
 KEPT_SECONDS = 0.25
 AT_ONCE = 5  # fewer than the servers' max_prepared_transactions
 MOVED, STAYING = 2, 4

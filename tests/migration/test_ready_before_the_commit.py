@@ -24,6 +24,8 @@ from tests.support.refusals import refused_with
 from tests.support.spy import Spy
 from tests.support.waiting import came
 
+pytestmark = pytest.mark.always
+
 _SESSIONS = (
     "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
     " AND application_name LIKE 'tablet-balancer migration %' AND xact_start IS NOT NULL"

@@ -10,6 +10,8 @@ from tests.support.cluster import Cluster
 from tests.support.directed import LEAF, Beside, complaints, move, split, tally
 from tests.support.nemeses import until
 
+pytestmark = pytest.mark.always
+
 
 def execute(cluster: Cluster, statement: str) -> None:
     with cluster.connect("a") as connection:

@@ -91,10 +91,11 @@ def serving(instance: Instance, **changes: Any) -> Iterator[httpx.Client]:
     """A client of the instance's server, really listening. It has patience with requests that come late: a busy machine
     takes long over hundreds at once."""
     http = http_settings(**changes)
+    early = httpx.Limits(keepalive_expiry=2.0)  # the server closes idle connections after 5 s: not while we send
     patient = SocketLimits(connections_for(raise_descriptor_limit()), header_seconds=120.0)
     with (
         ApiServer(create_app(instance, http), http, patient) as server,
-        httpx.Client(base_url=server.url, timeout=20, verify=False) as client,
+        httpx.Client(base_url=server.url, timeout=20, verify=False, limits=early) as client,
     ):
         yield client
 

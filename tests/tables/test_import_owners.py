@@ -15,6 +15,8 @@ from tests.support.owned import plain_role
 from tests.support.self_sharded import TABLETS, importer
 from tests.support.servers import Database
 
+pytestmark = pytest.mark.always
+
 # No rollback takes a file back, and a transaction that only reads may write one: if it has the rights of a superuser.
 SPY = """
 CREATE FUNCTION public.write_down() RETURNS void LANGUAGE plpgsql AS
