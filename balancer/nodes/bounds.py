@@ -1,4 +1,4 @@
-"""A tablet's part of the key space in PostgreSQL's words, and back.
+"""A tablet's part of the key space in PostgreSQL's syntax, and back.
 
 `for_values` gives the clause of CREATE/ATTACH PARTITION, `check_expression` the CHECK constraint from which PostgreSQL
 proves that clause without scanning (so ATTACH takes a moment), `parse_bound` reads what the catalog prints. Bounds are
@@ -52,7 +52,7 @@ def show_part(columns: Sequence[KeyColumn], part: Part) -> str:
 
 
 def check_expression(columns: Sequence[KeyColumn], part: Part, root_oid: int) -> sql.Composable:
-    """The CHECK that implies the partition's constraint, in the shape in which PostgreSQL looks for it."""
+    """The CHECK that implies the partition's constraint, in the form that PostgreSQL looks for."""
     if isinstance(part, Leaf):
         return sql.SQL("pg_catalog.satisfies_hash_partition({}::pg_catalog.oid, {}, {}, {})").format(
             sql.Literal(str(root_oid)),
@@ -144,7 +144,7 @@ def _split_range(text: str) -> tuple[list[str], list[str]]:
 
 
 def _tokens(text: str, at: int) -> tuple[list[str], int]:
-    """The values between the parentheses that open at `at`, and where the text goes on after them."""
+    """The values between the parentheses that open at `at`, and where the text continues after them."""
     found: list[str] = []
     while text[at] in "(,":
         match = _TOKEN.match(text, at + 1)

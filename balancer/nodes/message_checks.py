@@ -1,7 +1,7 @@
 """Questions of the consistency checker about the messages of one tablet, some pages at a time. Reading only.
 
-Called inside a transaction that has proven to be the owner's (`held_reads`). Outboxes and inboxes are our own, so that
-reading them runs nobody's code.
+Called inside a transaction that has proven to be the owner's (`held_reads`). Outboxes and inboxes are our own, so
+reading them runs nobody else's code.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from balancer.nodes.names import Name
 from balancer.nodes.row_checks import page_after
 
 PAGES = 256
-"""Pages of an outbox or inbox that one look reads: 2 MB, each message of which is asked for at its other end."""
+"""Pages of an outbox or inbox that one look reads: 2 MB, each of whose messages is looked up at its other end."""
 
 
 class SentRow(NamedTuple):
@@ -32,7 +32,7 @@ class SentRow(NamedTuple):
     age: float
     """Seconds since it was sent."""
     known: bool
-    """Whether this node knows what it does, or has not been told yet which messages there are."""
+    """True if this node knows what the message does, or has not been told yet which messages there are."""
     reason: str | None
 
 
@@ -115,7 +115,7 @@ def states_of(cursor: Cursor, leaf: Name, keys: KeyColumns, wanted: Mapping[UUID
 def _found(
     cursor: Cursor, leaf: Name, keys: KeyColumns, wanted: Mapping[UUID, Sequence[str]], columns: sql.SQL
 ) -> list[tuple[Any, ...]]:
-    """By the primary key, whose last column alone has no index."""
+    """Finds them by the primary key, whose last column alone has no index."""
     places = [sql.Identifier(f"k{number}") for number in range(len(keys))]
     same = [
         sql.SQL("t.{} = w.{}::" + kind).format(sql.Identifier(name), place)
