@@ -21,8 +21,7 @@ MAX_WAITERS: Final = 4096
 _STEP: Final = 0.5  # how long the thread waits at most before it checks whether anybody is still interested
 
 ANSWERS_PER_SECOND: Final = 200.0
-"""More would take more than a third of a core from the daemon; with fewer, thousands of clients hear of a move
-later."""
+"""More would take over a third of a core from the daemon; with fewer, thousands of clients learn of moves later."""
 _AT_ONCE: Final = 200  # this many are answered without a turn: an ordinary number of clients never waits
 
 

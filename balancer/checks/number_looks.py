@@ -1,5 +1,4 @@
-"""Numbers and copies that several nodes have: overlapping sequences, and copies of reference tables against their
-home."""
+"""Numbers and copies on several nodes: overlapping sequences, and copies of reference tables against their home."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations

@@ -1,5 +1,4 @@
-"""pytest's entry to the practice cluster: the fixture `balancer_cluster`, present wherever tablet-balancer is
-installed.
+"""pytest's way to the practice cluster: the fixture `balancer_cluster`, present wherever tablet-balancer is installed.
 
 pytest finds it by its entry point. Nothing is imported or started before a test asks for it.
 """
