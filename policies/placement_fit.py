@@ -51,7 +51,7 @@ def _from_scratch(problem: Problem, state: LoadState, able: Bools) -> LoadState 
 
 
 def _dealt(problem: Problem, state: LoadState, rows: Ints, heavy: Floats) -> LoadState:
-    """Distributes all of them anew: the heaviest first, each to where it leaves the node least full."""
+    """Distributes all of them again: the heaviest first, each to where it leaves the node least full."""
     found, loads = state.copy(), _columns(problem)
     rooms = _rooms(state)
     np.add.at(rooms, state.owner[rows], loads[rows])

@@ -74,7 +74,7 @@ def say(text: str) -> None:
 
 
 def say_sentence(text: str, indent: int = 0) -> None:
-    """A sentence: on a terminal wrapped at words, else one line, as `say` has it."""
+    """A sentence: on a terminal wrapped at words, otherwise one line, as `say` prints it."""
     if not console.is_terminal:
         say(" " * indent + text)
         return

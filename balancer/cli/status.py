@@ -1,4 +1,4 @@
-"""`balancer status` and `balancer hot`: what the leader last said of each bundle, beside what the directory says now.
+"""`balancer status` and `balancer hot`: what the leader last said about each bundle, and what the directory says now.
 
 The leader leaves a note at each tick. A note may be old: then it says so before anything else.
 """

@@ -41,8 +41,7 @@ class ConfigurationWatch:
         self.error = ""
         """What is wrong with the newest files; empty: nothing."""
         self._settled: Marks | None = None
-        """The marks of files that were read long after their last change: while they stay, there is no need to read
-        again."""
+        """The marks of files read long after their last change: while they stay, there is no need to read again."""
         self._fingerprint = self._read()
 
     def changed(self) -> bool:

@@ -68,7 +68,7 @@ class Layout(StrEnum):
 
 
 class TabletState(StrEnum):
-    """State of a tablet in the directory. The migrations, not this, say which tablets are being migrated."""
+    """Of a tablet in the directory. Which of them is being migrated is said by the migrations, not here."""
 
     OWNED = "owned"
     QUARANTINED = "quarantined"  # left alone until an operator has looked at it

@@ -1,4 +1,4 @@
-"""The way back: everything a migration made is taken away, writers first. Called by the runner until it succeeds.
+"""The way back: everything a migration made is undone, writers first. Called by the runner until it succeeds.
 
 The journal says `cancelling` or `restarting`, so what was made can no longer be committed. Lifting the fence comes
 first and needs only the source; each later part may fail and be repeated without the earlier ones.

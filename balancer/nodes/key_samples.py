@@ -1,6 +1,6 @@
 """Keys in use on a node, without help from applications: where rows are, and which were written lately.
 
-`split_keys` cuts a range tablet by size: exactly where the tablet is small, else from PostgreSQL's own histogram, else
+`split_keys` cuts a range tablet by size: exactly if the tablet is small, otherwise from PostgreSQL's own histogram, or
 from a sample of its blocks. `row_age_samples` finds hot keys by the age of rows (`xmin`). Both are bounded in time, run
 only for tablets under suspicion, and say how reliable they are.
 """
@@ -58,8 +58,8 @@ def split_keys(
 ) -> SplitKeys:
     """Keys that cut neighbouring range partitions, taken together, into parts of equal size.
 
-    `parts − 1` of them, fewer where keys repeat. Raises `Refused` where no key can be found: there are no rows, or all
-    of them have one key; or where the partitions would run their owners' code, unless those are `trusted`.
+    `parts − 1` of them, fewer where keys repeat. Raises `Refused` if no key can be found: there are no rows, or all of
+    them have one key; or if the partitions would run their owners' code, unless those are `trusted`.
     """
     with _bounded(connection, seconds) as cursor:
         check_readable(cursor, partitions, trusted=trusted)

@@ -62,7 +62,7 @@ class MailPage(NamedTuple):
     """0: these were the last."""
 
 
-# A node that knows the sender's table was told of its messages in the same transaction.
+# A node that knows the sender's table was told about its messages in the same transaction.
 _SENT = """
 SELECT t.message_id, ARRAY[{keys}], t.message_target, t.message_key, t.message_name, t.message_state,
        extract(epoch FROM clock_timestamp() - t.message_sent)::float8,
@@ -102,13 +102,13 @@ def unreversed(cursor: Cursor, leaf: Name, keys: Sequence[str], first: int) -> M
 def outcomes_of(
     cursor: Cursor, leaf: Name, keys: KeyColumns, wanted: Mapping[UUID, Sequence[str]]
 ) -> dict[UUID, KnownOutcome]:
-    """What a tablet's inbox knows of these messages, each with the key that it was sent to."""
+    """What a tablet's inbox knows about these messages, each with the key that it was sent to."""
     rows = _found(cursor, leaf, keys, wanted, _OUTCOME)
     return {row[0]: KnownOutcome(*row) for row in rows}
 
 
 def states_of(cursor: Cursor, leaf: Name, keys: KeyColumns, wanted: Mapping[UUID, Sequence[str]]) -> dict[UUID, str]:
-    """What a tablet's outbox says of these messages, each with the key that it was sent from."""
+    """What a tablet's outbox says about these messages, each with the key that it was sent from."""
     return {row[0]: str(row[1]) for row in _found(cursor, leaf, keys, wanted, _STATE)}
 
 
