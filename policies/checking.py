@@ -57,7 +57,7 @@ class Look:
     more: bool = False
     """Whether the subject has a further item."""
     unchecked: str = ""
-    """Why nothing, or not everything, can be said; empty: all was looked at."""
+    """Why nothing, or not everything, can be said; empty: everything was checked."""
     sums: Mapping[str, str] = field(default_factory=dict)
     """Sums seen for the first time."""
 
@@ -81,7 +81,7 @@ class CheckRound:
     number: int
     began: float
     kind: CheckKind | None
-    """What is being looked at; None: the round is over."""
+    """What is being checked; None: the round is over."""
     subject: int = -1
     item: int = -1
     page: int = 0
@@ -138,7 +138,7 @@ class CheckBook:
     """Anomalies beyond those that are kept, of this round."""
     past: tuple[PastRound, ...] = ()
     ended: Mapping[str, float] = field(default_factory=dict)
-    """Kind → when all of it was last looked at."""
+    """Kind → when all of it was last checked."""
     sums: Mapping[str, str] = field(default_factory=dict)
     """Sums that must not change, as they were at their first look, by table and name."""
 
@@ -230,7 +230,7 @@ def after_look(
 
 
 def end_kind(book: CheckBook, kinds: Sequence[CheckKind], now: float) -> tuple[CheckBook, tuple[Anomaly, ...]]:
-    """All of a kind was looked at: the book at the next kind, and the anomalies that are gone.
+    """All of a kind was checked: the book at the next kind, and the anomalies that are gone.
 
     Anomalies where nothing could be said stay.
     """

@@ -4,7 +4,8 @@ Why a move gives no false alarm
 ===============================
 
 *Rows of a tablet* are read on a node that proves within the same transaction, by `balancer.hold`, that it owns the
-tablet with the epoch of the map (`on_owner`). If the tablet has moved, the node refuses, and is asked where it went.
+tablet with the epoch of the map (`on_owner`). If the tablet is moving or has moved, the node refuses, and the tablet is
+looked up again.
 
 *What nodes say about themselves* (claims, attached partitions) has no such proof. It is read between two readings of
 the map. A difference counts only if the tablet was in no migration in either, its record is the same in both, and no

@@ -158,7 +158,7 @@ async def _load(work: BulkLoad, drive: AsyncDrive, rows: list[LoadedRow]) -> Non
     while rows:
         version = work.version
         sent = [asyncio.ensure_future(_wrapped(drive, work.send(share))) for share in work.shares(rows)]
-        # All of them: a batch that goes on after its failure was raised would be a surprise.
+        # All of them: a batch that continues after its failure was raised would be a surprise.
         ended: list[Refusal | BaseException] = await asyncio.gather(*sent, return_exceptions=True)
         for answer in ended:
             if isinstance(answer, BaseException):

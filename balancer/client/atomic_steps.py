@@ -240,7 +240,7 @@ class AtomicSteps:
             self._ended.add(home.location.node, [self._secret])
 
     def _find_out(self, home: Held, others: list[Held]) -> Work:
-        """The home's answer was lost. Writes "abort" first: whatever is read afterwards cannot change any more."""
+        """The home's answer was lost. Writes "abort" first: whatever is read afterwards can no longer change."""
         node = home.location.node
         loan: Loan | None = None
         try:

@@ -29,7 +29,7 @@ from balancer.directory.zookeeper_session import Lost, Session
 from balancer.directory.zookeeper_watch import RootSignal
 from balancer.errors import BalancerError, Fenced, OutcomeUnknown, Refused, Unavailable, UserError
 
-_NEIGHBOURS = 20  # znodes that are looked at for the names of other directories
+_NEIGHBOURS = 20  # znodes that are searched for the names of other directories
 
 
 class ZooKeeperDirectory(PagedDirectory):

@@ -18,7 +18,7 @@ class Difference(BalancerError):
 
 
 class Ended(Fenced):
-    """The migration was ended from outside: nothing of it may be done any more, by this thread or another."""
+    """The migration was ended from outside: none of it may be done any more, by this thread or another."""
 
 
 class Control:

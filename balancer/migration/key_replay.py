@@ -9,7 +9,7 @@ ones stay. It may be repeated at any point: what was put in is taken out again.
 
 A target that is taken back in time afterwards (a failover to a standby that was behind) lacks what nobody remembers
 any more. So each replay has a number, which the target gets with the rows and the source when the entries are
-forgotten: like the markers of the stream, whose numbers go on from these, none may be missing.
+forgotten: like the markers of the stream, whose numbers continue from these, none may be missing.
 """
 
 from collections.abc import Iterator, Sequence

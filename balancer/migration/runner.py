@@ -96,7 +96,7 @@ class Runner:
         self._control(migration).pause(waiting_for)
 
     def resume(self, migration: str) -> None:
-        """Lets a paused migration go on."""
+        """Resumes a paused migration."""
         self._control(migration).resume()
 
     def _control(self, migration: str) -> Control:
@@ -243,7 +243,7 @@ class Runner:
             self._enter(ctx, journal, Event.STEP, changes)
         except (Conflict, Refused) as error:
             if ctx.record.operation is not MigrationKind.MOVE:
-                raise  # the node has swapped already: recovery tries again with a fresh view of the directory
+                raise  # the node has already swapped: recovery retries with a fresh view of the directory
             # Somebody changed the tablet's record; nothing was applied, and the fence must not stay.
             journal.load(ctx.id)
             self._enter(ctx, journal, self._give_up(ctx, str(error), failed=True))

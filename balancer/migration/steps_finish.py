@@ -31,7 +31,7 @@ from balancer.nodes.objects import bound_constraint
 
 _LAZILY = sql.SQL("SET LOCAL synchronous_commit TO off")
 CLOSED_LOOK = 1.0
-"""Seconds after which a former owner's fence is looked at again, and closed again if somebody has switched it off."""
+"""Seconds after which a former owner's fence is checked again, and closed again if somebody has switched it off."""
 
 
 def opening(ctx: Context) -> Event:
@@ -155,7 +155,7 @@ def _wait_for_standbys(ctx: Context) -> None:
 def _check_opened(ctx: Context) -> None:
     """Raises `Refused` if the new owner no longer has the tablet: then these rows are all that is left.
 
-    Checked before each step that removes some: between the steps, readers may be waited for for hours.
+    Checked before each step that removes some: between the steps it may wait for readers for hours.
     """
     node = ctx.record.target_node
     with ctx.target() as cursor:

@@ -147,7 +147,7 @@ def retiring(ctx: Context) -> Event:
 
 
 def cancelling(ctx: Context) -> Event:
-    """Lifts the fence; the copy goes on following."""
+    """Lifts the fence; the copy keeps following."""
     _undo(ctx)
     return Event.BROKEN if ctx.detail.failed else Event.CLEANED
 

@@ -77,7 +77,7 @@ def catching_up(ctx: Context) -> Event:
 
 
 def _outlive_snapshots(ctx: Context) -> None:
-    """Readers whose snapshot is older than the new partitions would find them empty: they are waited for by name."""
+    """Readers whose snapshot is older than the new partitions would find them empty: it waits for them, by name."""
     node = ctx.record.source_node
     with ctx.source() as cursor:
         moment = snapshots.moment_of(cursor)

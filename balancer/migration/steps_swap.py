@@ -54,7 +54,7 @@ def swapping(ctx: Context) -> Event:
             _swap(ctx, cursor, beside, work)
     except Unavailable as error:
         guards.name_blockers(ctx, node, concerned, blockers.SWAP)
-        # Nothing was applied, so writers go on meanwhile; an unknown outcome is another error.
+        # Nothing was applied, so writers continue meanwhile; an unknown outcome is another error.
         raise Overrun(str(error)) from error
     ctx.note(pause=ctx.clock.monotonic() - (ctx.fenced_at or began))
     ctx.fenced_at = None

@@ -1,7 +1,7 @@
 """The switch of a move: catching up, fence, drain, the last comparison, seal and ATTACH. Called by the runner.
 
 From `fencing` on writers are held back, and every millisecond counts: connections are open, nothing is journaled, and
-each step looks at the budget (`Context.checkpoint`). The commit itself is the runner's.
+each step checks the budget (`Context.checkpoint`). The commit itself is the runner's.
 """
 
 from collections.abc import Callable, Sequence

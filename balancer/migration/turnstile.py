@@ -48,7 +48,7 @@ class Turnstile:
             self._quiet.wait_for(lambda: self._at_work == 0, _QUIET)
 
     def leave(self, ctx: Context, state: State | None = None) -> None:
-        """Lets the next one in, unless the switch goes on in this state. Idempotent."""
+        """Lets the next one in, unless the switch continues in this state. Idempotent."""
         if self._inside == ctx.id and state not in _SWITCH:
             self._inside = ""
             self._empty.set()

@@ -13,7 +13,7 @@ from balancer.outside import one_line
 
 @dataclass(frozen=True, slots=True)
 class WantedLock:
-    """A lock that we want: the modes it has to wait for, and whether clients with a proof are waited for as well."""
+    """A lock that we want: the modes it has to wait for, and whether it also waits for clients with a proof."""
 
     modes: tuple[str, ...]
     proofs: tuple[int, ...]
@@ -23,9 +23,9 @@ _SELF = ("ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "Excl
 ATTACH = WantedLock(_SELF, ())
 """SHARE UPDATE EXCLUSIVE on a root: readers and writers continue."""
 FENCE = WantedLock((*_SELF, "RowExclusiveLock", "RowShareLock"), (WRITERS,))
-"""EXCLUSIVE on partitions: writers, and SELECT … FOR UPDATE, are waited for."""
+"""EXCLUSIVE on partitions: waits for writers, and SELECT … FOR UPDATE."""
 SWAP = WantedLock((*_SELF, "RowExclusiveLock", "RowShareLock", "AccessShareLock"), (WRITERS, READERS))
-"""ACCESS EXCLUSIVE on roots and partitions: everybody is waited for."""
+"""ACCESS EXCLUSIVE on roots and partitions: waits for everybody."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Both directions are alike: the old table's parts, and everything that names it, are printed while it has the name, and
 run again when the other table has it. `conversion` and `reversion` put their own steps in between. The caller reads
-with full names (`full_names`), and runs everything in one transaction. Reading only.
+with full names (`full_names`), and runs everything in one transaction. Only reads.
 """
 
 from collections.abc import Iterator, Sequence

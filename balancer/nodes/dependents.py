@@ -4,7 +4,7 @@ PostgreSQL binds views, rules, policies and functions to a relation by its oid, 
 Each is printed while the name is still the old relation's, and the same text is run again when the name is the new
 one's: CREATE OR REPLACE keeps the object itself, its owner, its grants and what depends on it. None of it is evaluated
 by that. What cannot be carried this way is in `refusals`, by name. The caller reads with full names (`full_names`).
-Reading only.
+Only reads.
 """
 
 from collections.abc import Iterator, Sequence

@@ -3,7 +3,7 @@
 Migrations take them before they read a definition, and compare them under the locks of the fence, the seal, ATTACH and
 the swap. A fingerprint goes by the `xmin` of the catalog's rows, the transaction that wrote each: `DISABLE TRIGGER` and
 `ENABLE TRIGGER` leave the definition as it was and two new rows behind. Of `pg_class` only those columns count that DDL
-changes: ATTACH of another tablet, VACUUM and ANALYZE write to the others. Reading only.
+changes: ATTACH of another tablet, VACUUM and ANALYZE write to the others. Only reads.
 """
 
 from collections.abc import Mapping, Sequence

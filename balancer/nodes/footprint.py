@@ -2,7 +2,7 @@
 
 Reading everything again under the locks would take longer than the swap itself. Changing a row of the catalog makes a
 new row with another `xmin`, so a digest of the rows that were read shows it; of `pg_class`, which VACUUM and ANALYZE
-write to as well, those columns count that DDL changes. Reading only.
+write to as well, those columns count that DDL changes. Only reads.
 """
 
 from collections.abc import Sequence

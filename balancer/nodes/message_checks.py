@@ -1,4 +1,4 @@
-"""Questions of the consistency checker about the messages of one tablet, some pages at a time. Reading only.
+"""Questions of the consistency checker about the messages of one tablet, some pages at a time. Only reads.
 
 Called inside a transaction that has proven to be the owner's (`held_reads`). Outboxes and inboxes are our own, so
 reading them runs nobody else's code.

@@ -23,7 +23,7 @@ from balancer.nodes.message_functions import KEPT
 from balancer.nodes.names import Name
 
 AT_ONCE = 200
-"""Messages of one outbox that are looked at together."""
+"""Messages of one outbox that are processed together."""
 GIVE_UP = 1_000_000_000
 """This many tries stand for an operator's decision: it is given up without another one."""
 _SETTLED_AFTER = "10 seconds"  # younger ones are probably in flight

@@ -2,7 +2,7 @@
 
 Adoption, every move, `node check`, `doctor` and `verify` compare it: a tablet that moves comes under the other root,
 with that root's policies, triggers, defaults and grants. Whatever changes no query's answer (comments, statistics,
-storage) is not among the facts. Definitions are read with full names, whatever the session's path. Reading only.
+storage) is not among the facts. Definitions are read with full names, whatever the session's path. Only reads.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Questions of the consistency checker about the rows of one partition, some pages at a time. Reading only.
+"""Questions of the consistency checker about the rows of one partition, some pages at a time. Only reads.
 
 Each is one statement, so that its answer is of one moment. The planner must not answer from constraints instead of
 rows: it would trust the very promise that is being checked. (It does so for NOT (…) where constraint_exclusion is on;

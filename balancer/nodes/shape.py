@@ -1,7 +1,7 @@
 """What a partition is and has, read from the catalog: enough to make its twin elsewhere.
 
 Migrations read it from the partition they move or reshard; `partition.py` makes the twin. What cannot be carried is
-in `refusals`, by name. Reading only.
+in `refusals`, by name. Only reads.
 """
 
 from collections.abc import Sequence

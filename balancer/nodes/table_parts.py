@@ -2,7 +2,7 @@
 
 `definition` puts them together for a node that lacks a root; `conversion` and `reversion` carry them between a plain
 table and the root that takes its name. Read by oid, because the name may belong to another table by the time the
-statements run. The caller reads with full names (`full_names`). Reading only.
+statements run. The caller reads with full names (`full_names`). Only reads.
 """
 
 from collections.abc import Iterator, Sequence

@@ -2,7 +2,7 @@
 
 PostgreSQL keeps a unique index of a partitioned table only if the partition key is in it. A wider index is built
 alongside the writers, under the name that the leaf's index will have; the swap of a conversion exchanges the two. It
-promises less than the narrow one did, so an operator has to ask for it. Reading only.
+promises less than the narrow one did, so an operator has to ask for it. Only reads.
 """
 
 from collections.abc import Iterator, Sequence

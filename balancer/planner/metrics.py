@@ -71,7 +71,7 @@ class Reporter:
             self.instruments.write_pause.labels(*labels).observe(pause)
 
     def leftovers(self, bundle: str, counts: Mapping[str, int]) -> None:
-        """Objects of dead migrations on each node that could be looked at."""
+        """Objects of dead migrations on each node that could be examined."""
         self._set(self.instruments.leftovers, bundle, {(bundle, node): count for node, count in counts.items()})
 
     def references(self, bundle: str, missing: Mapping[str, int], lags: Mapping[str, float]) -> None:
@@ -91,7 +91,7 @@ class Reporter:
             i.messages_delivered.labels(outcome).inc(outcomes.get(outcome, 0))
 
     def checks(self, bundle: str, book: CheckBook, options: CheckOptions, now: float) -> None:
-        """The consistency checker: what stands, what could not be looked at, and how late it is."""
+        """The consistency checker: what stands, what could not be checked, and how late it is."""
         i, round_ = self.instruments, book.round
         unchecked = {} if round_ is None else round_.unchecked
         kinds = [str(kind) for kind in options.kinds]
