@@ -82,7 +82,7 @@ def _reopening(node: str, full: float | None, hot: float, options: BundleOptions
 
 
 def _relative_rates(problem: Problem, options: BundleOptions) -> Floats:
-    """N: each node's reads and writes relative to its share; 0 where there is too little load to speak of heat."""
+    """N: each node's reads and writes relative to its share; 0 if there is too little load to speak of heat."""
     columns = problem.view.tablets
     rates = (columns.write_rate + columns.read_rate)[problem.rows]
     held = sums(problem.home, rates[:, None], len(problem.nodes))[:, 0]

@@ -92,7 +92,7 @@ def standings(problem: Problem, options: BundleOptions) -> Standings:
 
 
 def switches(problem: Problem, options: BundleOptions) -> Standings:
-    """T: the standing that an operator's switches give each tablet, whatever else keeps it; 0 where none is off."""
+    """T: the standing that an operator's switches give each tablet, whatever else keeps it; 0 if none is off."""
     by_table = [table_standing(options, table) for table in problem.view.tables]
     numbers = np.array([_NUMBER[code] if code else 0 for code in by_table] or [0], dtype=np.int8)
     out: Standings = numbers[problem.tables]

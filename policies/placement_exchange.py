@@ -222,7 +222,7 @@ class PairSearch:
 
 
 def node_excess(problem: Problem, state: LoadState, node: int) -> Floats:
-    """D: how far one node is above its due share, relative to it; 0 where nothing is due."""
+    """D: how far one node is above its due share, relative to it; 0 if nothing is due."""
     due = problem.due[node]
     over: Floats = np.divide(state.held[node] - due, due, out=np.zeros_like(due), where=due > 0)
     return over

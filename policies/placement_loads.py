@@ -195,7 +195,7 @@ def initial_state(problem: Problem) -> LoadState:
 
 
 def excess(problem: Problem, held: Floats) -> Floats:
-    """N×D: how far each node is above (or below) its due share, relative to it; 0 where nothing is due."""
+    """N×D: how far each node is above (or below) its due share, relative to it; 0 if nothing is due."""
     due = problem.due
     return np.divide(held - due, due, out=np.zeros_like(held), where=due > 0)
 

@@ -83,7 +83,7 @@ class Directory(Protocol):
         """Commits with a version above `after`, oldest first; as far back as the log is kept."""
 
     def log(self, after: int, upto: int) -> Sequence[StoredEntry] | None:
-        """The commits `after < version <= upto` as the log keeps them; None where it does not have them all."""
+        """The commits `after < version <= upto` as the log keeps them; None if it does not have them all."""
 
     def follow(self, confirm_every: float = 1.0) -> Follower:
         """Starts following; the first snapshot is loaded when this returns.
@@ -101,7 +101,7 @@ class Directory(Protocol):
     def publish(self, topic: str, name: str, document: Json) -> int:
         """Leaves a note that is not part of the truth: progress, an instance's status, key samples. Last one wins.
 
-        Returns how often anybody has written a note of this name so far; 0 where that is not counted.
+        Returns how often anybody has written a note of this name so far; 0 if that is not counted.
         """
 
     def published(self, topic: str) -> Mapping[str, Json]:

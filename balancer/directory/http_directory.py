@@ -82,7 +82,7 @@ class Channel:
         self._closed = False
 
     def get(self, what: str, *, oldest: float | None = None, wait: float = 0.0, **query: int) -> "InstanceAnswer":
-        """What one of the instances answers; `Unavailable` where none does, `Refused` where we may not.
+        """What one of the instances answers; `Unavailable` if none does, `Refused` if we may not.
 
         `oldest`: skips one whose own view may be older than this many seconds.
         """

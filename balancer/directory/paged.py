@@ -129,7 +129,7 @@ class PagedDirectory(ABC):
         return [one.entry for one in stored]
 
     def log(self, after: int, upto: int) -> Sequence[StoredEntry] | None:
-        """The commits `after < version <= upto` as the log keeps them; None where it does not have them all."""
+        """The commits `after < version <= upto` as the log keeps them; None if it does not have them all."""
         with reading_stored():
             return self._read_entries(after, upto)
 
@@ -304,7 +304,7 @@ class PagedDirectory(ABC):
         return None
 
     def _since(self, base: int, upto: int) -> Iterator[tuple[int, str, frozenset[tuple[RecordKind, str]]]]:
-        """Version, transaction and keys of every commit after `base`; `Conflict` where the log is too short."""
+        """Version, transaction and keys of every commit after `base`; `Conflict` if the log is too short."""
         if base == upto:
             return
         with self._holding(self._view_lock):

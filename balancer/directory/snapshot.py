@@ -182,7 +182,7 @@ class Snapshot:
         raise NotFound(f"there is no table {name!r} in the directory; known tables: {known}")
 
     def node(self, name: str) -> Node:
-        """A node by its id; `NotFound` where there is none."""
+        """A node by its id; `NotFound` if there is none."""
         found = self.nodes.get(name)
         if found is None:
             known = ", ".join(sorted(self.nodes)) or "none"
@@ -190,7 +190,7 @@ class Snapshot:
         return found
 
     def tablet(self, tablet_id: int) -> Tablet:
-        """A tablet by its id; `NotFound` where there is none."""
+        """A tablet by its id; `NotFound` if there is none."""
         found = self.find_tablet(tablet_id)
         if found is None:
             raise NotFound(f"there is no tablet {tablet_id} in the directory")

@@ -150,7 +150,7 @@ def roll(held: dict[int, Page], entries: Sequence[StoredEntry]) -> None:
 
 
 def _tablet_changes(stored: StoredEntry) -> Iterator[tuple[int, Tablet | None]]:
-    """Id and tablet, None where it was removed, of each tablet that a commit has changed."""
+    """Id and tablet, None if it was removed, of each tablet that a commit has changed."""
     for change in stored.entry.changes:
         if isinstance(change, Remove):
             if change.kind is RecordKind.TABLET:

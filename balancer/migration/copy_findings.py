@@ -90,7 +90,7 @@ def _of_rows(links: Links, reference: ReferenceTable, node: str) -> Iterator[Cop
 
 
 def _contents(links: Links, connection: Connection, node: str, reference: ReferenceTable) -> list[tuple[int, int]]:
-    """Raises `Refused` where that would run the tables' owner's code with our rights."""
+    """Raises `Refused` if that would run the tables' owner's code with our rights."""
     if not links.address(node).trusts_owners:
         with connection.cursor() as cursor:
             check_owners_code(cursor, reference.names)

@@ -23,7 +23,7 @@ Mark = tuple[str, int]
 
 
 def find(ctx: Context) -> None:
-    """Finds, before anybody waits, which homes will be asked. Raises `Unavailable` where the target has no copy yet."""
+    """Finds, before anybody waits, which homes will be asked. Raises `Unavailable` if the target has no copy yet."""
     source, target = ctx.record.source_node, ctx.record.target_node
     with translated(source):
         wanted = referred_to(ctx.links.control(source), ctx.roots) if source != target else []

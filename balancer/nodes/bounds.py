@@ -101,7 +101,7 @@ def _bound(columns: Sequence[KeyColumn], data: bytes) -> sql.Composable:
 
 
 def _side(columns: Sequence[KeyColumn], values: Key, strict: str, last: str) -> Iterator[sql.Composable]:
-    """One side of a range as PostgreSQL spells it: `a > 1 OR (a = 1 AND b >= 2)`; nothing where it is unbounded.
+    """One side of a range as PostgreSQL spells it: `a > 1 OR (a = 1 AND b >= 2)`; nothing if it is unbounded.
 
     `last` is for the last value: (5, MINVALUE) as lower is a >= 5 and as upper a < 5; (5, MAXVALUE) is a > 5, a <= 5.
     """

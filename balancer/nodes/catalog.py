@@ -101,7 +101,7 @@ def parent_of(cursor: Cursor, partition: Name) -> Name | None:
 
 
 def find_root(cursor: Cursor, name: Name, *, whole: bool = False) -> Root | None:
-    """The root, or None where there is no such table. Raises `Refused` for what cannot be one (of a whole table)."""
+    """The root, or None if there is no such table. Raises `Refused` for what cannot be one (of a whole table)."""
     row = cursor.execute(_ROOT, name).fetchone()
     if row is None:
         return None
@@ -121,7 +121,7 @@ def find_root(cursor: Cursor, name: Name, *, whole: bool = False) -> Root | None
 
 
 def read_root(cursor: Cursor, name: Name, *, whole: bool = False) -> Root:
-    """The root; `Refused` where there is none."""
+    """The root; `Refused` if there is none."""
     root = find_root(cursor, name, whole=whole)
     if root is None:
         raise Refused(f"there is no table {name}")

@@ -129,7 +129,7 @@ def changed_entries(found: Iterable[TupleRow]) -> Iterator[tuple[int, Key | None
 
 
 def hashes_of(cursor: Cursor, rows: Rows, keys: Sequence[Key]) -> dict[Key, int | None]:
-    """The hash of each key's row; None where there is no row."""
+    """The hash of each key's row; None if there is no row."""
     if not keys:
         return {}
     names = [sql.Identifier(f"k{place}") for place in range(len(rows.key))]

@@ -78,7 +78,7 @@ def read_definition(
 def make_roots(cursor: Cursor, definitions: Sequence[Definition], *, trusted: bool = False) -> None:
     """Makes the roots that are missing, then their foreign keys; inside the caller's transaction.
 
-    Raises `Refused` where that would run code of their owners with our rights, unless those are `trusted`.
+    Raises `Refused` if that would run code of their owners with our rights, unless those are `trusted`.
     """
     missing = [one for one in definitions if not _is_there(cursor, one)]
     _check_roles(cursor, missing)

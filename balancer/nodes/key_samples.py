@@ -58,7 +58,7 @@ def split_keys(
 ) -> SplitKeys:
     """Keys that cut neighbouring range partitions, taken together, into parts of equal size.
 
-    `parts − 1` of them, fewer where keys repeat. Raises `Refused` if no key can be found: there are no rows, or all of
+    `parts − 1` of them, fewer if keys repeat. Raises `Refused` if no key can be found: there are no rows, or all of
     them have one key; or if the partitions would run their owners' code, unless those are `trusted`.
     """
     with _bounded(connection, seconds) as cursor:
@@ -244,7 +244,7 @@ def _statistics(cursor: Cursor, partition: Name, column: KeyColumn) -> list[Poin
 
 
 def _value(column: KeyColumn, text: str) -> Key:
-    """The value, or nothing where a key cannot represent it."""
+    """The value, or nothing if a key cannot represent it."""
     try:
         return (parse_value(column.type, text),)
     except KeyMismatch:

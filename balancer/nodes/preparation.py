@@ -55,7 +55,7 @@ def _mark(root: Name) -> str:
 
 
 def find_stub(cursor: Cursor, root: Name) -> int | None:
-    """The oid of our root under its first name. Raises `Refused` where somebody else's table has that name."""
+    """The oid of our root under its first name. Raises `Refused` if somebody else's table has that name."""
     stub = stub_name(root)
     row = cursor.execute(_STUB, (_mark(root), *stub)).fetchone()
     if row is None:
