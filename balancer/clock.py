@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What a long-running part needs of time; tests pass one that they move by hand."""
+    """What a long-running part needs to know about time; tests pass one that they move by hand."""
 
     def now(self) -> datetime:
         """Wall-clock time, aware, in UTC: for people, schedules and records."""

@@ -1,6 +1,6 @@
 """Errors, classed by what the caller must do, not by where they arose.
 
-Everybody may raise and catch these; nothing here imports the rest of the product.
+Any module may raise and catch these; nothing here imports the rest of the product.
 
 | class            | what the caller does                                              |
 |------------------|-------------------------------------------------------------------|
@@ -28,7 +28,7 @@ class Refused(BalancerError):
 
 
 class Damaged(Refused):
-    """Stored data is not what this software wrote: nothing that the caller could give would help. Exit code 1."""
+    """Stored data is not what this software wrote: nothing that the caller could supply would help. Exit code 1."""
 
 
 class Conflict(BalancerError):
@@ -36,7 +36,7 @@ class Conflict(BalancerError):
 
 
 class Fenced(BalancerError):
-    """A newer leader exists: nothing was applied, and nothing we send will be any more."""
+    """A newer leader exists: nothing was applied, and nothing we send from now on will be."""
 
 
 class OutcomeUnknown(BalancerError):

@@ -20,8 +20,8 @@ LONGEST_LOGGED: Final = 16384
 """Characters of one value of a log line: a traceback fits."""
 _DEEPEST = 5
 
-# Every part either cannot fail once it has begun, or is bounded: the time grows with the text and not with its square.
-# In a value of words or JSON a quote may be missing, because the text was cut: then all the rest is the secret.
+# Every part either cannot fail once it has begun, or is bounded: the time grows with the text, not with its square. In
+# a value of words or JSON a quote may be missing, because the text was cut: then all the rest is the secret.
 _SECRET_TEXT = re.compile(
     r"""
       (?P<url>://[^\s'"<>]*+)
@@ -46,7 +46,7 @@ def mask(text: str, longest: int = LONGEST) -> str:
 def _masked(match: re.Match[str]) -> str:
     if match["url"] is None:
         return f"{match['name'] or match['header'] or match['bearer']}***"
-    # A password may have any character but a blank in it, so it ends at the last @.
+    # A password may contain any character except a blank, so it ends at the last @.
     login, at, rest = match["url"].rpartition("@")
     user, colon, _ = login.removeprefix("://").partition(":")
     shown = f"://{user}:***@{rest}" if at and colon else match["url"]
@@ -112,8 +112,8 @@ def set_up_logs(level: str = "info", form: str = "auto", stream: TextIO | None =
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # kazoo tells of every heartbeat: not what an operator wants to read. APScheduler warns of ticks that it skips
-    # because the last one still runs, which is what it is told to do.
+    # kazoo logs every heartbeat: not what an operator wants to read. APScheduler warns about ticks that it skips
+    # because the last one is still running, which is what it is told to do.
     for name in ("kazoo", "uvicorn.access"):
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("apscheduler").setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
-"""Text that comes from outside: requests, servers' messages, the directory, files. Everybody may import this.
+"""Text that comes from outside: requests, servers' messages, the directory, files. Any module may import this.
 
-Its author decides its length and its characters. Before anything else is done with it, it is cut; before a person sees
-it, what a terminal would obey is made visible.
+Its author decides its length and its characters. It is cut before anything else is done with it; before a person sees
+it, whatever a terminal would obey is made visible.
 """
 
 import os
@@ -16,11 +16,11 @@ LONGEST_QUOTE: Final = 200
 """Characters of a value that an error repeats: enough to recognise it."""
 
 LONGEST_FILE: Final = 16 << 20
-"""Bytes of a file that somebody names: a document that people write has less."""
+"""Bytes of a file that somebody names: documents that people write are smaller."""
 _LONGEST_SECRET: Final = 4096
 
-# C0, DEL and C1 move the cursor, change colours and titles; the marks of direction make a text look like another one;
-# lone surrogates cannot be written to any stream.
+# C0, DEL and C1 move the cursor, change colours and titles; direction marks make a text look like another one; lone
+# surrogates cannot be written to any stream.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 # Longer than any address or path that somebody has written.
@@ -43,7 +43,7 @@ def shortened(text: str, longest: int = LONGEST_QUOTE) -> str:
 
 
 def short_words(text: str, given: Sequence[str] = ()) -> str:
-    """A sentence that may repeat what somebody gave: those words, and any other without an end, are shortened in it."""
+    """A sentence that may repeat what somebody gave: those words, and any other endless ones, are shortened in it."""
     for word in given:
         for said in (word, repr(word)[1:-1]):
             if len(said) > LONGEST_QUOTE:
@@ -91,7 +91,7 @@ def read_text_file(file: Path, most: int = LONGEST_FILE) -> str:
 
 
 def read_secret_file(file: Path) -> str:
-    """The one line of a file; `ValueError` with half a sentence, in which the secret is not."""
+    """The one line of a file; `ValueError` with half a sentence that does not contain the secret."""
     try:
         secret = read_text_file(file, _LONGEST_SECRET).rstrip("\r\n")
     except FileNotFoundError:

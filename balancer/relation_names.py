@@ -1,6 +1,6 @@
 """Names on a node: roots as the user writes them, partitions as we name them, always quoted by the driver.
 
-Everybody who builds SQL uses these; no statement glues a name into text by hand.
+All code that builds SQL uses these; no statement glues a name into text by hand.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""How much of a plan is started now: migrations at once, bytes per window, and what still fits into the window.
+"""How much of a plan starts now: migrations at once, bytes per window, and what still fits into the window.
 
 `plan` asks in the order in which it would like to start things; every answer is None or the code of the budget that
 is in the way. Nothing is admitted beyond a budget, whatever its reason.
@@ -25,7 +25,7 @@ class Admission:
     per_node: dict[str, int] = field(init=False)
     bytes_moved: float = field(init=False)
     reserved: frozenset[str] = frozenset()
-    """Nodes that are kept free for what is first in turn and waits for them."""
+    """Nodes that are kept free for what is next in turn and waits for them."""
 
     def __post_init__(self) -> None:
         self.running = sum(not migration.waits for migration in self.view.in_flight)
@@ -129,7 +129,7 @@ def moves_at_once(view: BundleView, options: BundleOptions) -> int:
     """Migrations of the bundle that may run at once.
 
     `auto`: each needs two nodes, of which each takes part in `moves_per_node`; and all their rows go through one
-    process, which carries so much and no more, however many there are.
+    process, whose throughput is limited, however many there are.
     """
     wanted = options.budgets.moves_total
     if wanted != AUTO:
@@ -140,7 +140,7 @@ def moves_at_once(view: BundleView, options: BundleOptions) -> int:
 
 
 def bytes_per_second(view: BundleView, options: BundleOptions) -> float:
-    """How fast a tablet is copied: as measured, or else as expected."""
+    """How fast a tablet is copied: as measured, otherwise as expected."""
     return view.measured_bytes_per_second or options.budgets.expected_bytes_per_second
 
 

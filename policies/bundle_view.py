@@ -40,7 +40,7 @@ class NodeView:
     disk_capacity: float | None = None
     """Bytes the node's disk holds in all; None: unknown."""
     disk_used: float | None = None
-    """Bytes in use, other people's included; None: the sum of its tablets."""
+    """Bytes in use, including other people's; None: the sum of its tablets."""
     memory: float | None = None
     """Bytes of memory for in-memory tables; None: as much as any other."""
     write_capacity: float | None = None
@@ -95,7 +95,7 @@ class TabletColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProfileColumns:
-    """What tablets do in the course of the day, as plans see it: a few parts of it (see `day_spans`)."""
+    """What tablets do over the course of the day, as plans see it: a few parts of it (see `day_spans`)."""
 
     spans: tuple[DaySpan, ...]
     rates: npt.NDArray[np.float32]  # (loads, tablets, spans): rows written and read per second; NaN: not known
@@ -103,27 +103,27 @@ class ProfileColumns:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A migration that runs: credited before planning, as if it had finished."""
+    """A running migration: credited before planning, as if it had finished."""
 
     migration: str
     tablets: tuple[int, ...]
     source: str
     target: str
     waits: bool = False
-    """A move that follows on one that runs or has run, and has not been started: it is credited and keeps its nodes'
-    slots for itself, but takes up none of the total."""
+    """A move that follows one that runs or has run, and has not been started: it is credited and keeps its nodes' slots
+    for itself, but takes up none of the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class TabletHistory:
-    """What is remembered about a tablet, by id, where there is anything to remember."""
+    """What is remembered about a tablet, by id, if there is anything to remember."""
 
     last_migrated: float | None = None  # seconds since 1970
     failures: int = 0  # in a row
     last_failed: float | None = None
     split_for_heat_at: float | None = None
     hot_polls: int = 0  # polls in a row over a heat threshold
-    max_rate_5m: float | None = None  # greatest rate (reads and writes) of the last five minutes
+    max_rate_5m: float | None = None  # highest rate (reads and writes) of the last five minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class BundleView:
     pinned: frozenset[int] = frozenset()
     quarantined: frozenset[int] = frozenset()
     expired: frozenset[int] = frozenset()
-    """Empty tablets that stand for keys which have expired."""
+    """Empty tablets that stand for expired keys."""
     expiry_held: bool = False
     """Whether an operator keeps expired tablets from being retired."""
     history: Mapping[int, TabletHistory] = field(default_factory=dict)
@@ -149,14 +149,14 @@ class BundleView:
     bytes_moved_in_window: float = 0.0
     measured_bytes_per_second: float | None = None
     reshaped_last: bool = False
-    """Whether the newest migration is a split or a merge: then moves have the first turn."""
+    """Whether the newest migration is a split or a merge: then moves go first."""
     overloaded_since: Mapping[str, float] = field(default_factory=dict)
-    """Node → since when (seconds since 1970) it does more than `close_at_load` times its share, without a break."""
+    """Node → since when (seconds since 1970) it has done more than `close_at_load` times its share, without a break."""
     balancing: float = 0.0
-    """Bytes that moves off nodes between the stop and the start threshold may copy: more than 0 where balancing has
-    begun and goes on to the stop threshold (see `tail`)."""
+    """Bytes that moves off nodes between the stop and the start threshold may copy: more than 0 if balancing has begun
+    and continues to the stop threshold (see `tail`)."""
     profile: ProfileColumns | None = None
-    """What the tablets do in the course of the day; None: no day is known, or nobody asks."""
+    """What the tablets do over the course of the day; None: no day is known, or nobody asks."""
 
 
 class SampleSource(StrEnum):
@@ -179,10 +179,10 @@ class KeySamples:
     writes: tuple[bool, ...] = ()
     """Whether each sample was a write, in the order of `keys`; empty: all were."""
     confidence: float = 1.0
-    """0 to 1: how far the figures may be believed."""
+    """0 to 1: how reliable the figures are."""
     row_keys: tuple[bytes, ...] = ()
-    """Keys of the tablet's rows, ascending and evenly spaced by rank, as a histogram has them: where its rows lie,
-    whether in use or not; empty: unknown."""
+    """Keys of the tablet's rows, ascending and evenly spaced by rank, as in a histogram: where its rows lie, whether in
+    use or not; empty: unknown."""
 
 
 class ActionKind(StrEnum):
@@ -221,7 +221,7 @@ class Action:
     size: float = 0.0  # bytes to be moved or rewritten
     gain: float = 0.0
     then: tuple[tuple[int, str], ...] = ()
-    """Of a move that helps only together with others: tablets and where they go once this one is done, in order."""
+    """For a move that helps only together with others: tablets and where they go once this one is done, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,17 +247,17 @@ class NodeChange:
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """What a policy says of one bundle: actions in the order in which they should be started, and the rest."""
+    """What a policy says about one bundle: actions in the order in which they should be started, and the rest."""
 
     actions: tuple[Action, ...] = ()
     """What may be started now, within the budgets."""
     rejections: tuple[Rejection, ...] = ()
     """Some examples for each code; `counts` has the numbers."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """How many candidates each code has kept back."""
+    """How many candidates each code has held back."""
     node_changes: tuple[NodeChange, ...] = ()
     pending_moves: int = 0
-    """Moves that lead to the same target and wait for the budgets: the next plans bring them."""
+    """Moves that lead to the same target and wait for the budgets: the next plans will have them."""
     pending_bytes: float = 0.0
     score_before: float = 100.0
     score_after: float = 100.0
@@ -267,6 +267,6 @@ class PlanResult:
     """No placement at all that leaves pinned tablets where they are has a better score."""
     notes: tuple[str, ...] = ()
     unfinished: bool = False
-    """Whether the objective still wants moves, or migrations run: what was begun goes on."""
+    """Whether the objective still wants moves, or migrations are running: what was begun continues."""
     overloaded: frozenset[str] = frozenset()
-    """Nodes over the start threshold that the plan takes something off."""
+    """Nodes over the start threshold that the plan relieves."""

@@ -1,9 +1,9 @@
-"""What the consistency checker does next, and what its looks mean. Pure: who looks is `balancer.checks`.
+"""What the consistency checker does next, and what its looks mean. Pure: `balancer.checks` does the looking.
 
 A *round* goes over everything once: kind after kind, and within a kind subject after subject (tablets by their ids,
 which only grow, so that what is split or merged meanwhile is met again under its new ids). Where a round stands is a
-small value, `CheckRound`: a new leader that has it goes on there. A `Look` at one unit of work gives anomalies, which
-stand in the `CheckBook` until a later round does not find them any more.
+small value, `CheckRound`: a new leader that has it continues there. A `Look` at one unit of work yields anomalies,
+which stay in the `CheckBook` until a later round no longer finds them.
 """
 
 from bisect import bisect_left
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from balancer.policies.check_options import CheckKind, CheckOptions
 
 MOST_STANDING = 200
-"""Anomalies that are kept: damage of a whole node is told by the first of them, and the count."""
+"""Anomalies that are kept: the first of them, and the count, reveal damage to a whole node."""
 KEPT_ROUNDS = 30
 MOST_UNCHECKED = 1000
 MOST_REASONS = 20
@@ -32,7 +32,7 @@ class Anomaly:
     count: int = 1
     advice: str = ""
     about: str = ""
-    """What tells it from others of the same place: an invariant's name, a foreign key."""
+    """What distinguishes it from others in the same place: an invariant's name, a foreign key."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -51,27 +51,27 @@ class Look:
     anomalies: tuple[Anomaly, ...] = ()
     rows: int = 0
     next_page: int = 0
-    """Where the same unit goes on; 0: it is done."""
+    """Where the same unit continues; 0: it is done."""
     epoch: int = 0
     """Of the tablet: pages are those of this owner."""
     more: bool = False
     """Whether the subject has a further item."""
     unchecked: str = ""
-    """Why nothing, or not everything, can be said; empty: all was looked at."""
+    """Why nothing, or not everything, can be said; empty: everything was checked."""
     sums: Mapping[str, str] = field(default_factory=dict)
-    """Sums that were seen for the first time."""
+    """Sums seen for the first time."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckUnit:
-    """One thing to look at: the subject's number, the item of it, and the page at which to go on."""
+    """One thing to look at: the subject's number, the item of it, and the page at which to continue."""
 
     kind: CheckKind
     subject: int
     item: int = 0
     page: int = 0
     epoch: int = 0
-    """Of the owner whose page that is: another one's rows lie elsewhere."""
+    """Epoch of the owner whose page that is: another owner's rows lie elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,11 @@ class CheckRound:
     number: int
     began: float
     kind: CheckKind | None
-    """What is being looked at; None: the round is over."""
+    """What is being checked; None: the round is over."""
     subject: int = -1
     item: int = -1
     page: int = 0
-    """Above 0: the unit is not done, and goes on here."""
+    """Above 0: the unit is not done, and continues here."""
     epoch: int = 0
     more: bool = False
     """Whether the subject has a further item."""
@@ -93,7 +93,7 @@ class CheckRound:
     rows: int = 0
     seconds: float = 0.0
     unchecked: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Kind → subjects of which nothing could be said, `MOST_UNCHECKED` of them."""
+    """Kind → subjects about which nothing could be said, `MOST_UNCHECKED` of them."""
     why: tuple[str, ...] = ()
     """Some of the reasons."""
 
@@ -118,7 +118,7 @@ class PastRound:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """An anomaly that is believed: when it was first and last seen."""
+    """A confirmed anomaly: when it was first and last seen."""
 
     anomaly: Anomaly
     first: float
@@ -138,7 +138,7 @@ class CheckBook:
     """Anomalies beyond those that are kept, of this round."""
     past: tuple[PastRound, ...] = ()
     ended: Mapping[str, float] = field(default_factory=dict)
-    """Kind → when all of it was last looked at."""
+    """Kind → when all of it was last checked."""
     sums: Mapping[str, str] = field(default_factory=dict)
     """Sums that must not change, as they were at their first look, by table and name."""
 
@@ -149,7 +149,7 @@ class CheckBook:
 
 
 def due_at(book: CheckBook, options: CheckOptions) -> float:
-    """When there is something to do: now, for a round that is not over; else when the next one is to begin."""
+    """When there is something to do: now, for a round that is not over; otherwise when the next one should begin."""
     if book.round is None or book.running is not None:
         return 0.0
     return book.round.began + options.every
@@ -182,7 +182,7 @@ def next_unit(round_: CheckRound, subjects: Sequence[int]) -> CheckUnit | None:
 
 
 def confirmed(first: Look, second: Look) -> Look:
-    """What two looks in a row have found: what passes is none of it. What the second says counts."""
+    """What two looks in a row have both found: what passes does not count. The second look's account is used."""
     known = {anomaly.key for anomaly in first.anomalies}
     return replace(second, anomalies=tuple(one for one in second.anomalies if one.key in known))
 
@@ -230,9 +230,9 @@ def after_look(
 
 
 def end_kind(book: CheckBook, kinds: Sequence[CheckKind], now: float) -> tuple[CheckBook, tuple[Anomaly, ...]]:
-    """All of a kind was looked at: the book at the next kind, and the anomalies that are gone.
+    """All of a kind was checked: the book at the next kind, and the anomalies that are gone.
 
-    What stood where nothing could be said stands.
+    Anomalies where nothing could be said stay.
     """
     round_ = book.round
     assert round_ is not None
@@ -249,19 +249,19 @@ def end_kind(book: CheckBook, kinds: Sequence[CheckKind], now: float) -> tuple[C
 
 
 def of_kinds(book: CheckBook, kinds: Iterable[CheckKind]) -> tuple[CheckBook, tuple[Anomaly, ...]]:
-    """Without what is no longer looked at: nobody would ever find it gone."""
+    """Without what is no longer checked: nobody would ever find it gone."""
     wanted = set(kinds)
     gone = tuple(s.anomaly for s in book.standing.values() if s.anomaly.kind not in wanted)
     return replace(book, standing={k: s for k, s in book.standing.items() if s.anomaly.kind in wanted}), gone
 
 
 def rest_after(seconds: float, share: float) -> float:
-    """How long to do nothing after so much work, so that work is this part of the time."""
+    """How long to pause after this much work, so that work takes this share of the time."""
     return seconds * (1.0 - share) / share
 
 
 def counts(book: CheckBook) -> dict[str, int]:
-    """Anomalies that stand, by kind."""
+    """Current anomalies, by kind."""
     found = {str(kind): 0 for kind in CheckKind}
     for standing in book.standing.values():
         found[str(standing.anomaly.kind)] += 1

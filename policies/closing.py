@@ -1,7 +1,7 @@
 """Which nodes should be closed to new data, and which of those the daemon closed may be opened again.
 
-Two thresholds each, so that a node does not flutter: it closes at the upper one and opens below the lower one. What an
-operator has closed stays closed. For its load a node is closed only when that lasts: a burst is over before the first
+Two thresholds each, so that a node does not flap: it closes at the upper one and opens below the lower one. What an
+operator has closed stays closed. A node is closed for its load only if that lasts: a burst is over before the first
 tablet has gone elsewhere.
 """
 
@@ -33,7 +33,7 @@ def node_changes(problem: Problem, options: BundleOptions) -> tuple[NodeChange, 
 
 
 def overloaded_since(view: BundleView, options: BundleOptions, before: Mapping[str, float]) -> dict[str, float]:
-    """Node → since when it is overloaded, at this poll; `before` is what the poll before it said.
+    """Node → since when it is overloaded, at this poll; `before` is what the previous poll said.
 
     From the view alone, because every poll asks: a plan that starts nothing is not made again each time.
     """
@@ -51,7 +51,7 @@ def _lasts(view: BundleView, node: str, options: BundleOptions) -> bool:
 
 
 def disk_share(problem: Problem, at: int) -> float | None:
-    """The part of a node's disk that is in use, with what is in flight; None: its size is not known."""
+    """The part of a node's disk that is in use, with what is in flight; None: its size is unknown."""
     capacity = problem.nodes[at].disk_capacity
     if not capacity:
         return None
@@ -82,7 +82,7 @@ def _reopening(node: str, full: float | None, hot: float, options: BundleOptions
 
 
 def _relative_rates(problem: Problem, options: BundleOptions) -> Floats:
-    """N: each node's reads and writes relative to its share; 0 where there is too little load to speak of heat."""
+    """N: each node's reads and writes relative to its share; 0 if there is too little load to speak of heat."""
     columns = problem.view.tablets
     rates = (columns.write_rate + columns.read_rate)[problem.rows]
     held = sums(problem.home, rates[:, None], len(problem.nodes))[:, 0]

@@ -1,7 +1,7 @@
-"""How hot a tablet may be, and when tablets are cool enough to be joined.
+"""How hot a tablet may be, and when tablets are cool enough to be merged.
 
-`heat` asks for the threshold when it looks for hot tablets, `sizes` and `heat` before they propose a merge: were the
-two not to agree, one would split what the other has merged.
+`heat` asks for the threshold when it looks for hot tablets, `sizes` and `heat` before they propose a merge: if the two
+disagreed, one would split what the other has merged.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from balancer.policies.figures import rate_text
 from balancer.policies.options import HeatOptions
 
 JOINT = 0.75
-"""The part of the threshold that tablets may carry together when they are joined: what is left keeps them from being
-split again when the load wanders."""
+"""The part of the threshold that tablets may carry together when they are merged: the rest keeps them from being split
+again when the load wanders."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Cooling:
     def thresholds(self) -> Floats:
         """Rows per second from which a tablet is hot, per tablet.
 
-        A node that does less than the average counts as an average one: the only tablet of a node that has just been
-        added is all of its load, and nothing would be won by splitting it.
+        A node that does less than the average counts as an average one: the only tablet of a newly added node is all of
+        its load, and splitting it would gain nothing.
         """
         loads = np.maximum(self.node_loads, self.node_loads.mean() if len(self.node_loads) else 0.0)
         relative = np.maximum(self.options.min_rows_per_second, self.options.max_node_share * loads)
@@ -77,13 +77,13 @@ class Cooling:
         return np.asarray(self.rates >= self.thresholds / 2, np.bool_)
 
     def recent_maximum(self, row: int) -> float:
-        """The greatest rate of the last five minutes; the present one where nothing is remembered."""
+        """The highest rate of the last five minutes; the current one if nothing is remembered."""
         history = self.view.history.get(int(self.view.tablets.ids[row]))
         remembered = None if history is None else history.max_rate_5m
         return max(remembered or 0.0, float(self.rates[row]))
 
     def too_warm(self, rows: range, count: int = 1) -> str | None:
-        """Why these tablets may not become so many others yet; None: they may."""
+        """Why these tablets may not become this many others yet; None: they may."""
         watched = self.options.enable and bool(self.warm_now[rows.start : rows.stop].any())
         if not watched and not self.view.history:
             return None
@@ -91,7 +91,7 @@ class Cooling:
         return found or self._joint_text(rows, count)
 
     def _joint_text(self, rows: range, count: int) -> str | None:
-        """Why what they become would be hot again, or nearly, on a node that does no more than others.
+        """Why the result would be hot again, or nearly, on a node that does no more than others.
 
         Half a threshold each is not enough: their node may do more than the others, and what is cool there is hot as
         soon as it is balanced.
@@ -108,7 +108,7 @@ class Cooling:
         history = self.view.history.get(tablet)
         split_at = None if history is None else history.split_for_heat_at
         if split_at is None and not self.options.enable:
-            return None  # but what heat has split is protected also while its schedule is closed
+            return None  # but what heat has split is protected even while its schedule is closed
         if split_at is not None and self.view.now - split_at < self.options.min_split_age:
             age, rest = (self.view.now - split_at) / 60, self.options.min_split_age / 60
             return f"tablet {tablet} was split for heat {age:.0f} minutes ago and rests for {rest:.0f}"

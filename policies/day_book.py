@@ -1,4 +1,4 @@
-"""Keeps a bundle's profile up to date from tick to tick. In memory only: who calls it keeps it elsewhere, too.
+"""Keeps a bundle's profile up to date from tick to tick. In memory only: the caller keeps it elsewhere too.
 
 The tick and the simulator show it each view; in return they get what a plan sees of the profile. What is measured is
 gathered and folded in when the hour ends.
@@ -17,7 +17,7 @@ from balancer.policies.day_profile import DayProfile, Gathered, Parents, align, 
 from balancer.policies.day_spans import profile_columns
 
 LONGEST_STEP: Final = 1800.0
-"""Seconds for which one view may stand: a process that slept for longer has not seen what happened meanwhile."""
+"""Seconds for which one view may count: a process that slept for longer has not seen what happened meanwhile."""
 _REWRITTEN: Final = 4  # hours whose notes know other tablets by now, written with each hour that ends
 
 
@@ -27,9 +27,9 @@ class DayBook:
 
     profile: DayProfile = field(default_factory=no_profile)
     changed: set[int] = field(default_factory=set)
-    """Hours that must be written down: who has done so takes them out."""
+    """Hours that must be saved: whoever has saved them removes them."""
     stale: list[int] = field(default_factory=list)
-    """Hours that were written down for tablets that have been split or merged since: a few with each hour's end."""
+    """Hours that were saved for tablets that have been split or merged since: a few at the end of each hour."""
     _gathered: Gathered | None = None
     _last: float | None = None
     _seen: tuple[DayProfile, Ints, int, ProfileColumns | None] | None = None
@@ -39,7 +39,7 @@ class DayBook:
     ) -> ProfileColumns | None:
         """One more view, at this local time. `measured`: which of its tablets have rates; None: all."""
         ids = view.tablets.ids
-        # As they were made, one after the other, is nearly always the case; then nothing is copied.
+        # They are nearly always in the order in which they were made; then nothing is copied.
         increasing = bool((ids[1:] > ids[:-1]).all())
         order: Ints | slice = slice(None) if increasing else np.argsort(ids, kind="stable")
         self._align(ids[order], parents)
@@ -54,7 +54,7 @@ class DayBook:
         return self._columns(view)
 
     def take(self, other: DayProfile, parents: Parents) -> None:
-        """What another instance has kept, where that is newer than what this one knows."""
+        """Takes over what another instance has kept, if that is newer than what this one knows."""
         other = completed(other, parents)
         if not len(self.profile):
             self.profile = other

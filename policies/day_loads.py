@@ -14,7 +14,7 @@ from balancer.policies.day_profile import LOADS
 from balancer.policies.options import BundleOptions, PlannedLoad
 
 ALIKE = 0.05
-"""Of a node's share: what differs by less on nodes, where tablets lie at random, is one."""
+"""Of a node's share: loads that differ by less on nodes with randomly placed tablets are one."""
 _QUIET = 1 / 16  # of the busiest part's load: less does not count
 NAMES = {
     "bytes": "bytes",
@@ -27,7 +27,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class DimensionColumn:
-    """One dimension: each tablet's load, and how the dimension counts beside the others."""
+    """One dimension: each tablet's load, and how the dimension counts next to the others."""
 
     name: str
     load: Floats  # one entry per tablet of the view
@@ -65,7 +65,7 @@ def day_columns(view: BundleView, rate: str) -> list[DimensionColumn]:
 
 
 def without_doubles(columns: list[DimensionColumn], nodes: int) -> list[DimensionColumn]:
-    """Without reads of a part of the day that lie as its writes do, or the other way: what counts more stays."""
+    """Without reads of a part of the day that lie like its writes, or vice versa: what counts more stays."""
     kept: list[DimensionColumn] = []
     for column in columns:
         span = span_of(column.name)

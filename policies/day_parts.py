@@ -1,8 +1,8 @@
 """The hours over which load is remembered, and the parts of the day that are planned for: spans of such hours.
 
-A slot is one hour of a working day (0 to 23) or of a day of the weekend (24 to 47). The caller passes local time: the
-bundle's timezone decides what an hour is. A dimension of a plan that is about one part of the day has the part in its
-name, `write_rate@18-20`: `base_of` and `span_of` take such a name apart.
+A slot is one hour of a working day (0 to 23) or of a weekend day (24 to 47). The caller passes local time: the bundle's
+timezone decides what an hour is. A dimension of a plan that is about one part of the day has the part in its name,
+`write_rate@18-20`: `base_of` and `span_of` take such a name apart.
 """
 
 from datetime import datetime
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 HOURS: Final = 24
 SLOTS: Final = 2 * HOURS
-"""All hours that are remembered: first those of a working day, from midnight on, then those of a day of the weekend."""
+"""All hours that are remembered: first those of a working day, from midnight on, then those of a weekend day."""
 SLOT_SECONDS: Final = 3600.0
 DAYS_A_WEEK: Final = (5, 2)
 _SATURDAY: Final = 5
@@ -43,7 +43,7 @@ def days_a_week(slot: int) -> int:
 
 
 def span_text(span: DaySpan) -> str:
-    """`from 18 to 21 h`, `from 18 to 21 h at weekends`, or `at weekends` where it is the whole day."""
+    """`from 18 to 21 h`, `from 18 to 21 h at weekends`, or `at weekends` if it is the whole day."""
     kind = "at weekends" if span.weekend else "on working days"
     if len(span.slots) == HOURS:
         return kind

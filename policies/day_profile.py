@@ -1,14 +1,15 @@
-"""What each tablet reads and writes in every hour of the day: a mean over days that forgets, bounded and in columns.
+"""What each tablet reads and writes in every hour of the day: a decaying mean over days, bounded and in columns.
 
 Two bytes for each of 2 loads × 48 hours (24 of a working day, 24 of the weekend), and the tablet's id: 200 bytes a
 tablet, 200 MB for a million; 12 more while an hour is gathered. Rates are kept as levels, that is by their logarithm,
-so that two bytes reach from a row in a minute to a hundred million in a second, each to 0.03 %. The directory keeps one
-byte of them, 96 bytes a tablet, each to 4 % at worst. Plans see means over a few parts of the day (see `day_spans`).
+so that two bytes cover a range from one row per minute to a hundred million per second, accurate to 0.03 %. The
+directory keeps one byte of them, 96 bytes a tablet, accurate to 4 % at worst. Plans see means over a few parts of the
+day (see `day_spans`).
 
-While an hour lasts, rates are gathered; then `fold` adds them to the mean of the days before. A mean over the time that
-was seen: an hour that was half seen counts half, whether the daemon was down or the clocks were changed. With each day
-the past counts for `KEEP` of what it did. `align` follows splits and merges: a split gives each part its share, a merge
-adds. Time is given; nothing here reads a clock.
+While an hour lasts, rates are gathered; then `fold` adds them to the mean of the days before. It is a mean over the
+time that was seen: an hour that was half seen counts half, whether the daemon was down or the clocks were changed. With
+each day the past counts for `KEEP` of what it did. `align` follows splits and merges: a split gives each part its
+share, a merge adds. Time is given; nothing here reads a clock.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,27 +24,27 @@ from balancer.policies.day_parts import HOURS, SLOT_SECONDS, SLOTS, days_a_week
 
 LOADS: Final = ("write_rate", "read_rate")
 KEEP: Final = 0.75
-"""A day counts for so much of the day after it: four fifths of the mean come from the last five days of its kind."""
+"""A day counts for this much of the day after it: four fifths of the mean come from the last five days of its kind."""
 KNOWN: Final = 0.5
-"""How much of an hour must have been seen for its mean to be believed."""
+"""How much of an hour must have been seen for its mean to be trusted."""
 WHOLE_DAY: Final = 22
-"""Hours that must be known for the day to be: a daemon that sleeps for an hour each night still knows its day."""
+"""Hours that must be known for the day to be known: a daemon that sleeps for an hour each night still knows its day."""
 UNKNOWN: Final = 0xFFFF
 COARSE_UNKNOWN: Final = 0xFF
 
 Singles = npt.NDArray[np.float32]
 Levels = npt.NDArray[np.uint16]  # LOADS × tablets: one hour
 Parents = Mapping[int, tuple[tuple[int, ...], int]]
-"""Tablets that splits and merges have made: the tablets that each was made of, and how many were made of them."""
+"""Tablets that splits and merges have made: the tablets that each was made from, and how many were made from them."""
 
-_LEAST = 0.1  # rows per second: below it a rate is next to none
+_LEAST = 0.1  # rows per second: a lower rate is next to none
 _OCTAVE = 2167.0  # levels between a rate and its double
 _HIGHEST = 0xFDFF  # so that the coarse level of no rate is COARSE_UNKNOWN
 _RATES: Singles = (_LEAST * np.expm1(np.arange(0x10000) * (np.log(2.0) / _OCTAVE))).astype(np.float32)
 _RATES[UNKNOWN] = np.nan
 _Value = TypeVar("_Value")
 _GENERATIONS = 4  # that lie between the notes of two hours, at most: a day's
-_DEPTH = 64  # generations of splits and merges that are followed back
+_DEPTH = 64  # generations of splits and merges that are traced back
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +78,7 @@ class DayProfile:
 
 @dataclass(slots=True, eq=False)
 class Gathered:
-    """What has been measured in the present hour."""
+    """What has been measured in the current hour."""
 
     slot: int
     day: int
@@ -91,7 +92,7 @@ class Gathered:
         self.rows = np.zeros((len(LOADS), len(self.ids)), np.float32)
 
     def add(self, rates: tuple[Floats, Floats], measured: npt.NDArray[np.bool_], seconds: float) -> None:
-        """So many seconds in which tablets had these rates, by load; those not measured are left out."""
+        """Adds this many seconds in which tablets had these rates, by load; those not measured are left out."""
         held = np.where(measured, np.float32(seconds), np.float32(0.0))
         self.seconds += held
         for load, rate in enumerate(rates):
@@ -99,7 +100,7 @@ class Gathered:
         self.span += seconds
 
     def follow(self, ids: Ints) -> "Gathered":
-        """The same for other tablets: what those that are still there have gathered stays."""
+        """The same for other tablets: what was gathered for those that still exist stays."""
         if ids is self.ids or np.array_equal(ids, self.ids):
             return self
         made = Gathered(self.slot, self.day, ids, self.span)
@@ -114,7 +115,7 @@ def no_profile() -> DayProfile:
 
 
 def levels_of(rates: npt.NDArray[np.floating]) -> Levels:
-    """Rows per second as levels; what is no number is unknown."""
+    """Rows per second as levels; NaN is unknown."""
     logs = np.log1p(np.maximum(np.nan_to_num(rates), 0.0) / _LEAST) * (_OCTAVE / np.log(2.0))
     levels = np.minimum(np.rint(logs), _HIGHEST).astype(np.uint16)
     return np.where(np.isnan(rates), np.uint16(UNKNOWN), levels)
@@ -133,7 +134,7 @@ def fine(levels: npt.NDArray[np.uint8]) -> Levels:
 
 
 def align(profile: DayProfile, ids: Ints, parents: Parents) -> DayProfile:
-    """The profile of exactly these tablets (sorted). What was made of others has its share of theirs.
+    """The profile of exactly these tablets (sorted). Those made from others get their share of the others' loads.
 
     Hour by hour: notes of different age know different tablets.
     """
@@ -155,7 +156,7 @@ def align(profile: DayProfile, ids: Ints, parents: Parents) -> DayProfile:
 
 
 def completed(profile: DayProfile, parents: Parents) -> DayProfile:
-    """The profile in which tablets have their forebears' hours where they have none of their own: notes of different
+    """The profile in which tablets have their ancestors' hours where they have none of their own: notes of different
     age know different generations."""
     legacy = _legacy(profile.ids, profile.ids, parents)
     if legacy is None:
@@ -189,7 +190,7 @@ def fold(profile: DayProfile, gathered: Gathered) -> DayProfile:
 
 
 def newest(mine: DayProfile, other: DayProfile) -> DayProfile:
-    """Of two profiles the newer one, hour by hour. They must be aligned to the same tablets."""
+    """The newer of two profiles, hour by hour. They must be aligned to the same tablets."""
     hours, seen, days = list(mine.hours), list(mine.seen), list(mine.days)
     for slot in range(SLOTS):
         ours, theirs = mine.hours[slot], other.hours[slot]
@@ -214,7 +215,7 @@ def _days_between(profile: DayProfile, gathered: Gathered) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Legacy:
-    """Who may inherit from whom: rows of the new tablets, rows of known forebears, and the share of each."""
+    """Who may inherit from whom: rows of the new tablets, rows of known ancestors, and the share of each."""
 
     heirs: Ints
     givers: Ints
@@ -222,7 +223,7 @@ class _Legacy:
 
 
 def _legacy(known: Ints, ids: Ints, parents: Parents) -> _Legacy | None:
-    """Of the tablets that splits and merges have made: all forebears of each that the profile knows."""
+    """For tablets that splits and merges have made: all ancestors of each that the profile knows."""
     made = [tablet for tablet in parents if _at(ids, tablet) is not None]
     found = [
         (_at(ids, tablet), giver, share) for tablet in sorted(made) for giver, share in _givers(tablet, known, parents)
@@ -234,9 +235,9 @@ def _legacy(known: Ints, ids: Ints, parents: Parents) -> _Legacy | None:
 
 
 def _givers(tablet: int, known: Ints, parents: Parents, depth: int = 0) -> Iterator[tuple[int, float]]:
-    """The nearest forebears that the profile knows; they may be gone, and theirs too, where nobody looked for a while.
+    """The nearest ancestors that the profile knows; they may be gone, and theirs too, if nobody looked for a while.
 
-    The depth ends a circle of descent, which only a broken directory has.
+    The depth limit ends a cycle of descent, which only a broken directory has.
     """
     names, siblings = parents.get(tablet, ((), 1))
     for name in names if depth < _DEPTH else ():
@@ -254,7 +255,7 @@ def _at(ids: Ints, tablet: int) -> int | None:
 
 
 def _inherit(made: Levels, before: Levels, legacy: _Legacy) -> None:
-    """Fills in what is unknown of tablets that were made of others, in one hour."""
+    """Fills in what is unknown about tablets that were made from others, in one hour."""
     heirs, places = np.unique(legacy.heirs, return_inverse=True)
     for load in range(len(LOADS)):
         given = _RATES[before[load, legacy.givers]] * legacy.shares

@@ -1,4 +1,4 @@
-"""What people are shown of a profile: each node's hours, and the tablets with the busiest ones. Pure.
+"""What people see of a profile: each node's hours, and the tablets with the busiest ones. Pure.
 
 `hot --profile` and the page show it; plans do not look at it.
 """
@@ -36,7 +36,7 @@ class DayReport:
 
 
 def day_report(profile: DayProfile, view: BundleView) -> DayReport | None:
-    """The report; None: nothing is known yet, or of other tablets."""
+    """The report; None: nothing is known yet, or only about other tablets."""
     order = np.argsort(view.tablets.ids, kind="stable")
     if not any(levels is not None for levels in profile.hours) or not np.array_equal(
         view.tablets.ids[order], profile.ids

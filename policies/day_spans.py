@@ -1,8 +1,8 @@
 """Which parts of the day a plan looks at: few, so that a plan costs little more than one for the moment.
 
-Hours that follow one another and in which the tablets share the load out alike are one part: to even out one of them is
-to even out the other. Then, until there are no more than `MOST`, those parts are joined that differ least for what is
-done in them. `day_book` calls this once an hour. Columns only.
+Consecutive hours in which the tablets share the load alike are one part: evening out one of them evens out the other.
+Then, until there are no more than `MOST`, the parts that differ least for what is done in them are joined. `day_book`
+calls this once an hour. Columns only.
 """
 
 from itertools import pairwise
@@ -16,7 +16,7 @@ from balancer.policies.day_profile import LOADS, DayProfile, Singles
 
 MOST = 6
 """Parts of the day in one plan. More: closer to each hour, and slower."""
-_SAMPLE = 20_000  # tablets by which hours are compared
+_SAMPLE = 20_000  # number of tablets by which hours are compared
 
 
 def profile_columns(profile: DayProfile, nodes: int) -> ProfileColumns | None:
@@ -29,7 +29,7 @@ def profile_columns(profile: DayProfile, nodes: int) -> ProfileColumns | None:
 
 
 def _mean(profile: DayProfile, span: DaySpan, slots: list[int]) -> Singles:
-    """LOADS × tablets: the mean over the hours of a part that are known; NaN where a tablet was seen in none."""
+    """LOADS × tablets: the mean over the known hours of a part; NaN if a tablet was seen in none."""
     total = np.zeros((len(LOADS), len(profile)), np.float32)
     count = np.zeros((len(LOADS), len(profile)), np.float32)
     for slot in span.slots:
@@ -55,7 +55,7 @@ class _Hours:
             self.products.append(rates @ rates.T)
             self.totals.append(rates.sum(axis=1))
         self.work = np.sum([total / max(float(total.max(initial=0.0)), 1e-300) for total in self.totals], axis=0)
-        # How far nodes differ from one hour to the next where tablets lie at random: of one load, squared.
+        # How far nodes differ from one hour to the next if tablets are placed at random: of one load, squared.
         self.alike = ALIKE**2 / max(nodes, 1)
 
     def spans(self) -> list[DaySpan]:
@@ -69,13 +69,13 @@ class _Hours:
             if not pairs or (costs.min() > self.alike and len(kept) <= MOST):
                 return [parts[at] for at in kept]
             if costs.min() > self.alike:
-                # What little is done in may be joined with what is different.
+                # A part in which little is done may be joined with a different one.
                 costs *= [work[at] * work[at + 1] / max(work[at] + work[at + 1], 1e-300) for at in pairs]
             at = pairs[int(costs.argmin())]
             parts[at : at + 2] = [DaySpan(parts[at].first, parts[at + 1].last)]
 
     def _distances(self, parts: list[DaySpan]) -> tuple[Floats, Floats]:
-        """Parts × parts: how differently tablets share the load out, in the load where that is most; parts: work."""
+        """Parts × parts: how differently tablets share the load, in the load where that is most; parts: work."""
         member = np.array([[slot in part.slots for slot in self.slots] for part in parts], dtype=np.float64)
         worst = np.zeros((len(parts), len(parts)))
         for products, totals in zip(self.products, self.totals, strict=True):
@@ -88,7 +88,7 @@ class _Hours:
         return worst, member @ self.work
 
     def _different(self, distances: Floats, work: Floats) -> list[int]:
-        """Without those that are like a busier one: a weekend is often like a working day."""
+        """Without those that resemble a busier one: a weekend is often like a working day."""
         kept: list[int] = []
         for at in np.argsort(-work, kind="stable").tolist():
             if not kept or distances[at, kept].min() > self.alike:

@@ -1,9 +1,9 @@
 """Which tablets have expired: a table with `expire_after` loses its oldest ones. The plan and `balancer expire` ask.
 
-A tablet has expired when every key that its bounds allow is older than `expire_after`. What has expired goes from the
-lowest key upwards, so that what is left stays one range: the first tablet that has not expired ends the list. In the
-place of those that went stands one empty tablet, from the lowest key on, that takes no rows; it is state `expired`
-in the directory and is replaced, with the next that expire, by one that reaches further.
+A tablet has expired when every key that its bounds allow is older than `expire_after`. Expired tablets go from the
+lowest key upwards, so that what is left stays one range: the first tablet that has not expired ends the list. They are
+replaced by one empty tablet, from the lowest key on, that takes no rows; its state is `expired` in the directory, and
+it is replaced, with the next that expire, by one that reaches further.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class ExpiredTablet:
 
 
 def expired_tablets(view: BundleView, table: TableView, wished: TableOptions) -> list[ExpiredTablet]:
-    """A table's expired tablets, the lowest first, without the empty one in the place of those that went before."""
+    """A table's expired tablets, the lowest first, without the empty one that replaced earlier ones."""
     if wished.expire_after is None or table.hash or not is_time(table.key_types, wished.key_unit):
         return []
     found = []
@@ -67,7 +67,7 @@ def plan_expiry(view: BundleView, options: BundleOptions) -> Proposals:
 
 
 def next_expiry(view: BundleView, table: TableView, wished: TableOptions) -> Action | None:
-    """What of a table is to be retired next; None: nothing has expired."""
+    """What to retire next in a table; None: nothing has expired."""
     going = [*_together(expired_tablets(view, table, wished))]
     if not going:
         return None

@@ -31,7 +31,7 @@ class Explanation:
 
 
 def explain_tablet(view: BundleView, options: BundleOptions, tablet: int) -> Explanation:
-    """Where it is, what it carries, who decides about it, and what the plan does with it."""
+    """Where it is, what it carries, what decides about it, and what the plan does with it."""
     problem = build_problem(view, options)
     row = find_row(problem, tablet)
     moves = plan_moves(problem, options)
@@ -98,7 +98,7 @@ def _figures(problem: Problem, row: int) -> str:
 
 
 def _part_of_node(problem: Problem, moves: Moves, row: int) -> str:
-    """What part of its node's load the tablet is, in the dimension where that is largest."""
+    """The tablet's share of its node's load, in the dimension where that is largest."""
     node = int(problem.home[row])
     held = moves.before.held[node]
     parts = np.divide(problem.loads[row], held, out=np.zeros_like(held), where=held > 0)

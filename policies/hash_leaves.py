@@ -61,12 +61,12 @@ def descendants(leaf: Leaf, count: int) -> tuple[Leaf, ...]:
 
 
 def position(hashed: int) -> int:
-    """Where a key with this 64-bit hash stands among the leaves."""
+    """Where a key with this 64-bit hash lies among the leaves."""
     return reverse_bits(hashed)
 
 
 def reverse_bits(number: int) -> int:
-    """The lowest 64 bits of a number in the opposite order."""
+    """The lowest 64 bits of a number in reverse order."""
     return int.from_bytes((number & _LOWEST_64).to_bytes(8, "little").translate(_REVERSED_BYTES), "big")
 
 

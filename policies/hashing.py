@@ -49,7 +49,7 @@ def partition_hash(types: Sequence[KeyType], key: Sequence[KeyValue | None]) -> 
 
 
 def key_hasher(types: Sequence[KeyType]) -> Callable[[Sequence[KeyValue | None]], int]:
-    """`partition_hash` for one table, made once: a key of one column, the usual case, takes the shortest way."""
+    """`partition_hash` for one table, made once: a key of one column, the usual case, takes the shortest path."""
     if len(types) != 1:
         return lambda key: partition_hash(types, key)
     kind = types[0]
@@ -77,12 +77,12 @@ def hash_bytes(data: bytes) -> int:
     for x, y, z in zip(*[iter(unpack(f"<{whole // 4}I", data[:whole]))] * 3, strict=True):
         a, b, c = _mix((a + x) & _M32, (b + y) & _M32, (c + z) & _M32)
     x, y, z = unpack("<3I", data[whole:].ljust(12, b"\0"))
-    # The lowest byte of the last word is where the length went: the tail's last bytes stand above it.
+    # The length is in the lowest byte of the last word: the tail's last bytes are above it.
     return _final((a + x) & _M32, (b + y) & _M32, (c + (z << 8)) & _M32)
 
 
 def hash_int(value: int) -> int:
-    """The hash shared by all integer widths: a number hashes alike whatever column it is in."""
+    """The hash shared by all integer widths: a number hashes the same whatever column it is in."""
     low = value & _M32
     if not -0x80000000 <= value <= 0x7FFFFFFF:
         high = (value >> 32) & _M32
@@ -92,7 +92,7 @@ def hash_int(value: int) -> int:
 
 
 def seeded_state(length: int) -> State:
-    """lookup3's state for a key of so many bytes after the seed was mixed in."""
+    """lookup3's state for a key of this many bytes after the seed was mixed in."""
     start = (START + length) & _M32
     return _mix((start + (SEED >> 32)) & _M32, (start + SEED) & _M32, start)
 

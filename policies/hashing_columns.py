@@ -62,7 +62,7 @@ def partition_hashes(types: Sequence[KeyType], columns: Sequence[Column]) -> UIn
 
 
 def positions(hashes: UInts) -> UInts:
-    """Where keys with these hashes stand among the leaves: the bits of each in the opposite order."""
+    """Where keys with these hashes lie among the leaves: the bits of each in reverse order."""
     bits = hashes.byteswap()
     for mask, shift in ((0x0F0F0F0F0F0F0F0F, 4), (0x3333333333333333, 2), (0x5555555555555555, 1)):
         low, by = np.uint64(mask), np.uint64(shift)
@@ -99,7 +99,7 @@ def _hash_column(kind: KeyType, column: Present) -> UInts:
 
 
 def _stored_ints(kind: KeyType, column: Present) -> npt.NDArray[np.int64]:
-    """What PostgreSQL keeps of an integer, a date or a timestamptz."""
+    """What PostgreSQL stores for an integer, a date or a timestamptz."""
     if not isinstance(column, np.ndarray):
         return np.fromiter(_stored_values(kind, column), np.int64, len(column))
     if column.dtype.kind == "M" and kind in (KeyType.DATE, KeyType.TIMESTAMPTZ):
@@ -199,7 +199,7 @@ def _hash_words(words: Words, lengths: Words) -> UInts:
         tail = part.shape[1] - 3
         for block in range(0, tail, 3):
             a, b, c = _mix(a + part[:, block], b + part[:, block + 1], c + part[:, block + 2])
-        # The lowest byte of the last word is where the length went: the tail's last bytes stand above it.
+        # The length is in the lowest byte of the last word: the tail's last bytes are above it.
         last = c + (part[:, tail + 2] << np.uint32(8))
         hashed[at : at + CHUNK] = _final(a + part[:, tail], b + part[:, tail + 1], last)
     return hashed
@@ -221,7 +221,7 @@ def _mix(a: Words, b: Words, c: Words) -> tuple[Words, Words, Words]:
 
 
 def _final(a: Words, b: Words, c: Words) -> UInts:
-    """Mixes the last words in place and gives the upper and the lower half of the hash as one."""
+    """Mixes the last words in place and returns the upper and the lower half of the hash as one."""
     for target, by, rotation in ((c, b, 14), (a, c, 11), (b, a, 25), (c, b, 16), (a, c, 4), (b, a, 14), (c, b, 24)):
         np.bitwise_xor(target, by, out=target)
         np.subtract(target, _rotated(by, rotation), out=target)

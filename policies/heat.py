@@ -1,9 +1,9 @@
-"""Which tablets to split because they are too hot, and which to join again once they have cooled.
+"""Which tablets to split because they are too hot, and which to merge again once they have cooled.
 
 The planner calls `plan_heat` once per plan and bundle; the poller calls `hot_tablets` after each poll to count for
-how many polls in a row a tablet has been hot (`TabletHistory.hot_polls`, the present poll included). What a split would
-look like is judged from key samples by `heat_judge`; the thresholds are those of `cooling`. Heat has a switch and a
-schedule of its own, so a group's `enable_reshard` does not concern it; a table's `enable_auto_reshard` does.
+how many polls in a row a tablet has been hot (`TabletHistory.hot_polls`, including the current poll). `heat_judge`
+judges from key samples what a split would look like; the thresholds are those of `cooling`. Heat has a switch and a
+schedule of its own, so a group's `enable_reshard` does not affect it; a table's `enable_auto_reshard` does.
 """
 
 from bisect import bisect_left
@@ -30,17 +30,17 @@ CODES = {
     HeatWord.SCAN: "heat-scan",
     HeatWord.TOO_FEW: "heat-samples",
 }
-"""Actions and rejections of heat are known by the word before the hyphen: heat has a schedule of its own."""
+"""Actions and rejections of heat are recognised by the word before the hyphen: heat has a schedule of its own."""
 
 PART = 0.75
-"""The part of a heat threshold that each part of a split should carry at most: the error of the samples must not make
-it hot again."""
+"""The most of a heat threshold that each part of a split should carry: the error of the samples must not make it hot
+again."""
 
 TABLE_OFF = ("table-off", "enable_auto_reshard of the table is false")
 
 
 def hot_tablets(view: BundleView, options: HeatOptions) -> dict[int, str]:
-    """Tablet → which trigger it is over, with the figures. A burst is hot too: whether it lasts is counted outside."""
+    """Tablet → which trigger it is over, with the figures. A burst is hot too: the caller counts whether it lasts."""
     if not options.enable:
         return {}
     return {int(view.tablets.ids[row]): text for row, text in _hot_rows(Cooling(view, options)).items()}
@@ -113,7 +113,8 @@ def _plan_hot(scope: Scope, row: int, trigger: str, targets: HeatTargets) -> Non
     elif not divides:
         scope.reject(alone, ActionKind.SPLIT, code, reason)
     elif verdict.front is not None and facts.was_front and not _coolest(scope, row):
-        # Its load goes where its newest keys go: a cut that sends these nowhere helps nobody, and a merge follows.
+        # Its load goes where its newest keys go: a cut that does not send these elsewhere helps nobody, and a merge
+        # follows.
         text = f"{reason}; but no node is cooler than its own{_no_help(scope, row)}"
         scope.reject(alone, ActionKind.SPLIT, CODES[HeatWord.FRONT], text)
     else:
@@ -128,7 +129,7 @@ def _goes(parts: tuple[Part, ...]) -> str:
 
 
 def _no_help(scope: Scope, row: int) -> str:
-    """Says that no placement helps, where one tablet is more than any node's share, and what would help."""
+    """Says that no placement helps if one tablet is more than any node's share, and what would help."""
     loads, weights = scope.cooling.node_loads, [node.weight for node in scope.view.nodes]
     rate, most = float(scope.cooling.rates[row]), float(loads.sum()) * max(weights) / max(sum(weights), 1e-300)
     if rate <= most * (1 + scope.options.placement.start_threshold):
@@ -138,7 +139,7 @@ def _no_help(scope: Scope, row: int) -> str:
 
 
 def _explain_scan(scope: Scope, row: int) -> None:
-    """Says why a tablet that is read a lot is not hot."""
+    """Says why a heavily read tablet is not hot."""
     rates = scope.view.tablets.scan_rate
     assert rates is not None
     scans = f"tablet {scope.id(row)} has {rate_text(float(rates[row]))} of long sequential scans"
@@ -207,10 +208,10 @@ def _parts(scope: Scope, row: int, facts: Facts, verdict: Verdict, targets: Heat
 
 
 def _coolest(scope: Scope, row: int) -> str:
-    """The node with the least load for its weight; empty where that is the present one or may not be chosen.
+    """The node with the least load for its weight; empty if that is the current one or may not be chosen.
 
-    Also where it would do clearly more with the growing end than the present one does now: then the end would be
-    carried back soon, or others in its stead.
+    Also if it would do clearly more with the growing end than the current one does now: then the end, or others instead
+    of it, would soon be carried back.
     """
     loads, nodes = scope.cooling.node_loads, scope.view.nodes
     able = [at for at, node in enumerate(nodes) if scope.may_receive(node) and node.weight > 0]
@@ -223,17 +224,17 @@ def _coolest(scope: Scope, row: int) -> str:
 
 
 def _plan_cold(scope: Scope, row: int, split: list[int]) -> None:
-    """Joins two neighbours that heat had split, when both have cooled and fit into one tablet on one node."""
+    """Merges two neighbours that heat had split, if both have cooled and fit into one tablet on one node."""
     other = sibling_row(scope, row) if scope.table.hash else row + 1
     if other != row + 1 or other not in _within(split, scope.table) or scope.used & {row, other}:
         return
     if scope.table_options.every is not None:
-        return  # a tablet that ends with its period expires with it; a joined one would wait for the later
+        return  # a tablet that ends with its period expires with it; a merged one would wait for the later
     rows, size = range(row, row + 2), scope.total(range(row, row + 2))
     why = f"tablets {scope.id(row)} and {scope.id(other)} were split for heat: when cool, 2 become 1"
     found = _cold_obstacle(scope, rows, size)
     if found is not None:
-        # Not `reject`: the second of the two may still be joined with the one after it.
+        # Not `reject`: the second of the two may still be merged with the one after it.
         reason = f"{why} of {bytes_text(size)}, but {found[1]}"
         scope.rejections.append(Rejection(ActionKind.MERGE, scope.ids(rows), found[0], reason))
         return
@@ -243,7 +244,7 @@ def _plan_cold(scope: Scope, row: int, split: list[int]) -> None:
 
 
 def _cold_obstacle(scope: Scope, rows: range, size: int) -> tuple[str, str] | None:
-    """Code and reason why two cooled tablets stay as they are. Moving one only to tidy up is not worth its bytes."""
+    """Code and reason why two cooled tablets stay as they are. Moving one just to tidy up is not worth its bytes."""
     if not scope.table_options.enable_auto_reshard:
         return TABLE_OFF
     bounds = table_bounds(scope.view, scope.options, scope.table)

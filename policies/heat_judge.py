@@ -1,4 +1,4 @@
-"""What is the matter with a hot tablet, judged from its key samples. Called by `heat` for each confirmed hot tablet.
+"""What is wrong with a hot tablet, judged from its key samples. Called by `heat` for each confirmed hot tablet.
 
 Questions in this order: are there enough samples? Is it one key? Is it the growing end? Would a cut help at all, or do
 the requests scan across it? How many parts does the load ask for, and where are the cuts? A vbucket is cut where its
@@ -19,27 +19,27 @@ from balancer.policies.options import HeatOptions
 from balancer.policies.successors import successor
 
 USELESS = 0.75
-"""A split must leave its hottest part less than this share of the load: else it costs much and saves too little."""
+"""A split must leave its hottest part less than this share of the load: otherwise it costs much and saves little."""
 SLACK = 1.25
-"""How much more than wanted the hottest part of a vbucket may carry before it is split by one level more."""
+"""How much more than wanted the hottest part of a vbucket may carry before it is split by one more level."""
 NAMED = 4
 """Cuts that a reason names one by one."""
 EDGE = 0.10
 """How much of a tablet, from either end, counts as its edge."""
 WIDER_EDGES = (0.25, 0.5)
-"""The same for a tablet that a front was given: it is young, so that the writes of the last minutes are a large part of
-it. Where load lies evenly over such a tablet, half of it is no edge, and it is cut like any other."""
+"""The same for a tablet that a front was given: it is young, so the writes of the last minutes are a large part of it.
+If load lies evenly over such a tablet, half of it is not an edge, and it is cut like any other."""
 FRESH = 0.80
-"""A moving front writes new keys: of the writes at an edge this share must have different keys. Where the same few keys
+"""A moving front writes new keys: of the writes at an edge this share must have different keys. If the same few keys
 are written over and over, the edge is merely popular and is cut in its middle."""
 MAX_LEVELS = 4
-"""A hot vbucket is split by this many levels at most in one go."""
+"""A hot vbucket is split by at most this many levels at once."""
 MOST_PARTS = 1 << MAX_LEVELS
-"""Parts that a hot tablet becomes at most in one go: writers wait for the swap some milliseconds per part."""
+"""The most parts that a hot tablet becomes at once: writers wait a few milliseconds per part for the swap."""
 SAMPLES_PER_PART = 10
-"""Samples that each part must rest on: fewer parts where there are not so many."""
+"""Samples that each part must rest on: fewer parts if there are not enough."""
 UNEVEN = 2.0
-"""How much more than an equal part the hottest of many parts may carry; where one would, one cut must do."""
+"""How much more than an equal part the hottest of many parts may carry; if one would exceed that, one cut must do."""
 
 
 def judge(facts: Facts, samples: KeySamples | None, options: HeatOptions) -> Verdict:
@@ -65,7 +65,7 @@ def _inside(facts: Facts, samples: KeySamples) -> Requests:
     if facts.leaf is None:
         return Requests(samples, facts.lower, facts.upper)
     start, end = facts.leaf.start(), facts.leaf.start() + facts.leaf.width()
-    # The end of the last leaf has no position of its own: nine bytes sort behind all positions.
+    # The end of the last leaf has no position of its own: nine bytes sort after all positions.
     return Requests(samples, start.to_bytes(8, "big"), end.to_bytes(8, "big") if end < POSITIONS else HIGHEST * 9)
 
 
@@ -94,7 +94,7 @@ def _cut(facts: Facts, samples: KeySamples, requests: Requests) -> Verdict:
 
 
 def _many(facts: Facts, requests: Requests, cuts: Sequence[Cut]) -> tuple[bytes, ...] | None:
-    """Cuts into as many parts as the load asks for; None where that is two, or heavy keys and scans forbid it."""
+    """Cuts into as many parts as the load asks for; None if that is two, or heavy keys and scans forbid it."""
     parts = min(ceil(1 / facts.wanted - 1e-9), MOST_PARTS, len(requests) // SAMPLES_PER_PART)
     if parts <= 2:
         return None
@@ -108,7 +108,7 @@ def _sides(facts: Facts, cut: Cut) -> str:
 
 
 def _isolate(facts: Facts, samples: KeySamples, requests: Requests, key: bytes, share: float) -> Verdict:
-    """One key alone: it gets a tablet of its own, if it has not got one."""
+    """One key alone: it gets a tablet of its own, if it has none."""
     found = evidence(samples, requests, key=share)
     name = f"key {facts.name(key)} has {share_text(share)} of the load"
     after, how = successor(facts.key_types, key), "isolated"
@@ -150,7 +150,7 @@ def _front_at(
 
 
 def _edges(facts: Facts, requests: Requests, row_keys: Sequence[bytes], part: float) -> tuple[bytes, bytes]:
-    """Where the lower edge ends and the upper one begins: by rank among the rows, or else by value between the ends."""
+    """Where the lower edge ends and the upper one begins: by rank among the rows, or by value between the ends."""
     if row_keys:
         rank = int(part * len(row_keys))
         return row_keys[min(rank, len(row_keys) - 1)], row_keys[max(-1 - rank, -len(row_keys))]
@@ -163,7 +163,7 @@ def _edges(facts: Facts, requests: Requests, row_keys: Sequence[bytes], part: fl
 
 
 def _judge_leaf(facts: Facts, leaf: Leaf, samples: KeySamples, requests: Requests, hot: bytes | None) -> Verdict:
-    """The fewest levels that leave no part with too much; of the hot key only its neighbours can be taken away."""
+    """The fewest levels that leave no part with too much; a hot key can only be separated from its neighbours."""
     word = HeatWord.SPLIT if hot is None else HeatWord.HOT_KEY
     name = "" if hot is None else f"{facts.name(hot)} has {share_text(requests.key_shares()[hot])} of the load; "
     chosen: tuple[float, ...] = (1.0,)
@@ -193,7 +193,7 @@ def _levels(facts: Facts, leaf: Leaf, requests: Requests, hot: bytes | None) -> 
 
 
 def _part_shares(leaf: Leaf, requests: Requests, levels: int) -> tuple[float, ...]:
-    """What each part would carry if the vbucket were split by so many levels."""
+    """What each part would carry if the vbucket were split by this many levels."""
     shares = [0.0] * (1 << levels)
     for request in requests.requests:
         offset = int.from_bytes(request.first, "big") - leaf.start()

@@ -31,7 +31,7 @@ class Cut(NamedTuple):
 
     @property
     def hotter(self) -> float:
-        """Share of the side that is left with more; a request that crosses the cut costs both sides."""
+        """Share of the heavier side; a request that crosses the cut costs both sides."""
         return max(self.left, self.right) + self.crossing
 
 
@@ -57,7 +57,7 @@ class Requests:
         return len(self.requests)
 
     def key_shares(self) -> dict[bytes, float]:
-        """Key → share of the load on that single key. Requests over a range are nobody's."""
+        """Key → share of the load on that single key. Requests over a range count for no key."""
         weights: dict[bytes, float] = {}
         for request in self.requests:
             if request.first == request.last:
@@ -98,7 +98,7 @@ def best_cut(cuts: Sequence[Cut]) -> Cut:
 
 
 def quantile_cuts(cuts: Sequence[Cut], parts: int) -> tuple[bytes, ...]:
-    """The keys that cut the load into so many parts of about the same weight; fewer where heavy keys are in the way."""
+    """The keys that cut the load into this many parts of about the same weight; fewer if heavy keys are in the way."""
     middles = [
         (1.0 + cut.left - cut.right) / 2 for cut in cuts
     ]  # ascending: how much lies before, half of what crosses

@@ -1,7 +1,7 @@
 """Where the parts of a hot tablet should go: each to the node that is coolest with it, as long as its own has too much.
 
-`heat` asks once for each tablet it splits. What was given out before in the same plan counts, and so does what is on
-its way, so that two hot tablets do not send all their parts to one cool node.
+`heat` asks once for each tablet it splits. What the same plan has already assigned counts, and so does what is in
+flight, so that two hot tablets do not send all their parts to one cool node.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from balancer.policies.sizes_scope import Scope
 
 
 class HeatTargets:
-    """What each node would do and hold, as one plan gives out parts."""
+    """What each node would do and hold, as one plan assigns parts."""
 
     def __init__(self, cooling: Cooling, options: BundleOptions) -> None:
         self.view, self.options, self.cooling = cooling.view, options, cooling
@@ -25,7 +25,7 @@ class HeatTargets:
 
     @cached_property
     def loads(self) -> Floats:
-        """Rows per second of each node, with what is on its way."""
+        """Rows per second of each node, with what is in flight."""
         found, rates = self.cooling.node_loads.copy(), self.cooling.rates
         for row, source, target in self._flights:
             found[source] -= rates[row]
@@ -34,7 +34,7 @@ class HeatTargets:
 
     @cached_property
     def disk(self) -> Floats:
-        """Bytes that each node's disk still takes."""
+        """Bytes that each node's disk can still take."""
         held = np.bincount(self.view.tablets.node, weights=self.view.tablets.sizes, minlength=len(self.view.nodes))
         share = self.options.placement.close_at_disk_share
         room = np.full(len(self.view.nodes), np.inf)
@@ -45,7 +45,7 @@ class HeatTargets:
 
     @cached_property
     def memory(self) -> Floats:
-        """Bytes of in-memory tables that each node still takes."""
+        """Bytes of in-memory tables that each node can still take."""
         held = np.bincount(self.view.tablets.node, weights=self.view.tablets.memory, minlength=len(self.view.nodes))
         share = self.options.balancer.safe_used_tablet_static_ratio
         room = [np.inf if node.memory is None else node.memory * share for node in self.view.nodes]
@@ -58,7 +58,7 @@ class HeatTargets:
 
     @cached_property
     def _flights(self) -> list[tuple[int, int, int]]:
-        """What is on its way: row, and from which node to which."""
+        """What is in flight: row, and from which node to which."""
         places = {node.id: at for at, node in enumerate(self.view.nodes)}
         rows = rows_of(self.view, [tablet for flight in self.view.in_flight for tablet in flight.tablets])
         return [
@@ -75,14 +75,14 @@ class HeatTargets:
         self.memory[target] -= float(self.view.tablets.memory[row]) * share
 
     def give_out(self, scope: Scope, row: int, shares: Sequence[float]) -> list[str]:
-        """The node of each part, empty where it stays; `shares` are the parts of the tablet's load."""
+        """The node of each part, empty if it stays; `shares` are the parts of the tablet's load."""
         nodes = [""] * len(shares)
         if not scope.moves_freely:
             return nodes
         home, rate, piece = int(self.view.tablets.node[row]), float(scope.cooling.rates[row]), 1.0 / len(shares)
         able = [at for at, node in enumerate(self.view.nodes) if scope.may_receive(node) and node.weight > 0]
         due = self._due(able, home)
-        # Heaviest first: then the fewest are carried off.
+        # Heaviest first: then the fewest are moved.
         for part in sorted(range(len(shares)), key=lambda part: (-shares[part], part)):
             if self.loads[home] <= due:
                 break
@@ -100,7 +100,7 @@ class HeatTargets:
         return total * share * (1 + self.options.placement.stop_threshold)
 
     def _coolest(self, able: list[int], home: int, row: int, rate: float, piece: float) -> int:
-        """The node that does least for its weight with the part; its own where that is no worse, or none has room."""
+        """The node that does least for its weight with the part; its own if that is no worse, or none has room."""
         columns = self.view.tablets
         size, memory = float(columns.sizes[row]) * piece, float(columns.memory[row]) * piece
         roomy = [at for at in able if at != home and size <= self.disk[at] and memory <= self.memory[at]]

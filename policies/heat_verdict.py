@@ -25,7 +25,7 @@ class HeatWord(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a judgement needs to know of a tablet."""
+    """What a judgement needs to know about a tablet."""
 
     tablet: int
     key_types: tuple[KeyType, ...]
@@ -47,7 +47,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Figures by name (shares are of the sampled load), where they come from, and how far they may be believed."""
+    """Figures by name (shares are of the sampled load), where they come from, and how reliable they are."""
 
     source: str
     samples: int

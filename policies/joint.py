@@ -1,9 +1,9 @@
 """Moves that help only together: exchanges, and chains whose first move alone would make things worse.
 
-`order` asks when no single move of the plan helps any more. From a move that may start, those that gain most beside it
-are added, one by one, until the whole set is worth its load; then what it can do without is left out again: a move too
-many keeps its nodes' slots from what would relieve them. The set is begun by the move, and goes on in the order, that
-leave the worst node least bad in between.
+`order` asks when no single move of the plan helps any more. Starting from a move that may start, those that gain most
+in addition are added, one by one, until the whole set is worth its load; then unnecessary moves are dropped again: a
+move too many keeps its nodes' slots from what would relieve them. The set begins with the move, and continues in the
+order, that leave the worst node least bad in between.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from balancer.policies.placement_loads import LoadState, tension
 from balancer.policies.wanted_moves import Moves
 
 _MOST = 8  # moves of one set
-_STARTS = 24  # moves from which a set is looked for
+_STARTS = 24  # moves from which a search for a set starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Joint:
 
 
 def joint_moves(moves: Moves, state: LoadState, rows: Ints, able: Ints, settings: PlacementOptions) -> Joint | None:
-    """The first set found that is worth it, begun by one of `able`; None where there is none."""
+    """The first set found that is worth it, begun by one of `able`; None if there is none."""
     if len(rows) < 2 or not len(able):
         return None
     gains = move_gains(moves.problem, state, able, moves.after.owner[able])
@@ -82,7 +82,7 @@ def _worthwhile(
 
 
 def _trimmed(moves: Moves, state: LoadState, chosen: list[int], able: Ints, settings: PlacementOptions) -> list[int]:
-    """The set without what it can do without; one of those that may start stays in it."""
+    """The set without unnecessary moves; one of those that may start stays in it."""
     for row in chosen[:-1]:
         fewer = [one for one in chosen if one != row]
         if not np.isin(fewer, able).any():

@@ -1,6 +1,6 @@
 """Key values as text: as people write them, as PostgreSQL prints them (with UTC and ISO dates), and back.
 
-The one place that knows both ways: the command line, the API, bundles' files and the nodes' catalogs all speak so.
+The only place that knows both ways: the command line, the API, bundles' files and the nodes' catalogs all use it.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ _INFINITIES = {"infinity": float("inf"), "-infinity": float("-inf")}
 
 
 def parse_value(kind: KeyType, text: str) -> KeyValue:
-    """The value; `KeyMismatch` where the text is none, or one that we cannot represent (a date before Christ)."""
+    """The value; `KeyMismatch` if the text is not one, or is one that we cannot represent (a date before Christ)."""
     try:
         return _PARSERS[kind](text)
     except (ValueError, ArithmeticError):
@@ -22,7 +22,7 @@ def parse_value(kind: KeyType, text: str) -> KeyValue:
 
 
 def show_value(value: KeyValue) -> str:
-    """What `parse_value` makes this value of again."""
+    """What `parse_value` turns into this value again."""
     if isinstance(value, float):  # only the infinities
         return "infinity" if value > 0 else "-infinity"
     return str(value)

@@ -1,8 +1,8 @@
 """Keys as bytes that compare as PostgreSQL compares the keys themselves.
 
 A range tablet's bounds are two such byte strings, whatever the key's types: `lower <= key < upper`. Everything above
-(the directory, the router, the policies) then needs no knowledge of types: it bisects bytes. `LOWEST` and `HIGHEST`
-are the bounds of an unbounded tablet. A bound may stop early, as PostgreSQL's do: `(5, MINVALUE)` is the encoding of
+(the directory, the router, the policies) then needs no knowledge of types: it bisects bytes. `LOWEST` and `HIGHEST` are
+the bounds of an unbounded tablet. A bound may stop early, as PostgreSQL's do: `(5, MINVALUE)` is the encoding of
 `(5,)`, which sorts before every key that begins with 5; `(5, MAXVALUE)` is that followed by `HIGHEST`.
 
 Text compares by its bytes (collation C). A key never contains NULL: PostgreSQL has no range partition for it.

@@ -1,19 +1,19 @@
-"""Which instance should lead a directory, and when the one that leads should let it. Pure.
+"""Which instance should lead a directory, and when the current leader should let it. Pure.
 
 An installation with a directory for each group of bundles runs an instance for each group on every host. Nobody talks
 to other groups, so each group chooses by itself: rendezvous hashing gives every instance a score for the group, and the
 highest score among those that are present wins. Over many groups each instance gets its share, and if one is lost, only
 the groups that it led go elsewhere.
 
-Why leadership does not go to and fro. A leader hands over to the instance with the highest score only. The scores of a
-group never change while weights do not, so each handover goes to a higher score, and after at most as many as there are
-instances nobody hands over any more. Only a failure begins a new series: an instance that led and could not go on rests
-twice as long each time (`rest_after`) and is not wanted meanwhile; one that does not take what it was handed is asked
-after twice as long each time (`patience`). So the number of handovers grows with the logarithm of the time, up to one
-in an hour for each instance that keeps failing.
+Why leadership does not go back and forth. A leader hands over only to the instance with the highest score. The scores
+of a group do not change while weights do not, so each handover goes to a higher score, and after at most as many
+handovers as there are instances nobody hands over any more. Only a failure begins a new series: an instance that led
+and could not continue rests twice as long each time (`rest_after`) and is not wanted meanwhile; one that does not take
+what it was handed is asked after twice as long each time (`patience`). So the number of handovers grows with the
+logarithm of the time, up to one in an hour for each instance that keeps failing.
 
-What is decided here is who *should* lead. Who *does* is decided by the election and its epoch alone: two instances that
-disagree about this page lead one after the other, never at once.
+This module decides who *should* lead. Only the election and its epoch decide who *does*: two instances that disagree
+here lead one after the other, never at once.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from hashlib import blake2b
 from math import log
 
 LONGEST_REST = 3600.0
-"""Seconds: what an instance that keeps failing is left alone at most."""
+"""In seconds: the longest that an instance that keeps failing is left alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Contender:
 
     name: str
     weight: float = 1.0
-    """Its share of the groups beside the others'; 0: it leads where no other can."""
+    """Its share of the groups relative to the others'; 0: it leads where no other can."""
     fit: bool = True
     """Whether it says itself that it could do the work."""
 
@@ -69,7 +69,7 @@ class Handover:
 
 
 def wanted_leader(group: str, contenders: Iterable[Contender]) -> str | None:
-    """The name of the one that should lead; None where nobody is present. The order of the input does not matter."""
+    """The name of the one that should lead; None if nobody is present. The order of the input does not matter."""
     present = list(contenders)
     fit = [one for one in present if one.fit] or present
     weighted = [one for one in fit if one.weight > 0] or fit
@@ -77,12 +77,12 @@ def wanted_leader(group: str, contenders: Iterable[Contender]) -> str | None:
 
 
 def _score(group: str, contender: Contender) -> float:
-    """With these scores an instance wins as often as its weight is part of all weights."""
+    """With these scores an instance wins in proportion to its weight."""
     digest = blake2b(digest_size=8)
     for text in (group, contender.name):
         part = text.encode(errors="backslashreplace")
         digest.update(len(part).to_bytes(8, "big") + part)  # the lengths: "a", "bc" is not "ab", "c"
-    share = ((int.from_bytes(digest.digest(), "big") >> 12) + 0.5) / 2**52  # above 0 and below 1, as doubles can say it
+    share = ((int.from_bytes(digest.digest(), "big") >> 12) + 0.5) / 2**52  # above 0 and below 1, exactly as a double
     return (contender.weight or 1.0) / -log(share)
 
 
@@ -101,9 +101,9 @@ def hand_over(term: Term, pace: Pace) -> Handover:
 
 
 def stands(me: str, wanted: str | None, leaderless_for: float, stay_back: float, *, resting: bool = False) -> bool:
-    """Whether an instance that does not lead stands for election: all others leave the wanted one a moment for it.
+    """Whether an instance that does not lead stands for election: all others leave the wanted one a moment first.
 
-    One that rests leaves them twice as long, also if it is wanted for want of others: a process that has just started
+    One that rests leaves them twice as long, even if it is wanted for lack of others: a process that has just started
     does not know them yet.
     """
     if resting:
@@ -112,10 +112,10 @@ def stands(me: str, wanted: str | None, leaderless_for: float, stay_back: float,
 
 
 def patience(seconds: float, declined: int) -> float:
-    """How long a leader keeps what the wanted one has not taken so often."""
+    """How long a leader keeps what the wanted one has failed to take this often."""
     return min(seconds * 2.0 ** min(declined, 30), max(seconds, LONGEST_REST))
 
 
 def rest_after(failures: int, settle: float) -> float:
-    """Seconds for which an instance is not fit to lead after so many of its leaderships in a row ended by a failure."""
+    """Seconds for which an instance is unfit to lead after this many of its leaderships in a row ended in a failure."""
     return min(settle * 2.0 ** min(failures, 30), max(settle, LONGEST_REST)) if failures > 0 else 0.0

@@ -36,13 +36,13 @@ class Metric:
 
     @property
     def uses_rates(self) -> bool:
-        """Whether it changes with the load and not only with what is stored."""
+        """Whether it changes with the load, not only with what is stored."""
         return any(step in RATES for step in self.steps)
 
     def evaluate(self, columns: TabletColumns, rows: Ints | None = None) -> Floats:
         """Its value for every tablet; what is divided by zero counts as 0. Less than 0 is a `MetricError`.
 
-        Where `rows` are given, only theirs must make sense: those of other tables are nobody's business, and 0.
+        If `rows` are given, only theirs must make sense: those of other tables do not matter, and are 0.
         """
         values = statistics(columns)
         stack: list[Floats] = []
@@ -55,7 +55,7 @@ class Metric:
                 stack.append(-stack.pop())
             else:
                 right, left = stack.pop(), stack.pop()
-                with np.errstate(over="ignore", invalid="ignore"):  # what comes out is checked
+                with np.errstate(over="ignore", invalid="ignore"):  # the result is checked
                     stack.append(_apply(step, left, right))
         return self._checked(stack.pop(), columns, np.arange(len(columns)) if rows is None else rows)
 

@@ -1,5 +1,5 @@
-"""How writers are treated while a migration copies rows. Apart from the other options: the directory's records have it,
-and an application that reads them needs nothing else of those."""
+"""How writers are treated while a migration copies rows. Separate from the other options: the directory's records have
+it, and an application that reads them needs none of the others."""
 
 from enum import StrEnum
 

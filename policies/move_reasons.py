@@ -1,4 +1,4 @@
-"""Why a tablet should move, in one sentence with its numbers. Called while the actions of a plan are written down."""
+"""Why a tablet should move, in one sentence with its numbers. Called while a plan's actions are put together."""
 
 from collections.abc import Sequence
 
@@ -55,7 +55,7 @@ def joint_code(moves: Moves, rows: Sequence[int]) -> Taken:
 
 
 def joint_text(moves: Moves, row: int, now: Sequence[int], then: Sequence[int]) -> str:
-    """With what a move goes together, and that it would not help alone."""
+    """What a move goes together with, and that it would not help alone."""
     together = [_route(moves, other) for other in now if other != row]
     after = [_route(moves, other) for other in then]
     parts = [f"together with {' and '.join(together)}"] if together else []
@@ -70,7 +70,7 @@ def _route(moves: Moves, row: int) -> str:
 
 
 def figures_of(problem: Problem, row: int) -> str:
-    """A tablet's size and, where it has one, its load."""
+    """A tablet's size and, if it has one, its load."""
     columns, at = problem.view.tablets, int(problem.rows[row])
     rate = float(columns.write_rate[at] + columns.read_rate[at])
     return bytes_text(float(columns.sizes[at])) + (f" and {rate_text(rate)}" if rate else "")
@@ -126,7 +126,7 @@ def _relief(moves: Moves, row: int) -> str:
 
 
 def _relieved(problem: Problem, state: LoadState, row: int) -> int:
-    """The dimension of whose surplus on its node the tablet takes most: not always the one that is tightest."""
+    """The dimension in which the tablet takes most of its node's surplus: not always the tightest one."""
     source = int(state.owner[row])
     surplus = state.held[source] - problem.due[source]
     part = 1.0 - np.abs(surplus - problem.loads[row]) / np.where(surplus > 0, surplus, 1.0)
@@ -134,7 +134,7 @@ def _relieved(problem: Problem, state: LoadState, row: int) -> int:
 
 
 def _rule_text(moves: Moves, row: int, options: BundleOptions) -> str:
-    """Which rule a tablet's place is against."""
+    """Which rule a tablet's place violates."""
     problem = moves.problem
     node, view = problem.nodes[int(moves.before.owner[row])], problem.view
     zones = options.table(view.tables[int(problem.tables[row])].name).zones
@@ -144,7 +144,7 @@ def _rule_text(moves: Moves, row: int, options: BundleOptions) -> str:
 
 
 def overfull_text(problem: Problem, state: LoadState, node: int) -> str:
-    """By how much a node is over a capacity, and whether all nodes together could do with less."""
+    """By how much a node is over a capacity, and whether all nodes together could manage within theirs."""
     worst = _most_over(problem, state, node)
     limit, known = problem.limits[worst], problem.nodes[node]
     capacity = limit.capacity(known)

@@ -1,8 +1,8 @@
 """YT's three movers, each with its own start and stop rule, over the same state as the objective.
 
-`plan_moves` runs the one that is in charge of a table; a table has only one, so they cannot fight. With nodes of equal
-weight they decide as YT does; with other weights the loads are taken relative to the weights. Each runs until it finds
-nothing more, so that planning again finds nothing either.
+`plan_moves` runs the one in charge of a table; a table has only one, so they cannot fight. With nodes of equal weight
+they decide as YT does; with other weights the loads are taken relative to the weights. Each runs until it finds nothing
+more, so that planning again finds nothing either.
 """
 
 import numpy as np
@@ -91,7 +91,7 @@ def able_nodes(problem: Problem, state: LoadState, row: int) -> Bools:
 
 
 def move_by_count(problem: Problem, state: LoadState, free: Bools, options: BundleOptions) -> None:
-    """Per table every node gets an equal number; those that have most now keep what does not divide."""
+    """Per table every node gets an equal number; those that have most now keep the remainder."""
     weights = relative_weights(problem, "tablets")
     for at, table in enumerate(problem.view.tables):
         if decider(options, table) is Decider.COUNT:
@@ -147,7 +147,7 @@ def move_by_metric(problem: Problem, state: LoadState, free: Bools, options: Bun
 
 
 def _parts(problem: Problem, rows: Ints, group: GroupOptions) -> list[Ints]:
-    """What is spread evenly by itself: the whole group, or each of its tables."""
+    """What is spread evenly on its own: the whole group, or each of its tables."""
     if not group.per_table_uniform:
         return [rows]
     tables = problem.tables[rows]
@@ -170,7 +170,7 @@ def resting(problem: Problem, options: BundleOptions, metric: Metric, rows: Ints
 
 
 class _Squares:
-    """The greedy of one group."""
+    """The greedy algorithm for one group."""
 
     def __init__(self, problem: Problem, state: LoadState, rows: Ints, values: Floats) -> None:
         self.problem, self.state, self.rows, self.values = problem, state, rows, values
@@ -179,7 +179,7 @@ class _Squares:
         self.load = load / self.weights
 
     def run(self, free: Bools, group: GroupOptions, most: int) -> int:
-        """Moves at most so many tablets; returns how many."""
+        """Moves at most this many tablets; returns how many."""
         rows = self.rows[free[self.rows] & (self.values[self.rows] > 0)]
         cells = self.problem.receiving
         threshold = 1 + min(group.node_deviation_threshold, group.cell_deviation_threshold)

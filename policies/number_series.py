@@ -15,7 +15,7 @@ class NumberSeries:
     cycles: bool = False
 
     def span(self) -> tuple[int, int]:
-        """The lowest and the highest of them; empty where the first is above the second."""
+        """The lowest and the highest of them; empty if the first is above the second."""
         low, high = (self.next, self.most) if self.step > 0 else (self.least, self.next)
         return (self.least, self.most) if self.cycles else (low, high)
 

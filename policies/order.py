@@ -1,9 +1,9 @@
 """Which moves are started now, and in what order: always what helps most for its bytes at this moment.
 
 Only part of a plan fits the budgets, so each step must be good on its own: after every pick the gains of the others are
-looked at again, as if nothing but the picks so far would happen. A step is one move, or several that help only
-together (see `joint`). No step for the sake of balance makes the worst node worse. `plan` calls `Picker` with the
-budgets it has left.
+computed again, as if nothing but the picks so far would happen. A step is one move, or several that help only together
+(see `joint`). No step for the sake of balance makes the worst node worse. `plan` calls `Picker` with the budgets it has
+left.
 """
 
 from collections.abc import Iterator
@@ -22,9 +22,9 @@ from balancer.policies.placement_loads import Bools, LoadState, sums, tension, u
 from balancer.policies.reasons import Left, Taken
 from balancer.policies.wanted_moves import CODES, URGENT, Moves
 
-_LOOKS = 256  # picks that look at the gains again; afterwards the last look decides the order
-_LOOKED_AT = 4096  # moves whose gains are looked at again: those that were the best at the first look
-_JOINT_ROWS = 256  # moves of which sets that help together are looked for
+_LOOKS = 256  # picks after which gains are recomputed; from then on the last computation decides the order
+_LOOKED_AT = 4096  # moves whose gains are recomputed: those that were best at first
+_JOINT_ROWS = 256  # moves among which sets that help together are searched for
 _QUIET = 6  # times `cool_down` without a migration after which a bundle counts as settled
 _PAIRED = 1.5  # how far over the start threshold a node must be for moves that help only together to begin with it
 _LOAD = CODES.index(Taken.LOAD)
@@ -50,7 +50,7 @@ def quiet_seconds(options: BundleOptions) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MoveStep:
-    """Moves that are started now, and those that follow one after the other once these are done."""
+    """Moves that start now, and those that follow one after the other once these are done."""
 
     now: tuple[int, ...]
     then: tuple[int, ...] = ()
@@ -69,7 +69,7 @@ class Picker:
     moves: Moves
     admission: Admission
     state: LoadState = field(init=False)  # as it is, plus what was picked
-    disk_room: Floats = field(init=False)  # what leaves a node frees its room only when it is done
+    disk_room: Floats = field(init=False)  # what leaves a node frees its room only when the move is done
     memory_room: Floats = field(init=False)
     limit_room: Floats = field(init=False)
     left: Ints = field(init=False)
@@ -86,7 +86,7 @@ class Picker:
         problem, codes = self.moves.problem, self.moves.codes
         rows = self.left[np.isin(codes[self.left], _URGENT)]
         yield from self._in_order(rows[np.lexsort((rows, -problem.sizes[rows], codes[rows]))])
-        # Where nodes over their capacity can only exchange tablets, one of the halves must come first.
+        # If nodes over their capacity can only exchange tablets, one of the halves must come first.
         rows = self.left[codes[self.left] == _CAPACITY]
         if len(rows) and not (codes[self.state.owner != self.moves.before.owner] == _CAPACITY).any():
             self.limit_room[:] = np.inf
@@ -106,7 +106,7 @@ class Picker:
     def _payable(self, rows: Ints) -> Ints:
         """Without moves that only end what has begun, off nodes within the start threshold, and have no bytes for it.
 
-        Moves to nodes that have far too little are no such: those start by themselves.
+        Moves to nodes that have far too little are not among them: those start by themselves.
         """
         problem, settings = self.moves.problem, self.admission.options.placement
         left = problem.view.balancing
@@ -141,7 +141,7 @@ class Picker:
         return moved or bool(len(self.left)) or bool(self.moves.problem.view.in_flight)
 
     def wanted_nodes(self) -> frozenset[str]:
-        """The two nodes of the best move that waits for one of them; none where no move that helps does."""
+        """The two nodes of the best move that waits for one of them; none if no helpful move does."""
         problem, rows = self.moves.problem, self.left
         if not len(rows) or self.admission.exhausted:
             return frozenset()
@@ -155,7 +155,7 @@ class Picker:
         return frozenset(problem.nodes[int(state.owner[best])].id for state in (self.moves.before, self.moves.after))
 
     def drop_useless(self) -> None:
-        """Forgets moves that nothing keeps back and that do not help: where nothing else happens, they never will."""
+        """Forgets moves that nothing holds back and that do not help: if nothing else happens, they never will."""
         self.left = self.left[self.obstacles() != Left.WAITS]
 
     def _in_order(self, rows: Ints) -> Iterator[MoveStep]:
@@ -190,7 +190,7 @@ class Picker:
                 yield self._pick(MoveStep((row,), gain=gain))
 
     def _gains(self, rows: Ints) -> Floats:
-        """What each move on its own gains; nothing where it would make its target worse than the worst node is."""
+        """What each move gains on its own; nothing if it would make its target worse than the worst node is."""
         problem, targets = self.moves.problem, self.moves.after.owner[rows]
         gains = move_gains(problem, self.state, rows, targets)
         due = np.maximum(problem.due[targets], 1e-300)
@@ -199,9 +199,9 @@ class Picker:
         return np.where(after.max(axis=1, initial=-1.0) <= worst + 1e-12, gains, -np.inf)
 
     def _jointly(self, rows: Ints) -> Iterator[MoveStep]:
-        """Moves that help only together: all at once where there is room for that, else one after the other.
+        """Moves that help only together: all at once if there is room for that, otherwise one after the other.
 
-        What helps alone and only waits for a slot is none of them: it needs nobody's company.
+        What helps alone and only waits for a slot is not among them: it needs no company.
         """
         while not self.admission.exhausted:
             rows = rows[np.isin(rows, self.left)]
@@ -214,7 +214,7 @@ class Picker:
             yield self._pick(step)
 
     def _joint_step(self, rows: tuple[int, ...], gain: float) -> MoveStep | None:
-        """How a set of moves is begun; None where it cannot be finished with what is left of the budgets and room."""
+        """How a set of moves begins; None if it cannot be finished with what is left of the budgets and room."""
         problem, admission = self.moves.problem, self.admission
         total = float(problem.sizes[list(rows)].sum())
         if total > min(admission.bytes_left, admission.bytes_that_fit):
@@ -241,8 +241,8 @@ class Picker:
         return MoveStep(rows[:1], rows[1:], gain)
 
     def _earned(self, rows: tuple[int, ...], total: float) -> bool:
-        """Whether so many bytes are worth it: for a node far over the start threshold, or paid by what has begun, or
-        where nothing has been migrated for a while: what is done about load that changes would have to be done again.
+        """Whether this many bytes are worth it: for a node far over the start threshold, or paid for by what has begun,
+        or if nothing has been migrated for a while: what is done about changing load would have to be done again.
         """
         problem, settings = self.moves.problem, self.admission.options.placement
         worst = tension(problem, self.moves.before.held)[self.moves.before.owner[list(rows)]].max()

@@ -1,4 +1,4 @@
-"""Times as keys: of a range table whose key begins with a time, where periods begin, and when a key's time has passed.
+"""Times as keys: for a range table whose key begins with a time, where periods begin, and when a key's time has passed.
 
 A table with `every` has a tablet for each period: a day, a week, an hour. Periods are counted from midnight UTC of
 Monday, 5 January 1970, so weeks begin on Mondays. Times are seconds since 1970, always passed in.
@@ -15,7 +15,7 @@ DAY: Final = 86400.0
 UNITS: Final = {"s": 1, "ms": 1000, "us": 1_000_000}
 """What a bigint key may count since 1970, and how many make a second."""
 LAST_ZONE: Final = 43200.0
-"""A date ends last twelve hours west of Greenwich: before that, nobody's day is over."""
+"""A date ends last twelve hours west of Greenwich: only then is the day over everywhere."""
 _MONDAY = 4 * DAY
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -46,9 +46,9 @@ def start_of_bound(types: Sequence[KeyType], unit: str, bound: bytes) -> float |
 
 
 def end_of_bound(types: Sequence[KeyType], unit: str, bound: bytes) -> float | None:
-    """The moment from which on every key below this bound lies in the past; None: it names none, or infinity.
+    """The moment from which every key below this bound lies in the past; None: it names none, or infinity.
 
-    A bound that goes on after the time, (day, 500), has keys of that very day below it.
+    A bound that continues after the time, (day, 500), has keys of that very day below it.
     """
     values, highest = decode_bound(types, bound)
     if not values:
@@ -67,9 +67,9 @@ def next_period(moment: float, every: float) -> float:
 
 
 def cuts(start: float | None, now: float, every: float, ahead: float, most: int) -> list[float]:
-    """Where a last tablet that begins at `start` is cut so that the new last one begins `ahead` of now, or later.
+    """Where to cut a last tablet that begins at `start` so that the new last one begins `ahead` of now, or later.
 
-    Without a start nothing is known of the past: only what is to come is cut. At most the newest `most` cuts.
+    Without a start nothing is known about the past: only the future is cut. At most the newest `most` cuts.
     """
     first = next_period(now if start is None else start, every)
     last = next_period(now + ahead, every)
@@ -78,7 +78,7 @@ def cuts(start: float | None, now: float, every: float, ahead: float, most: int)
 
 
 def in_words(moment: float) -> str:
-    """A moment for people, as short as it can be said."""
+    """A moment for people, as short as possible."""
     try:
         time = _EPOCH + timedelta(seconds=moment)
     except OverflowError:

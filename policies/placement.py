@@ -1,11 +1,11 @@
 """The objective: all dimensions at once, the tightest resource decides, as few bytes as possible.
 
 `plan` calls `balance` on the state that urgent moves and YT's movers have left. Moves start when some node is
-`start_threshold` above its due share (or that far below it, on average over the dimensions) and go on, over as many
-plans as the budgets make of it, until no node is more than `stop_threshold` above it. Large bundles are brought close
-in bulk, by columns; then, as for small ones, single moves, exchanges and chains do the rest. Of a small bundle the last
+`start_threshold` above its due share (or that far below it, on average over the dimensions) and continue, over as many
+plans as the budgets require, until no node is more than `stop_threshold` above it. Large bundles are brought close in
+bulk, by columns; then, as for small ones, single moves, exchanges and chains do the rest. For a small bundle the last
 act is to look once more as the next plan will, and to find nothing: planning again from its result gives nothing,
-unless its effort has run out. Of a large one the next plan, which begins in bulk, may find something.
+unless its effort has run out. For a large one the next plan, which begins in bulk, may find something.
 """
 
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ def moves_from(problem: Problem, settings: PlacementOptions) -> float:
 def balance(
     problem: Problem, state: LoadState, able: Able, options: BundleOptions, spread: Spread | None = None
 ) -> bool:
-    """Changes the state until it is balanced, or as balanced as the movable tablets allow; whether there was need."""
+    """Changes the state until it is balanced, or as balanced as the movable tablets allow; says whether it had to."""
     start = options.placement.start_threshold
     if not is_unbalanced(problem, state.held, moves_from(problem, options.placement), start):
         return False
@@ -56,8 +56,8 @@ def balance(
     work.come_to_rest(state, confirm=not bulk)
     save_bytes(problem, state, home, work.movable(state), settings=options.placement, spread=spread)
     if not bulk:
-        # What has stayed at home may open a way to a step that there was not before. It is made at once: else the next
-        # plan would begin with it, and the one after that again.
+        # What has stayed at home may open the way to a new step. It is made at once: otherwise the next plan would
+        # begin with it, and the one after that again.
         work.come_to_rest(state, confirm=True)
     return True
 
@@ -94,7 +94,7 @@ class _Work:
         return np.array_equal(self.refined[1], self.movable(state))
 
     def restore(self, state: LoadState, before: LoadState) -> None:
-        """Takes back what was done since."""
+        """Undoes what was done since."""
         if self.spread is not None:
             np.subtract.at(self.spread.counts, (self.problem.tables, state.owner), 1)
             np.add.at(self.spread.counts, (self.problem.tables, before.owner), 1)
@@ -105,7 +105,7 @@ class _Work:
         return self.able.movable & pays_back(self.problem, state, self.options)
 
     def refine(self, state: LoadState) -> int:
-        """Single steps until none helps; says how many."""
+        """Single steps until none helps; returns how many."""
         settings = self.options.placement
         goal = Goal(
             settings.stop_threshold,
@@ -128,7 +128,7 @@ def _worthwhile(problem: Problem, before: LoadState, after: LoadState, stop: flo
 
 
 def _strain(problem: Problem, state: LoadState, stop: float) -> float:
-    """How much too much, and too little, the nodes have, all together."""
+    """How much too much, and too little, the nodes have in total."""
     over, under = tension(problem, state.held) - stop, underuse(problem, state.held)
     return float(np.maximum(over, 0.0).sum() + np.maximum(under, 0.0).sum())
 

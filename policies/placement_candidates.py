@@ -34,7 +34,7 @@ LAST_HARD = _NUMBER[Left.SOURCE_DOWN]
 
 
 class Decider(StrEnum):
-    """Who decides where a table's tablets live."""
+    """What decides where a table's tablets live."""
 
     OBJECTIVE = "objective"
     COUNT = "count"
@@ -49,7 +49,7 @@ def group_of(options: BundleOptions, table: str) -> tuple[str, GroupOptions]:
 
 
 def decider(options: BundleOptions, table: TableView) -> Decider:
-    """The one who decides about this table."""
+    """What decides about this table."""
     settings = options.table(table.name)
     if settings.placement is not Placement.BALANCED and table.hash:
         return Decider.FUNCTION
@@ -92,7 +92,7 @@ def standings(problem: Problem, options: BundleOptions) -> Standings:
 
 
 def switches(problem: Problem, options: BundleOptions) -> Standings:
-    """T: the standing that an operator's switches give each tablet, whatever else keeps it; 0 where none is off."""
+    """T: the standing that an operator's switches give each tablet, whatever else keeps it; 0 if none is off."""
     by_table = [table_standing(options, table) for table in problem.view.tables]
     numbers = np.array([_NUMBER[code] if code else 0 for code in by_table] or [0], dtype=np.int8)
     out: Standings = numbers[problem.tables]
@@ -105,7 +105,7 @@ def is_resting(standing: Standings) -> Bools:
 
 
 def is_cooling(standing: Standings) -> Bools:
-    """T: which tablets have been migrated a short time ago."""
+    """T: which tablets were migrated a short time ago."""
     cooling: Bools = standing == _NUMBER[Left.COOLING_DOWN]
     return cooling
 
@@ -130,7 +130,7 @@ def back_off_seconds(options: BundleOptions, failures: int) -> float:
 
 
 def deciders(problem: Problem, options: BundleOptions, who: Decider) -> Bools:
-    """T: whose table this one decides about."""
+    """T: tablets whose table this one decides about."""
     mine = np.array([decider(options, table) is who for table in problem.view.tables] or [False], dtype=np.bool_)
     out: Bools = mine[problem.tables]
     return out

@@ -1,7 +1,7 @@
 """Two moves that help only together: an exchange of two tablets, or a chain that makes room for one with another.
 
 `placement_refine` asks here when no single move helps a node: a tablet of the node goes to a target, and one of the
-target's goes back (exchange) or on to a third node (chain). All pairs with all targets are weighed in one go.
+target's goes back (exchange) or on to a third node (chain). All pairs with all targets are weighed at once.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from balancer.policies.placement_limits import crowded, within
 from balancer.policies.placement_loads import Bools, LoadState, Problem
 
 _NODES, _ROWS, _PAIRED = 12, 48, 384  # considered: targets, tablets of the node, tablets of all targets
-# Dimensions with which so many are considered; the more there are, the fewer, so that a search costs the same.
+# Number of dimensions for which this many are considered; with more dimensions fewer, so that a search costs the same.
 _PLAIN = 4
 
 
@@ -54,7 +54,7 @@ class _Field:
 
 
 class PairSearch:
-    """The best pair for one node. Made for a state and good until the state changes."""
+    """The best pair for one node. Made for a state and valid until the state changes."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class PairSearch:
         self.ceiling = ceiling  # D: how tight no node may become by it
 
     def best(self, source: int, targets: Ints, mine: Ints, company: list[Ints], overhead: float) -> Pair | None:
-        """The pair of mine and a target's that gains most for its bytes; None where none is worth them."""
+        """The pair of mine and a target's that gains most for its bytes; None if none is worth them."""
         targets = np.array([node for node in targets[:_NODES] if len(company[node])], dtype=np.int64)
         if not len(targets) or not len(mine):
             return None
@@ -84,7 +84,7 @@ class PairSearch:
         costs = self.problem.costs[mine][:, None] + self.problem.costs[theirs][None, :]
         swapped = self._swap_gains(source, field)
         chained, cost = self._chain_gains(source, field, targets)
-        # Where everybody has about his share, most searches end here: what is forbidden need not be looked at.
+        # If every node has about its share, most searches end here: what is forbidden need not be checked.
         if not ((swapped > floor) | (chained - cost.min(axis=1)[None, :] > floor)).any():
             return None
         swaps = self._exchanges(source, field, swapped)
@@ -117,7 +117,7 @@ class PairSearch:
         return mine, np.concatenate(lightest), at
 
     def _swap_gains(self, source: int, field: _Field) -> Floats:
-        """mine×theirs: what would be gained if the two changed places, were nothing forbidden."""
+        """mine×theirs: what would be gained if the two changed places and nothing were forbidden."""
         # A source that is closed can give but not take.
         if not self.problem.receiving[source]:
             return np.full(field.there.shape, -np.inf)
@@ -198,9 +198,9 @@ class PairSearch:
         return grown
 
     def _relieves(self, source: int, field: _Field, lost: Floats) -> Bools:
-        """Which pairs take a part of the node's overload away that is worth the part of its bytes they copy.
+        """Which pairs remove a part of the node's overload that is worth the part of its bytes they copy.
 
-        Else a node with one tablet too hot for any node would give all its cold ones away, for next to nothing.
+        Otherwise a node with one tablet too hot for any node would give all its cold ones away, for next to nothing.
         """
         share = self.worth.relief * field.sizes / max(float(self.held_bytes[source]), 1.0)
         loads = lost, field.change
@@ -222,7 +222,7 @@ class PairSearch:
 
 
 def node_excess(problem: Problem, state: LoadState, node: int) -> Floats:
-    """D: how far one node is above its due share, relative to it; 0 where nothing is due."""
+    """D: how far one node is above its due share, relative to it; 0 if nothing is due."""
     due = problem.due[node]
     over: Floats = np.divide(state.held[node] - due, due, out=np.zeros_like(due), where=due > 0)
     return over
@@ -240,8 +240,8 @@ def relieves(
 ) -> Floats:
     """…×targets: the part of a node's overload that goes away, in the dimension where that is most; 1: it has none.
 
-    `loads` are what the node loses and what the targets get. Overload that only turns up at a target has not gone
-    away: such a tablet would be carried around.
+    `loads` are what the node loses and what the targets get. Overload that only turns up at a target has not gone away:
+    such a tablet would be carried around.
     """
     lost, gained = loads
     over = node_excess(problem, state, source)

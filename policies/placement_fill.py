@@ -1,4 +1,4 @@
-"""Where tablets go that have left their nodes: to the nodes with the most room for what these tablets carry.
+"""Where tablets that have left their nodes go: to the nodes with the most room for what these tablets carry.
 
 Many at a time: the receiving nodes are dealt into as many groups as a round places tablets, each group with one node
 of every level of room, and each tablet takes the node of its group that it fills least. A node gets at most one tablet
@@ -37,7 +37,7 @@ class Spread:
 
 
 def make_spread(problem: Problem, owner: Ints, spread: float | None) -> Spread | None:
-    """The counts that `table_spread` needs; None where it is unset."""
+    """The counts that `table_spread` needs; None if it is unset."""
     if spread is None:
         return None
     tables, nodes = len(problem.view.tables), len(problem.nodes)
@@ -47,7 +47,7 @@ def make_spread(problem: Problem, owner: Ints, spread: float | None) -> Spread |
 
 
 def fill(problem: Problem, state: LoadState, rows: Ints, ceiling: Floats | None, spread: Spread | None) -> Ints:
-    """Gives the rows to receiving nodes and says which found none.
+    """Gives the rows to receiving nodes and returns those that found none.
 
     With a ceiling no node is filled above it in any dimension; without one only the hard limits hold: zones, disks,
     memory, the spread of a table.
@@ -67,7 +67,7 @@ class _Filling:
         self.problem, self.state, self.spread = problem, state, spread
         self.strict = ceiling is not None
         self.receivers = np.flatnonzero(problem.receiving)
-        # The rows count as gone from where they are: that room is theirs to give.
+        # The rows count as gone from where they are: their room is free.
         rest = state.held - sums(state.owner[rows], problem.loads[rows], len(problem.nodes))
         self.slack = ((problem.due if ceiling is None else ceiling) - rest)[self.receivers]
         self.due = np.maximum(problem.due[self.receivers], _EPSILON)
@@ -100,7 +100,7 @@ class _Filling:
         return order[: depth * groups].reshape(depth, groups).T
 
     def _round(self, batch: Ints, choices: Ints) -> Ints:
-        """The receiver of each row of the batch, -1 where its group has none. All receivers are different."""
+        """The receiver of each row of the batch, -1 if its group has none. All receivers are different."""
         loads = self.problem.loads[batch]
         slack = self.slack[choices]
         fits = self._fits(batch, choices, loads[:, None, :], slack)

@@ -1,9 +1,8 @@
-"""Off nodes that do more than they can: a placement in which no capacity is exceeded, where there is one.
+"""Relieves nodes that do more than they can: a placement in which no capacity is exceeded, if there is one.
 
-`plan_moves` asks when some node is over a capacity for reads or writes; disks and memory are kept, too. Single moves
-and exchanges that make the excess smaller go first. Where they lead to no end, and the tablets are few, all
-placements are searched, the heaviest tablets first, within a bounded number of steps. Deterministic; nothing is moved
-in vain.
+`plan_moves` asks when some node is over a capacity for reads or writes; disk and memory limits hold too. Single moves
+and exchanges that reduce the excess go first. If they do not get there, and the tablets are few, all placements are
+searched, the heaviest tablets first, within a bounded number of steps. Deterministic; nothing is moved for nothing.
 """
 
 import numpy as np
@@ -20,7 +19,7 @@ _LEAST = 1e-9
 
 
 def fit_capacities(problem: Problem, state: LoadState, able: Bools) -> Ints:
-    """Changes the state; gives back the nodes that stay over a capacity."""
+    """Changes the state; returns the nodes that stay over a capacity."""
     if not len(over_capacity(problem, state)):
         return over_capacity(problem, state)
     home, before = state.owner.copy(), state.copy()
@@ -52,7 +51,7 @@ def _from_scratch(problem: Problem, state: LoadState, able: Bools) -> LoadState 
 
 
 def _dealt(problem: Problem, state: LoadState, rows: Ints, heavy: Floats) -> LoadState:
-    """All of them dealt out once more: the heaviest first, each to where it leaves the node least full."""
+    """Distributes all of them again: the heaviest first, each to where it leaves the node least full."""
     found, loads = state.copy(), _columns(problem)
     rooms = _rooms(state)
     np.add.at(rooms, state.owner[rows], loads[rows])
@@ -77,7 +76,7 @@ def _rooms(state: LoadState) -> Floats:
 
 
 class _Fitting:
-    """Steps that make the excess over all capacities smaller."""
+    """Steps that reduce the excess over all capacities."""
 
     def __init__(self, problem: Problem, state: LoadState, able: Bools) -> None:
         self.problem, self.state, self.able = problem, state, able
@@ -155,7 +154,7 @@ class _Fitting:
 
 
 class _Search:
-    """All placements of a few tablets, by depth first; the first that fits is taken.
+    """All placements of a few tablets, depth first; takes the first that fits.
 
     Plain lists: for a handful of nodes they are several times as fast as columns.
     """

@@ -1,7 +1,7 @@
 """Tables whose vbuckets are placed by a sharding function: the function's choice, as far as nodes can take it.
 
-`wanted_moves` calls it for the tables of `Decider.FUNCTION`. The function sees every node that stays, also
-one that is down or closed for the moment: it must not deal everything out again because a node was away for a minute.
+`wanted_moves` calls it for the tables of `Decider.FUNCTION`. The function sees every node that stays, even one that is
+down or closed for the moment: it must not redistribute everything because a node was away for a minute.
 """
 
 import re
@@ -17,7 +17,7 @@ from balancer.policies.sharding import place
 
 
 def follow_functions(problem: Problem, state: LoadState, mine: Bools, options: BundleOptions) -> None:
-    """Moves `mine` to where their functions put them; what cannot be taken there stays."""
+    """Moves `mine` to where their functions put them; what has no room there stays."""
     for at, table in enumerate(problem.view.tables):
         if decider(options, table) is not Decider.FUNCTION:
             continue
@@ -29,7 +29,7 @@ def follow_functions(problem: Problem, state: LoadState, mine: Bools, options: B
 
 
 def function_targets(problem: Problem, options: BundleOptions, rows: Ints) -> Ints:
-    """The nodes that the function of the rows' table gives them; where it has no node to choose, they stay."""
+    """The nodes that the function of the rows' table gives them; if it has no node to choose, they stay."""
     if not len(rows):
         return rows
     table = int(problem.tables[rows[0]])
@@ -44,7 +44,7 @@ def function_targets(problem: Problem, options: BundleOptions, rows: Ints) -> In
 
 
 def natural_order(problem: Problem) -> list[int]:
-    """Nodes by their names as people count: n2 before n10, so that a new last node is the last of the list."""
+    """Nodes by name in natural order: n2 before n10, so that a new last node is the last of the list."""
     return sorted(range(len(problem.nodes)), key=lambda at: _natural(problem.nodes[at].id))
 
 

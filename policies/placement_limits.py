@@ -1,4 +1,4 @@
-"""The hard limits that a node has beside disk and memory: zones and rules, tablets kept apart, capacities for rates.
+"""A node's hard limits in addition to disk and memory: zones and rules, tablets kept apart, capacities for rates.
 
 Everything that gives a tablet to a node asks `may_take`; `violations` are the tablets that a rule wants elsewhere.
 """
@@ -10,7 +10,7 @@ from balancer.policies.placement_loads import Bools, LoadState, Problem
 
 
 def may_take(problem: Problem, state: LoadState, rows: Ints, nodes: Ints) -> Bools:
-    """Rows×nodes (of each row its own, where there are several): what rules and capacities for rates allow."""
+    """Rows×nodes (each row's own, if there are several): what rules and capacities for rates allow."""
     across = nodes[None, :] if nodes.ndim == 1 else nodes
     able: Bools = problem.allowed[problem.kinds[rows][:, None], across]
     if problem.limits:
@@ -21,12 +21,12 @@ def may_take(problem: Problem, state: LoadState, rows: Ints, nodes: Ints) -> Boo
 
 
 def within(more: Floats, room: Floats) -> Bools:
-    """Whether so much more (…×K) fits into the room; what adds nothing always does."""
+    """Whether this much more (…×K) fits into the room; what adds nothing always does."""
     return np.asarray(((more <= room) | (more <= 0)).all(axis=-1), np.bool_)
 
 
 def crowded(problem: Problem, counts: Ints) -> Bools:
-    """Kinds×N: whether a node has a tablet that one of this kind must not be beside."""
+    """Kinds×N: whether a node has a tablet that one of this kind must not share a node with."""
     if problem.rivals is None:
         return np.zeros(problem.allowed.shape, dtype=np.bool_)
     found: Bools = problem.rivals.astype(np.int64) @ counts > 0

@@ -1,7 +1,7 @@
 """A bundle as numbers: each tablet's share of every dimension, what each node holds and what it should hold.
 
 `placement` and the movers build a `Problem` from a `BundleView` once and work on a `LoadState` of it. Tablets are in
-the order of their ids and nodes in the order of theirs, so that the order of the input changes nothing in the plan.
+the order of their ids and nodes in the order of theirs, so that the order of the input does not affect the plan.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -39,12 +39,12 @@ class Problem:
     home: Ints  # T: owner, with migrations in flight credited
     loads: Floats  # T×D: share of the whole bundle's load
     sizes: Floats  # T: bytes
-    costs: Floats  # T: bytes, and those of its last move as far as it has not paid them back
+    costs: Floats  # T: bytes, plus those of its last move as far as it has not paid them back
     memory: Floats  # T: bytes that count against nodes' memory
     due: Floats  # N×D: the share of the whole that the node should hold; 0 where it should hold nothing
     units: Floats  # N×D: what an excess is measured in: the due share, or the largest of any node where nothing is due
     scales: Floats  # N×D: how much an excess over the due share counts
-    kept: Bools  # D: which dimensions are done again and again (rates, numbers), not room that is taken up
+    kept: Bools  # D: which dimensions are recurring work (rates, numbers), not occupied room
     receiving: Bools  # N: may be given tablets
     kinds: Ints  # T: tablets of one kind are of one table and named by the same rules; index of `allowed`
     allowed: Bools  # kinds×N: by zones and rules
@@ -81,7 +81,7 @@ class LoadState:
     disk_room: Floats  # N
     memory_room: Floats  # N
     limit_room: Floats  # N×K
-    counts: Ints  # kinds×N: tablets of each kind on each node; no rows where no rule keeps tablets apart
+    counts: Ints  # kinds×N: tablets of each kind on each node; no rows if no rule keeps tablets apart
 
     def move(self, problem: Problem, row: int, target: int) -> None:
         """Gives one tablet to another node."""
@@ -104,12 +104,12 @@ class LoadState:
         """Sums up again what every node holds.
 
         Steps add and subtract, and what they leave differs in its last bit from the sums that the next plan begins
-        with: where two choices are equal, it would choose the other one.
+        with: if two choices are equal, it would choose the other one.
         """
         self.held[:] = sums(self.owner, problem.loads, len(problem.nodes))
 
     def take(self, other: "LoadState") -> None:
-        """Becomes as another state is."""
+        """Becomes equal to another state."""
         self.owner[:], self.held[:] = other.owner, other.held
         self.disk_room[:], self.memory_room[:] = other.disk_room, other.memory_room
         self.limit_room[:], self.counts[:] = other.limit_room, other.counts
@@ -195,7 +195,7 @@ def initial_state(problem: Problem) -> LoadState:
 
 
 def excess(problem: Problem, held: Floats) -> Floats:
-    """N×D: how far each node is above (or below) its due share, relative to it; 0 where nothing is due."""
+    """N×D: how far each node is above (or below) its due share, relative to it; 0 if nothing is due."""
     due = problem.due
     return np.divide(held - due, due, out=np.zeros_like(held), where=due > 0)
 
@@ -252,8 +252,8 @@ def _credited(view: BundleView, ids: Ints, owner: Ints, index: dict[str, int]) -
 def _unpaid(view: BundleView, ids: Ints, horizon: float) -> Floats:
     """T: the part of its last move that each tablet has not paid back yet.
 
-    Of two tablets that would help alike the one that has not been moved lately goes: where load wanders, what it has
-    settled once stays so, and it is not carried back and forth for the sake of another dimension.
+    Of two tablets that would help equally, the one that has not been moved lately goes: where load wanders, what has
+    settled once stays, and it is not carried back and forth for the sake of another dimension.
     """
     out = np.zeros(len(ids))
     for tablet, history in view.history.items():
@@ -291,8 +291,8 @@ def _dimensions(view: BundleView, options: BundleOptions, rows: Ints, counted: B
 def node_shares(nodes: tuple[NodeView, ...], dimension: str) -> Floats:
     """What each node should hold of a dimension, relative to the others.
 
-    The operator's weights, where they differ. Where they are all the same, the nodes' own capacities for it, if they
-    are known for every node.
+    The operator's weights, where they differ. If they are all the same, the nodes' own capacities for it, if they are
+    known for every node.
     """
     weights = np.array([node.weight for node in nodes], dtype=np.float64)
     if len(nodes) and np.all(weights == weights[0]):
@@ -315,7 +315,7 @@ def _due(nodes: tuple[NodeView, ...], names: tuple[str, ...], home: Ints, loads:
     sharing = np.array([node.condition in (NodeCondition.ACTIVE, NodeCondition.CLOSED) for node in nodes], np.bool_)
     counted = _playing(nodes) & ~keeping
     due = np.where(keeping[:, None], held, 0.0)
-    # Tablet by tablet, not node by node: to the last bit the sum must not depend on who holds what.
+    # Tablet by tablet, not node by node: the sum must not depend on who holds what, down to the last bit.
     shared = loads[counted[home]].sum(axis=0)
     for d, name in enumerate(names):
         shares = node_shares(nodes, base_of(name)) * (sharing & ~keeping)

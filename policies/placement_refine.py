@@ -19,13 +19,13 @@ _SWEEPS = 200
 _STEPS = 20_000
 _ROWS, _RECEIVERS = 64, 16  # considered for one node's move: tablets, and nodes
 _RELIEF = 0.25  # least part of a node's overload that a move takes away, for the part of the node's bytes it takes
-_REFUSED = 64  # nodes in a row without anything for hungry ones: then the others, which have less, are not asked
+_REFUSED = 64  # nodes in a row with nothing for hungry ones: then the others, which have less, are not asked
 _SHRINK = 0.9  # how tight a target may become where the source is tight, as a part of how tight that was
 _PATIENCE = 4.0  # how much better a resting tablet must be for its node to wait for it
 _SEARCHES, _SEARCHES_PER_NODE = 300, 1  # for pairs, in one plan: its time grows with its size, not with its difficulty
 _FRUITLESS = 3
-# A plan for the day has many dimensions, and each look costs the more. It need not reach the end: what is left is found
-# by the next plans, which come long before the first moves are done.
+# A plan for the day has many dimensions, and each look costs the more. It need not reach the end: the next plans, which
+# come long before the first moves are done, find what is left.
 _DAY_STEPS, _DAY_STEPS_PER_NODE, _DAY_SEARCHES = 100, 1, 40
 
 
@@ -42,13 +42,11 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Able:
-    """T: which tablets may move now, and which could but rest after a migration, or are in one."""
+    """T: which tablets may move now, and which could but are resting after a migration, or are in one."""
 
     movable: Bools
     resting: Bools
-    company: Bools | None = (
-        None  # which may move where another one's move is worth the bytes of both; None: the movable
-    )
+    company: Bools | None = None  # which may move if another one's move is worth the bytes of both; None: the movable
 
 
 @dataclass(slots=True)
@@ -78,7 +76,7 @@ class Refinement:
         self.steps = 0
         self._levels_at: tuple[int, Floats, Floats] = (-1, np.zeros(0), np.zeros(0))
         self.refused = 0  # nodes in a row that had nothing for those that have far too little
-        self.patient = False  # whether the node at hand waits for a tablet that rests
+        self.patient = False  # whether the current node waits for a resting tablet
         self.changed = np.zeros(len(problem.nodes), dtype=np.int64)  # N: the step that changed the node last
         self.fruitless: dict[int, tuple[int, int]] = {}  # by node: when a search last found nothing, and how often
         self.bytes = sums(state.owner, problem.sizes[:, None], len(problem.nodes))[:, 0]
@@ -93,7 +91,7 @@ class Refinement:
         return np.split(rows, np.searchsorted(owner[rows], np.arange(1, len(self.problem.nodes))))
 
     def run(self) -> int:
-        """Steps until a whole sweep over the nodes finds nothing; says how many it took."""
+        """Steps until a whole sweep over the nodes finds nothing; returns how many it took."""
         if not self.problem.dimensions or not self.problem.receiving.any():
             return 0
         for _ in range(_SWEEPS):
@@ -112,7 +110,7 @@ class Refinement:
         return [int(node) for node in order if tight[node] > floor and len(self.members[node])]
 
     def _levels(self) -> tuple[Floats, Floats]:
-        """N: every node's tension and underuse; looked at again after each step only."""
+        """N: every node's tension and underuse; recomputed only after each step."""
         if self._levels_at[0] != self.steps:
             held = self.state.held
             self._levels_at = (self.steps, tension(self.problem, held), underuse(self.problem, held))
@@ -147,7 +145,7 @@ class Refinement:
         return nodes[np.argsort(score, kind="stable")][:_RECEIVERS]
 
     def _best_move(self, source: int, receivers: Ints) -> bool:
-        """Makes the best single move off a node, or finds that it is worth waiting; False where nothing helps."""
+        """Makes the best single move off a node, or finds that it is worth waiting; False if nothing helps."""
         self.patient = False
         rows, relief = self._most_relieving(source)
         if not len(rows) or not len(receivers):
@@ -171,7 +169,7 @@ class Refinement:
         return True
 
     def _better_rests(self, source: int, score: float) -> bool:
-        """Whether the node has a tablet that would help far more but rests: then it is worth the wait."""
+        """Whether the node has a resting tablet that would help far more: then it is worth the wait."""
         rows = self.resting[self.state.owner[self.resting] == source]
         if not len(rows):
             return False
@@ -191,7 +189,8 @@ class Refinement:
     def _best_pair(self, source: int) -> bool:
         """Makes the best exchange or chain where no single move helps."""
         receivers = self._receivers(source)
-        # A search among others may find what the last one did not; after a few the node is given up until it changes.
+        # A search among other tablets may find what the last one did not; after a few the node is given up until it
+        # changes.
         since, times = self.fruitless.get(source, (-1, 0))
         times = times if since >= self.changed[source] else 0
         if (
@@ -225,7 +224,7 @@ class Refinement:
         return fits & shrinks(problem, state, nodes, added, self._ceiling(source))
 
     def _ceiling(self, source: int) -> Floats:
-        """D: how tight others may become for a node's sake: its overload must shrink, the worst not become worse."""
+        """D: how tight others may become for a node's sake: its overload must shrink, the worst not get worse."""
         over = node_excess(self.problem, self.state, source) * self.problem.weights
         worst = max(float(self._levels()[0].max()), self.goal.stop)
         return np.where(over > self.goal.stop, np.maximum(_SHRINK * over, self.goal.stop), worst)

@@ -3,7 +3,7 @@
 Each overfull node must lose a certain load in one or more dimensions: a covering problem. A price per dimension and
 node, found by a few rounds of dual ascent, says what a unit of that load is worth in bytes; tablets leave in the order
 of worth per byte until some need is met, then the prices are found again for what remains. `least_bytes` is the dual's
-own value: no choice of tablets can do with fewer bytes.
+own value: no choice of tablets needs fewer bytes.
 """
 
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from balancer.policies.placement_loads import Bools, LoadState, Problem, excess,
 _SAMPLE = 100_000
 _ROUNDS = 12
 _NEEDS = 6  # needs met one after the other: of a day's many dimensions the last few are left to single moves
-# What a node need not lose it had better keep: load that goes without need fills up the receivers. The price is small,
-# so that it decides between tablets of nearly equal worth only.
+# A node should keep what it need not lose: load that leaves needlessly fills up the receivers. The price is small, so
+# that it decides only between tablets of nearly equal worth.
 _SIDE_PRICE = 0.2
 _EPSILON = 1e-12
 
 
 def choose_rows(problem: Problem, state: LoadState, movable: Bools, ceiling: Floats) -> Ints:
-    """The tablets to take away so that no node holds more than its ceiling, as far as that is possible."""
+    """The tablets to remove so that no node holds more than its ceiling, as far as possible."""
     need = needs(problem, state, ceiling)
     rows = np.flatnonzero(movable & _some(need > 0)[state.owner])
     side = (np.minimum(excess(problem, state.held), 1.0) - 1.0) * _SIDE_PRICE
@@ -149,7 +149,7 @@ def _first_prices(held: _Held, need: Floats) -> Floats:
 
 
 def _ascend(held: _Held, need: Floats, prices: Floats, *, power: float) -> Floats:
-    """One round of dual ascent: a dimension that is not covered by what is worth moving becomes dearer."""
+    """One round of dual ascent: a dimension that is not covered by what is worth moving becomes more expensive."""
     got = held.totals(len(need), held.worth(prices) > held.sizes)
     ratio = np.clip(need / np.maximum(got, _EPSILON), 0.25, 4.0)
     return np.where(need > 0, prices * ratio**power, 0.0)

@@ -1,9 +1,9 @@
-"""The same balance for fewer bytes: what a plan need not move stays, and what it must is changed for something smaller.
+"""The same balance for fewer bytes: what a plan need not move stays, and what it must is swapped for something smaller.
 
 `placement` asks once its steps are done. Each of those was the best at its moment; seen from the end, some tablets left
 their node for nothing, some could have been a smaller one that carries as much, and some made room for others that
-could have gone on in their stead. No node becomes tighter than the stop threshold by it, or than it is; only a node
-that is neither within the threshold nor the worst may become so by a hair, where that saves a whole copy.
+could have gone on instead. This makes no node tighter than the stop threshold, or than it is; only a node that is
+neither within the threshold nor the worst may become a hair tighter, if that saves a whole copy.
 """
 
 from dataclasses import dataclass, field
@@ -16,10 +16,10 @@ from balancer.policies.placement_fill import Spread
 from balancer.policies.placement_limits import crowded, may_take, within
 from balancer.policies.placement_loads import Bools, LoadState, Problem
 
-_MOST_TABLETS = 5_000  # of bundles in which it is worth the time: on a node with many tablets one is like the other
+_MOST_TABLETS = 5_000  # of bundles in which it is worth the time: on a node with many tablets they are all alike
 _MOST_MOVES = 500
 _SWEEPS = 4
-_HAIR = 0.005  # tablets that are nearly alike differ by less of a node's share, and are alike here
+_HAIR = 0.005  # tablets that differ by less of a node's share count as alike
 
 
 def save_bytes(
@@ -73,7 +73,7 @@ class _Thrift:
         return True
 
     def _is_replaced(self, row: int) -> bool:
-        """Leaves a tablet where it was and moves another one in its stead, which costs less or has to move anyway."""
+        """Leaves a tablet where it was and moves another one instead, which costs less or has to move anyway."""
         back, here = int(self.home[row]), int(self.state.owner[row])
         if here == back or not self._may_return(row):
             return False
@@ -102,7 +102,7 @@ class _Thrift:
         return not problem.limits or bool(within(problem.limited[row], self.state.limit_room[back]))
 
     def _others(self, row: int, back: int, here: int) -> Ints:
-        """Tablets on the node that may go in its stead, as far as zones, room and the spread of tables allow."""
+        """Tablets on the node that may go instead, as far as zones, room and the spread of tables allow."""
         problem, state = self.problem, self.state
         others = np.flatnonzero((state.owner == back) & self.movable)
         tables = problem.tables[others]
@@ -119,7 +119,7 @@ class _Thrift:
         return found
 
     def _prices(self, others: Ints, here: int) -> Floats:
-        """What it costs to have each of them there: nothing where it has to move anyway, less where it stays."""
+        """What it costs to have each of them there: nothing if it has to move anyway, less if it stays."""
         at_home = self.state.owner[others] == self.home[others]
         returns = self.home[others] == here
         costs = self.problem.costs[others]

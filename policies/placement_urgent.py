@@ -1,6 +1,6 @@
 """Moves that cannot wait for a threshold: off draining nodes, off full disks, apart where a table is too dense.
 
-`plan_moves` runs these first. They keep only the hard limits where nothing else is possible: a drained node must become
+`plan_moves` runs these first. If nothing else is possible they respect only the hard limits: a drained node must become
 empty even if the others then hold more than their share.
 """
 
@@ -16,14 +16,14 @@ from balancer.policies.placement_loads import Bools, LoadState, Problem
 
 
 def movable_in_need(standing: Standings) -> Bools:
-    """T: what may move when its node is drained or full: switches do not count then. Rests do: who has just been moved
-    is not carried on at once, from a node that fills up to the next one that does."""
+    """T: what may move when its node is drained or full: switches do not count then. Rests do: a tablet that has just
+    been moved is not carried on at once, from one node that fills up to the next."""
     able: Bools = ((standing == 0) | (standing > LAST_HARD)) & ~is_cooling(standing)
     return able
 
 
 def drain(problem: Problem, state: LoadState, able: Bools, options: BundleOptions, spread: Spread | None) -> Ints:
-    """Empties draining nodes; gives back the tablets that no node can take."""
+    """Empties draining nodes; returns the tablets that no node can take."""
     draining = problem.conditions(NodeCondition.DRAINING)
     rows = np.flatnonzero(able & draining[state.owner])
     return _place(problem, state, rows, options, spread)
@@ -47,7 +47,7 @@ def relieve_disks(
 
 
 def obey_rules(problem: Problem, state: LoadState, able: Bools, options: BundleOptions, spread: Spread | None) -> Ints:
-    """Takes tablets off nodes that a rule forbids them; gives back those that no node can take."""
+    """Takes tablets off nodes that a rule forbids them; returns those that no node can take."""
     rows = violations(problem, state)
     return _place(problem, state, rows[able[rows]], options, spread)
 

@@ -42,7 +42,7 @@ from balancer.policies.turns import Shares, by_need, first_nodes
 from balancer.policies.wanted_moves import Moves, plan_moves
 
 HEAT = "heat-"  # how the codes of actions for heat begin
-FIRST = (HEAT, PREMAKE, EXPIRE)  # codes of splits and others that do not wait for their turn beside moves
+FIRST = (HEAT, PREMAKE, EXPIRE)  # codes of splits and others that do not take turns with moves
 GATHERING = "gathering"  # the code with which `sizes` says that tablets are brought together to be merged
 
 
@@ -79,7 +79,7 @@ def make_plan(view: BundleView, options: BundleOptions) -> PlanResult:
 
 
 def relieved_nodes(moves: Moves, threshold: float) -> frozenset[str]:
-    """Nodes this far above their due share that the plan takes something off."""
+    """Nodes this far above their due share that the plan relieves."""
     problem = moves.problem
     over = tension(problem, moves.before.held) > threshold
     sources = np.unique(moves.before.owner[moves.for_balance()])
@@ -121,7 +121,7 @@ def table_metrics(view: BundleView, options: BundleOptions) -> dict[str, Floats]
 
 
 def without_broken_metrics(view: BundleView, options: BundleOptions) -> tuple[BundleOptions, list[Rejection]]:
-    """The options in which groups rest whose metric has no meaning for some tablet, and what is wrong with them.
+    """The options in which groups whose metric is meaningless for some tablet rest, and what is wrong with them.
 
     A negative load, or none at all, would send tablets anywhere; the other groups and heat do not wait for it.
     """
@@ -189,7 +189,7 @@ class _Turns:
             self._take_step(step)
 
     def startable(self, reshaping: list[Action]) -> list[Action]:
-        """Those that nothing but a budget keeps back."""
+        """Those that only a budget holds back."""
         urgent = {int(tablet) for tablet in self.moves.problem.ids[self.moves.urgent_rows()]}
         found = []
         for action in reshaping:
@@ -228,7 +228,7 @@ class _Turns:
             self.kept_for_moves = self.picker.wanted_nodes()
 
     def reject_waiting(self, reshaping: list[Action]) -> None:
-        """Says what keeps the splits and merges back that were not started."""
+        """Says what holds back the splits and merges that were not started."""
         self.admission.reserved = self.kept_for_moves
         for action in reshaping:
             if id(action) not in self.taken:
@@ -248,9 +248,9 @@ class _Turns:
 
 
 def _resting(action: Action, view: BundleView, options: BundleOptions) -> Left | None:
-    """What the last migrations of its tablets forbid. Splits do not wait for a rest after a success: those for heat are
-    judged by samples that are newer than it. What joins tablets that heat has split does, and so does a move that
-    brings tablets together: nothing is carried twice within minutes."""
+    """What the last migrations of its tablets forbid. Splits do not rest after a success: those for heat are judged by
+    newer samples. Merges of tablets that heat has split do, and so does a move that brings tablets together: nothing is
+    carried twice within minutes."""
     joins = action.code.startswith(HEAT) and action.kind is not ActionKind.SPLIT
     rests = joins or action.kind is ActionKind.MOVE
     forbidden = {Left.QUARANTINED, Left.BACKING_OFF} | ({Left.COOLING_DOWN} if rests else set())
@@ -262,7 +262,7 @@ def _resting(action: Action, view: BundleView, options: BundleOptions) -> Left |
 
 
 def step_actions(moves: Moves, step: MoveStep, options: BundleOptions) -> list[Action]:
-    """The moves that are started now, with their reasons; the first brings the rest with it."""
+    """The moves that start now, with their reasons; the first brings the rest with it."""
     problem = moves.problem
     follow = tuple((int(problem.ids[row]), problem.nodes[int(moves.after.owner[row])].id) for row in step.then)
     actions = [_move_action(moves, row, step, options) for row in step.now]
@@ -290,7 +290,8 @@ def _move_action(moves: Moves, row: int, step: MoveStep, options: BundleOptions)
 def restricted(options: BundleOptions, *, balance: bool, heat: bool, closed_groups: frozenset[str]) -> BundleOptions:
     """Options for a moment in which not every schedule is open: what is not due is off, urgent moves are not.
 
-    `balance` is the bundle's own schedule, `heat` that of `[heat]`, `closed_groups` are groups whose schedule is shut.
+    `balance` is the bundle's own schedule, `heat` that of `[heat]`, `closed_groups` are groups whose schedule is
+    closed.
     """
     balancer = options.balancer
     known = set(balancer.groups) | {options.group_name(name) for name in options.tables} | {"default"}

@@ -1,4 +1,4 @@
-"""What a plan remembers of everything it did not do: numbers by code, a few examples of each, and notes.
+"""What a plan remembers about everything it did not do: numbers by code, a few examples of each, and notes.
 
 `plan` fills it. A plan over a million tablets must not make a million objects, so only examples become `Rejection`s.
 """
@@ -31,7 +31,7 @@ class Record:
         self._examples: dict[str, list[Rejection]] = {}
 
     def add_rejections(self, rejections: Iterable[Rejection]) -> None:
-        """What other policies have weighed and left."""
+        """What other policies have considered and left."""
         for rejection in rejections:
             self._note(rejection, 1)
 
@@ -41,7 +41,7 @@ class Record:
         self._note(Rejection(action.kind, action.tablets, str(code), sentence, action.target), 1)
 
     def add_left(self, moves: Moves, picker: Picker) -> None:
-        """All moves that were not taken: those that wait, those that cannot be, and nodes that nothing helps."""
+        """All moves that were not taken: those that wait, those that are impossible, and nodes that nothing helps."""
         self._add_waiting(moves, picker)
         self._add_standing(moves)
         for row in moves.stranded[:EXAMPLES].tolist():
@@ -54,7 +54,7 @@ class Record:
         self._add_stuck(moves, picker)
 
     def counts(self) -> dict[str, int]:
-        """How many candidates each code has kept back."""
+        """How many candidates each code has held back."""
         return dict(sorted(self._counts.items()))
 
     def examples(self) -> tuple[Rejection, ...]:
@@ -110,8 +110,8 @@ class Record:
     def _add_standing(self, moves: Moves) -> None:
         """Tablets that may not move, on nodes that should lose something.
 
-        Where moves are switched off, that is the reason, whatever else there is: nothing else would free the tablet.
-        But a node that must be emptied does not ask the switches.
+        If moves are switched off, that is the reason, whatever else there is: nothing else would free the tablet. But a
+        node that must be emptied ignores the switches.
         """
         emptied = self._problem.conditions(NodeCondition.DRAINING, NodeCondition.DOWN)[self._problem.home]
         off = switches(self._problem, self._options)
@@ -132,7 +132,7 @@ class Record:
         """Nodes that stay above the threshold although the objective did all it could."""
         if not moves.started:
             return
-        # Where nothing more will happen, things stay as they are, whatever would be better.
+        # If nothing more will happen, things stay as they are, whatever would be better.
         end = moves.after if picker.busy else moves.before
         tight = tension(self._problem, end.held)
         order = np.argsort(-tight, kind="stable")

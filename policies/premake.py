@@ -1,8 +1,8 @@
 """Tablets ahead of the front: a table with `every` and `premake` is cut before its data comes. The plan calls this.
 
-Only the last tablet, the one without an end, is looked at. In a table that was kept up it begins in the future and is
+Only the last tablet, the one without an end, is looked at. In a table that is up to date it begins in the future and is
 empty, so cutting it costs nothing, and its parts move to their nodes while they are empty: new data lands where there
-is room for it. If the front has overtaken it, its rows are in it all the same, and it is cut as any other.
+is room for it. If the front has overtaken it, it does contain rows, and it is cut like any other.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from balancer.policies.periods import cuts, in_words, is_time, key_at, start_of_
 from balancer.policies.sizes_scope import Proposals, blocked_tablets
 
 MOST_CUTS: Final = 32
-"""Of one split: writers wait for its swap some milliseconds per tablet."""
+"""Per split: writers wait a few milliseconds per tablet for its swap."""
 CODE: Final = "premake"
 NOT_A_TIME: Final = "not-a-time"
 
@@ -43,7 +43,7 @@ def plan_premake(view: BundleView, options: BundleOptions) -> Proposals:
 
 
 def timeless(options: BundleOptions) -> BundleOptions:
-    """For the simulator, whose keys are no times: nothing is made ahead, and nothing expires."""
+    """For the simulator, whose keys are not times: nothing is made ahead, and nothing expires."""
     tables = {name: replace(table, premake=None, expire_after=None) for name, table in options.tables.items()}
     return replace(options, tables=tables)
 
@@ -98,8 +98,8 @@ def _obstacle(
 
 
 def _nodes(view: BundleView, table: TableView, wished: TableOptions, count: int, busy: int | None) -> list[str]:
-    """A node for each new tablet: the one with the fewest of the table's present and coming tablets for its weight,
-    and of these the one with the fewest bytes. `busy`: the node of the present one, where that has no end yet."""
+    """A node for each new tablet: the one with the fewest of the table's current and coming tablets for its weight, and
+    of these the one with the fewest bytes. `busy`: the node of the current one, if that has no end yet."""
     able = [at for at, node in enumerate(view.nodes) if _may_receive(wished, view, at)]
     if not able or not wished.enable_auto_tablet_move or wished.placement is not Placement.BALANCED:
         return [""] * count

@@ -1,8 +1,8 @@
 """Moves that others have asked for: the second half of an exchange, the rest of a chain, the parts of a split.
 
-What runs carries them with it (`Action.then`), so that they survive a restart; they are started before anything that
-a new plan proposes, and credited to their targets from the moment they are promised: no plan undoes half of a step.
-The tick and the simulator call these.
+Running migrations carry them along (`Action.then`), so that they survive a restart; they are started before anything
+that a new plan proposes, and credited to their targets from the moment they are promised: no plan undoes half of a
+step. The tick and the simulator call these.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,14 +31,14 @@ def affordable(owed: Iterable[Action], view: BundleView, options: BundleOptions)
 
 
 def credited(view: BundleView, started: Iterable[Action], waiting: Iterable[InFlight] = ()) -> BundleView:
-    """The view as if these were on their way already: the plan gives their room to nobody else."""
+    """The view as if these were already in flight: the plan gives their room to nobody else."""
     flights = tuple(InFlight(f"owed-{at}", one.tablets, one.source, one.target) for at, one in enumerate(started))
     flights += tuple(waiting)
     return replace(view, in_flight=(*view.in_flight, *flights)) if flights else view
 
 
 def waiting_flights(pairs: Iterable[tuple[int, str]], view: BundleView) -> list[InFlight]:
-    """Tablets and where they go later, as flights that wait; what is on its node already, or gone, is left out."""
+    """Tablets and where they go later, as flights that wait; what is already on its node, or gone, is left out."""
     pairs = list(pairs)
     rows = rows_of(view, [tablet for tablet, _ in pairs])
     found = []
@@ -50,7 +50,7 @@ def waiting_flights(pairs: Iterable[tuple[int, str]], view: BundleView) -> list[
 
 
 def rows_of(view: BundleView, tablets: Sequence[int]) -> dict[int, int]:
-    """The rows of these tablets, as far as they are there."""
+    """The rows of these tablets, as far as they exist."""
     if not tablets:
         return {}
     rows = np.flatnonzero(np.isin(view.tablets.ids, np.array(tablets, dtype=np.int64)))

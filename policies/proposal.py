@@ -1,9 +1,9 @@
 """Which tables of a database belong together as one sharded table, by which key, and which stay as they are. Pure.
 
 `balancer init` reads the facts and writes the answer down as a bundle's file, for a person to change. A key is good if
-many bytes have it: every table with that column can live beside the others, so that what belongs to one key stays on
-one node. Small tables that sharded ones refer to become reference tables, which every node has. Others stay where they
-are, and are named.
+many bytes have it: every table with that column can be colocated with the others, so that what belongs to one key stays
+on one node. Small tables that sharded ones refer to become reference tables, which every node has. Others stay where
+they are, and are named.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -18,7 +18,7 @@ TIMES = frozenset({"date", "timestamp with time zone"})
 MOST = 8192
 """Tablets that a new table may have."""
 _WIDENED = 0.5
-"""What a table counts for whose unique keys would have to be widened: the application must agree to it."""
+"""The weight of a table whose unique keys would have to be widened: the application must agree to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def propose(tables: Sequence[TableFacts], desired: int) -> Proposal:
 def _references(
     rest: Mapping[str, TableFacts], sharded: Sequence[TableFacts], total: int, taken: Set[str]
 ) -> list[SmallGroup]:
-    """Those of the rest that sharded tables refer to. A group refers to nothing outside of itself."""
+    """Those of the rest that sharded tables refer to. A group refers to nothing outside itself."""
     fit = {name for name, table in rest.items() if table.unique and table.bytes <= max(LITTLE, SMALL * total)}
     while odd := [name for name in fit if not _referred(rest[name]) <= fit]:
         fit -= {*odd}
@@ -153,7 +153,7 @@ def _small_group(
 
 
 def _anchor(tables: Iterable[TableFacts], total: int, referred: Set[str], *, first: bool) -> TableFacts | None:
-    """The largest table that has a column which can be a key; after the first, only those that are worth it."""
+    """The largest table that has a column that can be a key; after the first, only those that are worth it."""
 
     def worth(table: TableFacts) -> bool:
         alone = not table.foreign_keys and (table.bytes > LITTLE or table.name not in referred)
@@ -206,7 +206,7 @@ def _narrow(table: TableFacts, column: str) -> bool:
 
 
 def _members(anchor: TableFacts, key: str, kind: str, tables: Sequence[TableFacts]) -> list[TableFacts]:
-    """The anchor first, then what can live beside it: foreign keys among them must pair the key with itself.
+    """The anchor first, then what can be colocated with it: foreign keys among them must pair the key with itself.
 
     Tables that would have to be widened come only if a foreign key ties them to the others: a column's name alone is
     not worth another primary key.

@@ -1,7 +1,7 @@
 """Capacities for reads and writes as columns: what each tablet counts for, and what each node has left.
 
-`placement_loads` asks when it builds a problem. Where a plan is made for the day, a capacity holds in every part of it
-as well as now: a node that could bear its tablets at three o'clock must bear them at noon.
+`placement_loads` asks when it builds a problem. If a plan is made for the day, a capacity holds in every part of it as
+well as now: a node that can bear its tablets at three in the morning must also bear them at noon.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class RateLimit:
         return NAMES[self.rate] + (f" {span_text(self.span)}" if self.span else "")
 
     def capacity(self, node: NodeView) -> float:
-        """What a node may do of it per second; infinite where nothing is said."""
+        """What a node may do of it per second; infinite if nothing is said."""
         found: float | None = getattr(node, _CAPACITIES[self.rate])
         return np.inf if found is None else found
 

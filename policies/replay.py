@@ -19,7 +19,7 @@ from balancer.policies.simulator_report import HIGH, minutes_above, moved_back
 from balancer.policies.simulator_scenario import MOST_TICKS, Scenario
 from balancer.policies.simulator_world import SimTablet
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # hours of the day are those of UTC: a record does not say where it was made
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # hours of the day are in UTC: a record does not say where it was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ReplayFigures:
     minutes_above: float
     """Minutes in which some node did more than 1.2 times its share."""
     moved_back: int | None
-    """Tablets that were sent back within an hour; None: not known."""
+    """Tablets that were sent back within an hour; None: unknown."""
     score_worst: float | None
     score_end: float | None
 
@@ -72,7 +72,7 @@ def recorded(views: Sequence[BundleView]) -> ReplayFigures:
 
 
 def check_polls(views: Sequence[BundleView]) -> None:
-    """Refuses what is no series of polls of one bundle; `ReplayError` says what is wrong."""
+    """Refuses anything that is not a series of polls of one bundle; `ReplayError` says what is wrong."""
     if len(views) < 2:
         raise ReplayError("it has fewer than two polls")
     if len(views) > MOST_TICKS:
@@ -89,7 +89,7 @@ def check_polls(views: Sequence[BundleView]) -> None:
 
 
 def _wrong(view: BundleView) -> str:
-    """What is the matter with a poll, as half a sentence; empty: nothing."""
+    """What is wrong with a poll, as half a sentence; empty: nothing."""
     columns, count = view.tablets, len(view.tablets.ids)
     arrays = (columns.node, columns.sizes, columns.memory, columns.write_rate, columns.read_rate, columns.moduli)
     if any(len(one) != count for one in (*arrays, columns.remainders, columns.lowers)):
@@ -141,7 +141,7 @@ class _Replay(Simulation):
         self.options, self.next, self.held = options, 0, dict[str, RecordedContent]()
 
     def happen(self, now: float) -> None:
-        """Takes over the newest poll: its nodes, and what is measured of every stretch of keys."""
+        """Takes over the newest poll: its nodes, and what was measured for every stretch of keys."""
         # Rounding must not leave the last poll out.
         while self.next < len(self.views) and self.views[self.next].now - self.start <= now + 1e-6:
             view = self.views[self.next]
@@ -157,7 +157,7 @@ class _Replay(Simulation):
             used = float(held[at]) if node.disk_used is None else node.disk_used
             self.world.other_bytes[node.id] = max(0.0, used - float(held[at]))
         present = {node.id for node in view.nodes}
-        for name in self.world.nodes.keys() - present:  # it was taken away: what the replay has on it must leave
+        for name in self.world.nodes.keys() - present:  # it was removed: what the replay has on it must leave
             self.world.nodes[name] = replace(self.world.nodes[name], condition=NodeCondition.DRAINING)
         down = {name for name, node in self.world.nodes.items() if node.condition is NodeCondition.DOWN}
         for flight in [one for one in self.world.flights if down & {one.action.source, one.action.target}]:
@@ -190,7 +190,7 @@ def _tablets(view: BundleView, table: TableView, places: Places) -> list[SimTabl
 
 
 def _merged(node: NodeView, own: NodeView | None) -> NodeView:
-    """A node as polled, but what the daemon closed then, and closes in the replay, is the replay's own decision."""
+    """A node as polled, except that closing by the daemon, then and in the replay, is the replay's own decision."""
     if node.closed_by_daemon:
         node = replace(node, condition=NodeCondition.ACTIVE, closed_by_daemon=False)
     if own is not None and own.closed_by_daemon and node.condition is NodeCondition.ACTIVE:

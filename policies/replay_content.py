@@ -1,7 +1,7 @@
-"""What recorded tables contain: the key space in small stretches, each with what the polls measured of its tablet.
+"""What recorded tables contain: the key space in small stretches, each with what the polls measured for its tablet.
 
 Tablets of different polls, and those that a replay makes, are all sums over the same stretches; inside a recorded
-tablet, bytes and load are taken to lie evenly. Bounds of a range table become numbers in their order: a replay's keys
+tablet, bytes and load are assumed to be even. Bounds of a range table become numbers in their order: a replay's keys
 are places, not keys.
 """
 
@@ -38,7 +38,7 @@ class RecordedContent(Content):
         return self.width
 
     def loads(self, now: float) -> tuple[Floats, Floats]:
-        """What the last poll measured; time is told by `measure`."""
+        """What the last poll measured; `measure` sets the time."""
         return self.written, self.read
 
 
@@ -65,7 +65,7 @@ class Places:
         return (LOWEST_KEY if row == table.first else self.bounds[view.tablets.lowers[row]]), None
 
     def measure(self, content: RecordedContent, view: BundleView, table: TableView) -> None:
-        """Gives the stretches what a poll has measured of their tablets."""
+        """Gives the stretches what a poll has measured for their tablets."""
         starts = [self.lower(view, table, row)[0] for row in range(table.first, table.last)]
         edges = np.append(np.searchsorted(self.keys, np.maximum(starts, 0)), len(self.keys))
         counts, part = np.diff(edges), slice(table.first, table.last)

@@ -1,7 +1,7 @@
-"""Why a bundle in which nothing is done is not balanced any better: which node stays full, and what would free it.
+"""Why an idle bundle is not balanced any better: which node stays full, and what would free it.
 
-`plan` asks when a plan proposes nothing and nothing runs. `balanced` is said only of a bundle without such a node, or
-of one that no placement of its tablets could make better.
+`plan` asks when a plan proposes nothing and nothing runs. Only a bundle without such a node, or one that no placement
+of its tablets could improve, is called `balanced`.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
-"""What rules mean for splits and merges: a tablet that lies across a rule's bound is cut there, and never joined again.
+"""What rules mean for splits and merges: a tablet that lies across a rule's bound is cut there, and never merged again.
 
 `plan` asks for the cuts, and lets `kept_to_rules` look over what sizes and heat propose. `rule_against` says which rule
-keeps a tablet from a node, for explanations and for operators' moves.
+keeps a tablet off a node, for explanations and for operators' moves.
 """
 
 from collections.abc import Iterable
@@ -73,7 +73,7 @@ def kept_to_rules(
 
 
 def rule_against(view: BundleView, options: BundleOptions, tablet: int, node: str) -> str:
-    """The sentence of the rule that keeps a tablet from a node; empty: none does."""
+    """The sentence of the rule that keeps a tablet off a node; empty: none does."""
     there = next(known for known in view.nodes if known.id == node)
     at = view.nodes.index(there)
     row = int(np.flatnonzero(view.tablets.ids == tablet)[0])

@@ -10,7 +10,7 @@ from balancer.policies.budgets import Admission
 from balancer.policies.bundle_view import Floats, NodeCondition
 from balancer.policies.placement_loads import Bools, LoadState, Problem, sums, tension
 
-_CROWDED = 100  # tablets per node from which on one more or less makes no difference to speak of
+_CROWDED = 100  # tablets per node from which one more or less makes no real difference
 
 
 def score(problem: Problem, state: LoadState) -> float:
@@ -22,8 +22,8 @@ def score(problem: Problem, state: LoadState) -> float:
 def bound(problem: Problem, state: LoadState, movable: Bools, admission: Admission) -> float:
     """No plan within the budgets can reach a better score than this.
 
-    A node cannot become lighter than by losing its heaviest free tablets, as many as may leave it at once; and some
-    node must hold the heaviest tablet, and the mean.
+    The most a node can lose is its heaviest free tablets, as many as may leave it at once; and some node must hold the
+    heaviest tablet, and the mean.
     """
     if not problem.dimensions:
         return 100.0
@@ -51,7 +51,7 @@ def limit(problem: Problem) -> float:
 
 
 def _pinned(problem: Problem) -> float:
-    """The tension of the node with the heaviest pinned tablets, were it to hold nothing else."""
+    """The tension of the node with the heaviest pinned tablets, if it held nothing else."""
     if not problem.view.pinned:
         return -1.0
     rows = np.flatnonzero(np.isin(problem.ids, np.array(sorted(problem.view.pinned), dtype=np.int64)))
@@ -59,7 +59,7 @@ def _pinned(problem: Problem) -> float:
 
 
 def _crowding(problem: Problem) -> float:
-    """The least tension that the number of tablets forces upon some node, by the rule of pigeons and holes."""
+    """The least tension that the number of tablets forces on some node, by the pigeonhole principle."""
     due = problem.due[problem.receiving]
     if not len(due) or not np.allclose(due, due[0], rtol=1e-9) or not problem.receiving.all():
         return -1.0
@@ -86,7 +86,7 @@ def _stranded_share(problem: Problem, held: Floats) -> float:
 
 
 def _left_draining(problem: Problem, state: LoadState, movable: Bools, admission: Admission, slots: int) -> float:
-    """What must stay on draining nodes: all but the heaviest tablets that may leave now."""
+    """What must stay on draining nodes: everything except the heaviest tablets that may leave now."""
     rest = np.zeros(len(problem.dimensions))
     for node in np.flatnonzero(problem.conditions(NodeCondition.DRAINING)).tolist():
         able = min(slots, admission.free_slots(problem.nodes[node].id))
@@ -104,7 +104,7 @@ def _lightest(problem: Problem, state: LoadState, node: int, movable: Bools, slo
 
 
 def _top(problem: Problem, state: LoadState, node: int, movable: Bools, slots: int) -> Floats:
-    """D: the most load that so many of the node's free tablets carry, in each dimension on its own."""
+    """D: the most load that this many of the node's free tablets carry, in each dimension separately."""
     rows = np.flatnonzero(movable & (state.owner == node))
     if not slots or not len(rows):
         return np.zeros(len(problem.dimensions))

@@ -1,8 +1,8 @@
-"""Sharding functions: which node a key or a vbucket belongs to, computed and not remembered.
+"""Sharding functions: which node a key or a vbucket belongs to, computed and not stored.
 
 A table with `placement = "jump"` (say) has its vbuckets placed by one of these; `balancer compare-placements` shows how
 they differ. All take an array of 64-bit numbers (hashes, or the vbuckets' remainders) and nodes as (id, weight), and
-give each number's place in the list of nodes. Ring and rendezvous know nodes by their ids: the order of the list does
+return each number's place in the list of nodes. Ring and rendezvous know nodes by their ids: the order of the list does
 not matter and any node may leave. Modulo, jump and fibonacci know them by their places: nodes come and go at the end.
 """
 
@@ -44,7 +44,7 @@ def place(function: Placement, numbers: UInts, nodes: Sequence[Node]) -> Places:
 
 
 def modulo(numbers: UInts, nodes: Sequence[Node]) -> Places:
-    """The remainder by the number of slots: even and quick, but nearly all moves when a node comes or goes."""
+    """The remainder by the number of slots: even and fast, but nearly everything moves when a node comes or goes."""
     counts = _slot_counts(nodes)
     slots = np.repeat(np.arange(len(nodes)), [count // gcd(*counts) for count in counts])
     return slots[(numbers % np.uint64(len(slots))).astype(np.int64)]
@@ -63,7 +63,7 @@ def fibonacci(numbers: UInts, nodes: Sequence[Node]) -> Places:
 def jump(numbers: UInts, nodes: Sequence[Node]) -> Places:
     """Jump consistent hash (Lamping and Veach): only what a new last node gets moves, and nothing is stored.
 
-    The slots are never reduced to fewer, even where all weigh the same: a node of another weight may come later.
+    The slots are never reduced, even if all weigh the same: a node of another weight may come later.
     """
     slots = np.repeat(np.arange(len(nodes)), _slot_counts(nodes))
     found = np.zeros(len(numbers), np.int64)

@@ -49,7 +49,7 @@ def compare(
 
 
 def present(owners: Sequence[int], nodes: Sequence[Node]) -> Comparison:
-    """How even keys are as they are placed now; an owner below 0 is none of the nodes."""
+    """How even keys are as they are placed now; an owner below 0 is not one of the nodes."""
     placed = np.array([owner for owner in owners if owner >= 0], np.int64)
     return Comparison("present", None, None, None, None, len(placed) / len(nodes), *_evenness(placed, nodes))
 

@@ -1,6 +1,6 @@
-"""Tells a scenario with the real policies and simulated time, and checks what it expects.
+"""Runs a scenario with the real policies and simulated time, and checks what it expects.
 
-`balancer simulate` and the scenario tests call `simulate`. Pure: the same text gives the same story anywhere. Where a
+`balancer simulate` and the scenario tests call `simulate`. Pure: the same text gives the same story anywhere. If a
 scenario has a schedule, the caller passes a function that says whether a minute of the day is open.
 """
 
@@ -46,7 +46,7 @@ class Story:
     finished: list[Action] = field(default_factory=list)
     moved_bytes: float = 0.0
     last_event: float = 0.0
-    said: set[tuple[int, str]] = field(default_factory=set)  # verdicts on tablets that are told already
+    said: set[tuple[int, str]] = field(default_factory=set)  # verdicts on tablets that have been told already
     world: World = field(default_factory=World)
 
 
@@ -130,7 +130,7 @@ class Simulation:
                 self.story.lines.append((now, f"leave {verdict[0]}: {rejection.reason}"))
 
     def _window_left(self, now: float) -> float | None:
-        """Seconds until the schedule closes; 0 where it is closed, None where it never does."""
+        """Seconds until the schedule closes; 0 if it is closed, None if it never does."""
         if self.is_open is None:
             return None
         minute = int(now // 60)
@@ -147,7 +147,7 @@ class Simulation:
     def _sample(self, now: float, view: BundleView, plan: PlanResult) -> None:
         problem = build_problem(replace(view, in_flight=(), profile=None), self.scenario.options)
         held = initial_state(problem).held
-        # The tightest dimension where the node has too much of one, else all of them together.
+        # The tightest dimension if the node has too much of one, otherwise all of them together.
         worst, mean = tension(problem, held), -underuse(problem, held)
         level = np.where(worst > 0, worst, mean)
         # A node that should hold nothing has no share to compare with: show what it still holds of an average one.
@@ -160,8 +160,8 @@ class Simulation:
 
 
 def peak_load(view: BundleView) -> float:
-    """The rows per second of the busiest node over its share; 0 where nothing is done. Nodes that are dead, or on their
-    way out, have no share: the others have theirs."""
+    """The rows per second of the busiest node over its share; 0 if nothing is done. Nodes that are dead, or on their
+    way out, have no share; the others have theirs."""
     rates = view.tablets.write_rate + view.tablets.read_rate
     held = np.bincount(view.tablets.node, weights=rates, minlength=len(view.nodes))
     gone = (NodeCondition.DOWN, NodeCondition.DRAINING)

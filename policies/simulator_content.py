@@ -30,7 +30,7 @@ class Content:
     reads: float = 0.0
     load: str = "even"
     growth: float = 0.0  # bytes per second
-    ranks: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # a fixed shuffle: who is the biggest
+    ranks: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # a fixed shuffle: which is the biggest
 
     @property
     def gap(self) -> int:
@@ -77,7 +77,7 @@ class Content:
             self.ranks = np.append(self.ranks, len(self.ranks))
 
     def cuts(self, lower: int, upper: int, count: int) -> list[int]:
-        """Keys that cut an interval into parts of equal bytes; fewer where there are too few points."""
+        """Keys that cut an interval into parts of equal bytes; fewer if there are too few points."""
         first, last = np.searchsorted(self.keys, [lower, upper])
         sums = np.cumsum(self.sizes[first:last])
         wanted = sums[-1] * np.arange(1, count) / count
@@ -86,7 +86,7 @@ class Content:
 
 
 def make_content(*, hashed: bool, total: float, load: str, data: str, seed: int) -> Content:
-    """A table's points. `data`: `even`, or `load` for bytes that lie where the load is."""
+    """A table's points. `data`: `even`, or `load` for bytes where the load is."""
     spaced = np.arange(POINTS, dtype=np.int64)
     keys = spaced * (HASH_STEP if hashed else STEP)
     content = Content(hashed, keys, np.full(POINTS, total / POINTS), load=load, ranks=shuffle(POINTS, seed))
@@ -113,7 +113,7 @@ def shuffle(count: int, seed: int) -> Ints:
 
 
 def _peaks(ranks: Ints, count: int, times: float, at: float) -> Floats:
-    """Every point has its peak at one of so many moments of the day; three hours before and after it is half over."""
+    """Every point has its peak at one of this many moments of the day; three hours before and after, it is at half."""
     away = np.abs((at - ranks % count / count + 0.5) % 1.0 - 0.5)
     shape: Floats = 1.0 + (times - 1.0) * np.exp2(-((away * 8.0) ** 2))
     return shape

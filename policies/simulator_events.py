@@ -29,7 +29,7 @@ _CONDITIONS = {
 
 
 def apply_event(world: World, event: Statement, now: float, seed: int) -> list[str]:
-    """Changes the world; gives lines for the story where something broke."""
+    """Changes the world; returns lines for the story if something broke."""
     match event.verb:
         case "nodes":
             _add_nodes(world, event)

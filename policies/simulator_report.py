@@ -48,7 +48,7 @@ def check(story: Story) -> list[StoryVerdict]:
 
 
 def _chart(story: Story) -> list[str]:
-    """One line per node; a column is the highest load of its stretch of time, · where the node is not there."""
+    """One line per node; a column is the highest load of its stretch of time, · if the node is not there."""
     columns = _columns(story.samples)
     names = list(story.world.nodes)
     wide = max((len(name) for name in names), default=0)
@@ -97,7 +97,7 @@ def minutes_above(story: Story) -> float:
 
 
 def time_above(story: Story, times: float, start: float = 0.0) -> float:
-    """Seconds, from `start` on, in which some node did more than so many times its share of reads and writes."""
+    """Seconds, from `start` on, in which some node did more than this many times its share of reads and writes."""
     return sum(sample.peak > times for sample in story.samples if sample.at >= start) * story.scenario.tick
 
 
@@ -172,7 +172,7 @@ def _of_heat(story: Story, expectation: Statement) -> tuple[bool, str]:
 
 
 def _balanced(story: Story, within: float) -> tuple[bool, str]:
-    """From some moment, at most so long after the last event, to the end no node is over the start threshold."""
+    """From some moment, at most this long after the last event, to the end no node is over the start threshold."""
     limit = 100.0 / (1.0 + story.scenario.options.placement.start_threshold)
     bad = [sample.at for sample in story.samples if sample.score < limit - 1e-9]
     since = max(bad, default=-story.scenario.tick) + story.scenario.tick
@@ -183,9 +183,9 @@ def _balanced(story: Story, within: float) -> tuple[bool, str]:
 
 
 def _cooled(story: Story, limit: float, within: float) -> tuple[bool, str]:
-    """From some moment, at most so long after heat was confirmed, to the end no node does more than its share × limit.
+    """From some moment, at most this long after heat was confirmed, to the end no node exceeds its share × limit.
 
-    Confirmed is what the first split for heat after the last event rests on.
+    Heat counts as confirmed at the first split for heat after the last event.
     """
     splits = [at for at, action in story.started if action.code.startswith("heat") and at >= story.last_event]
     since = min(splits, default=story.last_event)

@@ -63,7 +63,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A story, read but not yet told."""
+    """A story, parsed but not yet run."""
 
     title: str = ""
     seconds: float = 3600.0
@@ -197,7 +197,7 @@ def set_option(options: BundleOptions, path: str, value: str) -> BundleOptions:
 
 
 def _set(holder: Any, path: list[str], value: str, line: int) -> Any:
-    """The options with one of them changed; `tables.NAME.x` and `balancer.groups.NAME.x` are made where missing."""
+    """The options with one of them changed; `tables.NAME.x` and `balancer.groups.NAME.x` are created if missing."""
     if isinstance(holder, Mapping):
         made = holder.get(path[0]) if len(path) > 1 or path[0] in holder else None
         if len(path) == 1:
@@ -219,7 +219,7 @@ def _set(holder: Any, path: list[str], value: str, line: int) -> Any:
 
 
 def _value(present: Any, text: str, line: int) -> Any:
-    """The text as a value of the kind the option has; what is unset now may be a size, a time or a number."""
+    """The text as a value of the kind the option has; an option that is unset now may be a size, a time or a number."""
     if text == "none":
         return None
     if isinstance(present, Mapping) or is_dataclass(present):

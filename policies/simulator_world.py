@@ -1,4 +1,4 @@
-"""The simulated bundle: nodes, tables, tablets, and what is remembered of them. No decisions are made here.
+"""The simulated bundle: nodes, tables, tablets, and what is remembered about them. No decisions are made here.
 
 `simulator` moves it through time: events change it, actions of the real policies are carried out on it, and `view`
 shows it to the policies as the daemon would show the real one.
@@ -52,7 +52,7 @@ class SimTablet:
 
 @dataclass(slots=True)
 class Flight:
-    """A migration that runs."""
+    """A running migration."""
 
     id: str
     action: Action
@@ -60,7 +60,7 @@ class Flight:
 
 
 class Promise(NamedTuple):
-    """What follows on a migration that is done: tablets and their targets, one after the other."""
+    """What follows a finished migration: tablets and their targets, one after the other."""
 
     chain: tuple[tuple[int, str], ...]
     reason: str = "it belongs to a move that is done"
@@ -69,7 +69,7 @@ class Promise(NamedTuple):
 
 @dataclass(slots=True)
 class WorldFigures:
-    """The present figures of one table's tablets."""
+    """The current figures of one table's tablets."""
 
     sizes: Floats
     writes: Floats
@@ -99,12 +99,12 @@ class World:
     began: datetime = MONDAY
     book: DayBook = field(default_factory=DayBook)
     parents: dict[int, tuple[tuple[int, ...], int]] = field(default_factory=dict)
-    """Tablets that splits and merges have made: of which, and how many."""
+    """Tablets that splits and merges have made: from which, and how many."""
     next_id: int = 1
     next_flight: int = 1
 
     def add_tablets(self, table: str, lowers: list[tuple[int, Leaf | None]], nodes: list[str]) -> None:
-        """Gives a table its first tablets, dealt out over the nodes."""
+        """Gives a table its first tablets, distributed over the nodes."""
         self.tablets[table] = []
         for at, (lower, leaf) in enumerate(lowers):
             insort(self.tablets[table], SimTablet(lower, self._new_id(), nodes[at % len(nodes)], leaf))
@@ -257,7 +257,7 @@ class World:
         return list(enumerate(self.nodes.items()))
 
     def _remember(self, view: BundleView, heat: HeatOptions) -> None:
-        """Counts polls over the heat thresholds and keeps the greatest rate of the last five minutes."""
+        """Counts polls over the heat thresholds and keeps the highest rate of the last five minutes."""
         hot = hot_tablets(view, heat)
         rates = view.tablets.write_rate + view.tablets.read_rate
         for tablet, rate in zip(view.tablets.ids.tolist(), rates.tolist(), strict=True):

@@ -1,7 +1,7 @@
 """Which tablets to split and merge because of their sizes. The planner calls `plan_sizes` once per plan and bundle.
 
-Only tablets outside their table's bounds are looked at one by one; the rest is compared in columns. What may be done
-with an outlier is said by `sizes_range`, `sizes_hash` and, for tables with a desired metric, `sizes_load`.
+Only tablets outside their table's bounds are examined one by one; the rest is compared in columns. `sizes_range`,
+`sizes_hash` and, for tables with a desired metric, `sizes_load` say what may be done with an outlier.
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ from balancer.policies.sizes_scope import Proposals, Scope, blocked_tablets
 
 __all__ = ["Proposals", "SizeBounds", "double", "halve", "plan_sizes", "size_bounds", "table_bounds"]
 
-MOST_OUTLIERS, FEWEST_OUTLIERS = 4096, 64  # looked at in one plan: of all tables together, and of each at least
+MOST_OUTLIERS, FEWEST_OUTLIERS = 4096, 64  # examined in one plan: of all tables together, and of each at least
 EXAMPLES = 10  # tablets named in a sentence about a whole table
 
 
 def plan_sizes(view: BundleView, options: BundleOptions, metrics: Mapping[str, Floats] | None = None) -> Proposals:
     """Splits and merges of a whole bundle.
 
-    `metrics` gives, by table name, the group's metric of each tablet of a table that is split and merged by it. A table
+    `metrics` has, by table name, the group's metric of each tablet of a table that is split and merged by it. A table
     with `desired_tablet_metric` that is not in it is measured by the rows it reads and writes per second.
     """
     blocked, cooling = blocked_tablets(view), Cooling(view, options.heat)
@@ -51,9 +51,9 @@ def table_bounds(view: BundleView, options: BundleOptions, table: TableView) -> 
 
 
 def double(view: BundleView, options: BundleOptions, table: TableView, only: frozenset[int] | None = None) -> Proposals:
-    """Every vbucket of a hash table becomes two, whatever its size; all of them or none for want of numbers.
+    """Every vbucket of a hash table becomes two, whatever its size; all of them, or none for lack of numbers.
 
-    `only` names the tablets that are left of an order which has begun: then the others are not looked at.
+    `only` names the tablets that are left of an order that has begun: then the others are ignored.
     """
     scope = _ordered_scope(view, options, table)
     if only is not None or _whole_table(scope, ActionKind.SPLIT):
@@ -81,7 +81,7 @@ def _rows_of(scope: Scope, only: frozenset[int] | None) -> list[int]:
 
 
 def _outside(scope: Scope, metrics: Mapping[str, Floats]) -> tuple[SizeBounds | LoadBounds, Floats, list[int]] | None:
-    """A table's bounds, what is measured by them, and the rows outside of them; None where there are none."""
+    """A table's bounds, what is measured by them, and the rows outside them; None if there are none."""
     table, wished = scope.table, scope.table_options
     part = slice(table.first, table.last)
     bounds = table_bounds(scope.view, scope.options, table)
@@ -98,7 +98,7 @@ def _outside(scope: Scope, metrics: Mapping[str, Floats]) -> tuple[SizeBounds | 
 
 
 def _furthest(scope: Scope, bounds: SizeBounds, outliers: list[int], most: int) -> list[int]:
-    """The outliers that this plan looks at: the largest, and of those that are too small some others at each minute.
+    """The outliers that this plan looks at: the largest, and of those that are too small different ones each minute.
 
     Each costs time, and only a few are begun at once: a plan's time must not grow with what is wrong with a bundle.
     """
@@ -119,7 +119,7 @@ def _furthest(scope: Scope, bounds: SizeBounds, outliers: list[int], most: int) 
 
 
 def _switched_on(scope: Scope, outliers: list[int]) -> bool:
-    """Whether the table's tablets may be split and merged by themselves; says so once where they may not."""
+    """Whether the table's tablets may be split and merged automatically; says so once if they may not."""
     off = scope.switch()
     if not scope.options.balancer.enable_tablet_size_balancer:
         off = "size-balancer-off", "enable_tablet_size_balancer"

@@ -1,4 +1,4 @@
-"""Between which sizes a table's tablets should be: one table over one bundle over the defaults, as users of YT know it.
+"""The size range for a table's tablets: the table's settings, then the bundle's, then the defaults, as in YT.
 
 `sizes` asks for the bounds before it looks at tablets; the command line shows them with their source.
 """
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from balancer.policies.options import BalancerOptions, InMemoryMode, TableOptions
 
 MAX_TABLETS = 10000
-"""Of one table: neither the user's wish nor the table's growth leads beyond it."""
+"""Per table: neither the user's settings nor the table's growth leads beyond it."""
 
-_FACTOR = (19, 10)  # 1.9: two tablets that are merged at min, or one that is split at max, come out well inside
+_FACTOR = (19, 10)  # 1.9: two tablets that are merged at min, or one that is split at max, end up well inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class SizeBounds:
     """The table is not merged down below this."""
 
     def good(self, size: int) -> bool:
-        """Whether a range of this size gives tablets inside the bounds."""
+        """Whether a range of this size yields tablets inside the bounds."""
         return self.min <= size // self.count(size) <= self.max
 
     def count(self, size: int) -> int:
@@ -35,7 +35,7 @@ class SizeBounds:
 
 
 def size_bounds(options: BalancerOptions, table_options: TableOptions, table_bytes: int, node_count: int) -> SizeBounds:
-    """The bounds of one table of this size on so many nodes."""
+    """The bounds of one table of this size on this many nodes."""
     count = table_options.desired_tablet_count
     low, desired, high, source = _wished(options, table_options, table_bytes)
     if count is None:

@@ -1,7 +1,7 @@
 """Splits and merges of a hash table's vbuckets: a leaf becomes its descendants, two sibling leaves become their parent.
 
-A vbucket too large is split as many levels as bring its parts nearest to the desired size; one too small is joined with
-its sibling. Doubling and halving a whole table are the same two operations over all of its leaves.
+A vbucket that is too large is split by as many levels as bring its parts closest to the desired size; one that is too
+small is merged with its sibling. Doubling and halving a whole table are the same two operations over all of its leaves.
 """
 
 from math import log2
@@ -59,7 +59,7 @@ def merge_leaf(scope: Scope, row: int, code: str, why: str, largest: int = UNLIM
 
 
 def sibling_row(scope: Scope, row: int) -> int | None:
-    """Where the leaf stands with which this one may be merged; None if there is no such leaf."""
+    """The place of the leaf that this one may be merged with; None if there is no such leaf."""
     leaf = scope.view.tablets.leaf(row)
     sibling = leaf.sibling()
     if sibling is None:

@@ -47,7 +47,7 @@ class LoadBounds:
 
 
 def load_bounds(scope: Scope, sizes: SizeBounds, metrics: Floats) -> LoadBounds | None:
-    """The bounds of a table; None where it carries nothing, so that no size belongs to the desired metric.
+    """The bounds of a table; None if it carries nothing, so that no size corresponds to the desired metric.
 
     `sizes` are its bounds by bytes alone, which come from `desired_tablet_count` where that is set.
     """
@@ -92,7 +92,7 @@ class _Growing:
 
 
 class _Planner:
-    """One table by load. Gathering moves keep their place before everything: the merges wait for them."""
+    """One table by load. Gathering moves stay ahead of everything: the merges wait for them."""
 
     def __init__(self, scope: Scope, bounds: LoadBounds, metrics: Floats) -> None:
         self.scope, self.bounds, self.metrics = scope, bounds, metrics

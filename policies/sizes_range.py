@@ -1,11 +1,12 @@
 """Splits and merges of a range table by size: any contiguous tablets may become any number of others.
 
 A tablet outside the bounds draws in its neighbours, left ones first, until the whole range can be cut into tablets
-inside the bounds. The keys of the cuts are not chosen here: where a size is halved is known on the node.
+inside the bounds. The keys of the cuts are not chosen here: the node knows where a size is halved.
 
-One thing is not as in YT, where a reshard rewrites nothing and a plan is carried out at once: a tablet that is too
-small draws in others that are too small before those that are well. Here a plan is carried out bit by bit; by YT's
-order the next small tablet would join the result of the last merge, and all its bytes be rewritten, again and again.
+One thing differs from YT, where a reshard rewrites nothing and a plan is carried out at once: a tablet that is too
+small draws in others that are too small before those of a good size. Here a plan is carried out bit by bit; in YT's
+order the next small tablet would join the result of the last merge, and all its bytes would be rewritten, again and
+again.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ def plan_range(scope: Scope, bounds: SizeBounds, outliers: list[int]) -> None:
 
 
 def merge_shares(undersized: list[int], count: int, min_count: int) -> dict[int, int] | None:
-    """Row → merges it may pay for, where `min_tablet_count` makes merges scarce; None: as many as one likes.
+    """Row → merges it may pay for, if `min_tablet_count` makes merges scarce; None: unlimited.
 
     The allowed merges are spread evenly over the undersized tablets. They lie to the right within their spans: a tablet
     asks its left neighbours first, so a share on the right is found from the left.
@@ -64,7 +65,7 @@ def _stuck(scope: Scope, bounds: SizeBounds, row: int, rows: range) -> tuple[str
 
 
 def may_reshard(scope: Scope, bounds: SizeBounds, row: int) -> bool:
-    """Whether anything may be done about this outlier; says so where it may not."""
+    """Whether anything may be done about this outlier; says so if not."""
     small = scope.size(row) < bounds.min
     if small and (scope.count == 1 or scope.table_options.every is not None):
         return False  # a period has its own tablet, however small
@@ -93,7 +94,7 @@ class _Growing:
     size: int
     purse: int
     waits_for: int | None = None
-    """A tablet that it would have drawn in, had it not been on its way somewhere."""
+    """A tablet that it would have drawn in, had it not been in a migration."""
 
 
 def _grow(scope: Scope, bounds: SizeBounds, row: int, shares: dict[int, int] | None) -> _Growing:

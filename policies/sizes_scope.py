@@ -1,4 +1,4 @@
-"""What the planners of sizes share: one table's rows, which of them are spoken for, and what has been said so far."""
+"""What the planners of sizes share: one table's rows, which of them are taken, and what has been said so far."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,7 +25,7 @@ IN_FLIGHT = "in-flight"
 """The code of what has to wait for a migration."""
 
 MOST_AT_ONCE = 16
-"""Tablets that one migration merges: writers wait for its swap some milliseconds per tablet."""
+"""Tablets that one migration merges: writers wait a few milliseconds per tablet for its swap."""
 
 
 class Proposals(NamedTuple):
@@ -54,7 +54,7 @@ class Scope:
     blocked: dict[int, tuple[str, str]]
     cooling: Cooling
     ordered: bool = False
-    """Whether an operator asked for it: then neither heat nor the switches of the balancer keep it back."""
+    """Whether an operator asked for it: then neither heat nor the switches of the balancer hold it back."""
     used: set[int] = field(default_factory=set)
     added: int = 0
     """By how many tablets the actions so far make the table longer."""
@@ -70,7 +70,7 @@ class Scope:
         """Tablets of the table before the plan."""
         return self.table.last - self.table.first
 
-    # Single figures are read often once a table has outliers: plain lists are several times quicker than arrays.
+    # Single figures are read often once a table has outliers: plain lists are several times faster than arrays.
 
     @cached_property
     def _sizes(self) -> list[int]:
@@ -110,7 +110,7 @@ class Scope:
         return found
 
     def switch(self) -> tuple[str, str] | None:
-        """Code and name of the switch that keeps the table's tablets from being split and merged by themselves."""
+        """Code and name of the switch that keeps the table's tablets from being split and merged automatically."""
         if not self.table_options.enable_auto_reshard:
             return "table-off", f"enable_auto_reshard of {self.table.name}"
         group, name = self.options.group(self.table.name), self.options.group_name(self.table.name)
@@ -129,13 +129,13 @@ class Scope:
         return self.blocked.get(self.id(row), ("", ""))[0] == IN_FLIGHT
 
     def reject(self, rows: range, kind: ActionKind, code: str, reason: str) -> None:
-        """Leaves these tablets as they are, and says why. A range that was weighed as a whole is not weighed again."""
+        """Leaves these tablets as they are, and says why. A range judged as a whole is not judged again."""
         if len(rows) > 1:
             self.used.update(rows)
         self.rejections.append(Rejection(kind, self.ids(rows), code, reason))
 
     def reshard(self, rows: range, count: int, code: str, why: str, parts: tuple[Part, ...] = ()) -> None:
-        """Proposes that these tablets become so many others, unless something forbids it."""
+        """Proposes that these tablets become this many others, unless something forbids it."""
         kind = kind_of(len(rows), count)
         if self.count + self.added + count - len(rows) >= MAX_TABLETS and count > len(rows):
             self.reject(rows, kind, "tablet-limit", f"{why}, but the table would reach {MAX_TABLETS} tablets")
@@ -170,7 +170,7 @@ class Scope:
         return pieces
 
     def _gather(self, rows: range, together: list[range], kind: ActionKind, code: str, why: str) -> None:
-        """Tablets are merged on one node, so those on others are moved to where most of the bytes are, first.
+        """Tablets are merged on one node, so those on others are first moved to where most of the bytes are.
 
         Neighbours elsewhere that lie together become one before that: then one has to be moved instead of many. So do
         those that are too many for one migration. All others are rewritten once, when everything is there.
@@ -200,7 +200,7 @@ class Scope:
         return "no node" if node is None else self.view.nodes[node].id
 
     def _gathering_node(self, rows: range) -> int | None:
-        """The active node with most of the range's bytes, or None where the table's tablets are not moved."""
+        """The active node with most of the range's bytes, or None if the table's tablets are not moved."""
         if not self.moves_freely and not self.ordered:
             return None
         held: dict[int, int] = {}

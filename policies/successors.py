@@ -2,7 +2,7 @@
 
 `heat` asks for it when it isolates a hot key. Both bounds must be ones that PostgreSQL can name, so a successor is made
 from the key's last column: the next whole number, day, microsecond or UUID, or the text with the smallest character
-behind it. A numeric has none: between any two there is another.
+appended. A numeric has none: between any two there is another.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _LAST_TIME = datetime.max.replace(tzinfo=UTC)
 
 
 def successor(types: Sequence[KeyType], key: bytes) -> bytes | None:
-    """The bound that follows this key at once; None where there is no such bound.
+    """The bound that immediately follows this key; None if there is no such bound.
 
     After the greatest value of the last column comes the end of all keys that begin with the other columns; for a key
     of one column that is the end of the table.

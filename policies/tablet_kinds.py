@@ -23,7 +23,7 @@ MOST_RULES = 40
 
 
 class Lie(NamedTuple):
-    """How tablets lie, in the order of a problem: rows of the view, tables, owners with what is in flight, bytes."""
+    """Where tablets are, in the order of a problem: rows of the view, tables, owners with what is in flight, bytes."""
 
     rows: Ints
     tables: Ints
@@ -32,7 +32,7 @@ class Lie(NamedTuple):
 
 
 class Named(NamedTuple):
-    """The tablets of one table that a rule names: rows of the view, and the rows that lie across a bound of it."""
+    """The tablets of one table that a rule names: rows of the view, and the rows that lie across one of its bounds."""
 
     first: int
     last: int
@@ -70,7 +70,7 @@ def tablet_kinds(view: BundleView, options: BundleOptions, nodes: tuple[NodeView
 
 
 def named_by(view: BundleView, rule: PlacementRule) -> Iterator[Named]:
-    """The tablets that a rule names, table by table; of a table whose keys are of other types, none."""
+    """The tablets that a rule names, table by table; none of a table whose keys have other types."""
     for table in view.tables:
         if table.name in rule.tables:
             if not rule.has_keys:
@@ -107,7 +107,7 @@ def _encoded(values: tuple[str | int, ...], table: TableView) -> bytes:
 
 
 def _between(view: BundleView, table: TableView, lower: bytes, upper: bytes) -> Named:
-    """The tablets inside of two bounds, and those that lie across one of them."""
+    """The tablets within two bounds, and those that lie across one of them."""
     lowers = view.tablets.lowers[table.first : table.last]
     first, last = bisect_left(lowers, lower), bisect_left(lowers, upper)
     across: list[tuple[int, bytes]] = []
@@ -121,7 +121,7 @@ def _between(view: BundleView, table: TableView, lower: bytes, upper: bytes) -> 
 
 
 def _zones(view: BundleView, options: BundleOptions, nodes: tuple[NodeView, ...]) -> Bools:
-    """Tables×N: the zones that tables have by themselves."""
+    """Tables×N: the tables' own zones."""
     out = np.ones((len(view.tables), len(nodes)), dtype=np.bool_)
     for at, table in enumerate(view.tables):
         zones = options.table(table.name).zones
@@ -144,7 +144,7 @@ def _permitted(rules: list[PlacementRule], nodes: tuple[NodeView, ...]) -> Bools
 
 
 def _anchor(allowed: Bools, mine: Bools, of: Ints, lie: Lie, nodes: tuple[NodeView, ...]) -> None:
-    """Leaves to kinds that must be together one node: the one that has most of their bytes, and may take the rest."""
+    """Leaves one node to kinds that must be together: the one that has most of their bytes and may take the rest."""
     rows = np.flatnonzero(mine[of])
     if not len(rows):
         return
@@ -161,7 +161,7 @@ def _anchor(allowed: Bools, mine: Bools, of: Ints, lie: Lie, nodes: tuple[NodeVi
 
 
 def _rivals(tables: Ints, mine: list[list[PlacementRule]]) -> Bools | None:
-    """Kinds×kinds: which must not share a node; None where no rule says so."""
+    """Kinds×kinds: which must not share a node; None if no rule says so."""
     found = np.zeros((len(mine), len(mine)), dtype=np.bool_)
     for one, rules in enumerate(mine):
         for rule in rules:

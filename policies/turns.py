@@ -1,8 +1,8 @@
 """Who gets the slots when splits and merges want them as well as moves: shares, turns, and the order by need.
 
 `plan` asks. Each kind may use half of the slots while the other wants some, and all of them when it does not. The kind
-that went last lets the other begin, so that one slot is shared, too; and a node that the first in turn waits for is
-kept free for it: else whatever needs one node would forever be quicker than what needs two.
+that went last lets the other begin, so that even a single slot is shared; and a node that the next in turn waits for is
+kept free for it: otherwise whatever needs one node would always be faster than what needs two.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ class Shares:
 
 
 def by_need(actions: Iterable[Action]) -> list[Action]:
-    """Splits and merges of all tables in the order of need, as YT has it; the two in turn, so that both come on.
+    """Splits and merges of all tables in the order of need, as in YT; the two in turn, so that both make progress.
 
     Of merges those of most tablets, then the smallest; of splits those into most tablets, then the largest.
     """
@@ -46,6 +46,6 @@ def by_need(actions: Iterable[Action]) -> list[Action]:
 
 
 def first_nodes(actions: Sequence[Action], busy: frozenset[str]) -> frozenset[str]:
-    """The nodes of the first action that waits for one of them; none where nothing waits for a node."""
+    """The nodes of the first action that waits for one of them; none if nothing waits for a node."""
     ends = ({action.source, action.target} - {""} for action in actions)
     return next((frozenset(nodes) for nodes in ends if nodes & busy), frozenset())

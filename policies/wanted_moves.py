@@ -1,7 +1,7 @@
 """All moves of a bundle, from every source: urgent ones first, then the mover in charge of each table.
 
-`plan` and the explanations call `plan_moves`. It says where every tablet should live in the end; how much of that is
-started now is for the budgets.
+`plan` and the explanations call `plan_moves`. It says where every tablet should live in the end; the budgets decide how
+much of that starts now.
 """
 
 from dataclasses import dataclass, field, replace
@@ -36,7 +36,7 @@ class Moves:
     after: LoadState
     standing: Standings
     codes: npt.NDArray[np.int8] = field(init=False)  # T: index into CODES, -1 for tablets that stay
-    stranded: Ints = field(init=False)  # rows that should leave at once and that no node can take
+    stranded: Ints = field(init=False)  # rows that should leave at once but that no node can take
     overfull: Ints = field(init=False)  # nodes over a capacity for reads or writes that no placement found relieves
     started: bool = False
     """Whether some node was far enough from its share for the objective to start."""
@@ -50,7 +50,7 @@ class Moves:
         return np.flatnonzero(self.after.owner != self.before.owner)
 
     def urgent_rows(self) -> Ints:
-        """Those of them that cannot wait, and those that should not but must."""
+        """Those of them that cannot wait, and those that should not wait but must."""
         rows = self.rows()
         urgent = rows[np.isin(self.codes[rows], [CODES.index(code) for code in URGENT])]
         return np.union1d(urgent, self.stranded)
@@ -100,7 +100,7 @@ def headroom(problem: Problem, options: BundleOptions) -> Floats:
 
 
 def _urgent(moves: Moves, options: BundleOptions, unreserved: Bools) -> None:
-    """By the load of now: what must leave at once must not find its new node busy."""
+    """By the current load: what must leave at once must not find its new node busy."""
     if not plans_by_profile(moves.problem.view, options) or not _has_need(moves.problem):
         _leave(moves, moves.problem, moves.after, options, unreserved)
         return
@@ -170,7 +170,7 @@ def _objective(moves: Moves, options: BundleOptions, free: Bools) -> None:
     spread_out(problem, state, mine, options, spread)
     moves.mark(previous, Taken.SPREAD)
     previous = state.owner.copy()
-    # What rests in a table that is switched off will not move afterwards either: nothing waits for it.
+    # A resting tablet of a table that is switched off will not move afterwards either: nothing waits for it.
     resting = is_resting(moves.standing) & (switches(problem, options) == 0)
     resting &= deciders(problem, options, Decider.OBJECTIVE)
     moves.started = balance(problem, state, Able(mine, resting), options, spread)

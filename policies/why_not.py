@@ -1,4 +1,4 @@
-"""Why a tablet is not moved to a certain node, and the smallest change that would make it so.
+"""Why a tablet is not moved to a certain node, and the smallest change that would make it move there.
 
 `explain`, the API and the command `why-not` call `why_not`. It asks the same questions as the plan, in the same order,
 and stops at the first answer that keeps the tablet where it is.
@@ -38,7 +38,7 @@ class WhyNot:
     node: str
     code: str
     reason: str
-    flip: str  # the smallest change that would lead to another answer; empty where there is none
+    flip: str  # the smallest change that would lead to another answer; empty if there is none
     planned: bool = False
 
 
@@ -86,7 +86,7 @@ class _Question:
         return self._others()
 
     def _planned(self) -> WhyNot:
-        """It goes there: now, or what it waits for and what would free it."""
+        """It goes there: now, or says what it waits for and what would free it."""
         picker = Picker(self.moves, Admission(self.problem.view, self.options))
         nothing = np.zeros(len(self.problem.ids), dtype=np.bool_)
         for _ in (*picker.urgent(), *picker.others(nothing)):

@@ -1,8 +1,8 @@
-"""Sets: where they may stand, and how many members each has. `Formula` calls it after parsing.
+"""Sets: where they may appear, and how many members each has. `Formula` calls it after parsing.
 
-A set stands only right of `in` or left of a comma. So its members can stay on the stack one by one until `in` takes
-them: the checked program has no commas, each `in` carries the number of its members as its value, and evaluators and
-the printer deal with numbers only.
+A set appears only to the right of `in` or to the left of a comma. So its members can stay on the stack one by one until
+`in` takes them: the checked program has no commas, each `in` carries the number of its members as its value, and
+evaluators and the printer deal with numbers only.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ _EXPECTED = "a number: a set stands only right of `in`"
 
 
 class _Operand(NamedTuple):
-    """What stands on the stack: a number, or the set that a comma has made."""
+    """What is on the stack: a number, or the set that a comma has made."""
 
     members: int
     comma: Token | None
@@ -26,7 +26,7 @@ _NUMBER = _Operand(1, None)
 
 
 def fold_sets(text: str, program: Program) -> Program:
-    """The program without commas, or a FormulaSyntaxError where a set stands in a number's place."""
+    """The program without commas, or a FormulaSyntaxError if a set appears in a number's place."""
     folded: list[Token] = []
     stack: list[_Operand] = []
     for token in program:

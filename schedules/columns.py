@@ -1,7 +1,7 @@
 """A program's values over a whole day at once, the same as those of `evaluator` one by one. `daytable` calls it.
 
 A column has only as many values as it needs: one for a constant, 24 where only `hours` is used, 60 where only
-`minutes` is, 1,440 where both are. Whole columns go through Python's own C loops, which is what makes it quick.
+`minutes` is, 1,440 where both are. Whole columns go through Python's own C loops, which makes it fast.
 """
 
 import operator
@@ -75,7 +75,7 @@ def _combined(symbol: str, left: list[int], right: list[int]) -> list[int]:
     if raw := _WRAPPING.get(symbol):
         values = list(map(raw, left, right))
         return values if min(values) >= LOWEST and max(values) <= HIGHEST else [wrap(value) for value in values]
-    # Python's own division rounds down instead of toward zero, which is the same where nothing is negative.
+    # Python's own division rounds down instead of toward zero, which is the same if nothing is negative.
     if symbol in _FLOORING and min(left) >= 0 and min(right) > 0:
         return list(map(_FLOORING[symbol], left, right))
     return list(map(NUMERIC[symbol].apply, left, right))

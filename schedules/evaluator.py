@@ -9,7 +9,7 @@ from balancer.schedules.parser import Program
 
 
 def evaluate(program: Program, values: Mapping[str, int]) -> int:
-    """A signed 64-bit integer; every part is evaluated, also those that cannot change the result."""
+    """A signed 64-bit integer; every part is evaluated, even those that cannot change the result."""
     stack: list[int] = []
     for kind, text, _, value in program:
         if kind is TokenKind.BINARY and text == IN:

@@ -1,4 +1,4 @@
-"""A parsed formula: what the rest of the program, and everybody outside, holds instead of text."""
+"""A parsed formula: what the rest of the program, and everything outside, holds instead of text."""
 
 import re
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Formula:
-    """An arithmetic formula over signed 64-bit integers; immutable, equal to others by what its text means.
+    """An arithmetic formula over signed 64-bit integers; immutable, equal to others whose text means the same.
 
-    Spaces, needless parentheses and leading zeros do not matter to equality; `str` gives the canonical text, `text`
-    is the formula as it was written.
+    Spaces, redundant parentheses and leading zeros do not affect equality; `str` gives the canonical text, `text` is
+    the formula as it was written.
     """
 
     def __init__(self, text: str, variables: Sequence[str] = TIME_OF_DAY) -> None:
@@ -36,7 +36,7 @@ class Formula:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The variables that the formula does use."""
+        """The variables that the formula uses."""
         return frozenset(token.text for token in self.program if token.kind is TokenKind.NAME)
 
     def evaluate(self, /, **values: int) -> int:

@@ -8,7 +8,7 @@ from balancer.schedules.formula import Formula
 from balancer.schedules.schedule import Schedule
 
 ALWAYS: Final = Formula("%true")
-"""Applies where no level says anything: nobody asked for a restriction."""
+"""Applies if no level says anything: nobody asked for a restriction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Applicable:
 
     @property
     def enabled(self) -> bool:
-        """Whether the formula is to be asked at all; a switch turned off anywhere turns all below it off."""
+        """Whether to ask the formula at all; a switch turned off at any level turns off everything below it."""
         return not self.disabled_by
 
     def schedule(self, zone: tzinfo = UTC) -> Schedule:

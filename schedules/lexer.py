@@ -1,4 +1,4 @@
-"""Text to tokens. `parser` calls it; what a token means there is not known here.
+"""Text to tokens. `parser` calls it; it does not know what a token means there.
 
 Whether an operand or an operator is expected decides how `-` and `%` are read, so the lexer keeps track of that much:
 `5 -3` is a subtraction and `5 - -3` has a negative literal, `10 % %true` has a boolean literal and `10 %true` does not.
@@ -95,7 +95,7 @@ def _number(text: str, at: int) -> tuple[Token, int]:
         raise FormulaSyntaxError("`-` here must touch the digits of a negative number (write `0 - x`)", text, at)
     negative = match.group().startswith("-")
     digits = match.group().lstrip("-").lstrip("0") or "0"
-    # The length is looked at first: Python refuses to convert very long digits.
+    # The length is checked first: Python refuses to convert very long digits.
     size = int(digits) if len(digits) <= _DIGITS else HIGHEST + 2
     value = -size if negative else size
     if not LOWEST <= value <= HIGHEST:

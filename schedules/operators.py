@@ -1,7 +1,7 @@
 """The operators of the formula language: precedence and meaning on signed 64-bit integers.
 
 One table, read by the lexer, the parser, the printer and both evaluators. Comparisons and logic give Python's `True`
-and `False`, which are the integers 1 and 0; the function that hands a value out makes it an `int`.
+and `False`, which are the integers 1 and 0; the function that returns a value makes it an `int`.
 """
 
 import operator

@@ -1,6 +1,6 @@
 """Tokens to a program: the formula in postfix order. `Formula` calls it; nothing here or after it recurses.
 
-A program is evaluated, checked and printed by walking it once with a stack, so the depth of a formula never meets
+A program is evaluated, checked and printed by walking it once with a stack, so the depth of a formula never reaches
 Python's own limit. The two limits below bound the work that a formula can ask for instead.
 """
 
@@ -84,7 +84,7 @@ class _Parser:
         self._operand_expected = True
 
     def _finish(self, precedence: int) -> None:
-        """Operators that bind at least as strongly as this have their right side now; a `(` stops it."""
+        """Operators that bind at least as strongly as this now have their right side; a `(` stops it."""
         while self._waiting and self._waiting[-1].kind is not TokenKind.OPEN:
             if PRECEDENCE.get(self._waiting[-1].text, NOT_PRECEDENCE) < precedence:
                 return

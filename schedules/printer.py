@@ -1,6 +1,6 @@
-"""A checked program as text in one canonical way: single spaces, only the parentheses that are needed.
+"""A checked program as canonical text: single spaces, only the parentheses that are needed.
 
-`Formula` compares and hashes by it: two texts that differ in spaces or in needless parentheses print alike.
+`Formula` compares and hashes by it: two texts that differ in spaces or redundant parentheses print alike.
 """
 
 from typing import NamedTuple

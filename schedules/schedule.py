@@ -51,17 +51,17 @@ class Schedule:
         return self._is_open(to_microseconds(at))
 
     def next_open(self, after: datetime) -> datetime | None:
-        """The first open moment from `after` on: `after` itself where it is open; None: it never opens."""
+        """The first open moment from `after` on: `after` itself if it is open; None: it never opens."""
         found = self._find(OPEN, to_microseconds(after))
         return None if found is None else to_datetime(found)
 
     def closes_at(self, at: datetime) -> datetime | None:
-        """When the window that is open at `at` closes; `at` itself where none is open; None: it never closes."""
+        """When the window that is open at `at` closes; `at` itself if none is open; None: it never closes."""
         found = self._find(CLOSED, to_microseconds(at))
         return None if found is None else to_datetime(found)
 
     def windows(self, after: datetime) -> Iterator[Window]:
-        """Window after window, without end where the schedule opens at all.
+        """Window after window, without end if the schedule opens at all.
 
         The first one begins at `after` if that is inside a window. A schedule that is always open has one.
         """
@@ -76,7 +76,7 @@ class Schedule:
     def hits(self, since: datetime | None, until: datetime, look_back: timedelta = LOOK_BACK) -> tuple[datetime, ...]:
         """The first moments of the open minutes after that of `since` up to that of `until`, oldest first.
 
-        A tick passes the time of the tick before it, so that a slot which fell between the two still fires. The minute
+        A tick passes the time of the tick before it, so that a slot that fell between the two still fires. The minute
         of `until` always counts; none that began more than `look_back` before `until` does. `since` is None for the
         first tick; one that lies ahead of `until` (the clock was set back) is taken as `until`.
         """
@@ -113,7 +113,7 @@ class Schedule:
         return None
 
     def _minutes(self, state: bytes, stretch: Stretch) -> Iterator[int]:
-        """When the minutes in this state begin that lie, at least in part, in a stretch; the first may begin before."""
+        """When the minutes in this state that lie, at least in part, in a stretch begin; the first may be earlier."""
         first = (stretch.start + stretch.offset) // MINUTE
         last = (stretch.end - 1 + stretch.offset) // MINUTE
         shift = first % DAY_MINUTES
@@ -126,7 +126,7 @@ class Schedule:
         """When the open minutes from `start`, which is the start of one, to `last` begin."""
         previous: Stretch | None = None
         for stretch in stretches(self.zone, start):
-            # A stretch that goes on where the last one was cut off may cut a minute: its first part has been counted.
+            # A stretch that continues where the last one was cut off may cut a minute: its first part has been counted.
             goes_on = previous is not None and previous.offset == stretch.offset
             for begins in self._minutes(OPEN, stretch):
                 if begins > last:
@@ -138,7 +138,7 @@ class Schedule:
             previous = stretch
 
     def _minute_start(self, at: int) -> int:
-        """When the present minute of the wall clock began: on the full minute, or at a jump of the clock."""
+        """When the current minute of the wall clock began: on the full minute, or at a jump of the clock."""
         stretch = stretch_at(self.zone, at)
         start = (at + stretch.offset) // MINUTE * MINUTE - stretch.offset
         unbroken = start >= stretch.start or stretch_at(self.zone, start).offset == stretch.offset

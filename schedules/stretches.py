@@ -1,7 +1,7 @@
 """Wall clocks: stretches of time in which a zone's offset does not change. `schedule` looks for windows in each.
 
-Within a stretch the wall clock runs on evenly, so minutes can be counted; between two it jumps, and an hour is skipped
-or repeated. Times are whole microseconds since 1970 in UTC: arithmetic on datetimes of one zone ignores the jumps.
+Within a stretch the wall clock runs evenly, so minutes can be counted; between two it jumps, and an hour is skipped or
+repeated. Times are whole microseconds since 1970 in UTC: arithmetic on datetimes of one zone ignores the jumps.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ DAY: Final = 24 * 60 * MINUTE
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_FIRST_YEAR: Final = 2  # a day from either end of what a datetime holds, the wall clock cannot be told any more
+_FIRST_YEAR: Final = 2  # a day from either end of what a datetime holds, the wall clock is unknown
 _LAST_YEAR: Final = 9998
 _END: Final = (datetime(_LAST_YEAR + 1, 1, 1, tzinfo=UTC) - _EPOCH) // _MICROSECOND
 
@@ -77,7 +77,7 @@ def _offset(zone: tzinfo, at: int) -> int:
 
 
 def _jump_between(zone: tzinfo, before: int, after: int) -> int:
-    """The first moment with another offset than at `before`, when there is one jump up to `after`."""
+    """The first moment with an offset other than at `before`, if there is one jump up to `after`."""
     offset = _offset(zone, before)
     while after - before > 1:
         middle = (before + after) // 2

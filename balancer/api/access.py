@@ -11,10 +11,10 @@ from balancer.errors import UserError
 from balancer.settings.files import HttpSettings
 
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
-"""Asked by supervisors that have no token; they tell nothing about the cluster."""
+"""Used by supervisors that have no token; they reveal nothing about the cluster."""
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 SHORTEST_TOKEN: Final = 16
-"""Characters, where others than this machine can try: shorter ones are guessed, or are what a template had."""
+"""Characters, if anybody beyond this machine can try: shorter ones can be guessed, or come from a template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Denial:
 
 
 class AccessToken:
-    """The bearer token, from the settings or from a file that may be replaced while we run. Beyond loopback one that is
-    too short is none."""
+    """The bearer token, from the settings or from a file that may be replaced while we run. Beyond loopback, one that
+    is too short does not count."""
 
     def __init__(self, http: HttpSettings, *, reading: bool = False) -> None:
         given, self._file = (http.read_token, http.read_token_file) if reading else (http.token, http.token_file)
@@ -36,7 +36,7 @@ class AccessToken:
         self._read: tuple[tuple[int, int], str] | None = None
 
     def value(self) -> str | None:
-        """The token that holds now; None: there is none."""
+        """The token in force; None: there is none."""
         found = self.given()
         return found if len(found) >= self._shortest else None
 
@@ -74,7 +74,7 @@ class Access:
         self._hosts = frozenset(_host_name(name) for name in names)
 
     def denial(self, method: str, path: str, scheme: str, authorization: str, page: bool) -> Denial | None:
-        """Why this request is refused, or None. `page`: it is for the page's own files, which tell nothing."""
+        """Why this request is refused, or None. `page`: it is for the page's own files, which reveal nothing."""
         if path in OPEN_PATHS or (page and method in READING):
             return None
         if method not in READING:
@@ -91,7 +91,7 @@ class Access:
         return denial
 
     def host_denial(self, path: str, host: str) -> Denial | None:
-        """Why nothing is answered under this Host header. An address is fine: no foreign name can be behind it."""
+        """Why requests with this Host header are not answered. An address is fine: no foreign name can be behind it."""
         name = _host_name(host)
         if path in OPEN_PATHS or name in self._hosts or _is_address(name):
             return None
@@ -102,7 +102,7 @@ class Access:
         return self._token_denial(authorization) is None
 
     def bears_any(self, authorization: str) -> bool:
-        """Whether a token was presented, be it only that of readers."""
+        """Whether a token was presented, even if only the readers'."""
         return self.knows(authorization) or self._reads(authorization)
 
     def _reads(self, authorization: str) -> bool:
@@ -128,7 +128,7 @@ def _presented(authorization: str) -> str:
 
 
 def split_address(listen: str) -> tuple[str, int]:
-    """Host and port of `host:port`; an IPv6 host stands in brackets."""
+    """Host and port of `host:port`; an IPv6 host is in brackets."""
     host, _, port = listen.rpartition(":")
     if int(port) > 65535:
         raise UserError(f"[http] cannot listen on {listen}: the largest port is 65535")
@@ -136,7 +136,7 @@ def split_address(listen: str) -> tuple[str, int]:
 
 
 def _host_name(host: str) -> str:
-    """A Host header without its port, and as names are compared."""
+    """A Host header without its port, in the form in which names are compared."""
     name, bracket, _ = host.partition("]")
     return (name.lstrip("[") if bracket else host.rpartition(":")[0] or host).rstrip(".").lower()
 
@@ -150,7 +150,7 @@ def _is_address(name: str) -> bool:
 
 
 def read_needs_token(http: HttpSettings) -> bool:
-    """What holds where nothing is said: on loopback everybody of this machine may read, elsewhere nobody may."""
+    """The default: on loopback everybody on this machine may read, elsewhere nobody may."""
     return not is_loopback(http.listen) if http.read_requires_token is None else http.read_requires_token
 
 

@@ -1,4 +1,4 @@
-"""The application: endpoints, page, errors and guard put together. `server` runs it; the daemon gives the source."""
+"""The application: endpoints, page, errors and guard put together. `server` runs it; the daemon provides the source."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

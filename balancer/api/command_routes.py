@@ -37,7 +37,7 @@ class Commands:
         self._watch = watch
 
     async def give(self, wish: AnyCommand, host: str, wait: float) -> Given:
-        """Puts the command into the directory; waits for the leader's answer as long as was asked for, and raises it if
+        """Puts the command into the directory; waits for the leader's answer for as long as requested, and raises it if
         it is a refusal."""
         author = f"{wish.author or 'http'}@{host}"
         command, version = await run_in_threadpool(self._submit, wish, author)
@@ -49,7 +49,7 @@ class Commands:
         return Given(shape(answered), 200 if answered.state is CommandState.DONE else 202)
 
     def try_out(self, wish: AnyCommand, host: str) -> DryRunShape:
-        """What the leader would do, by its own code. Raises `Refused` where it would refuse."""
+        """What the leader would do, by its own code. Raises `Refused` if it would refuse."""
         configured = self._source.settings().bundles.values()
         arguments = self._arguments(wish)
         result = would_do(
@@ -83,7 +83,7 @@ class Commands:
         return submit(self._source.directory(), snapshot, wish.verb, self._arguments(wish), author=author, now=now)
 
     def _arguments(self, wish: AnyCommand) -> dict[str, Any]:
-        """As the directory keeps them: keys in the order of bytes."""
+        """As the directory keeps them: keys in byte order."""
         arguments = wish.arguments()
         if isinstance(wish, SplitCommand) and wish.keys:
             snapshot = self._source.follower().snapshot

@@ -1,8 +1,8 @@
 """The directory for applications that may not reach its servers: what `balancer.directory.http_directory` asks for.
 
-Each commit is read from the directory's log once for all who ask, and packed once; so is a snapshot, which may be some
-commits old, because its reader goes on by the log. What applications do not need (commands, plans, who did what
-and why) is left out. Nodes' addresses are in it, so it is for bearers of a token only, that of readers included.
+Each commit is read from the directory's log once for everybody who asks, and packed once; so is a snapshot, which may
+be a few commits old, because its reader continues by the log. What applications do not need (commands, plans, who did
+what and why) is left out. Nodes' addresses are in it, so it is only for bearers of a token, including the readers'.
 """
 
 import threading
@@ -27,10 +27,10 @@ from balancer.directory.snapshot_codec import pack_log, pack_snapshot
 from balancer.outside import quoted
 
 KINDS: Final = (RecordKind.BUNDLE, RecordKind.NODE, RecordKind.TABLE, RecordKind.MIGRATION, RecordKind.PAUSE)
-"""What is sent beside tablets; of pauses only those that say where a bundle was handed over to."""
+"""What is sent in addition to tablets; of pauses only those that say where a bundle was handed over to."""
 _SENT: Final = frozenset((*KINDS, RecordKind.TABLET))
 _MOST_BYTES: Final = 32 << 20
-"""Of commits that are kept here: thousands of ordinary ones."""
+"""Bytes of commits that are kept here: thousands of ordinary ones."""
 SNAPSHOT_MAY_LAG: Final = 100
 """Commits that a packed snapshot may be behind: packing a million tablets takes more than sending as many commits."""
 _BINARY: Final = "application/octet-stream"
@@ -50,14 +50,14 @@ class DirectoryFeed:
         self._packed: tuple[int, bytes] | None = None
 
     def root(self) -> bytes:
-        """The root of the newest view known here, with the last commit where that is small."""
+        """The root of the newest view known here, with the last commit if that is small."""
         view = self._source.follower().snapshot
         last = self.log(view.version - 1, view.version) if view.version else None
         news = last[0] if last and len(last[0]) <= NEWS else b""
         return DirectoryRoot(view.version, 1, view.next_page, view.transaction, news=news).pack()
 
     def log(self, after: int, upto: int) -> Sequence[bytes] | None:
-        """The commits `after < version <= upto`; None where the log does not have them all, or they are too many."""
+        """The commits `after < version <= upto`; None if the log does not have them all, or they are too many."""
         with self._lock:
             return self._kept(after, upto)
 
@@ -113,7 +113,7 @@ def _without_finished(view: Snapshot) -> Snapshot:
 
 
 def add_feed(router: APIRouter, source: Source, watch: VersionWatch) -> None:
-    """Its endpoints. They are the library's own: no part of the API for other programs, so not in its description."""
+    """Its endpoints. They are the library's own, not part of the API for other programs, so not in its description."""
     feed = DirectoryFeed(source)
 
     def refusal(request: Request, cluster: str) -> Response | None:

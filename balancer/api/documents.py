@@ -1,7 +1,7 @@
 """What every document of `/v1` has in common: closed fields, times as RFC 3339 writes them, lists in one envelope.
 
-A list is cut at a cursor: the place of its last entry in the list's order, so that entries which come and go between
-two requests neither hide nor repeat others. Clients pass the cursor on and do not read it.
+A list is cut at a cursor: the place of its last entry in the list's order, so that entries that come and go between two
+requests neither hide nor repeat others. Clients pass the cursor on and do not read it.
 """
 
 import base64
@@ -17,7 +17,7 @@ from balancer.errors import UserError
 
 T = TypeVar("T")
 Place = tuple[int | float | str, ...]
-"""Where an entry stands in the order of its list."""
+"""An entry's place in the order of its list."""
 
 _LONGEST_CURSOR = 2000
 _LATEST = datetime(9999, 12, 31, tzinfo=UTC)
@@ -40,7 +40,7 @@ class Listing(Document, Generic[T]):
 
 
 def instant(seconds: float) -> datetime:
-    """Seconds since 1970 as documents tell a time, to the millisecond. Records may have any number."""
+    """Seconds since 1970 as a time in documents, to the millisecond. Records may have any number."""
     try:
         return datetime.fromtimestamp(round(seconds, 3), UTC)
     except (OverflowError, ValueError, OSError):
@@ -83,5 +83,5 @@ def read_cursor(cursor: str) -> Place | None:
 
 
 def foreign(cursor: str) -> UserError:
-    """What is said of a cursor that is none of this list's."""
+    """What is said about a cursor that does not belong to this list."""
     return UserError(f"{cursor!r} is not a place to go on from: pass the `next` of the answer before")

@@ -100,7 +100,7 @@ class Guard:
 
 
 def _where(error: Exception) -> str:
-    """The end of the traceback, where our own code is: what is before it are the libraries around us."""
+    """The end of the traceback, where our own code is: before it are the libraries around us."""
     return mask("".join(format_exception(error)[-_FRAMES:]))
 
 
@@ -126,7 +126,7 @@ class _Answer:
 
 
 async def _with_body(scope: Scope, receive: Receive) -> tuple[Response | None, Receive]:
-    """Reads the body; a refusal if it is too long or too slow, else a `receive` that gives it again."""
+    """Reads the body; a refusal if it is too long or too slow, otherwise a `receive` that returns it again."""
     if scope["method"] in READING:
         return None, receive
     try:
@@ -151,7 +151,7 @@ async def _with_body(scope: Scope, receive: Receive) -> tuple[Response | None, R
 
 
 def _fault(body: bytes) -> str:
-    """Why the directory could not keep what this JSON says; empty: it could, or it is no JSON, which is said later."""
+    """Why the directory could not store what this JSON says; empty: it could, or it is not JSON, which comes later."""
     try:
         pack(read_json(body))
     except (JSONDecodeError, UnicodeDecodeError):
@@ -166,7 +166,7 @@ def _fault(body: bytes) -> str:
 async def _read(receive: Receive) -> bytes | None:
     """The whole body, or None if it is too long.
 
-    Some of what is too long is read and thrown away: a client that still sends would otherwise see a broken
+    Some of what is too long is read and discarded: otherwise a client that is still sending would see a broken
     connection instead of our answer.
     """
     body = bytearray()

@@ -14,7 +14,7 @@ STALLED_TICKS: Final = 6
 STALLED_SECONDS: Final = 60.0
 """The loop is stalled when it has made no progress for six ticks, and never sooner than after a minute."""
 STALE_SECONDS: Final = 300.0
-"""A view of the directory that old is not worth being asked for."""
+"""A view of the directory this old is not worth asking for."""
 
 
 def health(source: Source) -> APIRouter:

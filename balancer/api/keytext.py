@@ -14,7 +14,7 @@ from balancer.policies.keys import HIGHEST, LOWEST, KeyMismatch, KeyType, decode
 
 
 def position_of(table: Table, key: Sequence[str]) -> Position:
-    """Where a key stands in its table: what `Snapshot.locate` takes. `UserError` for one that does not fit."""
+    """Where a key lies in its table: what `Snapshot.locate` takes. `UserError` for one that does not fit."""
     return key_position(table, parse_key(table, key))
 
 

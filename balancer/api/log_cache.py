@@ -1,4 +1,4 @@
-"""The newest commits of the directory's log, each read once: who drags the time line asks many times a second."""
+"""The newest commits of the directory's log, each read once: dragging the timeline asks many times a second."""
 
 import threading
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class LogCache:
         self._asked = -float("inf")
 
     def newest_first(self, at: float) -> Sequence[LogEntry]:
-        """Back to the first that was made by this moment, if that is among as many as one answer may look at."""
+        """Back to the first that was made by this moment, if one answer may look back that far."""
         with self._lock:
             self._take_newer()
             while self._entries and self._entries[-1].at > at and len(self._entries) < history.MOST_SCANNED:
@@ -45,7 +45,7 @@ class LogCache:
             self._entries = (*newer, *self._entries)[: history.MOST_SCANNED]
 
     def oldest(self) -> float:
-        """When the oldest of them was made; now, where the log cannot be read. Only that one is read, and kept for a
+        """When the oldest of them was made; now, if the log cannot be read. Only that one is read, and kept for a
         while: charts ask with every tick."""
         with self._lock:
             now = self._source.clock.monotonic()

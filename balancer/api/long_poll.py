@@ -3,7 +3,7 @@
 A request that waited in a thread of its own would use up the pool; here requests are coroutines, and a single task asks
 the follower in a thread while anybody waits. Every commit wakes all of them, and each asks again at once: thousands
 would take the interpreter from the ticks and migrations that make the commits. So they are answered in turns, each with
-the newest directory there is when its turn comes.
+the newest directory when its turn comes.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from balancer.errors import Unavailable
 
 MAX_WAIT: Final = 60.0
 MAX_WAITERS: Final = 4096
-_STEP: Final = 0.5  # how long the thread waits at most before it looks whether anybody is still interested
+_STEP: Final = 0.5  # how long the thread waits at most before it checks whether anybody is still interested
 
 ANSWERS_PER_SECOND: Final = 200.0
-"""More would take more than a third of a core from the daemon; fewer tell thousands of clients of a move later."""
-_AT_ONCE: Final = 200  # as many are answered without a turn: an ordinary number of clients never waits
+"""More would take over a third of a core from the daemon; with fewer, thousands of clients learn of moves later."""
+_AT_ONCE: Final = 200  # this many are answered without a turn: an ordinary number of clients never waits
 
 
 class Turns:
-    """When each of many may go on: some at once, the rest one after another. Time is an argument."""
+    """When each of many may proceed: some at once, the rest one after another. Time is an argument."""
 
     def __init__(self, per_second: float = ANSWERS_PER_SECOND, at_once: int = _AT_ONCE) -> None:
         self._every = 1 / per_second
@@ -75,7 +75,7 @@ class VersionWatch:
         return snapshot
 
     async def newer_in_turn(self, after: int, timeout: float) -> Snapshot:
-        """The same for one of many: it may come later, and has then what is the newest by that time."""
+        """The same for one of many: it may come later, with whatever is newest by then."""
         found = await self.newer(after, timeout)
         if found.version > after and timeout > 0 and not self._closing:
             await asyncio.sleep(self._turns.take(asyncio.get_running_loop().time()))
@@ -83,7 +83,7 @@ class VersionWatch:
         return found
 
     def close(self) -> None:
-        """Lets everybody who waits go with what there is. From any thread; idempotent."""
+        """Releases everybody who waits with what there is. From any thread; idempotent."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._let_go)
 
@@ -111,5 +111,5 @@ class VersionWatch:
                 known = found.version
                 self._changed.set()
                 self._changed = asyncio.Event()
-            elif loop.time() < asked + _STEP / 2:  # a follower that has been closed does not wait: neither spin on it
+            elif loop.time() < asked + _STEP / 2:  # a closed follower does not wait: do not spin on it
                 await asyncio.sleep(_STEP)

@@ -1,4 +1,4 @@
-"""What has to be asked of the directory's servers, kept for a moment: many viewers must not mean many requests."""
+"""What must be requested from the directory's servers, kept for a moment: many viewers must not mean many requests."""
 
 import threading
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ PROGRESS: Final = "progress"
 KEEP_SECONDS: Final = 0.5
 RECENT: Final = 30
 CHECK_SECONDS: Final = 5.0
-"""As often as the leader writes down how far a round has come."""
+"""As often as the leader records how far a round has come."""
 
 
 class Notes:
@@ -32,7 +32,7 @@ class Notes:
         self._recent: tuple[int, list[HistoryEntry]] = (-1, [])
 
     def progress(self, snapshot: Snapshot) -> Mapping[str, Json]:
-        """By migration id; nothing is asked while nothing runs."""
+        """By migration id; asks nothing while nothing is running."""
         if not snapshot.busy:
             return {}
         with self._lock:
@@ -52,7 +52,7 @@ class Notes:
             return self._checks
 
     def recent(self, snapshot: Snapshot) -> list[HistoryEntry]:
-        """The newest commits; asked for again when the version has changed."""
+        """The newest commits; read again when the version has changed."""
         with self._lock:
             if self._recent[0] != snapshot.version:
                 page = history.page(self._source.directory(), snapshot, history.HistoryQuery(steps=False), RECENT)

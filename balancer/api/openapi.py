@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI makes of the endpoints, and who may ask them, which the guard decides."""
+"""The OpenAPI document: what FastAPI makes of the endpoints, and who may call them, which the guard decides."""
 
 from typing import Any, Final
 
@@ -53,14 +53,14 @@ def description(app: FastAPI) -> dict[str, Any]:
 
 
 def _security(path: str, method: str) -> list[dict[str, list[str]]]:
-    """An empty requirement beside others says that it may be left out."""
+    """An empty requirement among others says that it may be left out."""
     if path in OPEN_PATHS:
         return []
     return [{_SCHEME: []}, {}] if method in READING else [{_SCHEME: []}]
 
 
 def _drop_unused(made: dict[str, Any], schemas: dict[str, Any]) -> None:
-    """FastAPI describes its own answer to wrong parameters, which nobody gets: ours is a problem document."""
+    """FastAPI describes its own answer to wrong parameters, which nobody ever gets: ours is a problem document."""
     for operations in made["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)

@@ -1,4 +1,4 @@
-"""Serves the page's own files, which ship in the package. They tell nothing of the cluster: `/v1` does."""
+"""Serves the page's own files, which ship in the package. They reveal nothing about the cluster: `/v1` does."""
 
 from hashlib import blake2b
 from importlib.resources import files

@@ -90,7 +90,7 @@ def problem(
 
 
 def defect() -> JSONResponse:
-    """What is told of an error that nobody expected: nothing that could be a secret."""
+    """What is said about an unexpected error: nothing that could be a secret."""
     return problem(500, "the request failed because of a defect; the log has the details")
 
 

@@ -1,4 +1,4 @@
-"""Runs the API in a thread beside the daemon: a clean start, the real port, a clean stop."""
+"""Runs the API in a thread alongside the daemon: a clean start, the real port, a clean stop."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ _STOP_SECONDS: Final = 3
 
 
 class _PatientServer(uvicorn.Server):
-    """Wakes up once a second, for the date in its answers, where uvicorn looks ten times whether it should end."""
+    """Wakes up once a second, for the date in its answers, where uvicorn checks ten times whether it should end."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -50,7 +50,7 @@ class _PatientServer(uvicorn.Server):
 
 
 class ApiServer:
-    """Listens from `start` to `stop`. Port 0 takes any free one; `address` and `url` tell which."""
+    """Listens from `start` to `stop`. Port 0 takes any free one; `address` and `url` say which."""
 
     def __init__(self, api: Api, http: HttpSettings, limits: SocketLimits | None = None) -> None:
         check_http(http)
@@ -70,7 +70,7 @@ class ApiServer:
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def start(self) -> None:
-        """Returns when requests are answered; raises if that cannot be."""
+        """Returns when requests are answered; raises if that is not possible."""
         config = self._config()
         listener = self._listen()
         self._bound = listener.getsockname()[:2]
@@ -119,7 +119,7 @@ class ApiServer:
         http = self._http
         config = uvicorn.Config(
             self._api.asgi,
-            # No word of a client's decides whether a connection counts as secure.
+            # Nothing that a client says decides whether a connection counts as secure.
             proxy_headers=False,
             server_header=False,
             access_log=False,

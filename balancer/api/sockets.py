@@ -1,7 +1,7 @@
-"""How many connections the API takes, and how long each may say nothing. `server` uses it.
+"""How many connections the API accepts, and how long each may be silent. `server` uses it.
 
-A connection costs a descriptor, and the daemon needs them for nodes, the directory and its files: what comes over
-the cap is closed at once, before anything is read, also where the TLS handshake is still to come.
+A connection costs a descriptor, and the daemon needs them for nodes, the directory and its files: connections over the
+cap are closed at once, before anything is read, even if the TLS handshake is still to come.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 MOST_CONNECTIONS: Final = 8192
 MOST_DESCRIPTORS: Final = 65536
 _RESERVED: Final = 1024
-"""Descriptors for the daemon itself: some per node and migration. Half of all where there are few."""
+"""Descriptors for the daemon itself: a few per node and migration. Half of all if there are few."""
 HEADER_SECONDS: Final = 10.0
 _HANDSHAKE_SECONDS: Final = 10.0
 
@@ -39,18 +39,18 @@ def raise_descriptor_limit() -> int:
         return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (ValueError, OSError):  # a filter of system calls forbids it: then the limit is the supervisor's business
+    except (ValueError, OSError):  # a system call filter forbids it: then the limit is the supervisor's business
         return soft
     return wanted
 
 
 def connections_for(descriptors: int) -> int:
-    """The cap of connections where a process may have this many descriptors."""
+    """The cap on connections if a process may have this many descriptors."""
     return max(1, min(MOST_CONNECTIONS, descriptors - min(_RESERVED, descriptors // 2)))
 
 
 class CappedListener(socket.socket):
-    """A listening socket whose `accept` closes what comes while `most` of its connections are open."""
+    """A listening socket whose `accept` closes new connections while `most` are open."""
 
     def __init__(self, listening: socket.socket, most: int) -> None:
         family, kind, protocol = listening.family, listening.type, listening.proto

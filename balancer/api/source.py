@@ -1,7 +1,7 @@
-"""What the API needs of the daemon: a protocol, so that the API knows nothing of loops, signals and wiring.
+"""What the API needs from the daemon: a protocol, so that the API knows nothing about loops, signals and wiring.
 
 The daemon implements it; tests implement it over a real directory. Every method may be called from any thread at any
-time, also on a standby, and answers from memory unless it says otherwise.
+time, even on a standby, and answers from memory unless it says otherwise.
 """
 
 from collections.abc import Mapping
@@ -44,13 +44,13 @@ class Source(Protocol):
         """For commands, history and notes: these ask the servers. Raises `Unavailable` until it is open."""
 
     def follower(self) -> Follower:
-        """The view of the directory, kept up to date. Raises `Unavailable` until the first snapshot is there."""
+        """The view of the directory, kept up to date. Raises `Unavailable` until there is a first snapshot."""
 
     def settings(self) -> Settings:
         """The configuration in force."""
 
     def states(self) -> Mapping[str, BundleState]:
-        """The newest state of each bundle that was looked at."""
+        """The newest state of each bundle that has ticked."""
 
     def leader(self) -> LeaderView: ...
 

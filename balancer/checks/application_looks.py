@@ -1,8 +1,8 @@
 """The application's own invariants: SQL that must find nothing on any tablet, and sums over all of them.
 
-A sum over tablets that are read one after the other would count money twice that is on its way. So where such a sum is
-not what it must be, it is taken again at a cut (`consistent_cut`), at which nothing is on its way, before anybody is
-told. A statement runs with the rights of the role that `[checks]` names, see `nodes.as_role`.
+A sum over tablets that are read one after the other would count money in transit twice. So if such a sum is not what it
+must be, it is taken again at a cut (`consistent_cut`), at which nothing is in transit, before anybody is told. A
+statement runs with the rights of the role that `[checks]` names, see `nodes.as_role`.
 """
 
 import zlib
@@ -31,7 +31,7 @@ _BEGIN = sql.SQL("BEGIN ISOLATION LEVEL REPEATABLE READ")
 
 
 def tablets_with_invariants(ground: Ground, snapshot: Snapshot) -> Sequence[int]:
-    """The tablets of tables that the application has promised something of."""
+    """The tablets of tables about which the application has promised something."""
     named = {one.table for one in ground.bundle.checks.invariants if one.sql}
     return tablet_ids(ground, snapshot, [table for table in snapshot.tables.values() if table.name in named])
 
@@ -104,7 +104,7 @@ def sums_of_bundle(ground: Ground, snapshot: Snapshot) -> Sequence[int]:
     """The sums that the bundle's file declares, by their place in it."""
     known = {table.name for table in snapshot.tables.values() if ground.wanted(table)}
     if ground.tablets is not None:
-        return ()  # of single tablets there is no sum over all
+        return ()  # single tablets have no sum over all
     return [n for n, one in enumerate(ground.bundle.checks.invariants) if one.sum and one.table in known]
 
 
@@ -138,12 +138,12 @@ def look_at_sum(ground: Ground, unit: CheckUnit) -> Look:
 
 
 def sum_key(invariant: Invariant) -> str:
-    """Under which the first value of a sum is kept: another statement is another sum."""
+    """The name under which the first value of a sum is kept: another statement is another sum."""
     return f"{invariant.table} {invariant.name} {zlib.crc32(invariant.sum.encode()):08x}"
 
 
 def _loose_sum(ground: Ground, table: Table, invariant: Invariant) -> Decimal | None:
-    """Tablet after tablet, each at its own moment; None where the map changed meanwhile, or one could not be asked."""
+    """Tablet after tablet, each at its own moment; None if the map changed meanwhile, or one could not be asked."""
     before = list(ground.snapshot().tablets(table.id))
     total = Decimal(0)
     try:

@@ -1,7 +1,7 @@
-"""The checker's book as notes in the directory: what a new leader goes on from, and what others show.
+"""The checker's book as notes in the directory: what a new leader continues from, and what others show.
 
-One note per bundle. Anybody who may write notes may leave one, so the reader takes nothing for granted: what is none is
-an empty book, and the round begins from nothing.
+One note per bundle. Anybody who may write notes may leave one, so the reader takes nothing for granted: anything else
+is an empty book, and the round starts from scratch.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ def book_note(book: CheckBook) -> dict[str, Json]:
 
 
 def book_of(note: Json) -> CheckBook:
-    """The other way."""
+    """The inverse."""
     # Part by part: what another version knows and this one does not must not cost the first values of sums.
     nothing: tuple[Standing, ...] = ()
     standing = _read(lambda: tuple(map(_standing, note["standing"]))[:MOST_STANDING], nothing)

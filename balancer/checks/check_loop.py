@@ -1,7 +1,7 @@
 """The loop of the consistency checker: one step is one look at one unit of work, and the book after it.
 
 The daemon's leader calls `step` within its schedule and its share of the time; `balancer verify` calls it until a round
-is over. What is next and what a look means is decided by `policies.checking`.
+is over. `policies.checking` decides what is next and what a look means.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ from balancer.polling.poller import Poller
 from balancer.settings import BundleSettings
 
 CONFIRM_PAUSE = 0.5
-"""Seconds between two looks at what looks wrong: what passes is mostly over by then."""
+"""Seconds between two looks at what looks wrong: anything temporary is usually over by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +61,18 @@ class Checker:
         return self._ground.bundle.checks.kinds
 
     def renew(self, bundle: BundleSettings) -> None:
-        """The configuration was read again."""
+        """Takes over a reloaded configuration."""
         self._ground = replace(self._ground, bundle=bundle)
         self._subjects = (None, -1, ())
 
     def begin(self) -> tuple[Anomaly, ...]:
-        """A new round; returns what is no longer looked at."""
+        """Begins a new round; returns what is no longer checked."""
         now = self._ground.clock.now().timestamp()
         self.book, gone = of_kinds(begin_round(self.book, self.kinds, now), self.kinds)
         return gone
 
     def step(self) -> CheckStep:
-        """The next look of the round; what looks wrong is looked at twice. Raises nothing of a node's."""
+        """The next look of the round; what looks wrong is looked at twice. Raises no node's errors."""
         round_ = self.book.running
         assert round_ is not None, "a round was begun"
         assert round_.kind is not None
@@ -117,7 +117,7 @@ def ground_of(
     tables: frozenset[str] | None = None,
     tablets: frozenset[int] | None = None,
 ) -> Iterator[Ground]:
-    """What a checker stands on, for the length of a block."""
+    """What a checker works on, for the length of a block."""
     links = Links(addresses, "checks")
     patience = bundle.checks.statement_timeout
     readers = ConnectionHolder("check", Timeouts(statement=patience, network=patience + 10.0))

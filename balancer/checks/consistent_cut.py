@@ -2,10 +2,10 @@
 
 There is no snapshot over several PostgreSQL servers. But there is a moment without half-done transactions: while every
 partition of the table, on every node, is locked against writers. A lock waits for writers in flight, and for prepared
-transactions, which keep their locks until they are ended on this node. So once all locks are had, whatever was
-committed on one node is committed on all. In that moment each node's snapshot is taken; then the locks go, and the rows
-are read at leisure. Writers wait for milliseconds, as for a fence: within the bundle's `lock_timeout` per node, and all
-locks are given back at once where one is not had.
+transactions, which keep their locks until they are ended on this node. So once all locks are held, whatever was
+committed on one node is committed on all. At that moment each node's snapshot is taken; then the locks are released,
+and the rows are read at leisure. Writers wait for milliseconds, as for a fence: within the bundle's `lock_timeout` per
+node, and all locks are released at once if one is not granted.
 
 Every owner has proven its tablets (`balancer.hold`) under both the lock and the snapshot, so the tablets are exactly
 those of one version of the map.
@@ -35,7 +35,7 @@ from balancer.nodes.held_reads import held_transaction
 
 ATTEMPTS = 20
 LOCKED = 2.0
-"""Seconds after which a server lets writers go on if this process stands still."""
+"""Seconds after which a server lets writers continue if this process hangs."""
 READ = 600.0
 """Seconds for which the last node's snapshot may wait for the others to be read."""
 _LOCKING = sql.SQL("BEGIN ISOLATION LEVEL READ COMMITTED")
@@ -44,7 +44,7 @@ _READING = sql.SQL("BEGIN ISOLATION LEVEL REPEATABLE READ")
 
 @dataclass(frozen=True, slots=True)
 class TableCut:
-    """The tablets, and a transaction on each of their nodes whose snapshot is of the one moment."""
+    """The tablets, and a transaction on each of their nodes whose snapshot is of that one moment."""
 
     tablets: tuple[Tablet, ...]
     readers: Mapping[str, Cursor]
@@ -52,7 +52,7 @@ class TableCut:
 
 @contextmanager
 def consistent_cut(ground: Ground, table: Table) -> Iterator[TableCut]:
-    """Raises `Unavailable` where the table's writers do not pause for as long as it takes."""
+    """Raises `Unavailable` if the table's writers do not pause for as long as it takes."""
     with ExitStack() as stack:
         yield _taken(ground, table, stack)
 

@@ -1,19 +1,20 @@
-"""What a look stands on: the directory, the nodes' connections, and the proof that what was seen was not in motion.
+"""What a look is based on: the directory, the nodes' connections, and the proof that what was seen was not in motion.
 
 Why a move gives no false alarm
 ===============================
 
 *Rows of a tablet* are read on a node that proves within the same transaction, by `balancer.hold`, that it owns the
-tablet with the epoch of the map (`on_owner`). One that moves refuses, and is asked where it went.
+tablet with the epoch of the map (`on_owner`). If the tablet is moving or has moved, the node refuses, and the tablet is
+looked up again.
 
-*What nodes say of themselves* (claims, attached partitions) has no such proof. It is looked at between two readings of
-the map. A difference counts only where the tablet was in no migration in either, its record is the same in both, and no
-migration of it came and went in between, which a finished migration's record tells (`Bracket`). Whatever a migration
-does to a node it does after its record was written and before that is finished. So what is then seen on a node that
-is not as the map says has not been made by a migration.
+*What nodes say about themselves* (claims, attached partitions) has no such proof. It is read between two readings of
+the map. A difference counts only if the tablet was in no migration in either, its record is the same in both, and no
+migration of it came and went in between, which a finished migration's record shows (`Bracket`). Whatever a migration
+does to a node, it does after its record was written and before the record is finished. So anything then seen on a node
+that is not as the map says was not made by a migration.
 
 *And everything is looked at twice* before it is reported (`policies.checking.confirmed`): an operator's DDL, a claim
-that the leader is just closing and a server that restarts are not ours to prove.
+that the leader is just closing and a restarting server are beyond what we can prove.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -54,21 +55,21 @@ class Ground:
     """For the application's own statements."""
     clock: Clock
     tables: frozenset[str] | None = None
-    """None: all of the bundle; else only these."""
+    """None: all of the bundle; otherwise only these."""
     tablets: frozenset[int] | None = None
     sums: Mapping[str, str] = field(default_factory=dict)
-    """Of the application, as they were at their first look."""
+    """The application's, as they were at their first look."""
 
     def snapshot(self) -> Snapshot:
         """The newest map."""
         return self.directory.snapshot()
 
     def wanted(self, table: Table) -> bool:
-        """Whether a table is to be looked at."""
+        """Whether to check a table."""
         return table.bundle == self.bundle.name and (self.tables is None or table.name in self.tables)
 
     def concerns(self, tablet: int) -> bool:
-        """Whether a tablet is to be looked at."""
+        """Whether to check a tablet."""
         return self.tablets is None or tablet in self.tablets
 
     def trusts(self, node: str) -> bool:
@@ -100,7 +101,7 @@ class Bracket:
         return same and not any(tablet in _tablets_of(record) for record in self._records())
 
     def in_motion(self) -> frozenset[Name]:
-        """The partitions that migrations may have made, attached or taken away between the two."""
+        """The partitions that migrations may have made, attached or removed between the two."""
         return frozenset(
             name
             for record in self._records()
@@ -137,7 +138,7 @@ class HeldTablet:
     cursor: Cursor
 
     def check_readable(self, ground: Ground, *partitions: Name, root: Name | None = None) -> None:
-        """Raises `Refused` where reading would run code of the tables' owners with our rights."""
+        """Raises `Refused` if reading would run code of the tables' owners with our rights."""
         trusted = ground.trusts(self.tablet.node)
         check_readable(self.cursor, partitions, trusted=trusted)
         if root is not None and not trusted:
@@ -148,8 +149,8 @@ Work = Callable[[HeldTablet], Look]
 
 
 def on_owner(ground: Ground, tablet: int, work: Work) -> Look:
-    """Does it on the node that owns the tablet, wherever that is by now. One that is gone has nothing to be looked at:
-    what took its place comes later in the round."""
+    """Does it on the node that owns the tablet, wherever that is by now. There is nothing to check for one that is
+    gone: what replaced it comes later in the round."""
     for _ in range(ATTEMPTS):
         snapshot = ground.snapshot()
         found = snapshot.find_tablet(tablet)

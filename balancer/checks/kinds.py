@@ -31,10 +31,10 @@ from balancer.policies.checking import CheckUnit, Look
 
 
 class KindOfCheck(NamedTuple):
-    """What the checker needs to know of a kind."""
+    """What the checker needs to know about a kind."""
 
     subjects: Callable[[Ground, Snapshot], Sequence[int]]
-    """The numbers of what is to be looked at, in order; they mean something to `look` only."""
+    """The numbers of what to check, in order; only `look` knows what they mean."""
     look: Callable[[Ground, CheckUnit], Look]
 
 

@@ -1,4 +1,4 @@
-"""The map against the nodes: who says he owns what, and partitions that are attached where they do not belong."""
+"""The map against the nodes: which node claims what, and partitions that are attached where they do not belong."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -147,7 +147,7 @@ def _content(ground: Ground, node: str, table: Table, leaf: AttachedLeaf) -> tup
 
 
 def _present(ground: Ground, tablet: int, root: Name, keys: Sequence[tuple[Any, ...]]) -> int:
-    """How many of these keys the owner has, too; 0 where it cannot be asked."""
+    """How many of these keys the owner also has; 0 if it cannot be asked."""
     found = 0
 
     def look(held: HeldTablet) -> Look:

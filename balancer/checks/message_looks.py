@@ -1,14 +1,14 @@
-"""Messages between shards that are neither applied nor on their way: both ends of each are looked at.
+"""Messages between shards that are neither applied nor in transit: checks both ends of each.
 
-What the two ends may say, and when, is the argument of `nodes.message_functions`. An end is read by a node that proves
-to own its tablet, one after the other, because the two are on different nodes; what is settled, dismissed or forgotten
-between the two reads is told from damage by the order of the reads:
+What the two ends may say, and when, is the argument of `nodes.message_functions`. Each end is read on a node that
+proves to own its tablet, one after the other, because the two are on different nodes; the order of the reads
+distinguishes what is settled, dismissed or forgotten between them from damage:
 
  - "Failed" in an outbox was in the inbox before, and stays there for two hours longer than the outbox row; so the
    outbox is read first.
- - An inbox that has marked a message as gone has seen its outbox row gone, for good; so the outbox is read once more.
- - "Failed" in an inbox has its outbox row until somebody dismisses it, who tells the inbox first; so the inbox is read
-   once more.
+ - An inbox that has marked a message as gone has seen its outbox row gone, for good; so the outbox is read again.
+ - "Failed" in an inbox has its outbox row until somebody dismisses it, which tells the inbox first; so the inbox is
+   read again.
 
 A message that was deleted at its sender before it was applied leaves no trace, and is not found here.
 """
@@ -198,7 +198,7 @@ def _asked(
     which: int,
     read: Callable[[Cursor, Name, KeyColumns, Ends], dict[UUID, Answer]],
 ) -> dict[UUID, Answer]:
-    """What the owners of these keys say, wherever they are by now. Raises `BalancerError`: somebody does not answer."""
+    """What the owners of these keys say, wherever they are by now. Raises `BalancerError` if one does not answer."""
     left, found = dict(wanted), dict[UUID, Answer]()
     for _ in range(ATTEMPTS):
         snapshot = ground.snapshot()

@@ -1,4 +1,4 @@
-"""Numbers and copies that several nodes have: sequences that overlap, and reference tables beside their home."""
+"""Numbers and copies on several nodes: overlapping sequences, and copies of reference tables against their home."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -17,7 +17,7 @@ from balancer.policies.number_series import NumberSeries, common_number
 
 
 def tables_on_nodes(ground: Ground, snapshot: Snapshot) -> Sequence[int]:
-    """Tables of which several nodes have rows at once."""
+    """Tables of which several nodes have rows at the same time."""
     return sorted(table.id for table in snapshot.tables.values() if ground.wanted(table) and not table.whole)
 
 
@@ -44,7 +44,7 @@ def look_at_sequences(ground: Ground, unit: CheckUnit) -> Look:
 
 
 def _overlap(table: Table, root: Name, sequence: str, by_node: dict[str, NumberSeries]) -> Iterator[Anomaly]:
-    """The first pair of nodes tells it; one sentence for each would be many."""
+    """The first pair of nodes stands for all; one sentence for each would be many."""
     pairs = [
         (one, other, number)
         for one, other in combinations(sorted(by_node), 2)
@@ -67,7 +67,7 @@ def _overlap(table: Table, root: Name, sequence: str, by_node: dict[str, NumberS
 
 
 def look_at_copies(ground: Ground, _unit: CheckUnit) -> Look:
-    """Copies of reference tables that have other rows than their home. Copies that are missing are being made."""
+    """Copies of reference tables whose rows differ from their home's. Missing copies are being made."""
     before = ground.snapshot()
     nodes = [node for node in sorted(ground.bundle.nodes) if node in before.nodes]
     found = list(copy_findings(before, ground.links, nodes))

@@ -1,4 +1,4 @@
-"""Looks at the rows of tablets, some pages at a time: outside of their bounds, without their parents, ids of nobody."""
+"""Looks at the rows of tablets, some pages at a time: out of bounds, without parents, ids that nobody handed out."""
 
 from collections.abc import Iterator, Sequence
 
@@ -24,7 +24,7 @@ def tablets_with_keys(ground: Ground, snapshot: Snapshot) -> Sequence[int]:
 
 
 def tablets_with_rows(ground: Ground, snapshot: Snapshot) -> Sequence[int]:
-    """The tablets that may have foreign keys: all but reference tables."""
+    """The tablets that may have foreign keys: all except reference tables."""
     return tablet_ids(ground, snapshot, [table for table in snapshot.tables.values() if not table.everywhere])
 
 
@@ -43,7 +43,7 @@ def tablet_ids(ground: Ground, snapshot: Snapshot, tables: Sequence[Table]) -> S
 
 
 def look_at_bounds(ground: Ground, unit: CheckUnit) -> Look:
-    """Rows outside of their tablet's part of the key space, in one root."""
+    """Rows outside their tablet's part of the key space, in one root."""
 
     def look(held: HeldTablet) -> Look:
         table, tablet = held.table, held.tablet
@@ -73,7 +73,7 @@ def look_at_bounds(ground: Ground, unit: CheckUnit) -> Look:
 
 
 def look_for_orphans(ground: Ground, unit: CheckUnit) -> Look:
-    """Rows that refer to a row of a colocated root, or of a reference table, that is not there."""
+    """Rows that refer to a missing row of a colocated root or of a reference table."""
 
     def look(held: HeldTablet) -> Look:
         table, tablet = held.table, held.tablet
@@ -112,7 +112,7 @@ def look_for_orphans(ground: Ground, unit: CheckUnit) -> Look:
 def _references(ground: Ground, held: HeldTablet) -> Iterator[Reference]:
     """Declared in the bundle's file, and the foreign keys of the roots.
 
-    PostgreSQL enforces these for writers; not for rows that came with triggers off, as copies and replication write
+    PostgreSQL enforces these for writers, but not for rows that came with triggers off, as copies and replication write
     them, nor where a key is NOT VALID or NOT ENFORCED.
     """
     roots = [parse_name(root) for root in held.table.roots]
@@ -132,7 +132,7 @@ def _reference_roots(ground: Ground) -> set[Name]:
 
 
 def _colocated(reference: Reference, table: Table) -> bool:
-    """Whether the row that is referred to is in the same tablet: its key is the referring row's own."""
+    """Whether the referenced row is in the same tablet: its key is the referring row's own."""
     if reference.referenced not in [parse_name(root) for root in table.roots]:
         return False
     key = [column.name for column in table.key_columns]
@@ -177,7 +177,7 @@ def look_at_ids(ground: Ground, unit: CheckUnit) -> Look:
 
 
 def _page(unit: CheckUnit, epoch: int) -> int:
-    """Where to go on; from the beginning where the tablet has another owner by now, whose rows lie elsewhere."""
+    """Where to continue; from the beginning if the tablet has another owner by now, whose rows lie elsewhere."""
     return unit.page if unit.epoch == epoch else 0
 
 

@@ -54,7 +54,7 @@ def doctor(
 
 
 def _tell(repairs: Repairs, output: Output) -> None:
-    """What was repaired, then what was not, and why. Where data is printed, that is no part of it."""
+    """What was repaired, then what was not, and why. With data output, that is not part of it."""
     speak = say if output is Output.TEXT else tell
     for found in repairs.done:
         speak(f"repaired on {found.node}: {found.text}")
@@ -63,7 +63,7 @@ def _tell(repairs: Repairs, output: Output) -> None:
 
 
 def _of_checks(directory: Directory) -> Iterator[Finding]:
-    """What the leader's consistency checker has found and not found gone since."""
+    """What the leader's consistency checker has found that has not gone since."""
     for bundle, book in sorted(read_books(directory).items()):
         for standing in book.standing.values():
             found = standing.anomaly
@@ -71,7 +71,7 @@ def _of_checks(directory: Directory) -> Iterator[Finding]:
 
 
 def _of_imports(directory: Directory) -> Iterator[Finding]:
-    """Nobody but a person goes on with one that was interrupted, and writers may be waiting for it."""
+    """Only a person resumes one that was interrupted, and writers may be waiting for it."""
     for bundle, table, record in imports_in(directory.snapshot()):
         waits = "; writers of its old tables are refused" if record.state in (SEALING, RENAMING) else ""
         yield Finding(
@@ -82,7 +82,7 @@ def _of_imports(directory: Directory) -> Iterator[Finding]:
 
 
 def _of_handovers(directory: Directory, settings: Settings) -> Iterator[Finding]:
-    """One that was interrupted, and a file that stayed behind: nobody but a person goes on with either."""
+    """One that was interrupted, and a file that stayed behind: only a person resumes either."""
     for bundle, record in handovers_in(directory.snapshot()).items():
         again = f"balancer directory hand-over {' '.join(record.with_it)} --to {record.to}"
         if record.state == ARRIVING:

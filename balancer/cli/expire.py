@@ -52,7 +52,7 @@ def expire(
 
 
 def _view(snapshot: Snapshot, bundle: str, options: BundleOptions) -> BundleView:
-    """The tablets as the directory has them: whether they have expired needs nobody to be asked."""
+    """The tablets as the directory has them: nobody needs to be asked whether they have expired."""
     now = SystemClock().now().timestamp()
     poll = ClusterPoll(now, snapshot.version, {}, first_rates())
     return build_view(snapshot, bundle, poll, options=options, capacities={}, remembered=Remembered())
@@ -99,7 +99,7 @@ def _steer(directory: Directory, bundle: str, hold: bool, reason: str, output: O
 
 
 def _give_up(directory: Directory, bundle: str) -> list[str]:
-    """What is being retired at this moment is cancelled, where it is not too late for that."""
+    """What is being retired at this moment is cancelled, if it is not too late for that."""
     told = []
     for one in directory.snapshot().migrations.values():
         if one.bundle == bundle and one.operation is MigrationKind.EXPIRE and not one.finished:

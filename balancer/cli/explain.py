@@ -131,7 +131,7 @@ def why_not(
 
 
 def _fresh(directory: Directory, bundle: str, *, replan: bool) -> Snapshot:
-    """The directory as it is, after the leader has planned again where that is wanted."""
+    """The directory as it is, after the leader has planned again if that is wanted."""
     if replan:
         planned_again(directory, bundle)
     return directory.snapshot()
@@ -171,7 +171,7 @@ def _tablet(snapshot: Snapshot, text: str) -> tuple[int, str]:
 
 
 def _on_its_way(snapshot: Snapshot, tablet: int) -> Iterator[str]:
-    """What a migration does with it now, and why that way."""
+    """What a migration does with it now, and why in that way."""
     record = snapshot.migration_of(tablet)
     if record is None:
         return

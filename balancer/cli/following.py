@@ -14,7 +14,7 @@ _RETRY_SECONDS = 1.0
 
 
 def follow_changes(directory: Directory, act: Callable[[Snapshot], None]) -> NoReturn:
-    """Calls `act` with the newest view whenever there is one; what fails for the moment is said and done again."""
+    """Calls `act` with the newest view whenever there is one; a temporary failure is reported and retried."""
     clock = SystemClock()
     follower = directory.follow()
     seen = -1

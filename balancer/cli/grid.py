@@ -1,8 +1,8 @@
 """Records as lines for a terminal of any width. Pure: width in, lines out; `output` prints them.
 
-What identifies a record stays whole and on its first line: ids, names, states, numbers. Sentences take what room is
-left beside them, wrapped at words; where that is too little they stand below, indented. Nothing is left out but columns
-without any value. Numbers of a column have one precision and stand under each other.
+What identifies a record stays whole and on its first line: ids, names, states, numbers. Sentences take the room left
+next to them, wrapped at words; if that is too little they go below, indented. Only columns without any value are left
+out. Numbers of a column have one precision and are aligned.
 """
 
 import re
@@ -18,7 +18,7 @@ from balancer.outside import visible
 _GAP: Final = 2
 _INDENT: Final = 4
 _LEAST: Final = 28
-"""Columns that a sentence needs beside others to be read."""
+"""Width that a sentence needs next to others to be readable."""
 _SENTENCES: Final = frozenset(
     {
         *("advice", "changes", "error", "finding", "meaning", "reason", "remark", "remedy", "repair", "text"),
@@ -36,7 +36,7 @@ _STYLES: Final[Mapping[str, str]] = {
     ),
     **dict.fromkeys(("blocked", "different", "down", "error", "failed", "lost", "quarantined", "unreachable"), "red"),
 }
-"""Words of states, wherever they stand alone in a cell."""
+"""Words of states, wherever they are alone in a cell."""
 
 
 def grid_lines(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], width: int) -> list[Text]:
@@ -55,7 +55,7 @@ def grid_lines(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], width:
 
 
 def _placed(shown: Sequence[str], sizes: dict[str, int], width: int) -> tuple[list[str], list[str]]:
-    """Which columns stand beside each other, and which below; sentences among the first are given their width."""
+    """Which columns go next to each other, and which below; sentences among the former are given their width."""
     if _total(shown, sizes) <= width:
         return list(shown), []
     sentences = [name for name in shown if name in _SENTENCES and sizes[name] > _LEAST]
@@ -93,7 +93,7 @@ def _record(cells: Sequence[tuple[str, int, bool]]) -> list[Text]:
 
 
 def _below(pairs: Sequence[tuple[str, str]], width: int) -> list[Text]:
-    """What did not fit beside: short values in one line, each sentence by itself."""
+    """What did not fit alongside: short values in one line, each sentence by itself."""
     short = "  ".join(f"{head} {text}" for head, text in pairs if cell_len(text) <= _LEAST)
     texts = [short, *(f"{head}: {text}" for head, text in pairs if cell_len(text) > _LEAST)]
     room = max(20, width - _INDENT)
@@ -101,7 +101,7 @@ def _below(pairs: Sequence[tuple[str, str]], width: int) -> list[Text]:
 
 
 def _folded(text: str, size: int) -> list[str]:
-    """Wrapped at words; only what is longer than the whole width is cut inside."""
+    """Wrapped at words; only a word longer than the whole width is cut."""
     if cell_len(text) <= size:
         return [text]
     return wrap(text, max(1, size), break_on_hyphens=False) or [""]
@@ -122,7 +122,7 @@ def _numeric(values: Sequence[Any]) -> bool:
 
 
 def _column(values: Sequence[Any]) -> list[str]:
-    """The cells of a column; numbers with the precision that its greatest needs."""
+    """The cells of a column; numbers with the precision that the greatest needs."""
     floats = [abs(value) for value in values if isinstance(value, float)]
     greatest = max(floats, default=0.0)
     places = 0 if greatest >= 100 else 1 if greatest >= 10 else 2

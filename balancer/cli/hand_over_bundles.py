@@ -72,7 +72,7 @@ def hand_over(
 
 
 def _taker(stack: ExitStack, daemon: DaemonFile, *, dry_run: bool, create: bool) -> Directory:
-    """The other directory. One that is not there yet is not made by a dry run: an empty one stands in for it."""
+    """The other directory. A dry run does not make one that does not exist yet: an empty one stands in for it."""
     try:
         return open_configured(daemon, create=create)
     except UserError:

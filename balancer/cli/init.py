@@ -23,7 +23,7 @@ from balancer.tables.adopt import TableRequest
 from balancer.tables.reference import inspect_reference
 
 NODE = "first"
-"""What the node is called in the files until somebody gives it another name."""
+"""The node's name in the files until somebody changes it."""
 
 DsnArgument = Annotated[str, typer.Argument(help="the database, as PostgreSQL's clients name it")]
 FolderOption = Annotated[
@@ -93,7 +93,7 @@ def _in_the_way(connection: Connection, proposal: Proposal) -> Iterator[str]:
 
 
 def _unfit_references(connection: Connection, proposal: Proposal) -> Iterator[str]:
-    """What `table adopt` would say of them."""
+    """What `table adopt` would say about them."""
     for group in proposal.references:
         roots = tuple(map(parse_name, group.roots))
         try:

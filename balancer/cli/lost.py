@@ -58,7 +58,7 @@ class Scene:
 
 
 Losses = Callable[[Scene, dict[str, Any]], Iterator[str]]
-"""What would be given up, as sentences; raises `Refused` where there is nothing to give up."""
+"""What would be given up, as sentences; raises `Refused` if there is nothing to give up."""
 
 
 @app.callback()
@@ -163,7 +163,7 @@ def lost_of_lost_node(scene: Scene, arguments: dict[str, Any]) -> Iterator[str]:
 
 
 def lost_of_tablet(scene: Scene, arguments: dict[str, Any]) -> Iterator[str]:
-    """What `tablet lost` accepts: who has what of it."""
+    """What `tablet lost` accepts: which node has what of it."""
     tablet = scene.snapshot.tablet(CommandContext.number(arguments["tablet"]))
     yield f"tablet {tablet.id} belongs to node {tablet.node} with epoch {tablet.epoch}"
     copies = copies_of(scene.links, scene.snapshot, tablet)
@@ -184,7 +184,7 @@ def lost_of_tablet(scene: Scene, arguments: dict[str, Any]) -> Iterator[str]:
 
 
 def _former(scene: Scene, tablet: Tablet) -> Iterator[str]:
-    """Who has what a split or merge made it from."""
+    """Which node has what a split or merge made it from."""
     try:
         _, before = reshard_of(scene.snapshot, tablet)
     except Refused:
@@ -199,7 +199,7 @@ def _former(scene: Scene, tablet: Tablet) -> Iterator[str]:
 
 
 def _newer_copies(scene: Scene, tablet: Tablet) -> Iterator[str]:
-    """Of a reference table whose home went back in time: its copies know more than it does."""
+    """For a reference table whose home went back in time: its copies know more than it does."""
     rows = {copy.node: copy.rows for copy in copies_of(scene.links, scene.snapshot, tablet) if copy.rows is not None}
     others = {node: count for node, count in rows.items() if node != tablet.node}
     if not others:
@@ -218,7 +218,7 @@ def _tablets_of(snapshot: Snapshot, node: str) -> Iterator[Tablet]:
 
 
 def _figure(scene: Scene, bundle: str, node: str, name: str) -> str:
-    """Of the leader's last report."""
+    """From the leader's last report."""
     note = scene.directory.published(STATUS_TOPIC).get(bundle) or {}
     value = next((row.get(name) for row in note.get("nodes", ()) if row["node"] == node), None)
     return "of unknown size" if value is None else format_size(value)

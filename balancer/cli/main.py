@@ -2,7 +2,7 @@
 
 Exit codes: 0 done; 1 the check found something, or the operation failed; 2 the user's input is wrong; 3 a server is
 out of reach, try again later; 4 refused: a precondition does not hold; 130 interrupted. With `-o json` the sentence is
-a document. A pipe that its reader has closed is no error.
+a document. A pipe that its reader has closed is not an error.
 
 A command's module is imported when the command is called: most need neither numpy nor a web server to start.
 """
@@ -83,7 +83,7 @@ PANELS: Final[Mapping[str, Mapping[str, str]]] = {
 COMMANDS: Final[Mapping[str, str]] = {name: place for panel in PANELS.values() for name, place in panel.items()}
 
 SHOW_THEMSELVES: Final = frozenset({"run", "demo"})
-"""They live long, and say what they do in their own way."""
+"""They run for long, and say what they do in their own way."""
 
 EXIT_CODES: tuple[tuple[type[BalancerError], int], ...] = (
     (Damaged, 1),
@@ -98,7 +98,7 @@ _LONGEST_USAGE: Final = 800
 
 
 class _ReaderGone(Exception):
-    """Whoever read our output, such as `head`, has seen enough."""
+    """The reader of our output, such as `head`, has seen enough."""
 
 
 class Tree(TyperGroup):
@@ -127,7 +127,7 @@ class Tree(TyperGroup):
             return super().make_context(*arguments, **how)
 
     def invoke(self, ctx: Any) -> Any:
-        """A closed pipe is told under another name: the library would end the process with code 1."""
+        """A closed pipe is raised under another name: the library would end the process with code 1."""
         try:
             with _short_usage():
                 return super().invoke(ctx)
@@ -154,8 +154,8 @@ def _short_usage() -> Iterator[None]:
 
 
 def _imported(module: str) -> Any:
-    """What modules are made of stays until the end: to look for garbage in it while they are imported, and once more
-    at the end, is a fifth of what a command costs that does little."""
+    """What modules are made of stays until the end: looking for garbage in it while they are imported, and once more at
+    the end, is a fifth of the cost of a small command."""
     gc.disable()
     try:
         return import_module(module)
@@ -196,7 +196,7 @@ def exit_code(error: BalancerError) -> int:
 
 def main() -> None:
     """Runs a command; one of our errors is one sentence on standard error, never a traceback."""
-    # A script's background job starts with SIGINT ignored, and would then not be stopped by what stops all others.
+    # A script's background job starts with SIGINT ignored, and what stops all others would then not stop it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if not SHOW_THEMSELVES.intersection(sys.argv[1:2]):
         patience.watch()
@@ -208,7 +208,7 @@ def main() -> None:
     except (_ReaderGone, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except OSError as error:  # a file or a disk that nobody thought of: what, and why, without a traceback
+    except OSError as error:  # an unforeseen file or disk error: what, and why, without a traceback
         _end(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -241,7 +241,7 @@ def _act(
 
 @contextmanager
 def _at(settings: Settings, snapshot: Snapshot, tablet: Tablet) -> Iterator[Cursor]:
-    """A transaction on a tablet's owner, which has proven to be it."""
+    """A transaction on a tablet's owner, which has proven its ownership."""
     hold, node = mail.hold_statement((tablet.id, tablet.epoch)), tablet.node
     with (
         closing(connect(address_in(settings, node, identity_of(snapshot)), purpose="messages")) as connection,

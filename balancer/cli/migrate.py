@@ -1,6 +1,6 @@
-"""`balancer move | split | merge`: an operator's wishes for migrations, given to the leader through the directory.
+"""`balancer move | split | merge`: an operator's requests for migrations, given to the leader through the directory.
 
-A dry run asks the very code that the leader asks (`dry_runs`), without telling the leader.
+A dry run calls the same code as the leader (`dry_runs`), without telling the leader.
 """
 
 import csv
@@ -48,7 +48,7 @@ class Failed(BalancerError):
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a wish is to be given."""
+    """How to give a request."""
 
     wait: bool
     timeout: float | None
@@ -127,7 +127,7 @@ def encoded_key(snapshot: Snapshot, tablet: str, text: str) -> bytes:
 
 
 def check_dry(directory: Directory, verb: str, arguments: dict[str, Any]) -> str:
-    """What would be done, in words. Raises `Refused` where the leader would refuse."""
+    """What would be done, in words. Raises `Refused` if the leader would refuse."""
     return would_do(directory.snapshot(), verb, arguments, author=operator(), now=SystemClock().now())
 
 
@@ -158,7 +158,7 @@ def _answer(document: dict[str, Any], output: Output) -> None:
 
 
 def _followed(directory: Directory, migration: str, manner: Manner) -> dict[str, Any]:
-    """Waits for the end; on a terminal with a line that moves, else with a line for each phase."""
+    """Waits for the end; on a terminal with a moving line, otherwise with a line for each phase."""
     output = manner.output
     try:
         if output is Output.TEXT and console.is_terminal:

@@ -52,7 +52,7 @@ def moves(
 
 
 def migration_documents(directory: Directory, finished: int = 0, *, failed: bool = False) -> list[dict[str, Any]]:
-    """The running migrations and so many of the finished ones, the newest, as plain data; oldest first.
+    """The running migrations and this many of the newest finished ones, as plain data; oldest first.
 
     With `failed` only those that ended with an error.
     """
@@ -71,7 +71,7 @@ def migration_documents(directory: Directory, finished: int = 0, *, failed: bool
 
 
 def migration_document(record: Migration, table: Table | None, note: Mapping[str, Any]) -> dict[str, Any]:
-    """One migration: the journal, and the note on how far it is where it still runs."""
+    """One migration: the journal, and the note on how far it is if it is still running."""
     detail = read_detail(record)
     running = {} if record.finished else dict(note)
     return {
@@ -131,7 +131,7 @@ def running_row(document: Mapping[str, Any]) -> Row:
 
 
 def lines_of(document: Mapping[str, Any]) -> Text:
-    """A running migration in two lines: a table of so many columns does not fit on a terminal of ordinary width."""
+    """A running migration in two lines: a table with that many columns does not fit on a terminal of ordinary width."""
     row = running_row(document)
     way = f"{row['from']} → {row['to']}" if row["to"] else f"on {row['from']}"
     facts = [f"{row['phase']}{' for ' + str(row['for']) if row['for'] else ''}", row["done"], row["rate"]]
@@ -181,7 +181,7 @@ def _duration(seconds: float | None) -> str | None:
 
 
 def idle_line(directory: Directory, now: float) -> str:
-    """What is said while nothing runs: the last one that ended, and when."""
+    """What is said while nothing is running: the last one that ended, and when."""
     ended = [record for record in directory.snapshot().migrations.values() if record.finished]
     if not ended:
         return "idle; no migration has ended yet"

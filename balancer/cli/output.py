@@ -32,12 +32,12 @@ OutputOption = Annotated[Output, typer.Option("--output", "-o", help="text for p
 
 class _Pipe(Console):
     def print(self, *objects: Any, **how: Any) -> None:
-        """Also what moves by itself is printed so."""
+        """Animated output is printed this way too."""
         patience.spoken()
         super().print(*objects, **how)
 
     def on_broken_pipe(self) -> None:
-        """Told to the one place that knows what to do; the parent class would end the process with code 1."""
+        """Passed to the one place that knows what to do; the parent class would end the process with code 1."""
         raise BrokenPipeError
 
 
@@ -74,7 +74,7 @@ def say(text: str) -> None:
 
 
 def say_sentence(text: str, indent: int = 0) -> None:
-    """A sentence: on a terminal wrapped at words, else one line, as `say` has it."""
+    """A sentence: on a terminal wrapped at words, otherwise one line, as `say` prints it."""
     if not console.is_terminal:
         say(" " * indent + text)
         return
@@ -84,7 +84,7 @@ def say_sentence(text: str, indent: int = 0) -> None:
 
 
 def tell(text: str) -> None:
-    """A line on standard error that is no part of the result: what goes on meanwhile."""
+    """A line on standard error that is not part of the result: what happens meanwhile."""
     patience.spoken()
     _errors.print(visible(text), markup=False, soft_wrap=True)
 

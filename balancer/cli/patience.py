@@ -1,6 +1,6 @@
-"""A line that moves while a command has nothing to say: nobody should wonder whether it hangs. Only on a terminal.
+"""A line that moves while a command is silent: nobody should wonder whether it hangs. Only on a terminal.
 
-`main` watches over every command; whatever prints calls `spoken` first, which takes the line away again.
+`main` watches over every command; whatever prints calls `spoken` first, which removes the line again.
 """
 
 import threading
@@ -12,7 +12,7 @@ from rich.status import Status
 from balancer.clock import Clock, SystemClock
 
 SILENCE: Final = 2.0
-"""Seconds after which an operator is told that something goes on."""
+"""Seconds after which an operator is told that something is happening."""
 _LOOK: Final = 0.25
 
 

@@ -84,7 +84,7 @@ def _readable(row: dict[str, Any]) -> dict[str, str | None]:
 
 
 def _compared(numbers: UInts, nodes: Sequence[Weighted]) -> list[dict[str, Any]]:
-    """Each function, timed on the placing alone. The node that comes weighs what the lightest does."""
+    """Each function, timed on the placement alone. The added node weighs as much as the lightest."""
     clock, added = SystemClock(), ("one more", min(weight for _, weight in nodes))
     rows = []
     for function in FUNCTIONS:

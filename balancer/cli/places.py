@@ -1,4 +1,4 @@
-"""Where a command finds the directory: the option, the environment, else the configuration's address."""
+"""Where a command finds the directory: the option, the environment, otherwise the configuration's address."""
 
 import getpass
 import os
@@ -20,7 +20,7 @@ DirectoryOption = Annotated[
 
 
 def directory_of(address: str | None, config: Path | None, *, create: bool = False) -> Directory:
-    """Opens the directory that the options name; made, where it is not there, only by those who fill it."""
+    """Opens the directory that the options name; if it does not exist, only commands that fill it make it."""
     address = address or (None if config else os.environ.get("BALANCER_DIRECTORY"))
     if address:
         return open_directory(address, create=create)

@@ -77,7 +77,7 @@ def only_bundle(snapshot: Snapshot, bundle: str | None) -> str:
 
 
 def planned_again(directory: Directory, bundle: str) -> None:
-    """Lets the leader plan, and waits until the plan is in the directory."""
+    """Has the leader plan, and waits until the plan is in the directory."""
     clock = SystemClock()
     known = {one.id for one in plans.of_bundle(directory.snapshot(), bundle)}
     give(directory, "plan", {"bundle": bundle})
@@ -91,7 +91,7 @@ def planned_again(directory: Directory, bundle: str) -> None:
 
 
 def document_of(found: Plan) -> dict[str, Any]:
-    """A plan for programs: everything but its packed inputs."""
+    """A plan for programs: everything except its packed inputs."""
     kept = {name: value for name, value in found.document.items() if name != "input"}
     explainable = found.document.get("input") is not None
     return {"id": found.id, "bundle": found.bundle, "created": found.created, "state": found.state, **kept} | {

@@ -110,7 +110,7 @@ class _Recorder:
 
 
 def _scheduled(settings: Settings, bundle: BundleSettings) -> BundleOptions:
-    """The bundle's options with the schedule that holds for it, be it the cluster's."""
+    """The bundle's options with the schedule that applies to it, even if it is the cluster's."""
     balancer = bundle.options.balancer
     formula = balancer.tablet_balancer_schedule or settings.daemon.schedule
     return replace(bundle.options, balancer=replace(balancer, tablet_balancer_schedule=formula))

@@ -1,4 +1,4 @@
-"""`--watch`: shows a view again and again. On a terminal each view takes the place of the one before."""
+"""`--watch`: shows a view again and again. On a terminal each view replaces the previous one."""
 
 from collections.abc import Callable
 from typing import Annotated

@@ -37,7 +37,7 @@ class ReplayComparison:
     recorded: ReplayFigures
     """What really happened, as far as polls show it."""
     replayed: ReplayFigures
-    """The simulation with the settings of the record: what the other one is to be compared with."""
+    """The simulation with the settings of the record: what the other one is compared with."""
     changed: ReplayFigures
     """The simulation with the changed settings."""
 
@@ -57,7 +57,7 @@ def show_replay(file: Path, sets: Sequence[str], config: Path | None, output: Ou
 
 
 def compare(file: Path, sets: Sequence[str], config: Path | None) -> ReplayComparison:
-    """Everything that there is to say; `UserError` where the record or a setting is wrong."""
+    """Everything there is to say; `UserError` if the record or a setting is wrong."""
     polls = read_polls(file)
     views = [poll.view for poll in polls]
     try:

@@ -28,7 +28,7 @@ AtOption = Annotated[
 ]
 
 
-# A formula may begin with a minus sign, which would else be taken for an option.
+# A formula may begin with a minus sign, which would otherwise be taken for an option.
 @app.command("try", context_settings={"ignore_unknown_options": True})
 def try_(
     formula: Annotated[str, typer.Argument(help='over hours and minutes, as "hours < 6 && minutes % 20 == 0"')],

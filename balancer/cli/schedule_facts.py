@@ -33,7 +33,7 @@ class ScheduleFacts:
     open_minutes_per_day: int
     windows_per_day: int
     next_windows: tuple[ShownWindow, ...]
-    """The first one is the present one if the schedule is open."""
+    """The first one is the current one if the schedule is open."""
     failures: FormulaFailures | None
     """Minutes of the day in which the formula has no value."""
     warnings: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A schedule for people: the strip of the day, the next windows, the warnings. Plain text where nobody looks at it."""
+"""A schedule for people: the strip of the day, the next windows, the warnings. Plain text if nobody is watching."""
 
 from datetime import datetime
 from itertools import groupby

@@ -1,4 +1,4 @@
-"""`balancer status` and `balancer hot`: what the leader last said of each bundle, beside what the directory says now.
+"""`balancer status` and `balancer hot`: what the leader last said about each bundle, and what the directory says now.
 
 The leader leaves a note at each tick. A note may be old: then it says so before anything else.
 """
@@ -27,7 +27,7 @@ from balancer.planner.command_nodes import tablets_on
 from balancer.planner.summary import STATUS_TOPIC
 from balancer.settings.units import format_duration, format_size
 
-OLD = 60.0  # seconds after which a note is not believed any more: several ticks have left none
+OLD = 60.0  # seconds after which a note is no longer trusted: several ticks have left none
 NODE_COLUMNS = ("node", "state", "tablets", "size", "writes_per_s", "reads_per_s", "remark")
 HOT_COLUMNS = ("tablet", "table", "part", "node", "writes_per_s", "reads_per_s", "size")
 
@@ -45,9 +45,9 @@ class Seen:
     leader: str | None
     now: datetime
     instances: tuple[InstanceNote, ...] = ()
-    """What instances say of themselves, where leadership is spread over them."""
+    """What instances say about themselves, if leadership is spread over them."""
     exposures: tuple[str, ...] = ()
-    """Who may read or change the directory and should not."""
+    """Who may read or change the directory but should not."""
 
 
 def status(
@@ -136,7 +136,7 @@ def status_documents(seen: Seen, bundle: str | None = None) -> Iterator[dict[str
 
 
 def _spread(seen: Seen) -> dict[str, Any]:
-    """Who should lead, by the leader's own note, and who is there. Nothing where leadership is not spread."""
+    """Who should lead, by the leader's own note, and who is there. Nothing if leadership is not spread."""
     own = next((note for note in seen.instances if note.name == seen.leader), None)
     now = seen.now.timestamp()
     return {
@@ -172,7 +172,7 @@ def _age(at: str | None, now: datetime) -> float | None:
 
 
 def _warning(leader: str | None, age: float | None) -> str:
-    """What is wrong with the note; empty: it can be believed."""
+    """What is wrong with the note; empty: it can be trusted."""
     running = "" if leader else "no instance leads: nothing is being done; start `balancer run`"
     if age is None:
         return running or "the leader has not reported on this bundle yet; is it in its configuration?"
@@ -252,7 +252,7 @@ def _minute(at: str) -> str:
 
 
 def _time(at: str, shape: str) -> str:
-    """A time of a note; what is none is shown as it is."""
+    """A time from a note; anything else is shown as it is."""
     try:
         return datetime.fromisoformat(at).strftime(shape).strip()
     except ValueError:

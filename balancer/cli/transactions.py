@@ -94,7 +94,7 @@ def _lock(lock: LockedRelation) -> str:
 
 
 def _decision(settings: Settings, home: str, transaction: str) -> tuple[str, str]:
-    """What the home says, and why it says nothing. Only read: the leader is who writes "abort"."""
+    """What the home says, or why it says nothing. Only reads: it is the leader that writes "abort"."""
     try:
         with closing(connect(address_in(settings, home), purpose="transactions")) as connection, translated(home):
             return {True: "commit", False: "abort", None: "none yet"}[decided(connection, transaction)], ""

@@ -21,7 +21,7 @@ from balancer.settings.units import format_duration
 BundleArgument = Annotated[str, typer.Argument(help="the bundle")]
 TableArgument = Annotated[str, typer.Argument(help="the table")]
 NowOption = Annotated[bool, typer.Option("--now", help="do not wait for the schedule")]
-LINE_SECONDS = 5.0  # between two lines where there is no terminal
+LINE_SECONDS = 5.0  # between two lines without a terminal
 
 
 def double(

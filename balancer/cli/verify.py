@@ -1,7 +1,7 @@
 """`balancer verify`: whether the nodes hold what the directory says of a table or a tablet. Only reads.
 
 Every node of the bundle is asked, not only the owners: somebody else might claim a tablet too. What was in motion while
-they were asked is no finding, see `balancer.checks.ground`. `--deep` and `--watch` are the consistency checker.
+they were asked is not a finding, see `balancer.checks.ground`. `--deep` and `--watch` are the consistency checker.
 """
 
 from collections.abc import Iterator, Sequence
@@ -156,7 +156,7 @@ def _disagreements(poll: ClusterPoll, tablet: int) -> Iterator[tuple[str, str]]:
 
 
 def _node_trouble(snapshot: Snapshot, bundle: str, poll: ClusterPoll) -> Iterator[dict[str, str]]:
-    """What is wrong with whole nodes: nothing can be said of their tablets then."""
+    """What is wrong with whole nodes: nothing can be said about their tablets then."""
     for node in sorted(node.id for node in snapshot.nodes.values() if node.bundle == bundle):
         report = poll.nodes.get(node)
         if report is None:
@@ -170,7 +170,7 @@ def _node_trouble(snapshot: Snapshot, bundle: str, poll: ClusterPoll) -> Iterato
 
 
 def _root_trouble(settings: Settings, table: Table, poll: ClusterPoll) -> Iterator[dict[str, str]]:
-    """Where the nodes' copies of the roots differ: a tablet that moves would behave otherwise."""
+    """Where the nodes' copies of the roots differ: a tablet would behave differently after a move."""
     roots = [parse_name(root) for root in table.roots]
     facts: dict[str, dict[Name, Facts]] = {}
     for node, address in sorted(addresses_of([settings.bundle(table.bundle)]).items()):

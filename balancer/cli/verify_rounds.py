@@ -1,7 +1,7 @@
 """`balancer verify --deep` and `--watch`: the consistency checker run by a person; and what the leader's own has found.
 
 The same checker as the leader's, on the same kinds, from any host that reaches directory and nodes. It keeps its book
-for itself: what the leader knows of its rounds is not touched. Sums that must not change are compared with the first
+for itself: what the leader knows about its rounds is not touched. Sums that must not change are compared with the first
 value that the leader saw, if it has seen one.
 """
 
@@ -175,7 +175,7 @@ def _steps(checker: Checker, clock: Clock, share: float) -> Iterator[tuple[str, 
 
 
 class Wanted:
-    """What a person wants to be checked: a table, a tablet, or everything that is configured."""
+    """What a person wants checked: a table, a tablet, or everything that is configured."""
 
     def __init__(self, bundles: Sequence[BundleSettings], table: str | None = None, tablet: int | None = None) -> None:
         self.bundles = bundles

@@ -1,4 +1,4 @@
-"""The library for applications: finds the node of a key, and makes moves a matter of milliseconds instead of errors.
+"""The library for applications: finds the node of a key, and turns moves into milliseconds of waiting, not errors.
 
 It needs the directory and psycopg; neither the daemon nor numpy (except for `group`). Applications import from here.
 """
@@ -65,7 +65,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when it is asked for: most applications have one kind of router, and our own commands have none.
+    # Imported on demand: most applications have one kind of router, and our own commands have none.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""What `blocking_hands` is, for asyncio: `AsyncRouter` is one of these. The steps decide what is done and when."""
+"""`blocking_hands` for asyncio: `AsyncRouter` is one of these. The steps decide what is done and when."""
 
 import asyncio
 from collections.abc import Generator
@@ -28,7 +28,7 @@ Outcome = TypeVar("Outcome")
 
 
 class AsyncHands:
-    """For one event loop. It has the pools, one for each node."""
+    """For one event loop. Has the pools, one for each node."""
 
     def __init__(self, routes: Routes, settings: PoolSettings) -> None:
         self._routes = routes
@@ -55,8 +55,8 @@ class AsyncHands:
                 try:
                     answer = await self._perform(request)
                 except BaseException as error:  # noqa: BLE001 - the steps decide what becomes of it
-                    # Where a statement fails while psycopg cancels it, psycopg raises its error in place of the
-                    # cancellation: the steps would try again, and the task would live on.
+                    # If a statement fails while psycopg cancels it, psycopg raises its error instead of the
+                    # cancellation: the steps would retry, and the task would live on.
                     request = steps.throw(asyncio.CancelledError() if cancellations() > cancelled else error)
                 else:
                     request = steps.send(answer)
@@ -91,7 +91,7 @@ class AsyncHands:
                 await loan.connection.execute(OwnWords("ROLLBACK"), prepare=False)
             case GiveBack(loan):
                 loan.connection.lent, loan.connection.returned = False, True
-                await asyncio.shield(loan.pool.putconn(loan.connection))  # half given back it would be nobody's
+                await asyncio.shield(loan.pool.putconn(loan.connection))  # half returned, it would belong to nobody
             case AwaitChange(version, timeout):
                 await asyncio.to_thread(self._routes.wait, version, timeout)
         return None
@@ -104,7 +104,7 @@ async def _execute(loan: Loan, statements: bytes) -> None:
 
 
 def _error(answer: BaseException | None) -> psycopg.Error | None:
-    """Of one of several messages; whatever is no error of the driver's goes on."""
+    """For one of several messages; anything that is not a driver error propagates."""
     if answer is not None and not isinstance(answer, psycopg.Error):
         raise answer
     return answer

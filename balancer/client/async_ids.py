@@ -7,7 +7,7 @@ from balancer.client.locate import AnyKey
 
 
 class AsyncIds:
-    """`Ids` whose round trips do not hold up the event loop."""
+    """`Ids` whose round trips do not block the event loop."""
 
     def __init__(self, ids: Ids) -> None:
         self._ids = ids
@@ -20,7 +20,7 @@ class AsyncIds:
 
 
 class AsyncLocatedIds:
-    """`LocatedIds` whose round trips do not hold up the event loop."""
+    """`LocatedIds` whose round trips do not block the event loop."""
 
     def __init__(self, ids: LocatedIds) -> None:
         self._ids = ids

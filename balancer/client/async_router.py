@@ -4,7 +4,7 @@
         async with router.transaction("orders", user_id) as connection:
             await connection.execute("INSERT INTO orders …")
 
-The directory is followed by a thread; whatever waits for it here waits in another thread, never in the event loop.
+A thread follows the directory; whatever waits for it here waits in another thread, never in the event loop.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class AsyncRouter(AsyncHands):
         """`locate(table, key)`: as `Router.locate`."""
         self._sampler = Sampler(routes) if samples else None
         self.counters = Counters(tracer)
-        """What it has met (waits, retries, moves): `values()` for a metrics system."""
+        """What it has encountered (waits, retries, moves): `values()` for a metrics system."""
         self._blocks = OpenBlocks(warn_after)
         routes.watch(self._blocks.look)
         self.attachments = Attachments(routes, settings, self._sampler, self._blocks, self.counters)
@@ -177,7 +177,7 @@ class AsyncRouter(AsyncHands):
         isolation: Isolation = Isolation.READ_COMMITTED,
         patience: float = PATIENCE,
     ) -> Result:
-        """Awaits `function(connection)` in a transaction, and again where it must be; see `Router.run`."""
+        """Awaits `function(connection)` in a transaction, and retries if needed; see `Router.run`."""
         clock = self._routes.clock
         deadline = clock.monotonic() + patience
         attempts = Attempts(deadline, clock.monotonic, self.counters)
@@ -223,7 +223,7 @@ class AsyncRouter(AsyncHands):
         patience: float = PATIENCE,
         lock_timeout: float = LOCK_SECONDS,
     ) -> Result:
-        """Awaits `function(tx)` in an atomic transaction, and again where it must be; see `Router.run_atomic`."""
+        """Awaits `function(tx)` in an atomic transaction, and retries if needed; see `Router.run_atomic`."""
         clock = self._routes.clock
         deadline = clock.monotonic() + patience
         attempts = Attempts(deadline, clock.monotonic, self.counters)

@@ -1,6 +1,6 @@
 """Work on every tablet of a table in tasks of one event loop: `AsyncRouter.each`, `map`, `scan` and `copy_into`.
 
-What is asked, and what is left to ask, is the business of `shard_steps` and `bulk_load`.
+`shard_steps` and `bulk_load` decide what is asked, and what is left to ask.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class AsyncEveryShard:
         self._drive = drive
 
     def run(self, work: Callable[[KeyStretch], Awaitable[Outcome]]) -> AsyncGenerator[Outcome, None]:
-        """Awaits it for every tablet; answers as they come."""
+        """Awaits it for every tablet; yields answers as they come."""
 
         async def one(group: list[KeyStretch]) -> list[Found[Outcome]]:
             try:
@@ -68,7 +68,7 @@ class AsyncEveryShard:
         finally:
             for task in running:
                 task.cancel()
-            # Connections are given back before we end; who has failed beside the one that is raised is heard, too.
+            # Connections are returned before we end; tasks that failed besides the one that is raised are awaited too.
             await asyncio.gather(*running, *ready, return_exceptions=True)
 
     @asynccontextmanager
@@ -90,7 +90,7 @@ async def _wrapped(work: Callable[[Any], Awaitable[Outcome]], given: Any) -> Out
 
 @asynccontextmanager
 async def _streaming(connection: Any) -> AsyncGenerator[Any, None]:
-    """A cursor of the server's. Where its closing is cancelled, or fails, it goes with its connection."""
+    """A server-side cursor. If closing it is cancelled, or fails, it goes with its connection."""
     cursor = connection.cursor(name="balancer_scan")
     try:
         yield cursor
@@ -104,7 +104,7 @@ async def _streaming(connection: Any) -> AsyncGenerator[Any, None]:
 
 
 async def scan_async(every: AsyncEveryShard, statement: str, values: Values) -> AsyncGenerator[Row, None]:
-    """Rows of all tablets, streamed: a few pages are kept, however many rows there are. In no order."""
+    """Rows of all tablets, streamed: keeps a few pages, however many rows there are. In no order."""
     pages: asyncio.Queue[list[Row] | None] = asyncio.Queue(PAGES)
 
     async def read(stretch: KeyStretch) -> None:
@@ -132,7 +132,7 @@ async def scan_async(every: AsyncEveryShard, statement: str, values: Values) -> 
     finally:
         if not task.done():
             task.cancel()
-            while not task.done():  # one that waits for room in the queue, or puts its last word there
+            while not task.done():  # one that waits for room in the queue, or puts its last item there
                 while not pages.empty():
                     pages.get_nowait()
                 await asyncio.sleep(0)
@@ -142,7 +142,7 @@ async def scan_async(every: AsyncEveryShard, statement: str, values: Values) -> 
 async def load_async(
     work: BulkLoad, drive: AsyncDrive, rows: Iterable[LoadedRow] | AsyncIterable[LoadedRow], batch: int
 ) -> int:
-    """Sends all rows; returns how many. What a failure leaves out is said with it."""
+    """Sends all rows; returns how many. A failure says what it left out."""
     done = 0
     async for part in _batches(rows, batch):
         try:
@@ -158,7 +158,7 @@ async def _load(work: BulkLoad, drive: AsyncDrive, rows: list[LoadedRow]) -> Non
     while rows:
         version = work.version
         sent = [asyncio.ensure_future(_wrapped(drive, work.send(share))) for share in work.shares(rows)]
-        # All of them: a batch that goes on after its failure was raised would be a surprise.
+        # All of them: a batch that continues after its failure was raised would be a surprise.
         ended: list[Refusal | BaseException] = await asyncio.gather(*sent, return_exceptions=True)
         for answer in ended:
             if isinstance(answer, BaseException):

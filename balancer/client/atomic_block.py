@@ -1,9 +1,9 @@
 """What `atomic` of both routers hands out: the connections of a transaction over several keys, and `send`.
 
-A message that is sent from one of the keys is stored by the part of the transaction that is on that key's node, so that
-it is there if, and after, the whole is committed. It is delivered when that part has said that it is committed. Not
-sooner: what a part has only prepared is seen by nobody, so its message would be taken for settled and forgotten at its
-target (`balancer.nodes.message_functions`, 6), and delivered a second time when the leader ends the part at last.
+A message sent from one of the keys is stored by the part of the transaction on that key's node, so that it exists if,
+and after, the whole is committed. It is delivered when that part has reported that it is committed. Not sooner: nobody
+sees what a part has only prepared, so its message would be taken for settled and forgotten at its target
+(`balancer.nodes.message_functions`, 6), and delivered a second time when the leader finally ends the part.
 """
 
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
@@ -54,7 +54,7 @@ class AtomicMail:
                 yield from outgoing.prepare()
 
     def deliver(self, unfinished: Sequence[str]) -> Work:
-        """After the decision; those of parts that have not said that they are committed are left to the leader."""
+        """After the decision; those of parts that have not reported their commit are left to the leader."""
         for node, outgoing in self._of.values():
             if node not in unfinished:
                 yield from outgoing.deliver()
@@ -71,7 +71,7 @@ class Atomic:
         self._drive = drive
 
     def on(self, table: str, key: AnyKey = NO_KEY) -> RoutedConnection:
-        """The connection for rows of this key. Keys of one node share one; keep no cursor open over the end."""
+        """The connection for rows of this key. Keys of one node share one; do not keep a cursor open beyond the end."""
         loan = self._drive(self._steps.join(table, key))
         connection: RoutedConnection = loan.connection
         return connection

@@ -1,9 +1,9 @@
 """How a transaction over several nodes grows, commits and is given up: the steps, without any I/O of their own.
 
 `Atomic` (blocking) and `AsyncAtomic` carry the requests out. Every participant proves that its node owns the key, as
-in `transaction_steps`. Where one node has all keys it is an ordinary transaction; otherwise every participant but the
-first is prepared, and the first, the *home*, commits together with a row that is the decision. The argument why this
-is all or nothing, whatever dies when, is in `balancer.nodes.decisions`.
+in `transaction_steps`. If one node has all keys it is an ordinary transaction; otherwise every participant but the
+first is prepared, and the first, the *home*, commits together with a row that is the decision. The argument why this is
+all or nothing, whatever dies when, is in `balancer.nodes.decisions`.
 """
 
 import threading
@@ -49,7 +49,7 @@ FORGOTTEN_AT_ONCE = 100
 
 
 class EndedDecisions:
-    """Decisions that nobody needs any more, because every part has answered, by home: forgotten by the way."""
+    """Decisions that nobody needs any more, because every part has answered, by home: deleted along the way."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class EndedDecisions:
 
 
 class _AlreadyThere(Exception):
-    """The key has come to a node that takes part already."""
+    """The key has moved to a node that already takes part."""
 
 
 class AtomicSteps:
@@ -87,11 +87,11 @@ class AtomicSteps:
         self._held: dict[str, Held] = {}
         self._proven: set[tuple[int, int]] = set()
         self._later: dict[str, list[Location]] = {}
-        """By node what it has proven after its first, perhaps below a savepoint of the application's."""
-        self._secret = uuid4().hex  # who knows it may decide; see `balancer.nodes.decisions`
+        """By node what it has proven after its first proof, perhaps below one of the application's savepoints."""
+        self._secret = uuid4().hex  # whoever knows it may decide; see `balancer.nodes.decisions`
         self.transaction = transaction_id(self._secret)
         self.unfinished: tuple[str, ...] = ()
-        """Nodes whose part has not said yet that it is committed: it will be, by the leader."""
+        """Nodes whose part has not yet reported its commit: the leader will commit it."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -155,7 +155,7 @@ class AtomicSteps:
             yield from self._give_back()
 
     def abort(self) -> Work:
-        """Rolls every participant back; the block's own error is what the caller sees."""
+        """Rolls every participant back; the caller sees the block's own error."""
         self._ending()
         try:
             for one in self._held.values():
@@ -164,12 +164,12 @@ class AtomicSteps:
             yield from self._give_back()
 
     def _ending(self) -> None:
-        """From here on transactions are ended by us, and not by what the application sends."""
+        """From here on we end the transactions, not what the application sends."""
         for one in self._held.values():
             one.loan.connection.begun = False
 
     def _elsewhere(self, find: Find) -> Find:
-        """A tablet may move to a node that takes part already, while a connection to another is waited for."""
+        """A tablet may move to a node that already takes part, while we wait for a connection to another."""
 
         def look() -> tuple[int, Location]:
             version, location = find()
@@ -180,7 +180,7 @@ class AtomicSteps:
         return look
 
     def _prove(self, loan: Loan, location: Location) -> Generator[Request, Any, Failure | None]:
-        """That the node owns another key, too; None: it does. What was done before stays as it is."""
+        """Proves that the node owns another key too; None: it does. What was done before stays as it is."""
         if (location.tablet, location.epoch) in self._proven or not self._wish.proof:
             return None
         hold = f"CALL balancer.hold({location.tablet:d}, {location.epoch:d}, true)"
@@ -197,8 +197,9 @@ class AtomicSteps:
         return None
 
     def _prove_again(self, held: Held) -> Work:
-        """A savepoint that was rolled back to has taken locks of later proofs with it. Who is still the owner with the
-        same epoch has been so all the time; if not, what was read and written there may be nothing, and it ends."""
+        """Rolling back to a savepoint releases the locks of later proofs. A node that is still the owner with the same
+        epoch has been so all along; if it is not, what was read and written there may be worthless, and the transaction
+        ends."""
         connection = held.loan.connection
         if not connection.undone or connection.pgconn.transaction_status != TransactionStatus.INTRANS:
             return  # one that has failed commits nothing
@@ -239,7 +240,7 @@ class AtomicSteps:
             self._ended.add(home.location.node, [self._secret])
 
     def _find_out(self, home: Held, others: list[Held]) -> Work:
-        """The home's answer was lost. Writes "abort" first: whatever is read afterwards cannot change any more."""
+        """The home's answer was lost. Writes "abort" first: whatever is read afterwards can no longer change."""
         node = home.location.node
         loan: Loan | None = None
         try:
@@ -260,7 +261,7 @@ class AtomicSteps:
                 yield GiveBack(loan)
 
     def _end(self, parts: list[Held], *, commits: bool) -> Generator[Request, Any, list[str]]:
-        """Ends prepared parts; returns the nodes that did not say that they have. The leader ends those."""
+        """Ends prepared parts; returns the nodes that did not confirm it. The leader ends those."""
         word = b"COMMIT PREPARED " if commits else b"ROLLBACK PREPARED "
         errors = yield ExecuteEach(tuple((one.loan, word + self._gid(one)) for one in parts))
         return [one.location.node for one, error in zip(parts, errors, strict=True) if error is not None]
@@ -286,7 +287,7 @@ def _undone(loan: Loan) -> Work:
         if not loan.connection.closed:
             yield Undo(loan)
     except psycopg.Error:
-        pass  # the server ends the transaction by itself; the connection is discarded when it is given back
+        pass  # the server ends the transaction by itself; the connection is discarded when it is returned
 
 
 def _decision(secret: str, forgotten: list[str]) -> bytes:
@@ -311,14 +312,14 @@ def _unprepared(one: Held, error: psycopg.Error) -> Exception:
 
 
 def _given_up(error: psycopg.Error) -> psycopg.Error:
-    """A home that finds "abort" in its place came too late: the whole may be run again."""
+    """A home that finds "abort" in its place came too late: the whole may be retried."""
     if error.sqlstate == "23505" and error.diag.constraint_name == "decision_pkey":
         return psycopg.errors.SerializationFailure("the transaction took so long that the leader has given it up")
     return error
 
 
 def waited_too_long(seconds: float) -> psycopg.Error:
-    """For a lock that was not had in time; retry loops know what to do."""
+    """For a lock that was not granted in time; retry loops know what to do."""
     return psycopg.errors.SerializationFailure(
         f"waited {seconds:g} s for a lock in a transaction over several keys: perhaps a deadlock between nodes;"
         " nothing was done, try again"

@@ -1,6 +1,6 @@
 """What a framework keeps with a router: made when it is first asked for, closed when the router is.
 
-`balancer.client.sqlalchemy` keeps its engines so. Both kinds of router have one of these.
+`balancer.client.sqlalchemy` keeps its engines this way. Both kinds of router have one of these.
 """
 
 import threading
@@ -19,7 +19,7 @@ class Attached(Protocol):
     """Something that ends with its router; what an asyncio router keeps is awaited."""
 
     def written(self) -> list[str]:
-        """Nodes that the application may have written to by it."""
+        """Nodes that the application may have written to through it."""
         ...
 
     def close(self) -> Awaitable[None] | None: ...
@@ -54,7 +54,7 @@ class Attachments:
         return found
 
     def written(self) -> set[str]:
-        """Nodes that the application may have written to by what is kept here."""
+        """Nodes that the application may have written to through what is kept here."""
         with self._lock:
             return {node for one in (self._kept or {}).values() for node in one.written()}
 

@@ -1,18 +1,19 @@
 """Connections as a router lends them: code inside a block cannot end its transaction, nor come before its proof.
 
-`commit()` and `rollback()` inside a block are refused at once. An ORM that is given the block's connection (a `creator`
-of SQLAlchemy's, say) would otherwise commit rows that the block may still want back, and then go on without any proof
-of ownership. Nested blocks (`connection.transaction()`) are savepoints, as always. `pools` makes these connections.
+`commit()` and `rollback()` inside a block are refused at once. An ORM that is given the block's connection (through
+SQLAlchemy's `creator`, say) would otherwise commit rows that the block may still want to roll back, and then continue
+without any proof of ownership. Nested blocks (`connection.transaction()`) are savepoints, as always. `pools` makes
+these connections.
 
 A blocking connection may be lent before its transaction has begun: BEGIN and the proof then travel with the block's
-first statement (`first_statement`). Until then it has no `pgconn`. Whatever wants to speak to the server must ask for
-that, so nothing can be sent by another way: asking begins the transaction. A statement of a `FirstCursor` is the one
+first statement (`first_statement`). Until then it has no `pgconn`. Anything that wants to talk to the server must ask
+for that, so nothing can be sent any other way: asking begins the transaction. A statement of a `FirstCursor` is the one
 exception, because it brings the beginning along.
 
 No cursor sends a text that ends the transaction (`ending_words`), whatever its class. And once it has begun, nothing is
-sent without a transaction: there may never have been one, because a cancel met BEGIN. What followed would commit by
-itself, unproven. Nor is anything sent in a transaction that the server says has been begun in its place
-(`first_statement.note_ends`), or, by who has kept the connection, after the block.
+sent without a transaction: there may never have been one, because a cancel hit BEGIN. What followed would commit by
+itself, unproven. Nor is anything sent in a transaction that, by the server's word, has begun in its place
+(`first_statement.note_ends`), or, by code that has kept the connection, after the block.
 """
 
 import threading
@@ -42,16 +43,16 @@ _TRANSPORT = ("pgconn", "_prepared", "_pool", "_created_at", "_expire_at", "_clo
 
 
 class Opening(ABC):
-    """A transaction that has not begun; of one block. Everything here is called with the connection's lock held."""
+    """One block's transaction that has not begun. Everything here is called with the connection's lock held."""
 
     __slots__ = ("pgconn", "sending")
 
     sending: bool
-    """Whether the lock's holder is at it, and may have `pgconn`."""
+    """Whether the lock's holder is beginning it, and may have `pgconn`."""
     pgconn: Any
 
     def cursor(self, connection: Any, row_factory: Any, binary: bool) -> FirstCursor:
-        """A cursor that is made without a look at the connection."""
+        """A cursor that is made without looking at the connection."""
         self.sending = True
         try:
             cursor = FirstCursor(connection, row_factory=row_factory or connection.row_factory)
@@ -63,7 +64,7 @@ class Opening(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Begins it, with the proof, and shows what was hidden."""
+        """Begins it, with the proof, and reveals what was hidden."""
 
     @abstractmethod
     def begin_with(self, cursor: Any, query: Any, params: Any, options: dict[str, Any]) -> None:
@@ -74,21 +75,21 @@ class BlockConnection(psycopg.Connection[Any]):
     """Of a blocking router."""
 
     lent = False
-    """Whether a block has it; the pool itself may roll back what comes back to it half-way."""
+    """Whether a block has it; the pool itself may roll back what is returned to it half-way."""
     location: Location | None
     """Of a block of `transaction`: what was proven."""
     opening: Opening | None = None
     """Of a block whose transaction has not begun yet."""
     hints: Callable[[], BlockHints] | None = None
-    """Of a block of `transaction`: who says what is odd about its statements."""
+    """Of a block of `transaction`: what reports oddities of its statements."""
     begun = False
     """Of a block of `transaction`: whether its transaction has begun, or never will."""
     over = False
     """Of a block of `transaction`: whether a statement's text has ended it, and perhaps begun another."""
     undone = False
-    """Whether a savepoint has been rolled back to: proofs that were given after it went with their locks."""
+    """Whether there was a rollback to a savepoint: later proofs are gone with their locks."""
     pipelined = False
-    """Whether statements are on their way before the answers to those before them."""
+    """Whether statements are sent before earlier ones are answered."""
     returned = False
     """Whether it is back in its pool, after a block."""
 
@@ -102,7 +103,7 @@ class BlockConnection(psycopg.Connection[Any]):
         """Names of proofs that are prepared on the server."""
 
     def hide(self, opening: Opening) -> None:
-        """From now on the transaction begins with what comes first."""
+        """From now on the transaction begins with whatever comes first."""
         known = self.__dict__
         opening.pgconn = known.pop("pgconn")
         del known["location"]
@@ -117,7 +118,7 @@ class BlockConnection(psycopg.Connection[Any]):
         self.begun = True
 
     def wait(self, *arguments: Any, **options: Any) -> Any:
-        """psycopg's own, through which all is sent."""
+        """psycopg's own, through which everything is sent."""
         _refuse_unproven(self, arguments)
         return super().wait(*arguments, **options)
 
@@ -146,7 +147,7 @@ class BlockConnection(psycopg.Connection[Any]):
         return super().cursor(name, row_factory=row_factory, binary=binary, **options)
 
     def parted(self) -> "BlockConnection":
-        """This connection to its server as another object, to be given back; this one has none then."""
+        """This server connection as another object, to be returned; this one then has none."""
         other = type(self)(self.pgconn)
         lock = other.lock
         other.__dict__.update(self.__dict__)
@@ -156,7 +157,7 @@ class BlockConnection(psycopg.Connection[Any]):
         return other
 
     def take_over(self, other: "BlockConnection") -> None:
-        """Continues as the other one, which is nobody's afterwards."""
+        """Continues as the other one, which belongs to nobody afterwards."""
         known = other.__dict__  # not every version of psycopg has all of them
         self.__dict__.update({name: known[name] for name in _TRANSPORT if name in known})
         self._listen()
@@ -172,7 +173,7 @@ class BlockConnection(psycopg.Connection[Any]):
         return super()._exec_command(command, result_format)
 
     def _deallocate(self, name: bytes | None) -> PQGen[None]:
-        if name is None:  # psycopg forgets all that it has prepared, after a ROLLBACK, say
+        if name is None:  # psycopg forgets everything it has prepared, after a ROLLBACK, say
             self.proofs.clear()
         return super()._deallocate(name)
 
@@ -248,7 +249,7 @@ class AsyncBlockConnection(psycopg.AsyncConnection[Any]):
         self.cursor_factory = HintedAsyncCursor
 
     async def wait(self, *arguments: Any, **options: Any) -> Any:
-        """psycopg's own, through which all is sent."""
+        """psycopg's own, through which everything is sent."""
         _refuse_unproven(self, arguments)
         return await super().wait(*arguments, **options)
 
@@ -270,7 +271,7 @@ class AsyncBlockConnection(psycopg.AsyncConnection[Any]):
 
 
 def _is_undoing(command: Any) -> bool:
-    """Of psycopg's own commands, which no cursor sends: the end of a `connection.transaction()`, as bytes."""
+    """For psycopg's own commands, which no cursor sends: the end of a `connection.transaction()`, as bytes."""
     return isinstance(command, bytes) and command.startswith(b"ROLLBACK TO")
 
 
@@ -280,7 +281,8 @@ def _refuse_unproven(connection: BlockConnection | AsyncBlockConnection, argumen
             raise UserError(OVER)
         statement = _statement(arguments)
         if statement is not None and not isinstance(statement, OwnWords) and _ends(statement, connection):
-            # Nor does it go on after that: what follows was not meant to be in one transaction with what was before.
+            # Nor does it continue after that: what follows was not meant to be in one transaction with what came
+            # before.
             connection.over = not connection.pipelined
             raise UserError(OVER)
     elif connection.returned:

@@ -1,7 +1,7 @@
 """Carries out what the steps of a transaction ask for, with blocking calls: `Router` is one of these.
 
-It has the pools, one for each node. `async_hands` is the same for asyncio; what is done and when is decided by
-`transaction_steps` and `atomic_steps` alone.
+It has the pools, one for each node. `async_hands` is the same for asyncio; only `transaction_steps` and `atomic_steps`
+decide what is done and when.
 """
 
 from collections.abc import Callable, Generator, Iterable
@@ -60,7 +60,7 @@ class BlockingHands:
         self._known: tuple[object, dict[str, NodePool]] = (None, {})
 
     def _pool(self, node: str) -> NodePool:
-        """The open pool of a node. Without a lock as long as no node's record has changed."""
+        """The open pool of a node. Takes no lock as long as no node's record has changed."""
         nodes = self._routes.snapshot.nodes
         known = self._known
         if known[0] is not nodes:  # an address may have changed
@@ -76,7 +76,7 @@ class BlockingHands:
         return found
 
     def _used_nodes(self, others: Iterable[str]) -> list[str]:
-        """Nodes that have a pool, or are among those others, and are still there."""
+        """Nodes that have a pool, or are among those others, and still exist."""
         return [node for node in {*self._pools.names(), *others} if node in self._routes.snapshot.nodes]
 
     def _close_pools(self) -> None:
@@ -129,7 +129,7 @@ def give_back(loan: Loan) -> None:
 
 
 def _execute_each(orders: tuple[tuple[Loan, bytes], ...]) -> list[psycopg.Error | None]:
-    """Every message is on its way before the first answer is waited for."""
+    """Sends every message before waiting for the first answer."""
     found: dict[int, psycopg.Error] = {}
     for at, (loan, statements) in enumerate(orders):
         try:

@@ -1,7 +1,7 @@
-"""Grouping many keys by node in one vectorised step. The one module of the library that needs numpy.
+"""Groups many keys by node in one vectorised step. The only module of the library that needs numpy.
 
-`Router.group` imports it when it is first called, so that an application which never groups needs no numpy. A
-`BulkMap` belongs to one version of one table, as `lookup.TableMap` does.
+`Router.group` imports it when it is first called, so that an application that never groups needs no numpy. A `BulkMap`
+belongs to one version of one table, as `lookup.TableMap` does.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Rows = npt.NDArray[np.intp]
 Numbers = npt.NDArray[np.uint16]
 
 MOST_SLOTS = 1 << 22
-"""Beyond this modulus (8 MB of slots) keys are searched for instead."""
+"""Beyond this modulus (8 MB of slots) keys are looked up by search instead."""
 
 
 class BulkMap:
@@ -37,7 +37,7 @@ class BulkMap:
         self._numbers: Callable[[Sequence[Column]], Numbers] = self._chosen(columns)
 
     def group(self, keys: npt.NDArray[Any] | Sequence[Any]) -> dict[str, Rows]:
-        """For each node that owns any of the keys, which of them, by their places and in their order."""
+        """For each node that owns any of the keys, which of them, by position and in their order."""
         try:
             numbers = self._numbers(_as_columns(self._table, keys))
         except KeyMismatch as error:

@@ -1,7 +1,7 @@
 """Many rows into a table, each to the node that owns its key: `Router.copy_into`.
 
 Rows go in batches, one COPY and one transaction per node and batch, whose node has proven every tablet that gets a row.
-A batch of a node is there whole or not at all; one that a switch has refused is located again and sent again.
+A node's batch arrives whole or not at all; one that a switch has refused is located and sent again.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ Share = tuple[str, set[Location], list[Row]]
 Refusal = tuple[psycopg.Error, list[Row]] | None
 
 MOST_PROVEN = 64
-"""Tablets of a node that are all proven for a batch; where there are more, only those that get a row."""
+"""Up to this many tablets of a node are all proven for a batch; if there are more, only those that get a row."""
 
 
 class BulkLoad:
@@ -50,15 +50,15 @@ class BulkLoad:
 
     @property
     def version(self) -> int:
-        """Of the map: to be read before rows are shared out, for `wait`."""
+        """The map's version: to be read before rows are distributed, for `wait`."""
         return self._routes.snapshot.version
 
     def wait(self, version: int, seconds: float) -> None:
-        """For another map than the one that refused rows were shared out by."""
+        """Waits for a map other than the one by which refused rows were distributed."""
         self._routes.wait(version, seconds)
 
     def attempts(self) -> Attempts:
-        """How long a batch may be tried again."""
+        """How long a batch may be retried."""
         clock = self._routes.clock
         return Attempts(clock.monotonic() + self._patience, clock.monotonic)
 
@@ -88,7 +88,7 @@ class BulkLoad:
         return ((node, *share) for node, share in shares.items())
 
     def send(self, share: Share) -> Generator[Request, Any, Refusal]:
-        """One transaction on one node. Returns an error that another try may cure: then nothing was done."""
+        """One transaction on one node. Returns an error that a retry may cure: then nothing was done."""
         node, tablets, rows = share
         loan: Loan | None = None
         began = committed = False
@@ -120,7 +120,7 @@ class ThreadedLoad:
         self._nodes = nodes
 
     def load(self, rows: Iterable[Row], batch: int) -> int:
-        """Sends all rows; returns how many. What a failure leaves out is said with it."""
+        """Sends all rows; returns how many. A failure says what it left out."""
         done = 0
         source = iter(rows)
         with ThreadPoolExecutor(min(self._nodes or 1, 16), thread_name_prefix="copy") as threads:
@@ -140,11 +140,11 @@ class ThreadedLoad:
         return [threads.submit(self._drive, self._work.send(share)) for share in self._work.shares(rows)]
 
     def _finish(self, sent: list[Future[Refusal]], threads: ThreadPoolExecutor) -> None:
-        """Until every share of a batch is there."""
+        """Until every share of a batch has arrived."""
         attempts = self._work.attempts()
         while True:
             version = self._work.version
-            wait(sent)  # all of them: a batch that goes on after its failure was raised would be a surprise
+            wait(sent)  # all of them: a batch that continues after its failure was raised would be a surprise
             refused = [answer for answer in (one.result() for one in sent) if answer is not None]
             if not refused:
                 return
@@ -162,18 +162,18 @@ def _commit(loan: Loan, node: str) -> Generator[Request, Any, None]:
 
 
 def _put_away(loan: Loan, committed: bool) -> Generator[Request, Any, None]:
-    """Ends what was not committed, and gives the connection back."""
+    """Ends what was not committed, and returns the connection."""
     try:
         if not committed and not loan.connection.closed:
             yield Undo(loan)
     except psycopg.Error:
-        pass  # a broken connection is discarded when it is given back
+        pass  # a broken connection is discarded when it is returned
     finally:
         yield GiveBack(loan)
 
 
 def _opening(tablets: set[Location]) -> bytes:
-    # In one order everywhere: two loads, or a mover, must not wait for each other.
+    # In the same order everywhere: two loads, or a load and a mover, must not wait for each other.
     holds = (f"; CALL balancer.hold({one.tablet:d}, {one.epoch:d}, true)" for one in sorted(tablets, key=itemgetter(1)))
     return ("BEGIN" + "".join(holds)).encode()
 

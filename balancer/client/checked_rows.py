@@ -1,10 +1,10 @@
-"""Notices statements that mean keys of other tablets: transactions with `checked=True`, as in an application's tests.
+"""Notices statements about keys of other tablets: transactions with `checked=True`, as in an application's tests.
 
-A statement on a node sees the rows of that node, without a word about the others. Two things can be seen of it. Keys
-that it names in its conditions are looked up before it is sent (`named_keys`). And of the rows that come back, those
-columns that PostgreSQL says are the key of one of the table's roots, or of their partitions, are looked up as well.
-What neither shows is not noticed: a condition on other columns, a write without RETURNING, a key of several columns in
-a condition.
+A statement on a node sees that node's rows and says nothing about the others. Two things reveal its keys. Keys that it
+names in its conditions are looked up before it is sent (`named_keys`). And of the rows that come back, those columns
+that PostgreSQL says are the key of one of the table's roots, or of their partitions, are looked up as well. What
+neither shows is not noticed: a condition on other columns, a write without RETURNING, a key of several columns in a
+condition.
 """
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -36,11 +36,11 @@ WHERE a.attname = ANY({columns}::text[]) AND NOT a.attisdropped
 
 
 class WrongKey(UserError):
-    """A statement means a key that this block is not for."""
+    """A statement is about a key that this block is not for."""
 
 
 class KeyGuard:
-    """What one block is for, and what its statements mean."""
+    """What one block is for, and what its statements are about."""
 
     def __init__(self, routes: Routes, table: str, key: AnyKey, held: Held) -> None:
         self._routes = routes
@@ -52,7 +52,7 @@ class KeyGuard:
 
     @property
     def question(self) -> sql.Composed:
-        """What the node is asked first; `learn` takes the answer."""
+        """The first question to the node; `learn` takes the answer."""
         names = [column.name for column in self._table.key_columns]
         return COLUMNS.format(roots=sql.Literal(list(self._table.roots)), columns=sql.Literal(names))
 
@@ -62,7 +62,7 @@ class KeyGuard:
         self._columns = {(int(relation), int(number)): names.index(name) for relation, number, name in rows}
 
     def check_statement(self, statement: str, values: Any) -> None:
-        """Raises `WrongKey` where a statement names a key of another tablet."""
+        """Raises `WrongKey` if a statement names a key of another tablet."""
         columns = self._table.key_columns
         if len(columns) == 1:
             relations = relation_names(self._table.roots)
@@ -70,7 +70,7 @@ class KeyGuard:
                 self._check(key)
 
     def check_result(self, cursor: Any) -> None:
-        """Raises `WrongKey` where a row that came back is of another tablet."""
+        """Raises `WrongKey` if a returned row belongs to another tablet."""
         result = cursor.pgresult
         if result is None or not result.ntuples or not self._columns:
             return
@@ -97,7 +97,7 @@ class KeyGuard:
         try:
             found = self._routes.locate(self._table.name, key)
         except UserError:
-            return  # no key of this table: PostgreSQL says what is wrong with it
+            return  # not a key of this table: PostgreSQL says what is wrong with it
         if found.tablet == self._location.tablet:
             return
         raise WrongKey(elsewhere(key, found, self._key, self._location))
@@ -143,7 +143,7 @@ class AsyncCheckedCursor(psycopg.AsyncCursor[Any]):
 
 @contextmanager
 def guarded(guard: KeyGuard) -> Iterator[None]:
-    """Statements of the block are looked at, and those of the connection's next user are not."""
+    """Checks the block's statements, but not those of the connection's next user."""
     guard.learn(guard.connection.cursor(row_factory=tuple_row).execute(guard.question).fetchall())
     with _cursors(guard, CheckedCursor):
         yield

@@ -1,9 +1,9 @@
-"""What a router has met: counters that an application can export, and spans where it gives a tracer.
+"""What a router has encountered: counters that an application can export, and spans if it passes a tracer.
 
 `router.counters.values()` is a plain dictionary, for Prometheus or anything else. With `tracer=` (an OpenTelemetry
-`Tracer`; the library imports nothing of it) every wait for a tablet becomes a span `balancer.wait` with its refusals as
-events, every `run` that is tried again adds an event to the span that is current. Only what is out of the ordinary is
-counted, so an ordinary transaction costs nothing.
+`Tracer`; the library does not import it) every wait for a tablet becomes a span `balancer.wait` with its refusals as
+events, and every retried `run` adds an event to the current span. Only the unusual is counted, so an ordinary
+transaction costs nothing.
 """
 
 import threading
@@ -51,7 +51,7 @@ class Counters:
         self.add("retries")
         if self._tracer is not None:
             with suppress(ImportError):
-                from opentelemetry import trace  # noqa: PLC0415 - installed where a tracer is given
+                from opentelemetry import trace  # noqa: PLC0415 - installed if there is a tracer
 
                 trace.get_current_span().add_event("balancer.retry", {"balancer.reason": failure})
 
@@ -60,12 +60,12 @@ class Counters:
             self._values[name] += amount
 
     def span(self, name: str) -> Any:
-        """A span that has begun; None: nobody wants any."""
+        """A started span; None: nobody wants one."""
         return None if self._tracer is None else self._tracer.start_span(name)
 
 
 class Wait:
-    """What one transaction meets while it begins. Nothing at all, mostly."""
+    """What one transaction encounters while it begins. Usually nothing at all."""
 
     __slots__ = ("_began", "_counters", "_span", "_table")
 
@@ -76,7 +76,7 @@ class Wait:
         self._span: Any = None
 
     def refused(self, location: Location, failure: Failure, now: float) -> None:
-        """A try was in vain."""
+        """An attempt failed."""
         if self._began is None:
             self._began = now
             self._counters.add("waits")

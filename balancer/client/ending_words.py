@@ -1,7 +1,7 @@
 """Whether the text of a statement ends the transaction that it is sent in, as PostgreSQL would read it. Pure.
 
 Inside a block that is refused before it is sent: what follows in the same text, by AND CHAIN or by another BEGIN, would
-run without a proof. Only the text can end it: procedures and DO cannot inside of a transaction, and PREPARE takes none
+run without a proof. Only the text can end it: procedures and DO cannot inside a transaction, and PREPARE accepts none
 of these statements.
 """
 
@@ -27,12 +27,12 @@ _ENDS = re.compile(
 
 @lru_cache(maxsize=1024)
 def ends_transaction(text: str) -> bool:
-    """Whether one of its statements does, or begins another."""
+    """Whether one of its statements ends it, or begins another."""
     return any(_ENDS.match(statement) for statement in bare(text).split(";"))
 
 
 def bare(text: str) -> str:
-    """The text with a space for each comment and for all that is quoted."""
+    """The text with a space for each comment and everything quoted."""
     return "".join(_bare(text))
 
 
@@ -48,7 +48,7 @@ def _bare(text: str) -> Iterator[str]:
 
 
 def _end_of_comment(text: str, at: int) -> int:
-    """Comments may be in comments."""
+    """Comments may be nested."""
     depth = 1
     for mark in _COMMENT.finditer(text, at):
         depth += 1 if mark[0] == "/*" else -1

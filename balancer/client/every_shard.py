@@ -1,6 +1,6 @@
 """Work on every tablet of a table in threads: `Router.each`, `map` and `scan` are made of this.
 
-What is asked, and what is left to ask, is `shard_steps`' business.
+`shard_steps` decides what is asked, and what is left to ask.
 """
 
 import queue
@@ -27,7 +27,7 @@ class EveryShard:
         self._drive = drive
 
     def run(self, work: Callable[[KeyStretch], Outcome]) -> Iterator[Outcome]:
-        """Calls it for every tablet; answers as they come."""
+        """Calls it for every tablet; yields answers as they come."""
 
         def one(group: list[KeyStretch]) -> list[Found[Outcome]]:
             try:
@@ -78,7 +78,7 @@ class EveryShard:
 
 
 def scan(every: EveryShard, statement: str, values: Values) -> Generator[Row, None, None]:
-    """Rows of all tablets, streamed: a few pages are kept, however many rows there are. In no order."""
+    """Rows of all tablets, streamed: keeps a few pages, however many rows there are. In no order."""
     pages: queue.Queue[list[Row] | None] = queue.Queue(PAGES)
     ended = threading.Event()
     failures: list[BaseException] = []

@@ -9,7 +9,7 @@ MOVED = "TB002"
 """The first word of the detail of a node's refusal, whose SQLSTATE is one that every retry loop knows."""
 
 _LOST = {"57P01", "57P02", "57P03", "57P05"}  # the server ends the session, or is starting up or shutting down
-_AGAIN = {"40001", "40P01"}  # serialization failure, deadlock: PostgreSQL asks for another try
+_AGAIN = {"40001", "40P01"}  # serialization failure, deadlock: PostgreSQL asks for a retry
 
 
 class Failure(StrEnum):
@@ -23,7 +23,7 @@ class Failure(StrEnum):
 
 
 def classify(error: psycopg.Error) -> Failure:
-    """Of an error while a transaction runs: statements are the application's."""
+    """For an error while a transaction runs: statements are the application's."""
     state, word = error.sqlstate, refusal(error)
     if word == MOVING:
         return Failure.MOVING
@@ -36,16 +36,16 @@ def classify(error: psycopg.Error) -> Failure:
 
 
 def classify_entry(error: psycopg.Error) -> Failure:
-    """Of an error while a transaction begins: all statements are ours."""
+    """For an error while a transaction begins: all statements are ours."""
     if error.sqlstate in ("55P03", "40P01"):  # a lock was not granted: a switch is under way
         return Failure.MOVING
-    if error.sqlstate == "42P01":  # a partition was dropped between our looking and our locking it
+    if error.sqlstate == "42P01":  # a partition was dropped between our look and our lock
         return Failure.MOVED
     return classify(error)
 
 
 def refusal(error: psycopg.Error) -> str:
-    """`MOVING` or `MOVED` where a node has refused because of a move; empty for every other error."""
+    """`MOVING` or `MOVED` if a node has refused because of a move; empty for every other error."""
     word = (error.diag.message_detail or "").partition(" ")[0] if error.sqlstate == "40001" else ""
     return word if word in (MOVING, MOVED) else ""
 

@@ -9,7 +9,7 @@
         async with orders.transaction() as connection:
             ...
 
-The dependency gives the place, and the endpoint opens the block: so the commit is done before the answer is sent. A
+The dependency provides the place, and the endpoint opens the block: so the commit is done before the answer is sent. A
 dependency with `yield` would commit after it (FastAPI ends those when the response is on its way), and an answer of 200
 would promise what may still fail.
 """
@@ -74,7 +74,7 @@ class KeyShard:
         return self.router.transaction(self.table, self.key, **options)
 
     def session(self, **options: Any) -> "AbstractAsyncContextManager[AsyncSession]":
-        """A session of SQLAlchemy's: see `balancer.client.sqlalchemy`."""
+        """A SQLAlchemy session: see `balancer.client.sqlalchemy`."""
         from balancer.client.sqlalchemy import session  # noqa: PLC0415 - not everybody has SQLAlchemy
 
         return session(self.router, self.table, self.key, **options)
@@ -102,7 +102,7 @@ def at_key(table: str, *parameters: str) -> Callable[[Request], KeyShard]:
 
 
 def install(app: FastAPI) -> None:
-    """Answers for what a request cannot help: 503 where nothing was done, 500 where nobody knows."""
+    """Answers for failures that are not the request's fault: 503 if nothing was done, 500 if nobody knows."""
 
     @app.exception_handler(Unavailable)
     async def _unavailable(request: Request, error: Unavailable) -> JSONResponse:

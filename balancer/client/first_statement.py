@@ -1,9 +1,9 @@
 """A block's first statement, which brings the transaction's beginning along: BEGIN, the proof and it in one round trip.
 
-The three are sent in libpq's pipeline mode, so the server runs nothing behind a refused proof; and the statement's
-answer is read only when the proof's has been. psycopg's own pipeline would do the same, at a price: here the cursor
-sends and reads the statement exactly as it always does, and only what stands before it and the synchronisation behind
-it are added. What cannot travel so begins the transaction first, in a round trip of its own: a statement without
+The three are sent in libpq's pipeline mode, so the server runs nothing after a refused proof; and the statement's
+answer is read only after the proof's. psycopg's own pipeline would do the same, at a price: here the cursor sends and
+reads the statement exactly as it always does, and only what precedes it and the synchronisation after it are added.
+Anything that cannot travel this way begins the transaction first, in a round trip of its own: a statement without
 parameters (which may be several, and then needs the simple protocol), one that psycopg is about to prepare, COPY,
 `executemany`, `stream`, and cursors of other kinds.
 """
@@ -40,7 +40,7 @@ _BEGINS = frozenset({b"BEGIN", b"START TRANSACTION"})
 
 
 def note_ends(connection: Any, cursor: Any, results: Sequence[Any]) -> None:
-    """What a statement of the application's has done to the transaction: ended it, or gone back to a savepoint."""
+    """Notes what an application's statement has done to the transaction: ended it, or gone back to a savepoint."""
     if any(result.command_status == b"ROLLBACK" for result in results):
         connection.undone = True
     if ended_inside(cursor, results):
@@ -48,8 +48,9 @@ def note_ends(connection: Any, cursor: Any, results: Sequence[Any]) -> None:
 
 
 def ended_inside(cursor: Any, results: Sequence[Any]) -> bool:
-    """Whether a statement of the application's has ended the transaction, by what the server says that it was. What may
-    have followed at once, by AND CHAIN or another BEGIN, has no proof. ROLLBACK TO a savepoint is called ROLLBACK too.
+    """Whether one of the application's statements has ended the transaction, going by what the server says it was. What
+    may have followed at once, by AND CHAIN or another BEGIN, has no proof. ROLLBACK TO a savepoint is called ROLLBACK
+    too.
     """
     tags = {result.command_status for result in results}
     if b"ROLLBACK" in tags:
@@ -71,7 +72,7 @@ class FirstCursor(psycopg.Cursor[Any]):
         connection: Any = self._conn
         try:
             if connection.opening is None or not self._begun_with(connection, query, params, options):
-                self._pgconn = connection.pgconn  # it may be another than when the cursor was made
+                self._pgconn = connection.pgconn  # it may differ from when the cursor was made
                 super().execute(query, params, **options)
         except psycopg.errors.CheckViolation as error:
             if connection.hints is not None:
@@ -126,7 +127,7 @@ class FirstCursor(psycopg.Cursor[Any]):
         self._synchronise()
 
     def _synchronise(self) -> None:
-        # Here, and not after the statement has been flushed: a second packet would wake the server a second time.
+        # Here, not after the statement has been flushed: a second packet would wake the server a second time.
         if self.ends_message:
             self.ends_message = False
             self._pgconn.pipeline_sync()
@@ -140,7 +141,7 @@ class Proof(NamedTuple):
     call: bytes
 
     def send(self, connection: Any, pgconn: Any, values: list[bytes]) -> int:
-        """Sends both; returns the number of answers to be read."""
+        """Sends both; returns the number of answers to read."""
         pgconn.send_query_params(self.begin, None)
         if connection.prepare_threshold is None:  # behind PgBouncer, say
             pgconn.send_query_params(self.call, values)
@@ -160,7 +161,7 @@ def with_statement(
     pgconn = connection.pgconn
     pgconn.enter_pipeline_mode()
     count = proof.send(connection, pgconn, values)
-    next(statement)  # all is sent, and it waits for its answer
+    next(statement)  # everything is sent, and it waits for its answer
     yield from send(pgconn)
     for left in range(count, 0, -1):
         for result in (yield from fetch_many(pgconn)):
@@ -173,7 +174,7 @@ def with_statement(
                         yield from fetch_many(pgconn)
                     pgconn.exit_pipeline_mode()
                 raise error
-        if left == 2:  # either it has been prepared just now, or that is not done on this connection
+        if left == 2:  # either it has just been prepared, or that is not done on this connection
             connection.proofs.add(proof.name)
     proven()
     try:

@@ -2,7 +2,7 @@
 
 Ids are positive and roughly increasing: exactly so within one process, and between processes as far as blocks go. A
 block that a process did not use up is lost, so there are gaps. `LocatedIds` carry the position of a key in their high
-bits: where the row is can be told from its id alone, also after splits, merges and moves.
+bits: the id alone says where the row is, even after splits, merges and moves.
 
     bit 63: 0 | located: 16 bits of the key's position | 47 bits from the counter
 """
@@ -32,7 +32,7 @@ class Ids:
             return self._taken()
 
     def take(self, count: int) -> list[int]:
-        """So many ids at once."""
+        """This many ids at once."""
         with self._lock:
             return [self._taken() for _ in range(count)]
 
@@ -42,7 +42,7 @@ class Ids:
         return self._next < self._end
 
     def reserve(self) -> None:
-        """Makes ready, by a block from the directory if need be."""
+        """Prepares the next id, with a block from the directory if needed."""
         with self._lock:
             if not self.ready:
                 self._reserve()
@@ -57,7 +57,7 @@ class Ids:
     def _reserve(self) -> None:
         directory = self._routes.directory
         number = directory.take_block(self._table.id)
-        snapshot = directory.snapshot()  # after the block: ids that were closed before are seen, see `hand_over`
+        snapshot = directory.snapshot()  # after the block: this sees ids that were closed before, see `hand_over`
         if told := signpost(snapshot, self._table.id):
             raise Refused(f"ids of table {self._table.name} are not handed out here: {told}")
         first = counter_of(snapshot, self._table.id).next + number * BLOCK

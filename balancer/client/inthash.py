@@ -1,4 +1,4 @@
-"""The partition hash of one integer, made quick: what does not depend on the key is computed once, when imported.
+"""The partition hash of one integer, made fast: what does not depend on the key is computed once, on import.
 
 `lookup` uses it for every key of the usual kind (one integer column). Equal to `policies.hashing.partition_hash` in
 the bits it makes; the tests compare the two.
@@ -11,7 +11,7 @@ from balancer.policies.hashing import COMBINE, seeded_state
 
 _M32 = 0xFFFFFFFF
 _A, _B, _C = seeded_state(4)
-# The first step of the final mixing sees neither the key nor anything made of it.
+# The first step of the final mixing sees neither the key nor anything derived from it.
 _C = ((_C ^ _B) - (_B << 14 | _B >> 18)) & _M32
 _TURNED = (_C << 11 | _C >> 21) & _M32
 _ADDED = COMBINE & _M32
@@ -22,7 +22,7 @@ Found = TypeVar("Found")
 
 
 def slot_finder(slots: list[Found | None], fill: Callable[[int], Found]) -> Callable[[int], Found]:
-    """What a key finds in the slot that the low bits of its hash name; where that is empty, `fill(key)`.
+    """What a key finds in the slot that the low bits of its hash name; if that is empty, `fill(key)`.
 
     There are 2 ** `LOW_BITS` slots at most, and the caller has checked the key's width. One function for the hash and
     the lookup, with its constants at hand: calls and names cost more here than arithmetic.
@@ -37,7 +37,7 @@ def slot_finder(slots: list[Found | None], fill: Callable[[int], Found]) -> Call
         b = ((second ^ a) - (a << 25 | a >> 7)) & 0xFFFFFFFF
         c = ((third ^ b) - (b << 16 | b >> 16)) & 0xFFFFFFFF
         a = ((a ^ c) - (c << 4 | c >> 28)) & 0xFFFFFFFF
-        # From here on only what can reach the low bits: b turned by 24 leaves its bits from the 8th on there.
+        # From here on only what can reach the low bits: b rotated by 24 leaves its bits from the 8th on there.
         b = (b ^ a) - (a << 14 | a >> 18)
         return slots[(c ^ b) - (b >> 8) + added & mask] or fill(key)
 

@@ -1,8 +1,8 @@
 """Every key of a table once, while tablets move, split and merge: which tablets are asked, and for which. Pure.
 
 A question to all of a table goes to the tablets of one version of the map. One that has moved is asked where it went.
-One that is not there any more has been split: its parts are asked in its stead. Or it was merged with others: then what
-took its place has their rows, too, and asking it would count them twice. That ends the question, in one sentence.
+One that no longer exists has been split: its parts are asked instead. Or it was merged with others: then what replaced
+it also has their rows, and asking it would count them twice. That ends the question, in one sentence.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from balancer.relation_names import Name, parse_name, partition_name
 
 
 class KeyStretch(NamedTuple):
-    """A tablet to be asked, and the part of the key space that it had in the map's version."""
+    """A tablet to ask, and the part of the key space that it had in the map's version."""
 
     tablet: int
     start: Any
@@ -26,7 +26,7 @@ class KeyStretch(NamedTuple):
 
 
 class Vanished(Exception):
-    """The tablet is not in the map any more."""
+    """The tablet is no longer in the map."""
 
 
 def stretches(snapshot: Snapshot, table: Table) -> list[KeyStretch]:
@@ -48,7 +48,7 @@ def leaves(table: Table, tablet: Tablet) -> tuple[Name, ...]:
 
 
 def parts(snapshot: Snapshot, table: Table, gone: KeyStretch) -> list[KeyStretch]:
-    """What has exactly the keys of a tablet that is gone; `Unavailable` where others' keys are among them."""
+    """What has exactly the keys of a tablet that is gone; `Unavailable` if others' keys are among them."""
     inside = [one for one in stretches(snapshot, table) if _within(one, gone)]
     if not inside or (inside[0].start, inside[-1].end) != (gone.start, gone.end):
         raise Unavailable(

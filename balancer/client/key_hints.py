@@ -1,10 +1,10 @@
-"""Words for a statement that means rows of another node: it found nothing, or a row had no partition here.
+"""Hints for a statement about rows of another node: it found nothing, or a row had no partition here.
 
-On a node that does not have a key, SELECT, UPDATE and DELETE find no row, and say nothing. That no row was found costs
-nothing to see; only then the statement is looked at (`named_keys`), and where it names a key that is on another node by
-the map, that is a warning of the logger `balancer.client`, once for each place in the application's code. Nothing is
-raised: it may be meant so. `checked=True` raises. Keys are not logged, they may be people; an INSERT that PostgreSQL
-refuses for want of a partition gets the words, with its key, as a note of its error.
+On a node that does not have a key, SELECT, UPDATE and DELETE find no row, and say nothing. Noticing that no row was
+found costs nothing; only then is the statement examined (`named_keys`), and if it names a key that by the map is on
+another node, the logger `balancer.client` warns, once for each place in the application's code. Nothing is raised: it
+may be intended. `checked=True` raises. Keys are not logged, they may identify people; an INSERT that PostgreSQL refuses
+for lack of a partition gets the hint, with its key, as a note on its error.
 """
 
 import re
@@ -32,7 +32,7 @@ _FAILING_ROW = re.compile(r"\((?P<columns>.+?)\) = \((?P<values>.+)\)")
 
 
 class BlockHints:
-    """What the statements of one block mean. May be asked after each of them."""
+    """What the statements of one block are about. May be asked after each of them."""
 
     __slots__ = ("_key", "_location", "_routes", "_said", "_table")
 
@@ -44,7 +44,7 @@ class BlockHints:
         self._said = said
 
     def found_nothing(self, query: Any, values: Any, connection: Any) -> None:
-        """Of a statement that touched no row: says so if its key is elsewhere."""
+        """For a statement that touched no row: warns if its key is elsewhere."""
         table = self._routes.snapshot.table(self._table)
         if len(table.key_columns) != 1:
             return
@@ -67,7 +67,7 @@ class BlockHints:
         )
 
     def no_partition(self, error: psycopg.Error) -> None:
-        """Of a row that has no partition here: adds whose it is."""
+        """For a row that has no partition here: adds whose it is."""
         found = _FAILING_ROW.search(error.diag.message_detail or "")
         table = self._routes.snapshot.table(self._table)
         if error.diag.constraint_name or found is None or len(table.key_columns) != 1:
@@ -90,7 +90,7 @@ class BlockHints:
             try:
                 node = self._routes.locate(table.name, key).node
             except UserError:
-                continue  # no key of this table: PostgreSQL says what is wrong with it
+                continue  # not a key of this table: PostgreSQL says what is wrong with it
             if node != self._location.node:
                 yield key, node
 
@@ -102,7 +102,7 @@ def relation_names(roots: tuple[str, ...]) -> frozenset[str]:
 
 
 def elsewhere(key: Any, there: Location, own: AnyKey, here: Location) -> str:
-    """The words for a key of another tablet."""
+    """The hint for a key of another tablet."""
     where = f"on {there.node}" if there.node != here.node else f"in tablet {there.tablet}"
     return (
         f"key {_words(key)} is {where}, this block is for key {_words(own)} (tablet {here.tablet} on {here.node}):"

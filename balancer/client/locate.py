@@ -1,7 +1,7 @@
 """Which tablet owns a key: the plain way, for one key and any snapshot.
 
-The coordinator (`/v1/route`) and `balancer route` call `locate_key`; the router keeps `lookup.TableMap`s beside it for
-speed and gives the same answers. Nothing here does I/O.
+The coordinator (`/v1/route`) and `balancer route` call `locate_key`; the router keeps `lookup.TableMap`s in addition,
+for speed, and gives the same answers. Nothing here does I/O.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from balancer.policies.keys import KeyMismatch, KeyType, KeyValue, encode_key
 
 POSITION_BITS = 16
 SEQUENCE_BITS = 63 - POSITION_BITS
-"""Of an id that carries its vbucket: see `id_blocks`."""
+"""For an id that carries its vbucket: see `id_blocks`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowId:
-    """An id made by `id_blocks.LocatedIds`, to be given in place of the key that it was made for."""
+    """An id made by `id_blocks.LocatedIds`, to be given instead of the key that it was made for."""
 
     id: int
 
@@ -35,10 +35,10 @@ class RowId:
 
 
 LONGEST_KEY_TEXT = 8192
-"""Characters of one value: what is longer does not fit into a page, and so into no index."""
+"""Characters of one value: anything longer does not fit into a page, and so into no index."""
 
 AnyKey = KeyValue | None | Sequence[KeyValue | None] | RowId
-"""A key as applications give it: the value itself where the key has one column, else a tuple or list of values."""
+"""A key as applications give it: the value itself if the key has one column, otherwise a tuple or list of values."""
 
 NO_KEY: AnyKey = ()
 """Of a whole table."""
@@ -61,7 +61,7 @@ def locate_key(snapshot: Snapshot, table_name: str, key: AnyKey) -> Location:
 
 
 def key_position(table: Table, key: AnyKey) -> int | bytes:
-    """Where a key stands among the table's tablets."""
+    """Where a key lies among the table's tablets."""
     if isinstance(key, RowId):
         if not table.hashed or table.whole or key.id < 0:
             raise UserError(f"{key} is not an id that tells where it is in table {table.name}")

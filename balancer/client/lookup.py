@@ -1,10 +1,10 @@
-"""Finding a key's tablet half a million times a second: per table, what a snapshot says, prepared for one question.
+"""Finds a key's tablet half a million times a second: per table, what a snapshot says, prepared for one question.
 
 A `TableMap` belongs to one version of one table. The next version takes over every page that a commit has left alone,
 so following a directory of a million tablets costs what the commits cost. `locate` of a map is a function chosen by
 the table's layout and key; a hash table of reasonable size answers from an array indexed by the hash's low bits, which
-fills as keys are asked for. Keys that were asked for before are answered from a dictionary. Maps may be used from
-several threads: two that fill one entry write the same value.
+fills as keys are asked for. Repeated keys are answered from a dictionary. Maps may be used from several threads: two
+that fill the same entry write the same value.
 """
 
 from bisect import bisect_right
@@ -53,7 +53,7 @@ class PageMap:
 
 
 class LookupMemory(dict[AnyKey, Location]):
-    """Answers given so far; a key that is not there is located. Equal keys have equal places, whatever their types."""
+    """Answers given so far; a missing key is located. Equal keys have equal places, whatever their types."""
 
     def __init__(self, locate: Locator) -> None:
         super().__init__()
@@ -80,9 +80,9 @@ class TableMap:
         self.memory = LookupMemory(self.locate)
 
     def describes(self, snapshot: Snapshot) -> bool:
-        """Whether the table is in this snapshot what it is here: a commit elsewhere leaves its pages alone.
+        """Whether the table is the same in this snapshot: a commit elsewhere leaves its pages alone.
 
-        A change of owner leaves the index as it is, because no page begins elsewhere: so the pages are compared too.
+        A change of owner leaves the index as it is, because no page starts elsewhere: so the pages are compared too.
         """
         table = self.table.id
         if snapshot.index.get(table) is not self.index or snapshot.tables.get(table) is not self.table:
@@ -165,7 +165,7 @@ class TableMap:
         return locate
 
     def _fill(self, low: int) -> Location:
-        """The answer, kept in its slot if it is the same for all positions that share it."""
+        """The answer, kept in its slot if it is the same for all positions that share the slot."""
         position = reverse_bits(low)
         page = self.pages[bisect_right(self.index.starts, position) - 1]
         row = page.page.row_at(position)
@@ -186,7 +186,7 @@ def _kept(former: PageMap | None, page: Page) -> PageMap:
 
 
 class Maps:
-    """The tables of one snapshot, each made when it is first asked for; the next snapshot's take over what they can."""
+    """The tables of one snapshot, each made when first asked for; the next snapshot's reuse what they can."""
 
     def __init__(self, snapshot: Snapshot, former: "Maps | None" = None) -> None:
         self.snapshot = snapshot
@@ -197,7 +197,7 @@ class Maps:
         self.memories = Memories(self)
 
     def table(self, name: str) -> TableMap:
-        """The map of a table; `UserError` where there is none of that name."""
+        """The map of a table; `UserError` if there is none of that name."""
         return self.tables.get(name) or self._made(name)
 
     def _made(self, name: str) -> TableMap:
@@ -209,7 +209,7 @@ class Maps:
 
 
 class Memories(dict[str, LookupMemory]):
-    """The memories of the tables by name: `memories[table][key]` is the whole of a lookup."""
+    """The memories of the tables by name: `memories[table][key]` is all there is to a lookup."""
 
     def __init__(self, maps: Maps) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Small helpers for answers of every tablet: `Router.map` gives parts, these make a whole of them. Pure."""
+"""Small helpers for answers of every tablet: `Router.map` yields parts, these combine them. Pure."""
 
 import heapq
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ def summed(answers: Iterable[HasRows]) -> tuple[Any, ...]:
 def top(
     answers: Iterable[HasRows], count: int, key: Callable[[tuple[Any, ...]], Any], *, reverse: bool = True
 ) -> list[tuple[Any, ...]]:
-    """The first rows of all by a key: every tablet is asked for its own first `count` (`ORDER BY … LIMIT …`)."""
+    """The first rows of all by a key: each tablet returns its own first `count` (`ORDER BY … LIMIT …`)."""
     merged = heapq.merge(
         *(sorted(answer.rows, key=key, reverse=reverse) for answer in answers), key=key, reverse=reverse
     )

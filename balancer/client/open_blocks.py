@@ -1,8 +1,8 @@
-"""Blocks that are open, and the ones that have been for too long: a switch waits for them, and every pause grows.
+"""Open blocks, and those that have been open for too long: a switch waits for them, and every pause grows.
 
 A block notes the frame that opened it, nothing more: that costs less than a microsecond. The routes' own thread looks
-once a second, and only for a block that is too old it writes down where it was opened, once for each such place, as a
-warning of the logger `balancer.client`. Keys are not logged: they may be people.
+once a second, and only for a block that is too old does it log where it was opened, once for each such place, as a
+warning of the logger `balancer.client`. Keys are not logged: they may identify people.
 """
 
 import logging
@@ -14,15 +14,15 @@ from balancer.client.locate import Location
 
 LOG = logging.getLogger("balancer.client")
 WARN_AFTER = 10.0
-"""Seconds: far longer than a transaction of one request, far shorter than what an operator wants a move to wait."""
+"""In seconds: far longer than one request's transaction, far shorter than an operator wants a move to wait."""
 
 
 _OWN = ("balancer.client", "contextlib")
 
 
 class OpenBlock:
-    """One block, by the frame that opened it (the first that is not ours). Its place is kept: the frame goes on inside
-    the block."""
+    """One block, by the frame that opened it (the first that is not ours). Its place is kept: the frame continues
+    inside the block."""
 
     def __init__(self, table: str, frame: FrameType) -> None:
         self.table = table
@@ -31,14 +31,14 @@ class OpenBlock:
         while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
             frame = frame.f_back
         self._frame = frame
-        self._instruction = frame.f_lasti  # to find the line takes longer than all the rest
+        self._instruction = frame.f_lasti  # finding the line takes longer than all the rest
 
     def since(self) -> float | None:
         """When its transaction began (monotonic seconds); None: it has none."""
         return self.began
 
     def opening(self) -> traceback.StackSummary:
-        """The traceback of its opening. Frames outside of the block's own stand still."""
+        """The traceback of its opening. Frames outside the block's own stand still."""
         lines = self._frame.f_code.co_lines()
         here = next((line for start, end, line in lines if start <= self._instruction < end and line), None)
         frames = [(self._frame, here or self._frame.f_lineno)]
@@ -55,7 +55,7 @@ class OpenBlocks:
         self._open: dict[int, OpenBlock] = {}
         self._warned: set[tuple[str, int | None]] = set()
         self.hinted: set[tuple[str, int]] = set()
-        """Places whose statements have had a hint: see `key_hints`."""
+        """Places whose statements have been given a hint: see `key_hints`."""
 
     def note(self, block: OpenBlock) -> None:
         """`forget` it when it ends."""
@@ -72,7 +72,7 @@ class OpenBlocks:
         self._open.pop(id(block), None)
 
     def look(self, now: float) -> None:
-        """Warns of what has become too old."""
+        """Warns about blocks that have become too old."""
         for block in list(self._open.values()):
             since = block.since()
             if since is not None and now - since >= self._warn_after:

@@ -1,8 +1,8 @@
 """Messages that a transaction sends to other keys: stored with its changes, delivered right after its commit.
 
 `connection.send(…)` stores a message (see `RoutedConnection`); when the transaction is committed, `deliver` brings each
-one to its target's owner and settles it. Nothing here may fail the application: its transaction is committed, and
-whatever is not delivered now is delivered by the leader. The argument why every message is applied once stands in
+one to its target's owner and settles it. Nothing here may fail the application: its transaction is committed, and the
+leader delivers whatever is not delivered now. The argument why every message is applied once is in
 `balancer.nodes.message_functions`. Steps without I/O of their own, as in `transaction_steps`.
 """
 
@@ -29,9 +29,9 @@ from balancer.outside import quoted
 from balancer.policies.key_text import show_value
 
 PATIENCE = 1.0
-"""Seconds for a message to find its target's owner, and for its sender to be told: longer than a switch."""
+"""Seconds for a message to find its target's owner, and for its sender to hear of it: longer than a switch."""
 TICKET_SECONDS = 300.0
-"""How long a ticket is used; its server takes it for twice as long."""
+"""How long a ticket is used; its server accepts it for twice as long."""
 SHUN_SECONDS = 5.0
 """How long a node that could not be reached is left to the leader."""
 
@@ -61,14 +61,14 @@ class Sent(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """A server's clock, as it answered it, and when that was by our own."""
+    """A server's clock as it reported it, and when that was by our own."""
 
     clock: Any
     taken: float
 
 
 class Tickets:
-    """What a router knows of the nodes that it delivers to. Shared by its threads: every entry is replaced whole."""
+    """What a router knows about the nodes that it delivers to. Shared by its threads: entries are replaced whole."""
 
     def __init__(self) -> None:
         self.of: dict[str, Ticket] = {}
@@ -105,7 +105,7 @@ class Outgoing:
         return identity
 
     def prepare(self) -> Work:
-        """Before the commit: a ticket of every target's node, unless there is one. Afterwards would be too late."""
+        """Before the commit: gets a ticket from every target's node, unless it has one. Later would be too late."""
         for node in sorted({self._routes.locate(one.target, one.key).node for one in self.sent}):
             known = self._tickets.of.get(node)
             if not self._shuns(node) and (known is None or self._now() - known.taken > TICKET_SECONDS):
@@ -114,11 +114,11 @@ class Outgoing:
         self._given = dict(self._tickets.of)  # later ones say nothing about this transaction's messages
 
     def deliver(self) -> Work:
-        """After the commit. Raises nothing of a node's or the directory's: the leader delivers what is left."""
+        """After the commit. Raises no node's or directory's error: the leader delivers what is left."""
         applied: set[UUID] = set()
-        with suppress(BalancerError):  # the table, or its key, is not in the directory any more
+        with suppress(BalancerError):  # the table, or its key, is no longer in the directory
             for one in self.sent:
-                # What it must wait for may be delivered by nobody else before it.
+                # Earlier messages it must wait for count only if we have just delivered them ourselves.
                 if one.before <= applied and (yield from self._delivered(one)):
                     applied.add(one.id)
                     yield from self._settled(one)
@@ -149,7 +149,7 @@ class Outgoing:
         yield from self._ask(self._table, self._key, "", call)
 
     def _ask(self, table: str, key: AnyKey, node: str, call: sql.Composed) -> Generator[Request, Any, Any]:
-        """The row that a transaction of one message answers, or None; a node's clock is its next ticket."""
+        """The row that a one-message transaction returns, or None; a node's clock is its next ticket."""
         began = self._now()
         wish = Wish(began + PATIENCE, signpost=self._routes.signpost)
         try:
@@ -195,7 +195,7 @@ def _text(value: object) -> str:
 
 
 class RoutedConnection(BlockConnection):
-    """A connection of a router's pool: psycopg's own, and `send` inside of `Router.transaction`."""
+    """A connection of a router's pool: psycopg's own, and `send` inside `Router.transaction`."""
 
     outgoing: Outgoing | None = None
 
@@ -207,8 +207,8 @@ class RoutedConnection(BlockConnection):
     def send(
         self, table: str, key: AnyKey, message: str, body: Mapping[str, Any] | None = None, *, deliver: bool = True
     ) -> UUID:
-        """Sends a message to another key, of whatever shard, with this transaction: it is applied there exactly once
-        if, and after, this transaction is committed. Returns its id.
+        """Sends a message to another key, on any shard, with this transaction: it is applied there exactly once if, and
+        after, this transaction is committed. Returns its id.
 
         `message` is declared in the table's bundle file. It is delivered when the block ends, without raising what goes
         wrong there; the leader delivers what was not. `deliver=False` leaves it to the leader from the start.
@@ -235,7 +235,7 @@ class AsyncRoutedConnection(AsyncBlockConnection):
 
 
 def sending(outgoing: Outgoing | None) -> Outgoing:
-    """What a connection sends with; raises `UserError` outside of a transaction of one key."""
+    """What a connection sends with; raises `UserError` outside a transaction of one key."""
     if outgoing is None:
         raise UserError(
             "messages are sent inside of `transaction`, which writes rows of one key; inside of `atomic` say"

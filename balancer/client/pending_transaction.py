@@ -1,7 +1,7 @@
-"""A transaction that a connection was lent for and that has not begun: how it begins, with or before a first statement.
+"""A transaction that a connection was lent for but that has not begun: how it begins, with or before a first statement.
 
-What differs between a router's blocks and SQLAlchemy's sessions is what becomes of a refusal (`_again`) and who is told
-of the beginning (`_begun`).
+A router's blocks and SQLAlchemy's sessions differ in what becomes of a refusal (`_again`) and who hears of the
+beginning (`_begun`).
 """
 
 from abc import abstractmethod
@@ -21,7 +21,7 @@ from balancer.errors import UserError
 
 
 class PendingTransaction(Opening):
-    """Begun once, on the connection of `_held` or on another that takes its place."""
+    """Begun once, on the connection of `_held` or on another that replaces it."""
 
     __slots__ = ("_asked", "_entered", "_held", "_routes", "_sent", "_wish")
 
@@ -39,7 +39,7 @@ class PendingTransaction(Opening):
 
     @abstractmethod
     def _again(self, held: Held, refused: psycopg.Error) -> None:
-        """From the start, by the steps; the application's connection goes on as the one that they find."""
+        """From the start, by the steps; the application's connection continues as the one that they find."""
 
     def begin(self) -> None:
         held = self._pending()
@@ -75,7 +75,7 @@ class PendingTransaction(Opening):
             if not self._sent or connection.opening is None:
                 raise
             if isinstance(error, psycopg.errors.QueryCanceled):
-                connection.show(self, None)  # who cancels the statement does not want it sent again
+                connection.show(self, None)  # whoever cancels the statement does not want it sent again
                 raise
             refused = error
         except BaseException:
@@ -96,7 +96,7 @@ class PendingTransaction(Opening):
         return self._held
 
     def _wrapped(self, statement: PQGen[None], alone: bool) -> PQGen[None]:
-        """The beginning, then the statement; both at once where that can be."""
+        """The beginning, then the statement; both at once if possible."""
         held = self._pending()
         self._sent = True
         if alone:
@@ -119,7 +119,7 @@ class PendingTransaction(Opening):
         self._begun(held.location)
 
     def _tried(self, location: Location, refused: psycopg.Error) -> None:
-        """Before it is begun once more: its patience begins now, however long the application has let it wait."""
+        """Before it begins once more: its patience starts now, however long the application has let it wait."""
         self._wish = self._wish._replace(deadline=self._wish.deadline + self._asked - self._entered)
         self._note(location, refused)
 

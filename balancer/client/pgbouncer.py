@@ -1,9 +1,9 @@
 """PgBouncer fed from the directory: database aliases in a file that it includes, and pauses around a switch.
 
-For applications that cannot use the library. `balancer pgbouncer sync` and the daemon call this. The file is ours
-alone (`%include databases.ini` in pgbouncer.ini); it is replaced by a rename, so PgBouncer never reads half of it.
-A pause outlives its session, so every way out of here ends in RESUME, and `resume_all` comes first when we
-start: what a predecessor left paused is let go.
+For applications that cannot use the library. `balancer pgbouncer sync` and the daemon call this. The file is ours alone
+(`%include databases.ini` in pgbouncer.ini); it is replaced by a rename, so PgBouncer never reads half of it. A pause
+outlives its session, so every way out of here ends in RESUME, and `resume_all` comes first when we start: it releases
+what a predecessor left paused.
 """
 
 import os
@@ -27,9 +27,9 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import Unavailable, UserError
 
 PAUSE_PATIENCE = 2.0
-"""Seconds to wait for the running transactions of an alias; those who come later wait for us meanwhile."""
+"""Seconds to wait for the running transactions of an alias; later ones wait for us meanwhile."""
 _FORWARDED = ("host", "port", "dbname")
-"""What of a node's DSN goes into the file: no users and no secrets, those are the clients' and PgBouncer's own."""
+"""What goes into the file from a node's DSN: no users and no secrets, those belong to the clients and PgBouncer."""
 _HEADER = ";; written by tablet-balancer; changes by hand are lost\n[databases]\n"
 
 _clock = SystemClock()
@@ -48,7 +48,7 @@ class Sync:
 
     aliases: int
     changed: tuple[str, ...]
-    """Aliases that lead elsewhere now, or are new or gone."""
+    """Aliases that now lead elsewhere, or are new or gone."""
 
 
 def aliases(snapshot: Snapshot, per: Per, options: str = "") -> dict[str, str]:
@@ -90,7 +90,7 @@ def _target(dsn: str, options: str) -> str:
     # A line end would begin another alias, in a file that PgBouncer trusts.
     if not all(str(value).isprintable() for value in parameters.values()):
         raise UserError("a node's address in the directory has a line end or another control character in it")
-    # The port is always written: PgBouncer shows its default as if it had been.
+    # The port is always written: PgBouncer shows its default as if it had been written.
     parameters.setdefault("port", "5432")
     words = [f"{name}={_quoted(str(parameters[name]))}" for name in _FORWARDED if parameters.get(name)]
     return " ".join([*words, options]).strip()
@@ -106,7 +106,7 @@ def render(targets: Mapping[str, str]) -> str:
 
 
 def read_targets(file: Path) -> dict[str, str]:
-    """What one of our files says; empty where there is none yet."""
+    """What one of our files says; empty if there is none yet."""
     try:
         text = file.read_text()
     except FileNotFoundError:
@@ -155,7 +155,7 @@ class Bouncer:
         return Sync(len(wanted), tuple(changed))
 
     def names(self, snapshot: Snapshot, migration: Migration) -> list[str]:
-        """The aliases whose clients a move concerns: the tablets', or those of the nodes they are on."""
+        """The aliases whose clients a move affects: the tablets', or those of the nodes they are on."""
         if self._per is Per.NODE:
             return [alias_name(migration.source_node)]
         found = [snapshot.find_tablet(number) for number in migration.sources]
@@ -164,7 +164,7 @@ class Bouncer:
     def hold(self, names: Sequence[str], patience: float = PAUSE_PATIENCE) -> None:
         """Holds these aliases' clients back until `release`: transactions end first, new ones wait.
 
-        `Unavailable` where transactions do not end in time: then nobody is held back.
+        `Unavailable` if transactions do not end in time: then nobody is held back.
         """
         with self._lock:
             try:
@@ -175,7 +175,7 @@ class Bouncer:
             self._held.update(names)
 
     def release(self, names: Sequence[str]) -> None:
-        """Lets them on. Names that are not held are passed over."""
+        """Lets them continue. Skips names that are not held."""
         with self._lock:
             let_on = self._held.intersection(names)
             self._resume(let_on)
@@ -183,11 +183,11 @@ class Bouncer:
 
     @property
     def held(self) -> frozenset[str]:
-        """The aliases whose clients are held back by us now."""
+        """The aliases whose clients we hold back now."""
         return frozenset(self._held)
 
     def resume_all(self) -> list[str]:
-        """Lets go of every alias that is paused, no matter who paused it; returns them. For recovery."""
+        """Resumes every paused alias, no matter who paused it; returns them. For recovery."""
         with self._lock, self._console() as console:
             self._held.clear()
             ours = read_targets(self._file)
@@ -198,7 +198,7 @@ class Bouncer:
 
     @contextmanager
     def _paused(self, names: Sequence[str]) -> Iterator[None]:
-        """For a moment; those that are held stay so."""
+        """Briefly; those that are held stay held."""
         passing = set(names) - self._held
         try:
             self._pause(sorted(passing), PAUSE_PATIENCE)
@@ -224,7 +224,7 @@ class Bouncer:
         write_file(self._file, render(targets))
         with self._console() as console:
             _execute(console, "RELOAD", PAUSE_PATIENCE)
-            # RELOAD succeeds even where the files cannot be read: the old aliases would stay, and lead astray.
+            # RELOAD succeeds even if the files cannot be read: the old aliases would stay, and lead astray.
             known = {row["name"]: row for row in _databases(console)}
         for name, target in targets.items():
             shown = known.get(name)
@@ -233,7 +233,7 @@ class Bouncer:
 
     @contextmanager
     def _console(self) -> Iterator[psycopg.Connection[Any]]:
-        # A connection for each visit: one that waits in a PAUSE can only be got rid of by closing it.
+        # A connection for each visit: the only way to end one that waits in a PAUSE is to close it.
         try:
             console = psycopg.connect(self._admin, autocommit=True, connect_timeout=5)
         except psycopg.Error as error:
@@ -247,7 +247,7 @@ class Bouncer:
 
 
 def _execute(console: psycopg.Connection[Any], statement: str, patience: float) -> None:
-    """A command of the console. It knows no timeouts of its own, so the socket is watched here."""
+    """A console command. It has no timeouts of its own, so the socket is watched here."""
     link = console.pgconn
     link.send_query(statement.encode())
     link.flush()

@@ -1,9 +1,9 @@
 """One try of `Router.run` with `pipelined`: the proof, the statements and COMMIT in as few messages as possible.
 
-Nothing is waited for until the function reads rows, or ends. What makes that safe is the server: in a pipeline every
-command after a failed one is skipped until the next synchronisation. So when `hold` is refused, the statements behind
-it are not run, and COMMIT is not; and the function's result is returned only when the answer to COMMIT has been read. A
-try that was refused is made again by `run`, which may: the function has no effects outside of its transaction.
+It waits for nothing until the function reads rows, or ends. The server makes that safe: in a pipeline it skips every
+command after a failed one until the next synchronisation. So when `hold` is refused, neither the statements after it
+nor COMMIT are run; and the function's result is returned only when the answer to COMMIT has been read. `run` retries a
+refused attempt, which it may: the function has no effects outside its transaction.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from balancer.errors import OutcomeUnknown, UserError
 Result = TypeVar("Result")
 _SWALLOWED = "a statement in the transaction failed and its error was not passed on: nothing is committed"
 _WAIT = 0.05
-"""Seconds to wait for a newer map after a refusal, before `run` tries again."""
+"""Seconds to wait for a newer map after a refusal, before `run` retries."""
 
 
 def run_pipelined(
@@ -85,6 +85,6 @@ def _put_back(hands: BlockingHands, loan: Loan) -> None:
         if not connection.closed and connection.pgconn.transaction_status != TransactionStatus.IDLE:
             hands._perform(Undo(loan))
     except psycopg.Error:
-        pass  # a broken connection is discarded when it is given back
+        pass  # a broken connection is discarded when it is returned
     finally:
         hands._perform(GiveBack(loan))

@@ -1,8 +1,8 @@
 """Connections to nodes, pooled per node, opened when a node is first needed, for blocking and asyncio applications.
 
-A node's address is looked up in the directory at each borrowing: when it has changed, the old pool is closed and its
-connections end as they are given back. Passwords are the application's: `connection` holds psycopg's own arguments,
-and what is not given there libpq finds in its usual places.
+A node's address is looked up in the directory each time a connection is borrowed: when it has changed, the old pool is
+closed and its connections end as they are returned. Passwords are the application's: `connection` holds psycopg's own
+arguments, and libpq finds in its usual places what is not given there.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ Pool = TypeVar("Pool")
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """How connections are made and kept. The defaults suit a service of some dozen threads."""
+    """How connections are made and kept. The defaults suit a service with a few dozen threads."""
 
     size: int = 10
-    """Most connections to one node. Each costs the server a process: rather few."""
+    """Maximum number of connections to one node. Each costs the server a process: keep it low."""
     max_idle: float = 300.0
     """Seconds after which an unused connection is closed."""
     connection: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -44,9 +44,9 @@ class PoolSettings:
         }
 
 
-# A statement whose client is gone goes on to its end and keeps its locks; with this the server looks every second
-# whether there is still somebody to answer. Not in the connection's options: PgBouncer takes few of those. Servers on
-# some systems cannot look, and refuse the value.
+# A statement whose client is gone continues to its end and keeps its locks; with this the server checks every second
+# whether there is still somebody to answer. Not in the connection's options: PgBouncer accepts few of those. Servers on
+# some systems cannot check, and refuse the value.
 LOOK_FOR_US = "SET client_connection_check_interval TO '1s'"
 
 
@@ -63,7 +63,7 @@ async def prepare_async(connection: psycopg.AsyncConnection[Any]) -> None:
 
 
 def primary_of(dsn: str) -> str:
-    """An address with several hosts is that of a primary and its standbys: whichever takes writes is meant, also after
+    """An address with several hosts is that of a primary and its standbys: it means whichever takes writes, even after
     a failover. One that says itself what it wants is left as it is."""
     parts = conninfo_to_dict(dsn)
     if "," not in str(parts.get("host") or "") or "target_session_attrs" in parts:
@@ -79,7 +79,7 @@ class Loan(NamedTuple):
 
 
 class PoolBook(Generic[Pool]):
-    """Which pool serves which node. It opens and closes nothing itself: the two routers do that each in their way."""
+    """Which pool serves which node. It opens and closes nothing itself: the two routers do that, each in its way."""
 
     def __init__(self, routes: Routes, make: Callable[[str, str], Pool]) -> None:
         self._routes = routes
@@ -89,7 +89,7 @@ class PoolBook(Generic[Pool]):
         self._closed = False
 
     def find(self, node: str) -> tuple[Pool, Pool | None]:
-        """The pool of a node at its present address, perhaps not opened yet, and one to be closed in its favour."""
+        """The pool of a node at its current address, perhaps not opened yet, and the one it replaces, to be closed."""
         dsn = self._routes.node(node).dsn
         with self._lock:
             if self._closed:
@@ -107,7 +107,7 @@ class PoolBook(Generic[Pool]):
             return list(self._pools)
 
     def clear(self) -> list[Pool]:
-        """All pools, to be closed; none is given out afterwards."""
+        """All pools, to be closed; none is handed out afterwards."""
         with self._lock:
             self._closed = True
             pools, self._pools = self._pools, {}

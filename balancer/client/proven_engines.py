@@ -1,10 +1,10 @@
-"""SQLAlchemy engines for the nodes of a cluster, on which nothing runs that is not proven. `sqlalchemy` is made of it.
+"""SQLAlchemy engines for the nodes of a cluster, on which nothing unproven runs. `sqlalchemy` builds on it.
 
 One engine per node, made when the node is first needed, with SQLAlchemy's own pool. A blocking session's transaction
-begins with its first statement, in one message with BEGIN and `balancer.hold`; where that is refused, and always with
-asyncio, the router's steps begin it (`transaction_steps.enter`), waits and moves included. The dialect refuses to begin
-a transaction, or to run a statement, on a connection that is in none of those: so there is no way, with a creator, an
-engine or a COMMIT of one's own, to a statement without the proof of ownership.
+begins with its first statement, in one message with BEGIN and `balancer.hold`; if that is refused, and always with
+asyncio, the router's steps begin it (`transaction_steps.enter`), including waits and moves. The dialect refuses to
+begin a transaction, or to run a statement, on a connection that is in none of those: so no custom creator, engine or
+COMMIT can lead to a statement without the proof of ownership.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ registry.register("postgresql.balancer", __name__, "ProvenDialect")
 
 
 def _driver(connection: Any) -> Any:
-    """psycopg's connection, also where SQLAlchemy's pool has let it go."""
+    """psycopg's connection, even if SQLAlchemy's pool has released it."""
     found = connection.driver_connection
     return connection.dbapi_connection if found is None else found
 
@@ -81,7 +81,7 @@ class _Proof:
     node = ""
 
     def initialize(self, connection: Any) -> None:
-        """SQLAlchemy's own first questions to a server; it rolls back after them."""
+        """SQLAlchemy's own first queries to a server; it rolls back after them."""
         connection.connection.cursor().execute("BEGIN")
         super().initialize(connection)  # type: ignore[misc]
 
@@ -139,7 +139,7 @@ class ProvenDialect(_Proof, PGDialect_psycopg):
 
     def do_commit(self, dbapi_connection: Any) -> None:
         driver = _driver(dbapi_connection)
-        if driver.opening is not None:  # a transaction without a statement is proven, too
+        if driver.opening is not None:  # a transaction without a statement is proven too
             with driver.lock:
                 driver.opening.begin()
         super().do_commit(dbapi_connection)
@@ -148,7 +148,7 @@ class ProvenDialect(_Proof, PGDialect_psycopg):
         driver = _driver(dbapi_connection)
         if driver.opening is not None:
             driver.show(driver.opening, None)
-        elif driver.broken or not driver.closed:  # else its transaction never began
+        elif driver.broken or not driver.closed:  # otherwise its transaction never began
             super().do_rollback(dbapi_connection)  # type: ignore[no-untyped-call]
 
     @classmethod
@@ -176,13 +176,13 @@ class AsyncProvenDialect(_Proof, PGDialectAsync_psycopg):
 
 
 class Told(Protocol):
-    """Who hears where a session's transaction is: as soon as it has a connection, and when that is another place."""
+    """Is told where a session's transaction is: as soon as it has a connection, and when that changes."""
 
     def __call__(self, location: Location, driver: Any) -> None: ...
 
 
 class SessionTransaction(PendingTransaction):
-    """Of a blocking session: its connection belongs to SQLAlchemy's pool of one node."""
+    """For a blocking session: its connection belongs to SQLAlchemy's pool of one node."""
 
     __slots__ = ("_connection", "_engines", "_find", "_told")
 
@@ -208,7 +208,7 @@ class SessionTransaction(PendingTransaction):
         self._told(location, self._held.loan.connection)
 
     def _again(self, held: Held, refused: psycopg.Error) -> None:
-        """Both connections leave their pools, which open others: moves are rare, and a pool may have but one."""
+        """Both connections leave their pools, which open others: moves are rare, and a pool may have only one."""
         driver: BlockConnection = held.loan.connection
         assert self._connection is not None
         self._connection.detach()  # it will be closed with its transaction
@@ -221,7 +221,7 @@ class SessionTransaction(PendingTransaction):
         other: BlockConnection = found.loan.connection.connection.driver_connection
         found.loan.connection.detach()
         driver.take_over(other)
-        del other.pgconn  # nobody's any more
+        del other.pgconn  # belongs to nobody now
         driver.location = found.location
         self._held = Held(found.location, Loan(held.loan.pool, driver))
         self._begun(found.location)
@@ -256,7 +256,7 @@ class NodeEngines:
         return connection
 
     def engine(self, node: str) -> sqlalchemy.Engine:
-        """The engine of a node at its present address."""
+        """The engine of a node at its current address."""
         engine, retired = self._book.find(node)
         if retired is not None:
             self._dispose(retired)
@@ -332,7 +332,7 @@ class NodeEngines:
 
 
 class AsyncNodeEngines(NodeEngines):
-    """The same for asyncio; called in SQLAlchemy's greenlets, so that whatever waits here lets the loop go on."""
+    """The same for asyncio; called in SQLAlchemy's greenlets, so that whatever waits here does not block the loop."""
 
     def __init__(self, attachments: Attachments, options: dict[str, Any]) -> None:
         super().__init__(attachments, options)
@@ -382,7 +382,7 @@ async def _sent(connection: Any, statements: bytes) -> None:
 
 
 def _give_back(connection: sqlalchemy.Connection) -> None:
-    """One that is broken, or in the middle of something, is of no use to anybody."""
+    """One that is broken, or in the middle of something, is useless."""
     if not connection.invalidated and _status(connection.connection) is not TransactionStatus.IDLE:
         connection.invalidate()
     connection.close()

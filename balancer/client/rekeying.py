@@ -1,8 +1,8 @@
-"""Rows whose key changes: taken out where the old key is, put in where the new one is, in one atomic transaction.
+"""Rows whose key changes: deleted where the old key is, inserted where the new one is, in one atomic transaction.
 
-All roots of the table go together: rows of referencing roots are taken out first and put in last. Values travel as
-PostgreSQL writes whole rows, so that every type goes through as it is. Generated columns are made again. Steps without
-I/O of their own, as in `transaction_steps`: both routers run what they ask for.
+All roots of the table go together: rows of referencing roots are deleted first and inserted last. Values travel as
+PostgreSQL writes whole rows, so that every type passes through unchanged. Generated columns are computed again. Steps
+without I/O of their own, as in `transaction_steps`: both routers run what they ask for.
 """
 
 from collections.abc import Generator
@@ -45,7 +45,7 @@ class Rekeying(NamedTuple):
 
     @property
     def roots(self) -> tuple[Name, ...]:
-        """Those with rows of the application. What is remembered of messages belongs to the key that they were for."""
+        """Those with rows of the application. What is remembered about messages belongs to the key they were for."""
         ours = self.table.message_roots or ()
         return tuple(parse_name(root) for number, root in enumerate(self.table.roots) if number not in ours)
 
@@ -63,7 +63,7 @@ class Rekeying(NamedTuple):
         return sum(map(len, taken))
 
     def _check_messages(self) -> Steps:
-        """Raises a serialization failure while messages of the old key wait: they would be reversed nowhere."""
+        """Raises a serialization failure while messages of the old key wait: they could not be reversed."""
         if self.table.message_roots is None:
             return
         outbox = parse_name(self.table.roots[self.table.message_roots[0]])
@@ -103,7 +103,7 @@ class Rekeying(NamedTuple):
 
 
 def rekeying(table: Table, old: AnyKey, new: AnyKey) -> Rekeying:
-    """Of two keys; refused where there is nothing to change."""
+    """For two keys; refused if there is nothing to change."""
     if table.whole:
         raise UserError(f"table {table.name} is whole: it has no key that could be changed")
     values = [key if isinstance(key, tuple) else (key,) for key in (old, new)]

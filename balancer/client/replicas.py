@@ -3,12 +3,12 @@
 A node's address with several hosts names its primary and its standbys. A reader goes to a standby, which must show
 three things: that it had the tablet with the known epoch (`balancer.hold` in the reader's own transaction, by what it
 has replayed), that it had replayed, before that transaction's snapshot, what the primary had written at some moment
-within `max_lag`, and what the caller has seen (`token`). Whatever it cannot show, the owner answers.
+within `max_lag`, and what the caller has seen (`token`). If it cannot show all of these, the owner answers.
 
-How old a standby is cannot be told by its clock or its last transaction: a quiet primary and a lost stream look alike.
-So the primary is asked for its position, at most twice within `max_lag`, and a standby is young enough if it has
-replayed a position that the primary had within `max_lag`. A move needs no position: the new owner's standby has the
-tablet's epoch only once it has replayed the rows that came before it.
+Neither a standby's clock nor its last transaction says how old it is: a quiet primary and a lost stream look alike. So
+the primary is asked for its position, at most twice within `max_lag`, and a standby is recent enough if it has replayed
+a position that the primary had within `max_lag`. A move needs no position: the new owner's standby has the tablet's
+epoch only once it has replayed the rows that came before it.
 """
 
 import re
@@ -42,7 +42,7 @@ _POSITION = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint"
 
 
 class Position(NamedTuple):
-    """Where a primary's log ended at a moment (monotonic seconds)."""
+    """Where a primary's WAL ended at a moment (monotonic seconds)."""
 
     at: float
     end: int
@@ -103,13 +103,13 @@ class ReplicaReads:
             self._positions.setdefault(node, deque(maxlen=KEPT)).append(Position(at, end))
 
     def needed(self, node: str, now: float, max_lag: float) -> int | None:
-        """The least position that a standby must have replayed; None: nothing is known that is young enough."""
+        """The least position that a standby must have replayed; None: nothing recent enough is known."""
         with self._lock:
             known = [one for one in self._positions.get(node, ()) if now - one.at <= max_lag]
         return min((one.end for one in known), default=None)
 
     def fresh(self, node: str, now: float, max_lag: float) -> bool:
-        """Whether the primary need not be asked again yet."""
+        """Whether it is too early to ask the primary again."""
         with self._lock:
             known = self._positions.get(node)
             return bool(known) and now - known[-1].at <= max_lag / 2 if known else False
@@ -123,7 +123,7 @@ class ReplicaReads:
 
 
 class ReplicaBlock(TransactionBlock):
-    """A block that reads from a standby where one can be trusted, and from the owner where not."""
+    """A block that reads from a standby if one can be trusted, otherwise from the owner."""
 
     __slots__ = ("_max_lag", "_reads", "_seen")
 
@@ -176,7 +176,7 @@ class ReplicaBlock(TransactionBlock):
 
 
 def position_of(pool: ReplicaPool) -> int:
-    """Where a primary's log ends now."""
+    """Where a primary's WAL ends now."""
     loan = borrow(pool, LONGEST_BORROW)
     try:
         row = loan.connection.cursor(row_factory=tuple_row).execute(_POSITION).fetchone()

@@ -1,4 +1,4 @@
-"""When a whole transaction is run again, and after which pause. Used by `Router.run` and `AsyncRouter.run`."""
+"""When a whole transaction is retried, and after which pause. Used by `Router.run` and `AsyncRouter.run`."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ _FIRST, _LONGEST = 0.002, 0.2
 
 
 class Attempts:
-    """The tries of one transaction until a deadline (monotonic seconds)."""
+    """The attempts of one transaction until a deadline (monotonic seconds)."""
 
     def __init__(self, deadline: float, monotonic: Callable[[], float], counters: Counters | None = None) -> None:
         self._counters = counters
@@ -21,14 +21,14 @@ class Attempts:
         self._last: psycopg.Error | None = None
 
     def left(self) -> float:
-        """Seconds for the next try. If a pause took longer than meant, the last error says more than the lateness."""
+        """Seconds for the next attempt. If a pause took longer than intended, the last error says more than that."""
         left = self._deadline - self._monotonic()
         if left <= 0 and self._last is not None:
             raise self._last
         return left
 
     def pause_after(self, error: psycopg.Error) -> float:
-        """Seconds to wait before the next try. Raises the error itself where another try is useless or too late.
+        """Seconds to wait before the next attempt. Raises the error itself if a retry is useless or too late.
 
         Only errors that leave nothing committed come here: a connection lost during COMMIT is `OutcomeUnknown`.
         """

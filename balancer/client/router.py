@@ -1,4 +1,4 @@
-"""The router for ordinary (blocking) applications; may be shared by all threads of one.
+"""The router for ordinary (blocking) applications; all threads of one may share it.
 
 with Router.connect("zk://zk1:2181/shop") as router, router.transaction("orders", user_id) as connection:
     connection.execute("INSERT INTO orders …")
@@ -51,9 +51,9 @@ PATIENCE = 10.0
 
 
 AT_ONCE = 8
-"""Tablets that are asked side by side: as many connections are in use."""
+"""Tablets that are asked in parallel: this many connections are in use."""
 BATCH = 20_000
-"""Rows that are sent before the next are read; each node gets its share of them in one transaction."""
+"""Rows that are sent before more are read; each node gets its share of them in one transaction."""
 
 
 class TabletAnswer(NamedTuple):
@@ -80,14 +80,14 @@ class Router(BlockingHands):
         super().__init__(routes, settings)
         self.locate = routes.locate
         """`locate(table, key)`: the node, tablet and epoch of a key, from memory. `UserError` for an unknown table or
-        an unfit key. Not a method of its own: it is called for every statement of an application."""
+        an unfit key. Not a method: it is called for every statement of an application."""
         self._sampler = Sampler(routes) if samples else None
         self.counters = Counters(tracer)
-        """What it has met (waits, retries, moves): `values()` for a metrics system."""
+        """What it has encountered (waits, retries, moves): `values()` for a metrics system."""
         self._blocks = OpenBlocks(warn_after)
         routes.watch(self._blocks.look)
         self.attachments = Attachments(routes, settings, self._sampler, self._blocks, self.counters)
-        """What frameworks keep with this router: engines of SQLAlchemy, say. Closed with it."""
+        """What frameworks keep with this router, such as SQLAlchemy's engines. Closed with it."""
         self._tickets = Tickets()
         self._parts = BlockParts(routes, self._sampler, self._blocks, self._tickets)
         self._ended = EndedDecisions()
@@ -105,11 +105,11 @@ class Router(BlockingHands):
         tracer: Any = None,
         **directory: Any,
     ) -> "Router":
-        """Opens the directory at this address and loads it; nodes are connected to when they are first needed.
+        """Opens the directory at this address and loads it; connects to nodes when they are first needed.
 
-        `samples=False` switches off the reports of keys in use. A block that is open for longer than `warn_after`
-        seconds is named in the log `balancer.client`, once for each place. `tracer`: of OpenTelemetry, see
-        `counters`. Further arguments are the directory's own.
+        `samples=False` switches off the reports of keys in use. A block that stays open for longer than `warn_after`
+        seconds is logged to `balancer.client`, once for each place. `tracer`: OpenTelemetry's, see `counters`. Further
+        arguments are the directory's own.
         """
         return cls(Routes.open(url, **directory), pools, samples=samples, warn_after=warn_after, tracer=tracer)
 
@@ -123,7 +123,7 @@ class Router(BlockingHands):
         return self._routes.explain(table, key)
 
     def group(self, table: str, keys: Any) -> "dict[str, Rows]":
-        """For each node that owns any of these keys, which of them: their places, as an array. Needs numpy.
+        """For each node that owns any of these keys, which of them: their positions, as an array. Needs numpy.
 
         `keys` is an array or a sequence of values; for a key of several columns a tuple of such columns, or a list of
         tuples.
@@ -149,17 +149,16 @@ class Router(BlockingHands):
         A whole table has no key: leave it out.
 
         The transaction begins with the first statement. That one waits while the tablet is being switched and follows
-        it where it goes, for up to `patience` seconds, then raises `Unavailable`; nothing was done. From then on the
+        it where it goes, for up to `patience` seconds, then raises `Unavailable`; nothing was done. Once begun, the
         tablet stays until the block ends: keep it short, a switch waits for it. With `read_only` it has one snapshot
-        for all its statements and holds up nothing.
-        Only rows of this key's tablet are proven to be here. `OutcomeUnknown` if the connection breaks during COMMIT.
-        `weight` is what the key counts for in the samples. `connection.send` sends messages to other keys. With
-        `checked`, statements that name or return keys of other tablets raise `WrongKey` as far as that can be seen
-        (`client.checked_rows`): for an application's tests.
+        for all its statements and delays nothing. Only rows of this key's tablet are proven to be here.
+        `OutcomeUnknown` if the connection breaks during COMMIT. `weight` is what the key counts for in the samples.
+        `connection.send` sends messages to other keys. With `checked`, statements that name or return keys of other
+        tablets raise `WrongKey` as far as that can be detected (`client.checked_rows`): for an application's tests.
 
         With `read_only` and `replica` a standby of the node answers, if the node's address has several hosts and a
         standby has replayed what the primary had written within `max_lag` (seconds, or "1s"), and what `token` has
-        seen; else the owner does.
+        seen; otherwise the owner does.
         """
         clock = self._routes.clock
         wish = Wish(
@@ -181,8 +180,8 @@ class Router(BlockingHands):
     def token(self) -> str:
         """What has been written so far, on every node that this router has used: for `token=` of a later reader.
 
-        Ask for it after the commit, and hand it on with the answer (a cookie, a header): a reader that gives it sees at
-        least that.
+        Ask for it after the commit, and pass it on with the answer (a cookie, a header): a reader that presents it sees
+        at least that.
         """
         return token_of({node: self._pool(node) for node in self._used_nodes(self.attachments.written())})
 
@@ -197,10 +196,10 @@ class Router(BlockingHands):
         patience: float = PATIENCE,
         pipelined: bool = False,
     ) -> Result:
-        """Runs `function(connection)` in a transaction, and again from its start where that is asked for.
+        """Runs `function(connection)` in a transaction, and retries it from the start if needed.
 
         Serialization failures, deadlocks, lost connections (before COMMIT) and fences are retried within `patience`
-        seconds; the function must therefore have no effects outside of its transaction.
+        seconds; the function must therefore have no effects outside its transaction.
 
         With `pipelined` the proof travels with the first statement and COMMIT with the last (psycopg's pipeline mode):
         one round trip where nothing is read, two where something is. A statement's error, and its `rowcount`, are then
@@ -238,11 +237,11 @@ class Router(BlockingHands):
         """A transaction over several keys: `tx.on(table, key)` is the connection for each. All or nothing, with the
         messages of `tx.send(…, sender=(table, key))`.
 
-        Where one node has all of them it is an ordinary transaction, else two-phase commit, whatever dies when. The
+        If one node has all of them it is an ordinary transaction, otherwise a two-phase commit, whatever dies when. The
         isolation is each node's own: a reader of two nodes may see one half for a moment (docs/across-shards.md). A
         statement that waits longer than `lock_timeout` seconds for a lock ends the whole with a serialization failure,
-        because deadlocks between nodes are seen by nobody; `run_atomic` tries again. `OutcomeUnknown` if the first
-        node's answer to COMMIT was lost and it cannot be asked: the leader ends the transaction, all or nothing.
+        because nobody sees deadlocks between nodes; `run_atomic` retries. `OutcomeUnknown` if the first node's answer
+        to COMMIT was lost and it cannot be asked: the leader ends the transaction, all or nothing.
         """
         steps = AtomicSteps(self._routes, self._ended, isolation=isolation, patience=patience, lock=lock_timeout)
         mail = AtomicMail(self._routes, self._tickets)
@@ -266,7 +265,7 @@ class Router(BlockingHands):
         patience: float = PATIENCE,
         lock_timeout: float = LOCK_SECONDS,
     ) -> Result:
-        """Runs `function(tx)` in an atomic transaction, and again from its start where that is asked for; see `run`."""
+        """Runs `function(tx)` in an atomic transaction, and retries it from the start if needed; see `run`."""
         clock = self._routes.clock
         deadline = clock.monotonic() + patience
         attempts = Attempts(deadline, clock.monotonic, self.counters)
@@ -280,10 +279,10 @@ class Router(BlockingHands):
             clock.sleep(pause)
 
     def rekey(self, table: str, old: AnyKey, new: AnyKey, *, patience: float = PATIENCE) -> int:
-        """Gives the rows of a key another one, colocated rows too, wherever that is; returns their number. Atomic.
+        """Gives the rows of a key, colocated ones too, another key, wherever that is; returns their number. Atomic.
 
-        Foreign keys among the roots must be deferrable or go with the order of the roots; triggers see a deletion and
-        an insertion.
+        Foreign keys among the roots must be deferrable or follow the order of the roots; triggers see a deletion and an
+        insertion.
         """
         work = rekeying(self._routes.snapshot.table(table), old, new)
         return self.run_atomic(partial(rekey_rows, work), patience=patience)
@@ -299,7 +298,7 @@ class Router(BlockingHands):
     ) -> Iterator[Result]:
         """Calls `function(shard, connection)` for every tablet once, in threads, each in a transaction on its owner.
 
-        Results come as they are ready. The first failure ends it; what has answered by then is said.
+        Results come as they are ready. The first failure ends it, and says what has answered by then.
         """
         every = self._every(table, at_once, patience)
 
@@ -337,7 +336,7 @@ class Router(BlockingHands):
     ) -> Generator[tuple[Any, ...], None, None]:
         """The rows of every tablet, streamed, in no order: `scan("orders", "SELECT * FROM {orders}")`.
 
-        Few rows are kept in memory, however many there are. A failure in the middle is raised after the rows before.
+        Few rows are kept in memory, however many there are. A failure in the middle is raised after the rows before it.
         """
         return scan(self._every(table, at_once, patience), statement, values)
 
@@ -353,7 +352,7 @@ class Router(BlockingHands):
     ) -> int:
         """COPY of many rows, each to the node that owns its key; returns their number.
 
-        A batch is there whole on a node or not at all. `root`: another than the table's first.
+        A batch arrives on a node whole or not at all. `root`: one other than the table's first.
         """
         work = BulkLoad(self._routes, table, root=root, columns=columns, patience=patience)
         return ThreadedLoad(work, self._drive, len(self.snapshot.nodes)).load(rows, batch)
@@ -366,7 +365,7 @@ class Router(BlockingHands):
         return self._ids.get(table) or self._ids.setdefault(table, Ids(self._routes, table))
 
     def located_ids(self, table: str) -> LocatedIds:
-        """The same, with a key's vbucket in the high bits: `RowId(id)` may then be given in place of the key."""
+        """The same, with a key's vbucket in the high bits: `RowId(id)` may then be given instead of the key."""
         return self._located_ids.get(table) or self._located_ids.setdefault(table, LocatedIds(self._routes, table))
 
     def close(self) -> None:

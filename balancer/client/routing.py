@@ -1,6 +1,6 @@
 """What every router knows: the directory, kept up to date by deltas, and where each key is by its newest snapshot.
 
-`Router` and `AsyncRouter` are made on top of it. Nothing here speaks to a node.
+`Router` and `AsyncRouter` build on it. Nothing here talks to a node.
 """
 
 import os
@@ -32,7 +32,7 @@ class Routes:
     """The directory in memory. May be used from several threads."""
 
     proof = True
-    """Whether nodes must prove that they own a tablet: everywhere but in `testing`."""
+    """Whether nodes must prove that they own a tablet: everywhere except in `testing`."""
 
     def __init__(self, directory: Directory, clock: Clock | None = None, cluster: str = "cluster") -> None:
         self.directory = directory
@@ -51,7 +51,7 @@ class Routes:
 
     @classmethod
     def open(cls, url: str, **options: Any) -> "Routes":
-        """Opens the directory at this address, which must be there; its first snapshot is loaded when this returns.
+        """Opens the directory at this address, which must exist; its first snapshot is loaded when this returns.
 
         The environment's `BALANCER_CACHE` is a folder in which processes of this host share what one has loaded.
         """
@@ -69,14 +69,14 @@ class Routes:
         return self._follower.snapshot
 
     def locate(self, table: str, key: AnyKey = NO_KEY) -> Location:
-        """The owner of a key; the newest snapshot is heeded some moments after it became known."""
+        """The owner of a key; the newest snapshot takes effect moments after it became known."""
         try:
             return self._memories[table][key]
         except TypeError:  # a list has no hash
             return self._newest().table(table).locate(key)
 
     def finder(self, table: str, key: AnyKey) -> Callable[[], tuple[int, Location]]:
-        """For `enter`: the version first, so that a change in between is waited for in vain at worst."""
+        """For `enter`: the version first, so that at worst it waits needlessly for a change that came in between."""
 
         def find() -> tuple[int, Location]:
             maps = self._newest()
@@ -97,8 +97,8 @@ class Routes:
         return self.grouped(table, keys)[1]
 
     def grouped(self, table: str, keys: Any) -> "tuple[Snapshot, dict[str, Rows]]":
-        """The same, with the snapshot by which it is true."""
-        from balancer.client.bulk import BulkMap  # noqa: PLC0415 - numpy is needed by this method alone
+        """The same, with the snapshot that it is based on."""
+        from balancer.client.bulk import BulkMap  # noqa: PLC0415 - only this method needs numpy
 
         maps = self._newest()
         of, known = self._bulk
@@ -117,20 +117,20 @@ class Routes:
         return found
 
     def signpost(self, location: Location) -> str:
-        """Where a tablet's bundle has gone, if to another directory; else empty."""
+        """Where a tablet's bundle has gone, if to another directory; otherwise empty."""
         snapshot = self.snapshot
         found = snapshot.find_tablet(location.tablet)
         return "" if found is None else signpost(snapshot, found.table)
 
     def check_here(self, table: str, what: str) -> None:
-        """Raises `Refused` for what ends in the leader's hands, where the table's bundle has gone elsewhere."""
+        """Raises `Refused` for what the leader would have to finish, if the table's bundle has gone elsewhere."""
         snapshot = self.snapshot
         told = signpost(snapshot, snapshot.table(table).id)
         if told:
             raise Refused(f"{what} of table {table} needs the directory that leads it: {told}")
 
     def wait(self, version: int, timeout: float) -> None:
-        """Waits for a snapshot newer than this version, at most so many seconds."""
+        """Waits for a snapshot newer than this version, at most this many seconds."""
         self._follower.wait(version, timeout)
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class Routes:
 
     def _keep_newest(self) -> None:
         while not self._closed:
-            # Who was refused by a node waits on its own, and is not put off.
+            # A caller that a node refused waits on its own, and is not delayed.
             self._follower.wait(self._newest().snapshot.version, 1.0, patient=True)
             for look in self._watchers:
                 look(self.clock.monotonic())

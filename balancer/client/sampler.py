@@ -1,11 +1,11 @@
 """Which keys are in use: a few samples per second and table, left as a note in the directory for hot-range splitting.
 
 `Router.transaction` notes each key, which costs about a microsecond; a thread publishes every `PERIOD` seconds what a
-weighted reservoir has kept. All of it is bounded: samples per table, tables per note, bytes per key. Samples are no
-part of the truth, so a directory that cannot be reached costs nothing but samples.
+weighted reservoir has kept. All of it is bounded: samples per table, tables per note, bytes per key. Samples are not
+part of the truth, so an unreachable directory costs nothing but samples.
 
-The note is one of a fixed number, chosen by chance. Of thousands of clients many share one, and each overwrites the
-others' samples: so each counts how often its note was written since it last did so itself, and waits that many times
+The note is one of a fixed number, chosen at random. Of thousands of clients many share one, and each overwrites the
+others' samples: so each counts how often its note was written since its own last write, and waits that many times
 longer. However many clients there are, a note is written about once in `PERIOD` seconds. `directory.sample_note` has
 its format. The position is the encoded key of a range table, or the 8 bytes of a hash table's position; a sample's
 weight is its share of the table's total.
@@ -26,12 +26,12 @@ PERIOD = 10.0
 PER_SECOND = 4
 MOST_TABLES = 50
 MOST_CROWD = 60
-"""Clients of one note that are counted: what was collected for longer than ten minutes is of no use."""
-_RANDOM = Random()  # noqa: S311 - of our own: a program may have seeded the shared one
+"""Clients of one note that are counted: what was collected for longer than ten minutes is useless."""
+_RANDOM = Random()  # noqa: S311 - our own: a program may have seeded the shared one
 
 
 class Reservoir:
-    """A sample of `size` keys in which each key's chance is in proportion to its weight (Efraimidis and Spirakis)."""
+    """A sample of `size` keys in which each key's chance is proportional to its weight (Efraimidis and Spirakis)."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -40,7 +40,7 @@ class Reservoir:
         self.total = 0.0
 
     def add(self, key: AnyKey, weight: float, writing: bool) -> None:
-        """Considers a key. The logarithm of u ** (1 / weight) orders as that does, and does not underflow."""
+        """Considers a key. The logarithm of u ** (1 / weight) has the same order, and does not underflow."""
         self.total += weight
         rank = log(1.0 - _RANDOM.random()) / weight
         if len(self._kept) < self._size:
@@ -99,11 +99,11 @@ class Sampler:
 
     @property
     def pause(self) -> float:
-        """Seconds until the next note, on the average."""
+        """Seconds until the next note, on average."""
         return self._period * self._crowd
 
     def close(self) -> None:
-        """Stops, and takes the note away. Idempotent."""
+        """Stops, and removes the note. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()

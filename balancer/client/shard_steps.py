@@ -1,10 +1,10 @@
-"""Questions to every tablet of a table: which are asked together, how, and what is left to ask. Without any I/O.
+"""Questions to every tablet of a table: which are asked together, how, and what is left to ask. Does no I/O.
 
 `every_shard` carries them out in threads, `async_shards` in tasks; the logic is here once. Each tablet is asked in a
 transaction of its own, whose node has proven that it owns it (`balancer.hold`): former owners keep rows for a while,
 and a question to their root would count those twice. So statements name partitions: `{orders}` in a statement stands
-for the tablet's partition of that root. There is no one moment for all tablets: each answers for the moment at which it
-is asked.
+for the tablet's partition of that root. There is no single moment for all tablets: each answers for the moment at which
+it is asked.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -26,7 +26,7 @@ Outcome = TypeVar("Outcome")
 Row = tuple[Any, ...]
 Values = Sequence[Any] | Mapping[str, Any] | None
 Found = tuple[KeyStretch, tuple[Outcome, ...]]
-"""A tablet that was asked and its one answer; none: it is not there any more."""
+"""A tablet that was asked and its one answer; none: it no longer exists."""
 Answer = tuple[int, str, list[Row]]
 """Tablet, node and rows."""
 
@@ -60,7 +60,7 @@ class Shard(NamedTuple):
 
 
 class Questions(Generic[Outcome]):
-    """What of a table is still to be asked: every tablet once, at one version of the map."""
+    """What is still to be asked of a table: every tablet once, at one version of the map."""
 
     def __init__(self, routes: Routes, table: Table, waiting: list[list[KeyStretch]]) -> None:
         self._routes = routes
@@ -69,7 +69,7 @@ class Questions(Generic[Outcome]):
         self.waiting = waiting
 
     def answered(self, found: Sequence[Found[Outcome]]) -> list[Outcome]:
-        """The answers; what took the place of a tablet that is gone is to be asked as well."""
+        """Takes the answers; what replaced a tablet that is gone is to be asked as well."""
         given: list[Outcome] = []
         for stretch, answers in found:
             if not answers:
@@ -99,7 +99,7 @@ class ShardSteps:
         return Questions(self._routes, self._table, [[one] for one in stretches(self._routes.snapshot, self._table)])
 
     def in_groups(self, statement: str) -> Questions[Answer]:
-        """Tablets of one node together, so many that every worker gets some: most of the cost is in messages."""
+        """Tablets of one node together, in groups such that every worker gets some: most of the cost is in messages."""
         first = self.shard(stretches(self._routes.snapshot, self._table)[0], "")
         if ends_transaction(first.format(statement).as_string(None)):  # it is sent with its proof and COMMIT
             raise UserError(OVER)
@@ -115,7 +115,7 @@ class ShardSteps:
     def ask_group(
         self, statement: str, values: Values, group: list[KeyStretch]
     ) -> Generator[Request, Any, list[Found[Answer]]]:
-        """All in one message, or, where something is in the way of one of them, one by one."""
+        """All in one message or, if something is in the way of one of them, one by one."""
         found = yield from self._ask_together(statement, values, group)
         if found is None:
             found = []

@@ -3,11 +3,11 @@
     with session(router, "orders", user_id) as orders:
         orders.add(Order(user_id=user_id, n=1))
 
-A session is SQLAlchemy's own, and does what SQLAlchemy's documents say: autoflush, `begin()`, `begin_nested()`,
-`commit()`, `rollback()`. Every transaction that it begins is begun on the key's present owner with the proof of
-ownership, waits while the tablet is switched, and holds the tablet until it ends. After a `commit()` the next statement
-begins another, perhaps on another node. What is not committed at the end of the block is committed there, as in
-`router.transaction`; an exception rolls it back.
+A session is SQLAlchemy's own, and does what SQLAlchemy's documentation says: autoflush, `begin()`, `begin_nested()`,
+`commit()`, `rollback()`. Every transaction begins on the key's current owner with the proof of ownership, waits while
+the tablet is switched, and holds the tablet until it ends. After a `commit()` the next statement begins another,
+perhaps on another node. What is not committed at the end of the block is committed there, as in `router.transaction`;
+an exception rolls it back.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ __all__ = ["KeySession", "configure", "run", "session"]
 
 
 class _SessionBlock(OpenBlock):
-    """A session's block: it has a transaction now and then."""
+    """A session's block, which has a transaction only at times."""
 
     connection: sqlalchemy.Connection | None = None
 
@@ -99,7 +99,7 @@ class KeySession(Session):
     """A session each of whose transactions is on the owner of a key. Made by `session`."""
 
     single = False
-    """Whether it has one transaction only."""
+    """Whether it has only one transaction."""
 
     def __init__(self, *arguments: Any, place: _Place, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -107,7 +107,7 @@ class KeySession(Session):
         self._open: sqlalchemy.Connection | None = None
 
     def get_bind(self, mapper: Any = None, *, bind: Any = None, **_: Any) -> Any:
-        """The engine of the transaction's node; where none is open, what opens one."""
+        """The engine of the transaction's node; if none is open, what opens one."""
         if bind is not None:
             return bind
         if self._open is not None and not self._open.closed:
@@ -257,10 +257,10 @@ def run(
     patience: float = PATIENCE,
     **options: Any,
 ) -> Any:
-    """Calls `function(session)` in a session's block, and again from its start where that is asked for: `Router.run`.
+    """Calls `function(session)` in a session's block, and retries it from the start if needed: see `Router.run`.
 
-    The function must have no effects outside of its one transaction: a second one after a `commit()` is refused,
-    because the first would be done again with it.
+    The function must have no effects outside its one transaction: a second one after a `commit()` is refused, because a
+    retry would repeat the first.
     """
     tries = _Tries(router, table, key, patience, options)
     return tries.block(function) if isinstance(router, Router) else tries.wait(function)
@@ -301,7 +301,7 @@ class _Tries:
         return self._deadline - self._clock.monotonic()
 
     def _pause_after(self, error: Exception) -> float:
-        """Raises the error as SQLAlchemy has it, where another try is of no use."""
+        """Raises the error as SQLAlchemy has it, if a retry is useless."""
         cause = error.orig if isinstance(error, DBAPIError) else error
         try:
             return self._attempts.pause_after(cast(psycopg.Error, cause))

@@ -73,8 +73,8 @@ def one_database(
 ) -> Iterator[Router]:
     """A router whose one node is this database and owns every key.
 
-    `tables`: what stands in a bundle's file under `[tables]`; `roots`, `layout` and `key` are read, the types of the
-    keys come from the database.
+    `tables`: what a bundle's file has under `[tables]`; `roots`, `layout` and `key` are read, the types of the keys
+    come from the database.
     """
     with _routes(dsn, tables) as routes, Router(routes, pools, samples=False) as router:
         yield router

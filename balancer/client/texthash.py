@@ -1,8 +1,8 @@
-"""The partition hash of one text, made quick: `policies.hashing.hash_bytes` with its calls and needless steps left out.
+"""The partition hash of one text, made fast: `policies.hashing.hash_bytes` without its calls and unneeded steps.
 
 `lookup` calls it for every key that is one text column. Equal to `policies.hashing.partition_hash` in the bits it
 makes; the tests compare the two. A line of the mixing costs about 0.2 µs in Python and there are seventeen for every
-twelve bytes, so a text that was never asked for before takes some microseconds, however this is written.
+twelve bytes, so a text not seen before takes some microseconds, however this is written.
 """
 
 from struct import Struct
@@ -40,7 +40,7 @@ def low_bits(data: bytes) -> int:
         c = (c - b ^ (b << 4 | b >> 28)) & 0xFFFFFFFF
         b += a
     b = (b + words[-2]) & 0xFFFFFFFF
-    # The lowest byte of the last word is where the length went: the tail's last bytes stand above it.
+    # The length is in the lowest byte of the last word: the tail's last bytes are above it.
     c = ((c + (words[-1] << 8) ^ b) - (b << 14 | b >> 18)) & 0xFFFFFFFF
     a = ((a + words[-3] ^ c) - (c << 11 | c >> 21)) & 0xFFFFFFFF
     b = ((b ^ a) - (a << 25 | a >> 7)) & 0xFFFFFFFF

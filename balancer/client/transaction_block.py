@@ -1,13 +1,13 @@
-"""The block of `Router.transaction`: the short way for when nothing is in the way, the steps for everything else.
+"""The block of `Router.transaction`: the fast path for when nothing is in the way, the steps for everything else.
 
 Most transactions find their node by the newest map, an idle connection and a tablet that nobody moves. For those the
 generators of `transaction_steps`, which know every way out, cost more than the proof itself. So a block borrows a
 connection and sends nothing: BEGIN and the proof go with its first statement (`first_statement`), or before whatever
-else the connection is asked for. Where they are refused, nothing was done, the statement included: the connection goes
-back, the steps begin from the start, wait and follow the tablet, and the application's connection object goes on as the
-one that they have found, perhaps on another node. Then the statement is sent again. The same where the connection broke
-before the answer came: its transaction is gone with it. The end is COMMIT directly; everything that is not a plain
-commit is left to `leave`.
+else the connection is asked for. If they are refused, nothing was done, not even the statement: the connection goes
+back, the steps begin from the start, wait and follow the tablet, and the application's connection object continues as
+the one that they have found, perhaps on another node. Then the statement is sent again. The same happens if the
+connection broke before the answer came: its transaction is gone with it. The end is COMMIT directly; everything that is
+not a plain commit is left to `leave`.
 """
 
 from contextlib import AbstractContextManager
@@ -97,7 +97,7 @@ class TransactionBlock(AbstractContextManager[RoutedConnection], PendingTransact
         return connection
 
     def _guarded(self) -> None:
-        """Statements are looked at, until the block ends."""
+        """Statements are checked until the block ends."""
         try:
             self._begin_if_not_begun()
             assert self._held is not None
@@ -172,7 +172,7 @@ class TransactionBlock(AbstractContextManager[RoutedConnection], PendingTransact
         return BlockHints(self._parts.routes, self._table, self._key, held.location, self._parts.blocks.hinted)
 
     def _begin_if_not_begun(self) -> Held:
-        """A block without a statement is proven, too: its end means that this node had the key."""
+        """A block without a statement is proven too: its end means that this node had the key."""
         connection = self._connection
         assert connection is not None
         if connection.opening is not None:
@@ -187,7 +187,7 @@ class TransactionBlock(AbstractContextManager[RoutedConnection], PendingTransact
         self._noted.location = location
 
     def _again(self, held: Held, refused: psycopg.Error) -> None:
-        """From the start, by the steps; the application's connection goes on as the one that they find."""
+        """From the start, by the steps; the application's connection continues as the one that they find."""
         connection = held.loan.connection
         connection.show(self, None)
         spare = connection.parted()
@@ -207,7 +207,7 @@ class TransactionBlock(AbstractContextManager[RoutedConnection], PendingTransact
         return self._hands._drive(enter(routes.finder(self._table, self._key), self._wish, routes.clock.monotonic))
 
     def _quickly(self) -> Held | None:
-        """A connection to where the map says that the key is; None: there is none at once, and nothing was done."""
+        """A connection to where the map says the key is; None: none is available at once, and nothing was done."""
         location = self._parts.routes.locate(self._table, self._key)
         try:
             pool = self._hands._pool(location.node)
@@ -225,6 +225,6 @@ class TransactionBlock(AbstractContextManager[RoutedConnection], PendingTransact
             if not loan.connection.closed:
                 self._hands._perform(Undo(loan))
         except psycopg.Error:
-            pass  # a broken connection is discarded when it is given back
+            pass  # a broken connection is discarded when it is returned
         finally:
             give_back(loan)

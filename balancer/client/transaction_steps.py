@@ -1,8 +1,8 @@
 """How a transaction begins on the right node and ends: the steps, without any I/O of their own.
 
 `enter` and `leave` yield requests; `Router` carries them out with blocking calls, `AsyncRouter` with awaits, and each
-throws the driver's errors back in. So there is one copy of the logic: what is waited for, what is tried again, and
-when it is given up. `balancer.hold` on the node is what makes it safe (see `balancer.nodes.client_functions`).
+throws the driver's errors back in. So there is one copy of the logic: what to wait for, what to retry, and when to give
+up. `balancer.hold` on the node is what makes it safe (see `balancer.nodes.client_functions`).
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -23,7 +23,7 @@ from balancer.errors import OutcomeUnknown, Refused, Unavailable, UserError
 
 FIRST_PAUSE = 0.005
 LONGEST_PAUSE = 0.1
-"""Seconds between two looks at a tablet that is moving: a switch takes some tens of milliseconds."""
+"""Seconds between two looks at a moving tablet: a switch takes some tens of milliseconds."""
 _NOT_PREPARED = ("3F000", "42883")  # no schema, no function
 LONGEST_BORROW = 1.0
 """Seconds to wait for a connection before asking the directory again: the node may be replaced meanwhile."""
@@ -45,7 +45,7 @@ class Borrow(NamedTuple):
 
 
 class Execute(NamedTuple):
-    """Statements to be sent as they are, in one message."""
+    """Statements to send as they are, in one message."""
 
     loan: Loan
     statements: bytes
@@ -65,7 +65,7 @@ class Query(NamedTuple):
     transactions: Sequence[tuple[bytes, Composed]]
     values: Any
     rows: Any = None
-    """How rows are made, where that is not as the application has it on its connections."""
+    """How rows are made, if not as the application has it on its connections."""
 
 
 class CopyRows(NamedTuple):
@@ -89,7 +89,7 @@ class GiveBack(NamedTuple):
 
 
 class AwaitChange(NamedTuple):
-    """Waits for the directory to pass a version, at most so many seconds."""
+    """Waits for the directory to pass a version, at most this many seconds."""
 
     version: int
     timeout: float
@@ -107,7 +107,7 @@ class Held(NamedTuple):
 
 
 def _opening(isolation: Isolation, read_only: bool) -> bytes:
-    # Readers have one snapshot: then the rows cannot leave under them, and they hold up nobody's switch.
+    # Readers have one snapshot: then the rows cannot leave under them, and they delay nobody's switch.
     if read_only and isolation is Isolation.READ_COMMITTED:
         isolation = Isolation.REPEATABLE_READ
     access, writing = ("READ ONLY", "false") if read_only else ("READ WRITE", "true")
@@ -138,14 +138,14 @@ class Wish(NamedTuple):
     also: bytes = b""
     """A statement that follows in the same message."""
     proof: bool = True
-    """False only where there is one database that owns everything: see `testing`."""
+    """False only if there is one database that owns everything: see `testing`."""
     wait: Wait | None = None
-    """Told of what the beginning meets."""
+    """Is told what the beginning encounters."""
     signpost: Callable[[Location], str] | None = None
     """Where a tablet's bundle has gone, if to another directory: see `Routes.signpost`."""
 
     def refused(self, location: Location, failure: Failure, now: float) -> None:
-        """A try was in vain; past the deadline it was the last."""
+        """An attempt failed; past the deadline it was the last."""
         if self.wait is not None:
             self.wait.refused(location, failure, now)
             if now >= self.deadline:
@@ -157,7 +157,7 @@ class Wish(NamedTuple):
             raise Refused(f"tablet {location.tablet} is not on node {location.node} any more: {told}")
 
     def elsewhere(self, location: Location) -> str:
-        """Where the tablet is looked for, if its bundle has gone to another directory; else empty."""
+        """Where to look for the tablet, if its bundle has gone to another directory; otherwise empty."""
         return "" if self.signpost is None else self.signpost(location)
 
     def opening(self, location: Location) -> bytes:
@@ -168,14 +168,14 @@ class Wish(NamedTuple):
 
     @property
     def proof_apart(self) -> Proof:
-        """The same for the extended protocol, where its values travel apart."""
+        """The same for the extended protocol, where its values travel separately."""
         return _PROOFS[self.isolation, self.read_only]
 
 
 def enter(find: Callable[[], tuple[int, Location]], wish: Wish, monotonic: Callable[[], float]) -> Steps:
     """Begins a transaction where the key is; waits out fences and follows moves until the wish's deadline.
 
-    `find` gives the directory's version and the key's location by the newest snapshot known.
+    `find` returns the directory's version and the key's location by the newest snapshot known.
     """
     held, _ = yield from _begun(find, wish, monotonic, Execute)
     return held
@@ -200,7 +200,7 @@ def ask(
 def ask_together(
     node: str, transactions: Sequence[tuple[bytes, Composed]], values: Any
 ) -> Generator[Request, Any, list[list[Any]] | None]:
-    """Several of them in one message to a node; None: one was refused, and all may be asked again one by one."""
+    """Several of them in one message to a node; None: one was refused, and all may be retried one by one."""
     loan: Loan | None = None
     try:
         loan = yield Borrow(node, LONGEST_BORROW)
@@ -246,7 +246,7 @@ def _begun(
                 raise Refused(f"node {location.node} lacks our schema, or has an older one than ours") from error
             if failure is Failure.OTHER:
                 raise
-            # What a node has said tells more than that the last try had no time left.
+            # What a node has said is more informative than that the last attempt had no time left.
             seen = seen if failure is Failure.LOST else failure
             now = monotonic()
             left = wish.deadline - now
@@ -267,9 +267,9 @@ def _begun(
 
 
 def leave(held: Held, failed: bool) -> Generator[Request, Any, None]:
-    """Commits, or rolls back where the block failed, and gives the connection back."""
+    """Commits, or rolls back if the block failed, and returns the connection."""
     loan = held.loan
-    loan.connection.begun = False  # from here on it is ended by us, and not by what the application sends
+    loan.connection.begun = False  # from here on we end it, not what the application sends
     try:
         if failed:
             if not loan.connection.closed:
@@ -287,7 +287,7 @@ def leave(held: Held, failed: bool) -> Generator[Request, Any, None]:
 
 
 def check_outcome(held: Held, error: psycopg.Error) -> None:
-    """Of an error during COMMIT: raises `OutcomeUnknown` where the answer was lost."""
+    """For an error during COMMIT: raises `OutcomeUnknown` if the answer was lost."""
     if classify(error) is Failure.LOST:
         raise OutcomeUnknown(f"the connection to node {held.location.node} broke during COMMIT") from error
 
@@ -297,7 +297,7 @@ def _put_away(loan: Loan) -> Generator[Request, Any, None]:
         if not loan.connection.closed:
             yield Undo(loan)
     except psycopg.Error:
-        pass  # a broken connection is discarded when it is given back
+        pass  # a broken connection is discarded when it is returned
     finally:  # also when the task is cancelled meanwhile
         yield GiveBack(loan)
 

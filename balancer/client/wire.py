@@ -1,4 +1,4 @@
-"""Commands of the router's own: sent as they are, in one message, without the cursor that an application's query has.
+"""The router's own commands: sent as they are, in one message, without the cursor that an application's query has.
 
 A cursor costs as much as the round trip itself, and BEGIN, the proof of ownership and COMMIT need none: they have no
 parameters, no rows and nothing to prepare. Not for ROLLBACK, after which psycopg forgets what it has prepared: that
@@ -18,7 +18,7 @@ _FATAL = ExecStatus.FATAL_ERROR
 
 
 def send(connection: Any, statements: bytes) -> None:
-    """Sends statements on a connection of either kind, and waits for nothing; `answers` does."""
+    """Sends statements on a connection of either kind without waiting; `answers` waits."""
     connection.pgconn.send_query(statements)
     connection.pgconn.flush()
 
@@ -37,7 +37,7 @@ def command(connection: Any, statements: bytes) -> PQGen[None]:
 
 
 class OwnWords(str):
-    """A statement of the library's own, sent by a cursor: it may begin and end the transaction."""
+    """One of the library's own statements, sent by a cursor: it may begin and end the transaction."""
 
     __slots__ = ()
 
@@ -52,7 +52,7 @@ def together(cursor: Any, transactions: Sequence[tuple[bytes, Composed]], values
 
 
 def rows_of(cursor: Any) -> list[list[Any]]:
-    """The rows of each transaction of such a message; they are all here when the message has been answered."""
+    """The rows of each transaction of such a message; they have all arrived when the message has been answered."""
     found: list[list[Any]] = [[]]
     while True:
         if cursor.description is not None:
@@ -64,7 +64,7 @@ def rows_of(cursor: Any) -> list[list[Any]]:
 
 
 async def async_rows_of(cursor: Any) -> list[list[Any]]:
-    """The same of a cursor whose fetching is awaited."""
+    """The same for a cursor whose fetches are awaited."""
     found: list[list[Any]] = [[]]
     while True:
         if cursor.description is not None:

@@ -1,8 +1,8 @@
-"""Ends what clients have left prepared: transactions over several nodes whose client died, or lost its connections.
+"""Ends what clients have left prepared: transactions over several nodes whose client died or lost its connections.
 
 The leader calls it after every poll, in every mode: prepared parts keep their locks, and moves wait for them. Nothing
-is guessed: the home's decision row says how a transaction ends, see `balancer.nodes.decisions`. Where the home cannot
-be asked, the transaction is *in doubt*: it is named, and stays until the home is back or an operator has decided.
+is guessed: the home's decision row says how a transaction ends, see `balancer.nodes.decisions`. If the home cannot be
+asked, the transaction is *in doubt*: it is reported, and stays until the home is back or an operator decides.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,9 +33,9 @@ from balancer.prepared_id import PreparedId, parse_prepared
 log = structlog.get_logger()
 
 AGE = 10.0
-"""Seconds for which a part is its client's business."""
+"""Seconds for which a part is left to its client."""
 AT_ONCE = 50
-"""Parts that one look ends: the tick must go on."""
+"""Parts that one look ends: the tick must not be held up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class AtomicRecovery:
             for found in self._left(report.node, report.health, report.poll, former_names(snapshot))
         ]
         doubts = []
-        unreachable: dict[str, str] = {}  # homes that did not answer just now: each costs a time-out
+        unreachable: dict[str, str] = {}  # homes that did not answer this time: each costs a time-out
         for node, part, named, age in sorted(found, key=lambda one: -one[3])[:AT_ONCE]:
             why = unreachable.get(named.home, "")
             try:
@@ -82,8 +82,8 @@ class AtomicRecovery:
         return tuple(doubts)
 
     def decide(self, transaction: str, home: str, snapshot: Snapshot, *, commits: bool, reason: str) -> str:
-        """By an operator's word: writes the decision at the home where that can be reached, ends every part that is
-        left, and says what was done. Raises `Refused` where the home says otherwise."""
+        """On an operator's word: writes the decision at the home if that can be reached, ends every part that is left,
+        and says what was done. Raises `Refused` if the home says otherwise."""
         try:
             decided = self._ask(transaction, home, reason, commits=commits)
         except Unavailable as error:
@@ -96,7 +96,7 @@ class AtomicRecovery:
         return f"{sum(ended)} parts of transaction {transaction} {'committed' if commits else 'rolled back'}"
 
     def forget(self, snapshot: Snapshot) -> int:
-        """Takes away decisions that are a day old, if no node has a part of them; returns how many.
+        """Removes decisions that are a day old, if no node has a part of them; returns how many.
 
         The parts are looked for after the decisions were read: a commit's parts were prepared before it.
         """

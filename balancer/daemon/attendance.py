@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from balancer.directory.instance_note import InstanceNote
 
 FORGOTTEN = 86_400.0
-"""Seconds without a change after which a note is taken away: pods have another name each time."""
+"""Seconds without a change after which a note is removed: pods have another name each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Attendance:
         ]
 
     def last_sign(self, name: str) -> float | None:
-        """When the note of this name was last seen to have changed; None: never."""
+        """When the note of this name was last seen to change; None: never."""
         seen = self._seen.get(name)
         return None if seen is None else seen.changed
 

@@ -1,8 +1,8 @@
 """PgBouncer around a switch: its clients wait while their tablet changes hands, instead of meeting the fence.
 
-The runner tells of each state in its own thread and waits for the answer here, on purpose: writers must be held back
-before the fence is raised and let on after the target has opened. Every other way out of a switch lets them on too.
-PgBouncer out of reach never stops a migration: then its clients meet the fence, which is an error they may retry.
+The runner reports each state in its own thread and deliberately waits for the answer here: writers must be held back
+before the fence is raised and let through after the target has opened. Every other way out of a switch lets them
+through too. An unreachable PgBouncer never stops a migration: then its clients meet the fence, an error they may retry.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class BouncerSwitch(Observer):
         self._snapshot = snapshot
 
     def recover(self) -> None:
-        """Of a new leader: lets go of what a predecessor left paused, and writes the file again."""
+        """For a new leader: resumes what a predecessor left paused, and writes the file again."""
         self._carefully(self._recover, "recovering")
 
     def entered(self, migration: Migration, state: State) -> None:
@@ -69,7 +69,7 @@ class BouncerSwitch(Observer):
 
 
 def bouncing_of(settings: PgBouncerSettings | None, snapshot: Callable[[], Snapshot]) -> BouncerSwitch | None:
-    """The observer that the configuration asks for; None where no PgBouncer is configured."""
+    """The observer that the configuration asks for; None if no PgBouncer is configured."""
     return BouncerSwitch(bouncer_of(settings), snapshot) if settings else None
 
 
@@ -82,10 +82,10 @@ def bouncer_of(settings: PgBouncerSettings) -> Bouncer:
 
 
 class BouncerFollower:
-    """Keeps a PgBouncer by the directory alone, beside any instance or none: `balancer pgbouncer sync --follow`.
+    """Keeps a PgBouncer in step with the directory, with or without an instance: `balancer pgbouncer sync --follow`.
 
     It hears of a fence when the journal does, some milliseconds before it is raised: clients are nearly always held
-    back in time. Where that must be always, the leading instance does it (`BouncerSwitch`).
+    back in time. Where "nearly" is not enough, the leading instance does it (`BouncerSwitch`).
     """
 
     def __init__(self, bouncer: Bouncer) -> None:
@@ -94,7 +94,7 @@ class BouncerFollower:
         bouncer.resume_all()
 
     def follow(self, snapshot: Snapshot) -> Sync:
-        """Brings PgBouncer to what a snapshot says."""
+        """Brings PgBouncer in line with a snapshot."""
         names = self._bouncer.names
         held = {name for one in snapshot.migrations.values() if _holds(one) for name in names(snapshot, one)}
         fresh, self._held = held - self._held, held

@@ -1,10 +1,10 @@
-"""Stands for election for as long as the daemon runs, and says when leadership comes and goes.
+"""Stands for election for as long as the daemon runs, and reports when leadership comes and goes.
 
 The loop's thread calls `elected` with each leadership it wins and `deposed` when it is over, one after the other; what
 they start must stop by itself at `leadership.check()`, because a deposed leader may notice late.
 
 Where leadership is spread over instances (`spreading`), the loop asks before it campaigns and while it leads. A leader
-that hands over resigns as one that is told to stop does; there is no other way from one leader to the next.
+that hands over resigns just like one that is told to stop; there is no other way from one leader to the next.
 """
 
 import threading
@@ -20,8 +20,8 @@ log = structlog.get_logger()
 
 LOOK_SECONDS = 0.25
 RETRY_SECONDS = 1.0
-BACK_SECONDS = 0.5  # between looks of an instance that leaves the leadership to another one
-REST_SECONDS = 2.0  # after a leadership that could not be used: others get their chance
+BACK_SECONDS = 0.5  # between checks by an instance that leaves the leadership to another one
+REST_SECONDS = 2.0  # after an unusable leadership: others get their chance
 
 
 class LeaderLoop:
@@ -46,7 +46,7 @@ class LeaderLoop:
 
     @property
     def leadership(self) -> Leadership | None:
-        """The leadership that is held at this moment, if it is."""
+        """The leadership held at this moment, if any."""
         held = self._leadership
         return held if held is not None and held.held() else None
 
@@ -55,7 +55,7 @@ class LeaderLoop:
         self._thread.start()
 
     def stop(self) -> None:
-        """Resigns, so that a standby takes over at once, and campaigns no more. Idempotent."""
+        """Resigns, so that a standby takes over at once, and stops campaigning. Idempotent."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -73,7 +73,7 @@ class LeaderLoop:
                 log.warning("cannot stand for election", error=str(error))
                 self._stopping.wait(RETRY_SECONDS)
             except Exception:
-                # The thread's last boundary: an instance that campaigns no more looks alive and never leads.
+                # The thread's last boundary: an instance that stopped campaigning would look alive and never lead.
                 log.exception("cannot stand for election")
                 self._stopping.wait(RETRY_SECONDS)
         self._spreader.leave()
@@ -90,7 +90,7 @@ class LeaderLoop:
         except BalancerError as error:
             log.error("cannot lead", error=str(error), epoch=won.epoch)
         except Exception:
-            # Whatever is wrong with leading, another instance may be able to; and so may this one, later.
+            # Whatever is wrong with leading here, another instance may be able to; and so may this one, later.
             log.exception("cannot lead", epoch=won.epoch)
         finally:
             self._leadership = None
@@ -112,7 +112,7 @@ class LeaderLoop:
         return self._stopping.is_set()
 
     def _tell(self, *, failed: bool) -> None:
-        """After the resignation, which nothing holds up, and before what may take its time."""
+        """After the resignation, which nothing may delay, and before anything that may take time."""
         if self._stopping.is_set():
             self._spreader.leave()
         else:

@@ -1,7 +1,8 @@
-"""Runs the consistency checker of each bundle while this instance leads: within its schedule, its share of the time.
+"""Runs the consistency checker of each bundle while this instance leads: within its schedule and its share of the time.
 
 Called about once a second for each bundle with `[checks]`. How far a round has come is a note in the directory, so that
-a new leader goes on there. What is found, and what is found no more, goes into the history, the log and the metrics.
+a new leader continues there. What is found, and what is no longer found, goes into the history, the log and the
+metrics.
 """
 
 import threading
@@ -29,9 +30,9 @@ log = structlog.get_logger()
 
 LOOK_SECONDS = 1.0
 CALL = 0.8
-"""Seconds of one call: a stop of the instance waits for it."""
+"""Seconds per call: stopping the instance waits for it."""
 SAVE = 5.0
-"""Seconds after which what was done is written down: a new leader repeats no more than that."""
+"""Seconds after which progress is recorded: a new leader repeats no more than that."""
 ATTEMPTS = 5
 PATIENCE = 1.0
 
@@ -70,7 +71,7 @@ class CheckKeeper:
         self._closed = False
 
     def keep(self, name: str) -> None:
-        """Goes on with the round of a bundle for a moment, if there is one to go on with."""
+        """Continues the round of a bundle for a moment, if there is one to continue."""
         with self._locks[name]:
             try:
                 if not self._closed:
@@ -91,8 +92,8 @@ class CheckKeeper:
         self._reporter.checks(name, kept.checker.book, bundle.checks, self._clock.now().timestamp())
 
     def close(self) -> None:
-        """Writes down how far it has come, and closes the connections. What is at work right now does so when it has
-        ended: the leadership is not kept for it."""
+        """Records how far it has come, and closes the connections. Work in progress does so when it ends: the
+        leadership is not kept for it."""
         self._closed = True
         for name in list(self._kept):
             if self._locks[name].acquire(timeout=PATIENCE):

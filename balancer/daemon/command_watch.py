@@ -45,7 +45,7 @@ class CommandWatch:
             snapshot = follower.wait(seen, LOOK_SECONDS)
             leading = self._leading()
             if snapshot.version == seen or leading is None:
-                seen = snapshot.version  # the elected leader answers what waits, from a newer snapshot than this
+                seen = snapshot.version  # the elected leader answers what is waiting, from a newer snapshot than this
                 continue
             if self._answer(leading, snapshot):
                 seen = snapshot.version
@@ -59,7 +59,7 @@ class CommandWatch:
             log.warning("commands wait", error=str(error))
             return False
         except Exception:
-            # The thread's last boundary: a defect in one verb must not end the others for ever.
+            # The thread's last boundary: a bug in one verb must not end the others forever.
             log.exception("commands wait")
             return False
         return True

@@ -1,7 +1,7 @@
 """The wiring of one instance: directory, election, ticks, migrations, commands, HTTP, reload. It decides nothing.
 
 `balancer run` and the demonstration make one, `start` it, and call `step` about once a second until they `stop` it.
-Every bundle ticks on its own: an error of one is its state, and never another's.
+Every bundle ticks on its own: an error in one is its own state, never another's.
 """
 
 from collections.abc import Callable, Mapping
@@ -59,7 +59,7 @@ REFERENCES = "reference tables of {}"
 FORWARDING = "forwarding of {}"
 FORWARDING_SECONDS = 600.0
 """After a migration it is done at once; this is for nodes that were out of reach then, and for a new leader, which does
-not wait for it: every node is spoken to."""
+not wait for it: it contacts every node."""
 MESSAGES = "messages between shards"
 MESSAGES_SECONDS = 1.0
 FORGETTING_SECONDS = 60.0
@@ -69,7 +69,7 @@ HOUSEKEEPING_SECONDS = 60.0
 
 
 class Daemon:
-    """One instance of the balancer. Also what the API asks (`api.source.Source`)."""
+    """One instance of the balancer. Also what the API queries (`api.source.Source`)."""
 
     def __init__(self, settings: Settings, clock: Clock, observer: Observer | None = None) -> None:
         self._clock = clock
@@ -119,7 +119,7 @@ class Daemon:
 
     @property
     def leading(self) -> Leading | None:
-        """The leader's hands, while they are ours."""
+        """The leader's duties, while we lead."""
         found = self._leading
         return found if found is not None and found.leadership.held() else None
 
@@ -171,7 +171,7 @@ class Daemon:
             self._enrol()
 
     def reload(self, confirmed: bool = False) -> None:
-        """Reads the configuration again; a wrong one changes nothing and is reported. `confirmed`: somebody asked."""
+        """Reads the configuration again; a wrong one changes nothing, and is reported. `confirmed`: on request."""
         self._notifier.reloading()
         before = self.settings()
         good = self._watch.reload(confirmed)
@@ -195,7 +195,7 @@ class Daemon:
         self._notifier.ready(self._status())
 
     def hand_over(self) -> None:
-        """Gives up the leadership and stands for none any more; reads are still answered. Idempotent."""
+        """Gives up the leadership and stops campaigning; reads are still answered. Idempotent."""
         self._notifier.stopping()
         self._commands.stop()
         if self._elector is not None:
@@ -215,7 +215,7 @@ class Daemon:
         log.info("stopped")
 
     def settings(self) -> Settings:
-        """The configuration in force, without bundles that are another directory's."""
+        """The configuration in force, without bundles that belong to another directory."""
         return self._handed_over.left(self._watch.settings)
 
     def directory(self) -> Directory:
@@ -250,7 +250,7 @@ class Daemon:
         return address_in(self.settings(), node, identity_of(self.follower().snapshot))
 
     def run_soon(self, bundle: str) -> None:
-        """Lets a bundle tick at once."""
+        """Makes a bundle tick at once."""
         self._ticker.run_soon(bundle)
 
     def _replan(self, bundle: str) -> None:
@@ -280,7 +280,7 @@ class Daemon:
             keeper.run()
 
     def _deliver_messages(self) -> None:
-        """As long as there is something to deliver: the next look would come a second later."""
+        """Repeats while there is something to deliver: the next look would come a second later."""
         began = self._clock.monotonic()
         if began < self._messages_due:
             return
@@ -298,7 +298,7 @@ class Daemon:
                 began = self._clock.monotonic()
         except BalancerError as error:
             log.warning("messages wait", error=str(error))
-        # A look at very many tablets takes the nodes some time: no more than a tenth of it.
+        # A look at very many tablets costs the nodes time: no more than a tenth of theirs.
         self._messages_due = self._clock.monotonic() + min(5.0, 9 * (self._clock.monotonic() - began))
 
     def _keep_references(self, bundle: str) -> None:
@@ -323,7 +323,7 @@ class Daemon:
             self._leftovers.look(bundle, self.settings().bundle(bundle).nodes)
 
     def _enrol(self) -> None:
-        """What the configuration says of bundles and nodes goes into the directory, sooner or later."""
+        """What the configuration says about bundles and nodes goes into the directory, sooner or later."""
         leading = self.leading
         try:
             if leading is not None:

@@ -2,8 +2,8 @@
 
 At its election, after a reload, and now and then, because a node may become empty at any time.
 
-Addresses, zones and weights follow the file; a node's state is the operators' and stays. A node that is no longer in
-the file is removed once it owns nothing; until then it stays, and the bundle says why.
+Addresses, zones and weights follow the file; a node's state belongs to the operators and stays. A node that is no
+longer in the file is removed once it owns nothing; until then it stays, and the bundle says why.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Whether the directory is open to others than the writer and the reader: looked at by every instance once a minute."""
+"""Whether the directory is open to anybody but the writer and the reader: every instance checks once a minute."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ class ExposureWatch:
         self._known: tuple[str, ...] = ()
 
     def look(self) -> None:
-        """Once. What was known stays while the directory is out of reach."""
+        """Checks once. What was known stays while the directory is out of reach."""
         try:
             found = tuple(self._directory().exposures())
         except BalancerError as error:

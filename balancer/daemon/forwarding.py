@@ -1,9 +1,9 @@
-"""Keeps `balancer_all` on every node of a bundle right by the directory.
+"""Keeps `balancer_all` on every node of a bundle in line with the directory.
 
 The daemon does so after each migration and when it is elected, for bundles with `forwarding = true`; `balancer forward`
-does it by hand. A root that gets row level security loses it at the next poll, because forwarding would go round that.
-It changes nothing but that schema, under the newest leader's epoch that the directory knows: a node
-that has seen a newer one refuses, and the next look knows it too.
+does it by hand. A root that gets row level security loses it at the next poll, because forwarding would bypass that. It
+changes only that schema, under the newest leader's epoch that the directory knows: a node that has seen a newer one
+refuses, and by the next look the directory knows it too.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ log = structlog.get_logger()
 def forwards_of(snapshot: Snapshot, bundle: str) -> list[Forward]:
     """Every partition of the bundle's tables, with its owner.
 
-    Without outboxes and inboxes: through another node's login anybody could write as whom a message was sent.
+    Without outboxes and inboxes: through another node's login anybody could forge the role that sent a message.
     """
     return [
         Forward(tablet.id, place, tablet.node)
@@ -54,10 +54,10 @@ def forwards_of(snapshot: Snapshot, bundle: str) -> list[Forward]:
 
 
 def forward_bundle(snapshot: Snapshot, bundle: str, addresses: Callable[[str], Address]) -> int:
-    """Brings every node to what the directory says; returns how many partitions were changed in all.
+    """Brings every node in line with the directory; returns how many partitions were changed in all.
 
-    First what the owners show, then what leads there, and when nobody is led to the former owners any more, their
-    tombstones go.
+    First the owners' views, then what leads there; when nothing leads to the former owners any more, their tombstones
+    go.
     """
     nodes = _nodes(snapshot, bundle)
     known = {node: addresses(node) for node in nodes}
@@ -68,7 +68,7 @@ def forward_bundle(snapshot: Snapshot, bundle: str, addresses: Callable[[str], A
         for node in nodes:
             _on_node(snapshot, known[node], partial(_look_at_roots, forwards))
     except Refused:
-        stop_forwarding(snapshot, bundle, addresses)  # what stands from before must not go on either
+        stop_forwarding(snapshot, bundle, addresses)  # what existed before must not continue either
         raise
     for node in nodes:
         mine = [one for one in forwards if one.node == node]
@@ -85,7 +85,7 @@ def forward_bundle(snapshot: Snapshot, bundle: str, addresses: Callable[[str], A
 
 
 def _look(address: Address, cursor: Cursor) -> int:
-    """On every node before anything is changed on one."""
+    """Checks every node before changing anything on one."""
     check_available(cursor)
     check_login(cursor, address)
     return 0
@@ -107,7 +107,7 @@ def _tidy(mine: Sequence[Forward], cursor: Cursor) -> int:
 
 
 def stop_forwarding(snapshot: Snapshot, bundle: str, addresses: Callable[[str], Address]) -> int:
-    """Takes it away from every node that can be reached; returns from how many. Then raises what another one said."""
+    """Removes it from every node that can be reached; returns from how many. Then raises any other node's error."""
     failures: list[BalancerError] = []
     stopped = 0
     for node in _nodes(snapshot, bundle):
@@ -142,7 +142,7 @@ class ForwardingUpdater(Observer):
         self._stopped: set[str] = set()  # bundles whose roots have row level security; of their own tick each
 
     def judge(self, poll: ClusterPoll, snapshot: Snapshot) -> None:
-        """After each poll of a bundle's nodes: no root that has got row level security stays forwarded."""
+        """After each poll of a bundle's nodes: no root that has gained row level security stays forwarded."""
         secured = sorted(
             {str(root) for one in poll.nodes.values() if one.poll is not None for root in one.poll.secured}
         )
@@ -156,7 +156,7 @@ class ForwardingUpdater(Observer):
     def _stop(self, snapshot: Snapshot, bundle: str, secured: Sequence[str]) -> None:
         try:
             stopped = stop_forwarding(snapshot, bundle, self._addresses)
-        except BalancerError as error:  # tried again after the next poll
+        except BalancerError as error:  # retried after the next poll
             log.warning("forwarding goes round row level security", bundle=bundle, roots=secured, error=str(error))
             return
         self._stopped.add(bundle)
@@ -164,7 +164,7 @@ class ForwardingUpdater(Observer):
             log.warning("forwarding was removed: it would go round row level security", bundle=bundle, roots=secured)
 
     def follow(self, bundle: str) -> None:
-        """Brings the bundle's nodes to what the directory says, if that is wanted."""
+        """Brings the bundle's nodes in line with the directory, if that is wanted."""
         if not self._wanted(bundle):
             return
         try:

@@ -1,4 +1,4 @@
-"""Bundles that are in another directory's hands, or on their way: this instance leaves them alone, whatever files say.
+"""Bundles that belong to another directory, or are going there: this instance leaves them alone, whatever files say.
 
 It is as if their files were not there: no ticks, no leader's work, no enrolment. Their state says where they are.
 """
@@ -28,7 +28,7 @@ class HandedOver:
         return replace(read, bundles={name: one for name, one in read.bundles.items() if name not in self._gone})
 
     def look(self, snapshot: Snapshot, read: Settings, ticks: Ticks) -> bool:
-        """By the newest snapshot known; whether there are others than before."""
+        """Updates by the newest snapshot known; returns whether they have changed."""
         found = handovers_in(snapshot)
         listed = read.bundles
         ticks.leave_alone([(listed[name], one.sentence(name)) for name, one in found.items() if name in listed])

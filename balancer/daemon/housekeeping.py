@@ -2,7 +2,7 @@
 
 A daemon that runs for months would otherwise fill the directory with finished migrations and answered commands. What
 the policies and the planner still read (failures, cool-downs, follow-ups) is far younger than what is forgotten here;
-the history of commits is kept by the directory itself.
+the directory itself keeps the history of commits.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,11 +43,11 @@ KEPT_SECONDS = 3600.0  # and all that ended within it, as tablets rest after a m
 MOST_MIGRATIONS = 5000  # … but no more than these
 KEPT_COMMANDS = 200  # answered ones
 DECISIONS_EVERY = 3600.0
-AT_ONCE = 100  # removals per commit: far below what a directory takes
+AT_ONCE = 100  # removals per commit: far below what a directory accepts
 
 
 class Housekeeping:
-    """Under one leadership. `run` is called about once a minute; a part that fails does not keep the others from it."""
+    """Under one leadership. `run` is called about once a minute; a part that fails does not prevent the others."""
 
     def __init__(
         self,
@@ -83,11 +83,11 @@ class Housekeeping:
                 log.warning("housekeeping waits", part=part.__name__, error=str(error))
 
     def enrol(self) -> None:
-        """A node that left the configuration goes from the directory when its last tablet has left it."""
+        """Removes a node that left the configuration from the directory once its last tablet has left."""
         enrol(self._directory, self._leadership, self._settings())
 
     def forget(self) -> int:
-        """Takes away records that nobody needs any more; returns how many."""
+        """Removes records that nobody needs any more; returns how many."""
         total, now = 0, self._clock.now().timestamp()
         while removals := tuple(islice(forgettable(snapshot := self._directory.snapshot(), now), AT_ONCE)):
             author = self._settings().daemon.instance
@@ -97,8 +97,8 @@ class Housekeeping:
         return total
 
     def forget_notes(self) -> None:
-        """Takes away notes of progress whose migration is over, where its leader died before it could, and samples of
-        programs that report no more: each start of one may have brought another name."""
+        """Removes notes of progress whose migration is over, where its leader died before it could, and samples of
+        programs that no longer report: each start of one may have brought another name."""
         migrations = self._directory.snapshot().migrations
         for name in self._directory.published(PROGRESS):
             record = migrations.get(name)
@@ -110,22 +110,22 @@ class Housekeeping:
                 self._directory.unpublish(SAMPLES, name)
 
     def forget_decisions(self) -> None:
-        """Takes away how transactions over several nodes ended, a day later: every node is asked, so once an hour."""
+        """Removes decisions of transactions over several nodes, a day later: this asks every node, so once an hour."""
         if self._clock.monotonic() >= self._decisions_due:
             self._decisions_due = self._clock.monotonic() + DECISIONS_EVERY  # also if a node does not answer
             self._forget_decisions(self._directory.snapshot())
 
     def keep_messages(self) -> None:
-        """Nodes know what messages do, as the configuration says it, on nodes that joined later, too."""
+        """Tells nodes what messages do, as the configuration says, including nodes that joined later."""
         self._messages.keep(self._directory.snapshot(), self._settings())
 
     def keep_proofs(self) -> None:
-        """Roots refuse unproven writes where the configuration wants it, on nodes that joined later, too."""
+        """Makes roots refuse unproven writes where the configuration wants it, including nodes that joined later."""
         self._proofs.keep(self._directory.snapshot(), self._settings())
 
 
 def _is_over(note: Json, now: float) -> bool:
-    """Whether a note of samples is one that nobody will read any more."""
+    """Whether nobody will read this note of samples any more."""
     at = note.get("at") if isinstance(note, dict) else None
     return not isinstance(at, int | float) or at < now - KEPT_SECONDS
 

@@ -48,7 +48,7 @@ from balancer.settings import BundleSettings, Settings
 
 log = structlog.get_logger()
 
-ATTEMPTS = 5  # at a commit that others keep overtaking
+ATTEMPTS = 5  # for a commit that others keep overtaking
 
 
 class Leading:
@@ -85,7 +85,7 @@ class Leading:
         self._lock = threading.Lock()  # commands come from the watcher and, at election, from the loop
 
     def close(self) -> None:
-        """Lets go of connections, once the leadership is over. Idempotent."""
+        """Releases connections, once the leadership is over. Idempotent."""
         self._guard.close()
 
     def start(self, action: Action, bundle: BundleSettings, also: Also = nothing_else) -> Migration:
@@ -129,9 +129,9 @@ class Leading:
         return self._recovery.forget(without_handed_over(snapshot))
 
     def quarantine(self, tablets: Sequence[int], failures: int) -> None:
-        """Leaves tablets alone whose migrations failed so often in a row, until an operator releases them.
+        """Quarantines tablets whose migrations failed this often in a row, until an operator releases them.
 
-        The tablet's state in the directory is the one truth of that: failures only lead to it.
+        The tablet's state in the directory is the only truth about that: failures only lead to it.
         """
         if not tablets:
             return
@@ -166,9 +166,9 @@ class Leading:
                 return
 
     def settle_orders(self, bundle: str, dues: Sequence[orders.Due], view: BundleView) -> None:
-        """Records which of the operators' orders have come to their end, and forgets old ones."""
+        """Records which of the operators' orders have ended, and forgets old ones."""
         snapshot = self._directory.snapshot()
-        # One that was withdrawn since the tick has looked at it stays so.
+        # One that was withdrawn since the tick looked at it stays withdrawn.
         standing = [one for one in dues if snapshot.plans.get(one.order.id) == one.order]
         changes: tuple[Change, ...] = (*orders.settled(standing, view), *plans.forgotten_orders(snapshot, bundle))
         if changes:
@@ -191,11 +191,11 @@ class Leading:
                 break
 
     def park(self, bundle: str, overrunning: frozenset[str]) -> None:
-        """Holds these migrations of a bundle at a safe point, and lets go on those it held before."""
+        """Holds these migrations of a bundle at a safe point, and resumes those it held before."""
         self.pool.park(bundle, overrunning)
 
     def answer_commands(self, snapshot: Snapshot) -> None:
-        """Carries out every command that waits, oldest first."""
+        """Carries out every waiting command, oldest first."""
         with self._lock:
             waiting = [command for command in snapshot.commands.values() if command.state is CommandState.WAITING]
             for command in sorted(waiting, key=lambda command: command.created):
@@ -217,7 +217,7 @@ class Leading:
             try:
                 decided = self._obey(decided, outcome, snapshot)
             except Conflict:
-                continue  # something moved meanwhile: nothing was done, and the command is looked at again
+                continue  # something moved meanwhile: nothing was done, and the command is retried
             self._answered(decided, outcome)
             return
         log.warning("a command waits: others keep changing what it touches", command=command)
@@ -263,7 +263,7 @@ class Leading:
         return command
 
     def _revive(self, revival: Revival, snapshot: Snapshot) -> tuple[Change, ...]:
-        """Makes the tablet ready on its new node, closed; what dies before the commit is repeated by a successor."""
+        """Makes the tablet ready on its new node, closed; a successor repeats what dies before the commit."""
         lost, revived = replacement(snapshot, revival.tablet, revival.node, former=revival.former)
         for migration in self.pool.running():
             record = snapshot.migrations.get(migration)
@@ -281,7 +281,7 @@ class Leading:
         return (*(Remove(RecordKind.TABLET, str(number)) for number in sorted(gone)), *map(Put, revived))
 
     def _take_back(self, command: Command, snapshot: Snapshot) -> None:
-        """What a leader before this one has made ready for a command that is refused now does not stay there."""
+        """Takes back what an earlier leader made ready for a command that is refused now."""
         context = CommandContext(snapshot, command.arguments, command.author, self._clock.now())
         try:
             if command.verb != "tablet-lost" or context.node().state is NodeState.LOST:
@@ -313,7 +313,7 @@ class Leading:
         return answers[-1]
 
     def _record(self, changes: tuple[Change, ...], snapshot: Snapshot, reason: str) -> bool:
-        """Writes what only explains; it is no reason to stop when that cannot be."""
+        """Writes what only explains; failing to write it is not a reason to stop."""
         try:
             self._commit(changes, snapshot, reason)
         except Fenced:

@@ -1,7 +1,7 @@
 """Counts what dead migrations have left on the nodes, from time to time, for the metric and its alert.
 
-Only looks: `balancer doctor` removes. Whatever is in the way of a look (a node out of reach, one without our schema) is
-told by the tick already, so it is passed over here.
+Only looks: `balancer doctor` removes. The tick already reports whatever prevents a look (a node out of reach, one
+without our schema), so it is ignored here.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ from balancer.polling.askers import SHARED
 log = structlog.get_logger()
 
 LOOK_SECONDS: Final = 600.0
-"""An orphan slot takes hours to fill a disk; a look is some catalogue queries on each node."""
+"""An orphan slot takes hours to fill a disk; a look is a few catalogue queries on each node."""
 
 
 class LeftoverWatch:
@@ -55,7 +55,7 @@ class LeftoverWatch:
                 with connection.cursor() as cursor:
                     if not installed(cursor):
                         return 0
-                # Before and after: what begins or ends while we look is nobody's leftover.
+                # Before and after: what begins or ends while we look is not a leftover.
                 running = _running(self._snapshot())
                 found = find_leftovers(connection)
         finally:

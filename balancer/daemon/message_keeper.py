@@ -1,7 +1,7 @@
 """Keeps every node ready for messages: roots, grants, and the statements that the bundles' files declare.
 
-The leader's housekeeping calls it. A node that joined, a file that changed, a role that was given rights: each is
-brought in line by the next look. A node that is known to be right is not asked again for a while.
+The leader's housekeeping calls it. A node that joined, a file that changed, a role that was given rights: the next look
+brings each in line. A node known to be right is not asked again for a while.
 """
 
 from contextlib import closing
@@ -21,7 +21,7 @@ from balancer.tables.message_switch import message_handlers, message_tables, tel
 log = structlog.get_logger()
 
 SECONDS = 600.0
-"""How long a node that was right is taken to be so."""
+"""How long a node that was right is assumed to stay right."""
 
 
 class MessageKeeper:

@@ -1,8 +1,8 @@
 """Rolls messages between shards forward: delivers what senders have left, gives up what is refused, forgets the rest.
 
-A job of the leader's calls `look` about once a second and again as long as there is something to do; once a minute it
-calls `forget`. Whoever does a step twice, or late, changes nothing: see `balancer.nodes.message_functions`. So a leader
-that has lost its leadership does no harm, and is refused by the nodes anyhow.
+One of the leader's jobs calls `look` about once a second, and again while there is something to do; once a minute it
+calls `forget`. A step done twice, or late, changes nothing: see `balancer.nodes.message_functions`. So a leader that
+has lost its leadership does no harm, and the nodes refuse it anyway.
 """
 
 import re
@@ -89,7 +89,7 @@ class MessageService:
         return done
 
     def forget(self, snapshot: Snapshot, *, kept: str = KEPT, after: str = "10 seconds") -> int:
-        """Takes outcomes out of inboxes by the rule of the argument; returns how many."""
+        """Removes outcomes from inboxes by the rule of the argument; returns how many."""
         total = 0
         for table in message_tables(snapshot):
             for node in _nodes(snapshot, [table]):
@@ -159,7 +159,7 @@ class MessageService:
     def _outcome(
         self, snapshot: Snapshot, table: Table, letter: mail.Letter, tickets: Mapping[str, datetime]
     ) -> tuple[str, str]:
-        """What the target's owner says; `waiting` where it cannot say anything now."""
+        """What the target's owner says; `waiting` if it cannot say anything now."""
         try:
             target = snapshot.table(letter.target)
             at = locate_key(snapshot, letter.target, parse_key(target, letter.key))
@@ -169,7 +169,7 @@ class MessageService:
             if at.node not in tickets:
                 return "waiting", f"node {at.node} does not answer"
             outcome, reason = self._deliver(table, tablet, letter, tickets[at.node])
-            # One that was refused for the last time, or for which an operator's patience has ended.
+            # One that was refused for the last time, or that an operator has given up on.
             if outcome == "refused" and letter.attempts is not None and letter.tries + 1 >= letter.attempts:
                 return self._give_up(table, target, tablet, letter, reason)
         except Fenced:
@@ -198,7 +198,7 @@ class MessageService:
         return outcome, why or ""
 
     def _reversed(self, table: Table, tablet: Tablet, letter: mail.Letter, reason: str) -> bool:
-        """False: the reversal is refused, and is tried again."""
+        """False: the reversal is refused, and will be retried."""
         trusted = self._addresses(tablet.node).trusts_owners
         try:
             with self._others_code(tablet) as cursor:
@@ -236,7 +236,7 @@ class MessageService:
         with self._connection(sender.node) as connection:
             ids = [one.id for _, one in known]
             left = mail.proven_left(connection, (sender.id, sender.epoch), leaf, ids)
-            # A sender that settles does not wait for the disk: a crash of it must not bring rows back after this.
+            # A sender that settles does not wait for the disk: its crash must not bring rows back after this.
             with node_transaction(connection, self._leadership.epoch, sender.node, durable=True) as cursor:
                 mail.flush_log(cursor)
         gone: dict[int, list[UUID]] = defaultdict(list)
@@ -268,7 +268,7 @@ class MessageService:
 
     @contextmanager
     def _at(self, tablet: Tablet) -> Iterator[Cursor]:
-        """A transaction on a tablet's owner, which has proven to be it."""
+        """A transaction on a tablet's owner, which has proven its ownership."""
         hold = mail.hold_statement((tablet.id, tablet.epoch))
         with (
             self._connection(tablet.node) as connection,
@@ -298,7 +298,7 @@ class MessageService:
 
 
 def _back_off(letter: mail.Letter) -> float:
-    """Seconds until a message that was refused is tried again."""
+    """Seconds until a refused message is retried."""
     return float(min(2 ** min(letter.tries, 20), LONGEST_WAIT))
 
 
@@ -314,7 +314,7 @@ def _roots(table: Table) -> tuple[Name, Name]:
 
 
 def _owner(snapshot: Snapshot, table: Table, node: str, which: int, partition: str) -> Tablet | None:
-    """Whose outbox (0) or inbox (1) a partition on a node is; None: of a tablet that has left, or of none."""
+    """Whose outbox (0) or inbox (1) a partition on a node is; None: a tablet's that has left, or none's."""
     found = re.search(r"_t(\d+)$", partition)
     tablet = snapshot.find_tablet(int(found[1])) if found else None
     if tablet is None or (tablet.node, tablet.table) != (node, table.id):

@@ -1,4 +1,4 @@
-"""Turns what migrations tell into metrics and log lines."""
+"""Turns what migrations report into metrics and log lines."""
 
 import structlog
 

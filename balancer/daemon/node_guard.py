@@ -6,13 +6,13 @@ What it does follows from the directory and the node's own rows alone, so any le
 - a node that is found to have gone back is recorded as rewound *first*. The record outlives everything, while each of
   the signs may be overwritten by what comes next;
 - a rewound node's claims that the directory has outdated are given away: the node says where the tablet is;
-- its own tablets are closed: it is still their owner, and acknowledged writes are missing in them. To go on as if
+- its own tablets are closed: it is still their owner, and acknowledged writes are missing in them. Carrying on as if
   nothing had happened would mix new writes with old state; only a person can say that this is better than waiting;
-- migrations of rewound and lost nodes are cancelled, where that is still possible, and ended, where they would wait for
-  ever or drop what may be the last copy;
-- a node that an operator has accepted (`balancer node rejoin`) is not rewound any more: what was closed is opened;
-- a node that is well gets a mark about once a minute, by which it will be known. Marks are written on many nodes at the
-  same time, over connections that are kept; one that hangs is not waited for.
+- migrations of rewound and lost nodes are cancelled where that is still possible, and ended where they would wait
+  forever or drop what may be the last copy;
+- a node that an operator has accepted (`balancer node rejoin`) is no longer rewound: what was closed is opened;
+- a healthy node gets a mark about once a minute, by which it will be recognised. Marks are written on many nodes at the
+  same time, over connections that are kept; nobody waits for one that hangs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -57,7 +57,7 @@ AUTHOR = "balancer"
 
 @dataclass(frozen=True, slots=True)
 class _Act:
-    """What is to be done about one claim. `owner` None: its own tablet."""
+    """What to do about one claim. `owner` None: its own tablet."""
 
     claim: Claim
     word: str  # close, open, give
@@ -82,15 +82,15 @@ class NodeGuard:
         self._clock = clock
         self._links = ConnectionHolder("guard")
         self._marking: dict[str, Question[None]] = {}
-        self._unguarded: dict[str, str] = {}  # why the last mark that has ended was not written, by node
+        self._unguarded: dict[str, str] = {}  # why the last finished mark was not written, by node
 
     def close(self) -> None:
-        """Lets go of connections. Idempotent."""
+        """Releases connections. Idempotent."""
         self._links.close()
 
     def look(self, poll: ClusterPoll, judged: Snapshot) -> Mapping[str, str]:
-        """Acts on what a poll has found by this snapshot. Returns why it could not, by node: that is tried again after
-        the next poll."""
+        """Acts on what a poll found, by this snapshot. Returns why it could not, by node: that is retried after the
+        next poll."""
         failed: dict[str, str] = {}
         for report in poll.nodes.values():
             try:
@@ -115,7 +115,7 @@ class NodeGuard:
 
         A move whose target is lost, or has forgotten the tablet, must not drop the source's rows: they may be all that
         is left. One whose source is lost cannot be cleaned up. One whose source is rewound can: that node's claims are
-        settled as any other's.
+        settled like any other's.
         """
         snapshot = self._directory.snapshot()
         lost = {node.id for node in snapshot.nodes.values() if node.state is NodeState.LOST}
@@ -161,7 +161,7 @@ class NodeGuard:
     def _forgotten(self, report: NodeAnswer, answer: NodePoll, judged: Snapshot) -> str:
         """Which tablet the node does not know although it had opened it; empty: none.
 
-        It may have gone back by less than the time between two polls: then nothing else tells.
+        It may have gone back by less than the time between two polls: then nothing else reveals it.
         """
         suspected = [found.tablet for found in report.disagreements if found.kind in _UNKNOWN]
         suspected += [
@@ -185,7 +185,7 @@ class NodeGuard:
     def _record(self, name: str, why: str, generation: int) -> None:
         def propose(snapshot: Snapshot) -> tuple[Transaction | None, bool]:
             node = snapshot.nodes[name]
-            if node.rewound or node.generation != generation:  # an operator has accepted it since it was looked at
+            if node.rewound or node.generation != generation:  # an operator has accepted it since the poll
                 return None, False
             changed = Put(replace(node, rewound=why))
             reason = f"node {node.id} has gone back in time: {why}"
@@ -225,7 +225,7 @@ class NodeGuard:
             close_tablet(cursor, row, node, epoch, LOCK_TIMEOUT)
 
     def _drop_triggers(self, connection: Connection, node: str, row: OwnedTablet) -> None:
-        """They are disabled already; dropping them waits for readers and need not succeed."""
+        """They are already disabled; dropping them waits for readers and need not succeed."""
         try:
             with node_transaction(connection, self._leadership.epoch, node) as cursor:
                 drop_fence(cursor, row.partitions, LOCK_TIMEOUT)
@@ -235,7 +235,7 @@ class NodeGuard:
     def _marked(self, nodes: Iterable[str]) -> dict[str, str]:
         """Waits a moment for the marks that are being written on these nodes; why some are not, by node.
 
-        What was in the way of a node's last mark is said until the next one has ended: it may wait for the same.
+        What was in the way of a node's last mark is reported until the next one has ended: it may wait for the same.
         """
         nodes = list(nodes)
         marking = {node: self._marking[node] for node in nodes if node in self._marking}
@@ -277,7 +277,7 @@ def _upgrade(connection: Connection, answer: NodePoll) -> None:
 
 
 def _opened(snapshot: Snapshot, tablet: int) -> bool:
-    """Whether its owner has opened it for sure: no migration has it, or one that only cleans up."""
+    """Whether its owner has certainly opened it: no migration has it, or one that only cleans up."""
     record = snapshot.migration_of(tablet)
     return record is None or (record.state == State.RETIRING and record.operation is MigrationKind.MOVE)
 

@@ -1,4 +1,4 @@
-"""Tells systemd how we are (`Type=notify` with a watchdog); silence everywhere else."""
+"""Tells systemd how we are (`Type=notify` with a watchdog); silent everywhere else."""
 
 import os
 import socket
@@ -30,14 +30,14 @@ class Notifier:
         self._send(f"STATUS={status}")
 
     def alive(self) -> None:
-        """To be called as long as the loop makes progress; sends no more often than the watchdog needs."""
+        """To be called while the loop makes progress; sends no more often than the watchdog needs."""
         now = self._clock.monotonic()
         if self._watchdog is not None and now - self._last_alive >= self._watchdog:
             self._last_alive = now
             self._send("WATCHDOG=1")
 
     def stopping(self) -> None:
-        """We have been asked to end, and do."""
+        """We have been asked to stop, and are stopping."""
         self._send("STOPPING=1")
 
     def _send(self, message: str) -> None:

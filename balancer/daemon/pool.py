@@ -1,7 +1,7 @@
-"""The migrations that run under one leadership: a thread each. They end with it; a successor goes on with them.
+"""The migrations that run under one leadership: a thread each. They end with it; a successor continues them.
 
-The daemon makes a pool when it is elected and closes it when it is deposed. How much may run at once is decided by the
-policies' budgets before a migration begins; here everything that is journaled is carried out.
+The daemon makes a pool when it is elected and closes it when it is deposed. The policies' budgets decide how much may
+run at once, before a migration begins; here everything that is journaled is carried out.
 """
 
 import threading
@@ -51,7 +51,7 @@ class MigrationPool:
         self._runners: dict[str, Runner] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._parked: dict[str, frozenset[str]] = {}  # bundle → migrations that wait for their window
-        self._paused: set[str] = set()  # by operators: a window that opens does not let these go on
+        self._paused: set[str] = set()  # by operators: an opening window does not resume these
         self._closing = threading.Event()
 
     def recover(self) -> int:
@@ -63,7 +63,7 @@ class MigrationPool:
         return len(found)
 
     def start(self, migration: Migration, word: str = "") -> None:
-        """Carries out a journaled migration in a thread of its own; `word` is what an operator said of it before."""
+        """Carries out a journaled migration in a thread of its own; `word` is what an operator said about it before."""
         runner = Runner(
             self._directory,
             self._leadership,
@@ -85,7 +85,7 @@ class MigrationPool:
         thread.start()
 
     def steer(self, verb: str, migration: str) -> None:
-        """`cancel`, `pause` or `resume`; raises `Refused` where that is not possible."""
+        """`cancel`, `pause` or `resume`; raises `Refused` if that is not possible."""
         with self._lock:
             runner = self._runners.get(migration)
         if runner is None:
@@ -112,7 +112,7 @@ class MigrationPool:
             log.info("an operator's word comes too late", verb=word, migration=migration, error=str(error))
 
     def park(self, bundle: str, overrunning: frozenset[str]) -> None:
-        """Holds these migrations of a bundle at a safe point; those it held before and that are not among them go on.
+        """Holds these migrations of a bundle at a safe point; resumes those it held before that are not among them.
 
         Called at every tick: what was resumed after an interruption is held again.
         """
@@ -126,7 +126,7 @@ class MigrationPool:
             steered[migration].resume(migration)
 
     def running(self) -> frozenset[str]:
-        """The ids of those that run."""
+        """The ids of the running ones."""
         with self._lock:
             return frozenset(self._threads)
 
@@ -151,7 +151,7 @@ class MigrationPool:
                     self._paused.discard(migration.id)
 
     def _attempt(self, runner: Runner, migration: str) -> float | None:
-        """After how many seconds to try again; None: it has ended, or we no longer lead."""
+        """Seconds until the retry; None: it has ended, or we no longer lead."""
         again_in = RETRY_SECONDS
         try:
             last = runner.run(migration)
@@ -161,7 +161,7 @@ class MigrationPool:
         except BalancerError as error:
             log.warning("migration interrupted", error=str(error))
         except Exception:
-            # The thread's last boundary: a defect in one step must not leave a journaled migration to nobody.
+            # The thread's last boundary: a bug in one step must not orphan a journaled migration.
             log.exception("migration interrupted unexpectedly")
             again_in = DEFECT_SECONDS
         else:
@@ -173,4 +173,4 @@ class MigrationPool:
         try:
             return self._settings_of(bundle)
         except UserError:
-            return MigrationSettings()  # the bundle was taken out of the configuration: what runs is still finished
+            return MigrationSettings()  # the bundle was removed from the configuration: running work is still finished

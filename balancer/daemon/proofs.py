@@ -1,7 +1,7 @@
 """Keeps the roots of every node as `require_proof` wants them. The leader's housekeeping calls it.
 
-A node that joined, a setting that changed, a root that somebody made once more: each is brought in line by the next
-look. A node that is known to be right is not asked again for a while.
+A node that joined, a setting that changed, a root that somebody made again: the next look brings each in line. A node
+known to be right is not asked again for a while.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ from balancer.settings import BundleSettings, Settings
 log = structlog.get_logger()
 
 SECONDS = 600.0
-"""How long a node that was right is taken to be so."""
+"""How long a node that was right is assumed to stay right."""
 
 Wanted = Mapping[Name, bool]
 

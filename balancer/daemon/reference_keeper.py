@@ -1,9 +1,9 @@
 """Keeps the copies of reference tables on every node of a bundle. The leader calls it with each tick of a bundle.
 
-What is wanted follows from the directory alone (`polling.reference_streams`), and what is there is known by its names:
-so any leader may repeat it at any time. A copy that is missing, whose stream is lost, whose node or home has gone back
-in time and was accepted, or whose home has changed, is filled again; streams that nobody should have are taken away. A
-home that is being moved is left to its migration, a node out of reach to the next look.
+What is wanted follows from the directory alone (`polling.reference_streams`), and what exists is known by its names: so
+any leader may repeat it at any time. A copy that is missing, whose stream is lost, whose node or home has gone back in
+time and was accepted, or whose home has changed, is filled again; streams that should not exist are removed. A home
+that is being moved is left to its migration, a node out of reach to the next look.
 """
 
 from collections import Counter
@@ -91,7 +91,7 @@ class ReferenceKeeper:
         self._refusals[bundle] = refusals
 
     def _try(self, links: Links, node: str, work: Callable[[], None]) -> BalancerError | None:
-        """Why it was not done; None: it was."""
+        """Why it was not done; None: it was done."""
         try:
             work()
         except Fenced:
@@ -176,7 +176,7 @@ class ReferenceKeeper:
             return read_streams(links.control(node))
 
     def _tidy(self, links: Links, bundle: str, node: str) -> None:
-        """Takes away what is nobody's: of a former home, of a node that has left, of a table that is gone.
+        """Removes what belongs to nobody: to a former home, a node that has left, a table that is gone.
 
         The newest snapshot decides: a home may have moved since this look began.
         """

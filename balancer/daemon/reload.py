@@ -2,8 +2,8 @@
 
 Kubernetes swaps a symbolic link, editors rename, people copy: all of them change what the files say, which is what is
 compared; while the file system says that nothing has changed, nothing is read. A wrong configuration is never used: the
-old one stays, and the mistake is reported until it is mended. So it is with a bundle whose file has vanished: a volume
-that is not mounted looks the same as a bundle that was given up.
+old one stays, and the mistake is reported until it is fixed. The same goes for a bundle whose file has vanished: a
+volume that is not mounted looks the same as a bundle that was given up.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ Marks = tuple[tuple[str, int, int, int, int], ...]
 
 
 def changed_bundles(before: Settings, after: Settings) -> list[str]:
-    """Those for which something is new: of their own file, or for all of them."""
+    """Those for which something is new: in their own file, or for all of them."""
     if before.daemon != after.daemon:
         return list(after.bundles)
     return [name for name, bundle in after.bundles.items() if before.bundles.get(name) != bundle]
 
 
 class ConfigurationWatch:
-    """Keeps the settings in force and says when there are others."""
+    """Keeps the settings in force and says when they have changed."""
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self.settings = settings
@@ -41,11 +41,11 @@ class ConfigurationWatch:
         self.error = ""
         """What is wrong with the newest files; empty: nothing."""
         self._settled: Marks | None = None
-        """The marks of files that were read long after their last change: while they stay, nobody need read again."""
+        """The marks of files read long after their last change: while they stay, there is no need to read again."""
         self._fingerprint = self._read()
 
     def changed(self) -> bool:
-        """Whether the files say something else than when they were last read."""
+        """Whether the files differ from when they were last read."""
         marks = self._marks()
         if marks == self._settled:
             return False
@@ -59,7 +59,7 @@ class ConfigurationWatch:
     def reload(self, confirmed: bool = False) -> bool:
         """Reads the files; True if what they say is in force now, False if the old settings stay (see `error`).
 
-        `confirmed`: somebody asked for it, so that a bundle whose file is gone was taken away and not lost.
+        `confirmed`: somebody asked for it, so a bundle whose file is gone was removed and not lost.
         """
         self._fingerprint = self._read()
         self._settled = None
@@ -69,7 +69,7 @@ class ConfigurationWatch:
         except BalancerError as error:
             self.error = str(error)
         except Exception as error:
-            # Whatever a file makes the parsers do, the instance lives on with what it had.
+            # Whatever a file makes the parsers do, the instance continues with what it had.
             log.exception("the configuration could not be read because of a defect")
             self.error = f"{self.settings.file} could not be read because of a defect: {type(error).__name__}"
         if self.error:
@@ -78,7 +78,7 @@ class ConfigurationWatch:
         return True
 
     def _missing(self, read: Settings, confirmed: bool) -> str:
-        """What was there and is gone, in one sentence; empty: nothing, or somebody wants it so."""
+        """What was there and is gone, in one sentence; empty: nothing, or somebody wants it that way."""
         gone = sorted(self.settings.bundles.keys() - read.bundles.keys())
         folder = read.file.parent / read.daemon.bundles
         if gone and not folder.is_dir():
@@ -91,11 +91,11 @@ class ConfigurationWatch:
         return ""
 
     def waits_for_restart(self) -> list[str]:
-        """Keys of `balancer.toml` that say something else than when the instance was started, and need a new start."""
+        """Keys of `balancer.toml` that differ from when the instance was started, and need a restart."""
         return waits_for_restart(self._started, self.settings.daemon)
 
     def _marks(self) -> Marks:
-        """What the file system says of the files; follows links, so it notices when one is swapped."""
+        """What the file system says about the files; follows links, so it notices when one is swapped."""
         return tuple(self._mark(file) for file in self._files())
 
     @staticmethod
@@ -112,7 +112,7 @@ class ConfigurationWatch:
             digest.update(os.fsencode(file) + b"\0" + self._content(file) + b"\0")
         return digest.digest()
 
-    # Every second of an instance's life: without paths as objects, which would take most of the time.
+    # Runs every second of an instance's life: without path objects, which would take most of the time.
 
     def _files(self) -> Iterator[str]:
         here, daemon = self.settings.file.parent, self.settings.daemon

@@ -42,7 +42,7 @@ def run(settings: Settings, clock: Clock | None = None) -> None:
     _spare_memory()
     daemon = Daemon(settings, clock or SystemClock())
     server = ApiServer(create_app(daemon, settings.daemon.http), settings.daemon.http)
-    # First: with an address that cannot be had nothing else begins. Until the directory is open, `/readyz` says so.
+    # First: if the address is not available, nothing else begins. Until the directory is open, `/readyz` says so.
     server.start()
     try:
         daemon.start()
@@ -51,13 +51,13 @@ def run(settings: Settings, clock: Clock | None = None) -> None:
         while not signals.ended.wait(STEP_SECONDS):
             _step(daemon, signals)
     finally:
-        daemon.hand_over()  # before anything that may take its time
+        daemon.hand_over()  # before anything that may take time
         server.stop()
         daemon.stop()
 
 
 def _step(daemon: Daemon, signals: Signals) -> None:
-    """What fails in here (no descriptor is left, a disk is full) is tried again in a second.
+    """What fails in here (no file descriptors left, a full disk) is retried in a second.
 
     A step that never succeeds does not feed the supervisor's watchdog, which then decides.
     """
@@ -73,8 +73,8 @@ def _step(daemon: Daemon, signals: Signals) -> None:
 def _spare_memory() -> None:
     """Two arenas for all threads.
 
-    By default glibc gives threads arenas of their own, each of which keeps what it needed once: with a million tablets
-    a third of the process. Another C library than glibc has no such setting, and needs none.
+    By default glibc gives threads arenas of their own, each of which keeps what it once needed: with a million tablets
+    a third of the process. Other C libraries have no such setting, and need none.
     """
     try:
         set_option = ctypes.CDLL(None).mallopt
@@ -87,7 +87,7 @@ _ARENAS = -8  # M_ARENA_MAX of malloc.h
 
 
 def _spare_the_collector() -> None:
-    """Looks for cycles of garbage more rarely, and not among what start-up has made.
+    """Collects garbage cycles less often, and not among the objects that start-up made.
 
     A poll makes tens of thousands of short-lived rows; with the default threshold that search is a fifth of its work.
     """

@@ -1,16 +1,16 @@
 """Lets the instances of a directory agree on who should lead it, without touching how a leader is elected.
 
 Only `campaign` calls this, in its one thread: it asks `stands` before it campaigns and `hands_over` while it leads.
-What follows from the answers is a campaign or a resignation, as they always were: the epoch is raised by elections
-alone, and a wrong answer here costs time and never safety. The decisions are in `policies.leader_choice`.
+What follows from the answers is an ordinary campaign or resignation: only elections raise the epoch, and a wrong answer
+here costs time, never safety. The decisions are in `policies.leader_choice`.
 
 Three rules:
 
-- An instance that is not the wanted one stays back while nobody leads, for half a session. Otherwise a leader that
-  hands over would win its own election again, or a third one would.
+- An instance that is not the wanted one holds back for half a session while nobody leads. Otherwise a leader that hands
+  over would win its own election again, or a third one would.
 - The wanted one must have been the same for `settle`, by the notes of this very moment: an instance that comes and goes
-  changes nothing, and none is chosen that has just said that it cannot.
-- A leadership counts as failed from its first moment until it has lasted, so that a process that dies of leading finds
+  changes nothing, and one that has just said that it cannot lead is not chosen.
+- A leadership counts as failed from its first moment until it has lasted, so that a process killed by leading finds
   that number in its own note when it comes back, and rests.
 """
 
@@ -43,7 +43,7 @@ log = structlog.get_logger()
 BEATS = 4  # per session
 ABSENT = 0.75  # of a session: before the servers let anybody else in, a dead leader is known to be absent
 STAY_BACK = 0.5  # of a session
-LASTED = 10.0  # times `lead_at_least`: a leadership that has lasted so long is none that failed
+LASTED = 10.0  # times `lead_at_least`: a leadership that has lasted this long did not fail
 
 
 class Spreader:
@@ -93,11 +93,11 @@ class Spreader:
 
     @property
     def longest_wait(self) -> float:
-        """Seconds for which a campaign may go on before it asks again: signs of life come in between."""
+        """Seconds for which a campaign may continue before it asks again: signs of life come in between."""
         return min(1.0, self._session / BEATS)
 
     def stands(self) -> bool:
-        """Whether to stand for election now. The directory is asked."""
+        """Whether to stand for election now. Asks the directory."""
         if not self._on():
             return True
         now = self._clock.monotonic()
@@ -112,13 +112,13 @@ class Spreader:
             if leader == self._handed:
                 self._handed, self._declined[leader] = "", 0
             return False
-        # Nobody leads. The newest notes decide: the one that resigned may have left for good and taken its note along.
+        # Nobody leads. The newest notes decide: the one that resigned may have left for good and removed its note.
         self._look()
         since = self._leaderless_since = now if self._leaderless_since is None else self._leaderless_since
         return self._stands(now - since)
 
     def won(self, epoch: int) -> None:
-        """A leadership begins. Until it has lasted it counts as one that failed."""
+        """A leadership begins. Until it has lasted, it counts as failed."""
         now = self._clock.monotonic()
         if self._handed:
             self._declined[self._handed] = self._declined.get(self._handed, 0) + 1
@@ -141,7 +141,7 @@ class Spreader:
         return self._say() and self._verdict.now
 
     def ended(self, *, failed: bool) -> None:
-        """The leadership is over. `failed`: not because we wanted it to be."""
+        """The leadership is over. `failed`: not because we wanted it."""
         now = self._clock.monotonic()
         self._leading_since = None
         if failed:
@@ -158,7 +158,7 @@ class Spreader:
         self._handed = self._wanted
 
     def leave(self) -> None:
-        """This instance stands no more: nobody needs to wait for it. Idempotent."""
+        """This instance no longer stands: nobody needs to wait for it. Idempotent."""
         if self._beats:
             self._beats, self._spread = 0, None
             try:
@@ -185,7 +185,7 @@ class Spreader:
         return on
 
     def _say(self) -> bool:
-        """Tells the others how we stand, as far as the directory can be reached; whether it could."""
+        """Tells the others how we stand, if the directory can be reached; returns whether it could."""
         if not self._on():
             return False
         try:
@@ -196,7 +196,7 @@ class Spreader:
         return True
 
     def _beat(self) -> None:
-        """Says that we are here, and looks who else is."""
+        """Says that we are here, and checks who else is."""
         now = self._clock.monotonic()
         self._due = now + self._session / BEATS
         notes = self._read()
@@ -218,7 +218,7 @@ class Spreader:
         return notes
 
     def _begin(self, notes: list[InstanceNote], now: float) -> None:
-        """What our former process has left: one that died while it led begins with a rest."""
+        """What our previous process left: one that died while leading begins with a rest."""
         own = next((note for note in notes if note.name == self._me), None)
         self._failures = 0 if own is None else own.failures
         self._rests_until = now + rest_after(self._failures, self._daemon().leadership.settle)
@@ -249,7 +249,7 @@ class Spreader:
         term = Term(
             me=self._me,
             wanted=self._wanted,
-            # Until its last sign of life: what is not known to be alive is not counted.
+            # Until its last sign of life: time in which it is not known to be alive does not count.
             wanted_for=(self._attendance.last_sign(self._wanted) or 0.0) - self._wanted_since,
             led_for=now - self._leading_since,
             under_way="" if self._wanted == self._me else self._under_way(),
@@ -279,5 +279,5 @@ class Spreader:
 
 
 def group_of(url: str) -> str:
-    """What the choice is made for: the directory's whole path, which is the same whatever servers are named."""
+    """What the choice is made for: the directory's full path, which is the same whichever servers are named."""
     return urlsplit(url).path.strip("/")

@@ -1,7 +1,6 @@
-"""An admitted action becomes a journaled migration. Called for ticks and for operators' commands, under a leader only.
+"""Turns an admitted action into a journaled migration. Called for ticks and for operators' commands, only by a leader.
 
-Nothing is decided here but what needs a node: at which keys a range is cut where the policy only says into how many
-parts.
+Decides only what needs a node: at which keys to cut a range if the policy only says into how many parts.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,15 +32,15 @@ class Beginner:
         self._clock = clock
 
     def begin(self, action: Action, bundle: BundleSettings, also: Also = nothing_else) -> Migration:
-        """Journals the migration, with whatever else belongs into the same commit.
+        """Journals the migration, with whatever else belongs in the same commit.
 
-        Raises one of our errors where that is not possible.
+        Raises one of our errors if that is not possible.
         """
         begin = {ActionKind.MOVE: self._move, ActionKind.EXPIRE: self._expire}.get(action.kind, self._reshard)
         return begin(action, bundle, also)
 
     def _move(self, action: Action, bundle: BundleSettings, also: Also) -> Migration:
-        # The copies of a reference table are streamed already.
+        # The copies of a reference table are already streamed.
         streamed = self._directory.snapshot().table(action.table).everywhere
         return begin_move(
             self._directory,

@@ -16,12 +16,12 @@ from apscheduler.triggers.base import BaseTrigger
 
 from balancer.clock import Clock
 
-LATE = 2.0  # intervals without a run after which the wall clock is not believed any more
+LATE = 2.0  # intervals without a run after which the wall clock is no longer trusted
 LANES = 32  # bundles that may tick at the same moment; a slow one holds up nobody else
 
 
 class Every(BaseTrigger):  # type: ignore[misc]  # APScheduler ships no types
-    """Due every so many seconds, and once for all that was missed.
+    """Due every this many seconds, and once for everything that was missed.
 
     APScheduler's own interval walks through every missed moment before it coalesces them: after a jump of the wall
     clock by years (a machine whose clock was not set at boot) that takes minutes and gigabytes.
@@ -56,12 +56,12 @@ class Ticker:
         self._again: set[str] = set()
 
     def start(self) -> None:
-        """Begins; functions that were added before run at once."""
+        """Starts; functions that were added before run at once."""
         self._scheduler.start()
 
     def set(self, jobs: Mapping[str, tuple[float, Callable[[], None]]]) -> None:
         """Makes these the functions to call (name → interval in seconds, function); others are no longer called. Those
-        that are called already, at the same interval, go on as they were."""
+        already called at the same interval continue unchanged."""
         with self._lock:
             known = set(self._intervals)
         for name in known - set(jobs):
@@ -87,7 +87,7 @@ class Ticker:
             )
 
     def run_soon(self, name: str) -> None:
-        """Makes a function due at once, or as soon as its present run is over: it never overlaps itself."""
+        """Makes a function due at once, or as soon as its current run is over: it never overlaps itself."""
         with self._lock:
             if name in self._running:
                 self._again.add(name)
@@ -95,7 +95,7 @@ class Ticker:
         try:
             self._scheduler.modify_job(name, next_run_time=self._clock.now())
         except JobLookupError:
-            return  # it was taken away
+            return  # it was removed
 
     def nudge(self) -> list[str]:
         """Makes due what is late by the monotonic clock; returns the names of those."""
@@ -113,9 +113,10 @@ class Ticker:
         return late
 
     def stop(self) -> None:
-        """Waits for what runs and calls nothing more. Idempotent."""
+        """Waits for what is running and calls nothing more. Idempotent."""
         if self._scheduler.running:
-            # Not waiting in there: it would keep its locks, and a function whose end asks for another run needs them.
+            # Does not wait in there: it would keep its locks, which a function that asks for another run at its end
+            # needs.
             self._scheduler.shutdown(wait=False)
             self._lanes.shutdown(wait=True)
 

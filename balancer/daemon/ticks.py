@@ -1,4 +1,4 @@
-"""The ticks of all bundles: each has its own poller and memory, and its newest state is kept for those who ask."""
+"""The ticks of all bundles: each has its own poller and memory, and its newest state is kept for anyone who asks."""
 
 import threading
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 
 class Surroundings(Protocol):
-    """What a tick needs of the daemon."""
+    """What a tick needs from the daemon."""
 
     @property
     def leading(self) -> Leading | None: ...
@@ -84,7 +84,7 @@ class Ticks:
         return self._leader
 
     def ask(self, bundle: str) -> None:
-        """Lets the next plan of a bundle be recorded with its inputs, whatever it proposes."""
+        """Has the next plan of a bundle recorded with its inputs, whatever it proposes."""
         with self._lock:
             self._asked.add(bundle)
 
@@ -93,7 +93,7 @@ class Ticks:
         settings = self._around.settings()
         bundle = settings.bundles.get(name)
         if bundle is None:
-            return  # it was taken out of the configuration a moment ago
+            return  # it was removed from the configuration a moment ago
         snapshot = self._around.follower().snapshot
         try:
             kept = self._bundle(settings, bundle)
@@ -118,7 +118,7 @@ class Ticks:
             self._around.recorder.forget(name)
 
     def leave_alone(self, bundles: Iterable[tuple[BundleSettings, str]]) -> None:
-        """Bundles that have a file here and belong to another directory, each with why: that is their state."""
+        """Bundles that have a file here but belong to another directory, each with the reason, which is their state."""
         now = self._clock.now()
         told = {bundle.name: left_alone(bundle, why, now) for bundle, why in bundles}
         with self._lock:
@@ -155,7 +155,7 @@ class Ticks:
             log.warning("tick failed", error=str(error))
             return failed_tick(bundle, str(error), self._clock.now())
         except Exception as error:
-            # The last boundary of a tick: a defect in one bundle's tick must not end the others'.
+            # The last boundary of a tick: a bug in one bundle's tick must not end the others'.
             log.exception("tick failed unexpectedly")
             return failed_tick(bundle, f"a defect: {type(error).__name__}: {error}", self._clock.now())
 

@@ -13,7 +13,7 @@ from balancer.tables.import_record import imports_in
 
 
 def leaders_work(directory: Directory, references: ReferenceKeeper | None) -> str:
-    """What a change of the leader would interrupt at this moment; the directory is asked."""
+    """What a change of the leader would interrupt at this moment; asks the directory."""
     copies = [] if references is None else references.filling()
     return under_way(directory.snapshot(), changes_of(directory), copies)
 
@@ -45,7 +45,8 @@ def _all(snapshot: Snapshot, changes: Iterable[SchemaChange], copies: Iterable[s
 def why_unfit(bundles: Iterable[str], states: Mapping[str, BundleState]) -> str:
     """Why this instance should not lead, by its own looks at the nodes; empty: it could.
 
-    Less than half of the nodes: one that is down is down for everybody, a host that is cut off misses most of them.
+    If it sees less than half of the nodes: one that is down is down for everybody, a host that is cut off misses most
+    of them.
     """
     for bundle in sorted(bundles):
         if bundle not in states:

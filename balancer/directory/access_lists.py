@@ -1,7 +1,7 @@
-"""Who may do what with a znode: the access lists that we give, and what is wrong with those that are found.
+"""Who may do what with a znode: the access lists that we set, and what is wrong with those that we find.
 
-The writer (daemons, operators) may do everything, the reader (applications) may read. Applications write in two places
-alone, into znodes that the writer has made for them: notes of key samples (`notes/samples/client-…`) and the counts of
+The writer (daemons, operators) may do everything, the reader (applications) may read. Applications write in only two
+places, into znodes that the writer has made for them: notes of key samples (`notes/samples/client-…`) and the counts of
 id blocks (`ids/<table>`). They can neither create nor delete a znode anywhere. Without credentials everything is open.
 """
 
@@ -26,20 +26,20 @@ class AccessLists:
 
     def __init__(self, credentials: Credentials) -> None:
         self.closed = credentials.scheme is not Scheme.NONE or credentials.certificate is not None
-        """Whether what we create is kept from strangers."""
+        """Whether what we create is closed to strangers."""
         self.knows_writer = credentials.scheme is not Scheme.NONE and bool(credentials.reader_user)
-        """Whether we are told apart from readers: a client that has one credential may be either."""
+        """Whether we can be told apart from readers: a client with a single credential may be either."""
         self.map = self._list(credentials, Permissions.READ)
         self.slot = self._list(credentials, Permissions.READ | Permissions.WRITE)
 
     def adopt(self, of_map: Sequence[ACL], of_slot: Sequence[ACL]) -> bool:
-        """Goes on giving the lists that the directory has, where we are its writer and were not told the reader: what
-        an operator's command creates must stay readable to applications. Returns whether it does."""
+        """Keeps using the lists that the directory has, if we are its writer and were not told the reader: what an
+        operator's command creates must stay readable to applications. Returns whether it does."""
         if not self.closed or self.knows_writer:
             return False
         for found, most in ((of_map, Permissions.READ), (of_slot, Permissions.READ | Permissions.WRITE)):
             others = [entry for entry in found if entry != self.map[0]]
-            # Anybody who may do more than a reader is no reader: that is named, not repeated.
+            # Anybody who may do more than a reader is not a reader: that is reported, not repeated.
             if len(others) == len(found) or any(one.id.scheme == "world" or one.perms & ~most for one in others):
                 return False
         self.map, self.slot = list(of_map), list(of_slot)
@@ -58,7 +58,7 @@ class AccessLists:
         return [*own, ACL(reader, other)]
 
     def strangers(self, found: Sequence[ACL], *, slot: bool) -> Iterator[tuple[str, str]]:
-        """Who may do what that they should not, each as two parts of a sentence."""
+        """Who may do what they should not, each as two parts of a sentence."""
         known = {entry.id: entry.perms for entry in (self.slot if slot else self.map)} if self.knows_writer else {}
         for entry in found:
             everybody = entry.id.scheme == "world"
@@ -70,13 +70,13 @@ class AccessLists:
                 yield "everybody" if everybody else _named(entry.id), words
 
     def right(self, found: Sequence[ACL], *, slot: bool) -> bool:
-        """Whether a list is exactly the one that we give."""
+        """Whether a list is exactly the one that we set."""
         wanted = self.slot if slot else self.map
         return sorted((one.id, one.perms) for one in found) == sorted((one.id, one.perms) for one in wanted)
 
 
 def _id(scheme: Scheme, user: str, password: str) -> Id | None:
-    """Whom a list names; None: the server is to write down whom it knows us as."""
+    """Whom a list names; None: the server fills in whom it knows us as."""
     if scheme is Scheme.DIGEST:
         return Id("digest", make_digest_acl_credential(user, password))
     return Id("sasl", user) if scheme is Scheme.SASL and user else None

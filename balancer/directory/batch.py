@@ -1,7 +1,7 @@
 """A commit made ready to be written: checked, applied, encoded, measured. The same for every backend.
 
-`prepare` is pure. What it gives is complete: a backend writes it in one atomic request, conditional on the version
-before it and on the leader's epoch, and adds nothing of its own.
+`prepare` is pure. Its result is complete: a backend writes it in one atomic request, conditional on the version before
+it and on the leader's epoch, and adds nothing of its own.
 """
 
 import struct
@@ -31,7 +31,7 @@ from balancer.errors import Refused, TooLarge
 from balancer.policies.hash_leaves import Leaf
 
 LOG_KEPT = 2000
-"""Commits kept in the log: what a client that was away may catch up on without loading everything again."""
+"""Commits kept in the log: a client that was away can catch up on these without loading everything again."""
 
 MAX_REQUEST = 512 * 1024
 """Bytes of one request. ZooKeeper drops the connection at 1,048,575, which looks like an unknown outcome; half of it
@@ -57,7 +57,7 @@ class DirectoryRoot:
     epoch: int = 0  # of the leader, from where the backend keeps it; not part of the document
     importing: bool = False
     news: bytes = b""
-    """The newest log entry once more, where it is small: a follower one version behind needs no second read."""
+    """The newest log entry again, if it is small: a follower one version behind needs no second read."""
 
     def pack(self) -> bytes:
         document = pack(
@@ -112,7 +112,7 @@ class Batch:
         return self.root.version
 
     def size(self) -> int:
-        """About how many bytes the request will have."""
+        """Roughly how many bytes the request will have."""
         written = (self.created_pages, self.changed_pages, self.created_records, self.changed_records)
         parts = [len(data) for mapping in written for data in mapping.values()]
         others = len(self.dropped_pages) + len(self.removed_records) + len(self.trimmed) + 3
@@ -123,7 +123,7 @@ class Batch:
 def prepare(view: Snapshot, first: int, transaction: Transaction, at: float) -> Batch:
     """The batch that takes `view` one version further; `first` is the oldest commit the log has.
 
-    Raises `Refused`, `Conflict` (removing what is not there) or `TooLarge`.
+    Raises `Refused`, `Conflict` (removing what does not exist) or `TooLarge`.
     """
     invariants.check(view, transaction.changes)
     version = view.version + 1
@@ -203,7 +203,7 @@ class Contents:
 
 
 def contents_of(records: Sequence[Record], version: int) -> Contents:
-    """A directory made of these records at this version; lawfulness is for the caller to check, except for gaps
+    """A directory made of these records at this version; the caller checks that they are lawful, except for gaps
     between tablets: a page cannot even express one."""
     plain = [record for record in records if not isinstance(record, Tablet)]
     tables: dict[int, list[Tablet]] = defaultdict(list)

@@ -1,7 +1,7 @@
 """Records as JSON documents and as bytes, versioned. Every stored document says which format it is in.
 
-A document of another format is refused, not guessed at; fields that are missing take their defaults, so that an older
-document is read by newer software. `export` and `history` show the same documents to people. Nothing here does I/O.
+A document of another format is refused, not guessed at; missing fields take their defaults, so that newer software
+reads older documents. `export` and `history` show the same documents to people. Nothing here does I/O.
 """
 
 import json
@@ -50,25 +50,25 @@ from balancer.policies.hash_leaves import Leaf
 from balancer.policies.keys import KeyType
 
 FORMAT = 2
-"""Of stored bytes, their first byte. Raise it with every change that older software would misread."""
-_FORMATS = range(1, 32)  # the only ones there will be: what is above them begins a text, not one of our documents
+"""The first byte of stored bytes. Raise it with every change that older software would misread."""
+_FORMATS = range(1, 32)  # the only ones there will ever be: anything above begins a text, not one of our documents
 _RAW, _DEFLATED = 0, 1
 COLD = b"\2"
-"""Instead of `_RAW`, of a record that is over: see `lazy_records`. Read as raw by those who do not know it."""
-_COMPRESS_ABOVE = 1024  # bytes: the log entry of a few tablets is written and read as it is
+"""Instead of `_RAW`, for a record that is over: see `lazy_records`. Software that does not know it reads it as raw."""
+_COMPRESS_ABOVE = 1024  # bytes: the log entry of a few tablets is written and read uncompressed
 MOST_INFLATED = 64 << 20
-"""Bytes. A znode has a megabyte at most, and what we write shrinks to a tenth, not to a thousandth."""
+"""Bytes. A znode holds a megabyte at most, and what we write compresses to a tenth, not to a thousandth."""
 MOST_OF_A_NOTE = 8 << 20
 MOST_OF_SAMPLES = 1 << 20
-"""Of one note of key samples, which any application may write: those that we write have half of it at most."""
+"""Of one note of key samples, which any application may write: ours are at most half that size."""
 DEEPEST = 64
-"""Lists and objects within each other: our documents have ten."""
+"""Nesting depth of lists and objects: our documents have ten."""
 _TOO_DEEP = f"a document has more than {DEEPEST} lists and objects within each other"
 _DAMAGES = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
     *(UserError, struct.error, zlib.error),
 )
-_WINDOW, _MEMORY = 13, 6  # zlib's words for 8 KB and 32 KB
+_WINDOW, _MEMORY = 13, 6  # zlib's terms for 8 KB and 32 KB
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
@@ -83,7 +83,7 @@ class Malformed(UserError):
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """A commit as the log keeps it: what people see, and how the pages were dealt out again."""
+    """A commit as the log keeps it: what people see, and how the pages were redistributed."""
 
     entry: LogEntry
     repages: tuple[Repage, ...] = ()
@@ -102,7 +102,7 @@ def pack(document: Json, *, cold: bool = False) -> bytes:
 
 
 def compress(data: bytes) -> bytes:
-    """For `zlib.decompress`. Small tables: clearing zlib's usual ones takes longer than some kilobytes of data do."""
+    """For `zlib.decompress`. Small tables: clearing zlib's usual ones takes longer than compressing a few kilobytes."""
     deflate = zlib.compressobj(1, zlib.DEFLATED, _WINDOW, _MEMORY)
     return deflate.compress(data) + deflate.flush()
 
@@ -115,7 +115,7 @@ def unpack(data: bytes, most: int = MOST_INFLATED) -> Json:
 
 
 def unpack_notes(topic: str, notes: Iterable[tuple[str, bytes]]) -> dict[str, Json]:
-    """Notes by name. One that is none is left out: any application may leave samples, and none may hide the others."""
+    """Notes by name. Skips what is not a note: any application may leave samples, and none may hide the others."""
     most = MOST_OF_SAMPLES if topic == SAMPLES else MOST_OF_A_NOTE
     found = {}
     for name, data in notes:
@@ -134,7 +134,7 @@ def inflate(data: bytes, most: int = MOST_INFLATED) -> bytes:
 
 
 def read_json(data: bytes) -> Json:
-    """The JSON in bytes; `ValueError` where it is none, or nested deeper than anything that we write."""
+    """The JSON in bytes; `ValueError` if it is not JSON, or nested deeper than anything that we write."""
     text = data.decode()
     try:
         document = json.loads(text)
@@ -163,9 +163,9 @@ def damaged(error: Exception) -> Damaged:
 
 @contextmanager
 def reading_stored() -> Iterator[None]:
-    """Around everything that is made of stored bytes: whatever they make our readers do, the caller gets a sentence.
+    """Wraps everything that is made from stored bytes: whatever they make our readers do, the caller gets a sentence.
 
-    A `UserError` in there is one too: nothing that a user gave is read here.
+    That includes a `UserError`: nothing that a user gave is read here.
     """
     try:
         yield
@@ -217,7 +217,7 @@ def from_document(kind: RecordKind, document: Json) -> Record:
 
 @cache
 def _fields_of(kind: RecordKind) -> list[tuple[str, Any, bool]]:
-    """Name, reader and whether it must be there: found out once, because a log entry may have hundreds of records."""
+    """Name, reader and whether it is required: found out once, because a log entry may have hundreds of records."""
     return [
         (
             one.name,

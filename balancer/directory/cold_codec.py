@@ -1,8 +1,8 @@
-"""Records as stored bytes, and the mark of those that are over: they are decoded when somebody looks at them.
+"""Records as stored bytes, and the mark of those that are over, which are decoded when somebody looks at them.
 
-Finished migrations and answered commands are most of an old directory's records. Nobody who starts needs them: clients
-never do, a leader does at its first plan. They are stored with a mark of their own, so that a reader knows without
-decoding that they change nothing; software that does not know the mark reads them as ever.
+Finished migrations and answered commands are most of an old directory's records. No process needs them at start:
+clients never do, a leader does at its first plan. They are stored with a mark of their own, so that a reader knows
+without decoding that they change nothing; software that does not know the mark reads them as before.
 """
 
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ def pack_record(record: Record) -> bytes:
 
 
 def is_over(record: Record) -> bool:
-    """Whether nothing will come of it any more."""
+    """Whether nothing more will come of it."""
     if isinstance(record, Migration):
         return record.finished
     return isinstance(record, Command) and record.state in (CommandState.DONE, CommandState.REFUSED)
 
 
 def is_cold(kind: RecordKind, data: bytes) -> bool:
-    """Whether stored bytes are of a record that is over, by their mark."""
+    """Whether stored bytes are those of a record that is over, by their mark."""
     return kind in _KINDS and data[1:2] == COLD
 
 

@@ -16,7 +16,7 @@ from balancer.settings.files import DirectorySecurity
 
 
 def open_configured(daemon: DaemonFile, clock: Clock | None = None, *, create: bool = False) -> Directory:
-    """The directory of an instance; made, where it is not there, only by those who fill it."""
+    """The directory of an instance; if it does not exist, only callers that fill it make it."""
     security = daemon.directory_security
     known = credentials(security) if security != DirectorySecurity() else from_environment(os.environ)
     return open_directory(daemon.directory, credentials=known, clock=clock, lease=daemon.session_timeout, create=create)

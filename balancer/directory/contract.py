@@ -1,6 +1,6 @@
 """The contract of a directory, whatever keeps it. `tests/contracts` runs one suite against every backend.
 
-Callers above (planner, migrations, daemon, command line, client) know these protocols and `open_directory` only.
+Callers above (planner, migrations, daemon, command line, client) know only these protocols and `open_directory`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class Follower(Protocol):
     def wait(self, after: int, timeout: float, *, patient: bool = False) -> Snapshot:
         """The first snapshot known with a version above `after`, or the newest when the timeout has passed.
 
-        `patient`: it need not be read the moment that there is one. Where thousands follow, reads are spread then.
+        `patient`: it need not be read the moment it exists. Where thousands follow, such reads are spread out.
         """
 
     def age(self) -> float:
@@ -67,10 +67,10 @@ class Directory(Protocol):
         """A consistent view at one version, at least as new as every commit acknowledged to this caller."""
 
     def commit(self, transaction: Transaction) -> int:
-        """Applies all changes or none; returns the new version. Exactly once, also over lost connections.
+        """Applies all changes or none; returns the new version. Exactly once, even over lost connections.
 
-        Raises `Conflict`, `Fenced`, `TooLarge`, `Unavailable`, `OutcomeUnknown`, or `Refused` where the result would
-        break an invariant.
+        Raises `Conflict`, `Fenced`, `TooLarge`, `Unavailable`, `OutcomeUnknown`, or `Refused` if the result would break
+        an invariant.
         """
 
     def restore(self, records: Sequence[Record], *, reason: str, author: str, leader_epoch: int) -> int:
@@ -83,48 +83,48 @@ class Directory(Protocol):
         """Commits with a version above `after`, oldest first; as far back as the log is kept."""
 
     def log(self, after: int, upto: int) -> Sequence[StoredEntry] | None:
-        """The commits `after < version <= upto` as the log keeps them; None where it does not have them all."""
+        """The commits `after < version <= upto` as the log keeps them; None if it does not have them all."""
 
     def follow(self, confirm_every: float = 1.0) -> Follower:
         """Starts following; the first snapshot is loaded when this returns.
 
-        Changes are signalled. About every `confirm_every` seconds it is made sure that none was missed: that many more
-        the age may be, and so long a signal that was lost may cost.
+        Changes are signalled. About every `confirm_every` seconds it makes sure that none was missed: the age may be
+        that much higher, and a lost signal may cost that long.
         """
 
     def campaign(self, name: str, timeout: float | None = None) -> Leadership | None:
         """Waits to become leader; None when the timeout has passed."""
 
     def leader(self) -> str | None:
-        """The name of the present leader, for information."""
+        """The name of the current leader, for information."""
 
     def publish(self, topic: str, name: str, document: Json) -> int:
-        """Leaves a note that is no part of the truth: progress, an instance's status, key samples. Last one wins.
+        """Leaves a note that is not part of the truth: progress, an instance's status, key samples. Last one wins.
 
-        Returns how often a note of this name was written so far, by anybody; 0 where that is not counted.
+        Returns how often anybody has written a note of this name so far; 0 if that is not counted.
         """
 
     def published(self, topic: str) -> Mapping[str, Json]:
         """The notes under a topic."""
 
     def unpublish(self, topic: str, name: str) -> None:
-        """Takes a note away. Idempotent."""
+        """Removes a note. Idempotent."""
 
     def take_block(self, table: int) -> int:
-        """The number of a block of a table's ids, from 0 on, that nobody else gets. A reader may take them."""
+        """The number of a block of a table's ids, from 0 up, that nobody else gets. A reader may take them."""
 
     def blocks(self) -> Mapping[int, int]:
         """How many blocks of ids have been taken, by table."""
 
     def exposures(self, *, everything: bool = False) -> Sequence[str]:
-        """Who may read or change it and should not: a sentence each, empty: nobody. `everything`: each part is looked
-        at, instead of those that stand for the others."""
+        """Who may read or change it but should not: a sentence each, empty: nobody. `everything`: checks every part,
+        instead of those that stand for the others."""
 
     def secure(self, *, dry_run: bool) -> Secured:
-        """Closes what is open to others than the writer and the reader; may be interrupted and repeated."""
+        """Closes what is open to anybody but the writer and the reader; may be interrupted and repeated."""
 
     def close(self) -> None:
-        """Lets go of connections and leadership. Idempotent."""
+        """Releases connections and leadership. Idempotent."""
 
     def __enter__(self) -> Self: ...
 

@@ -34,24 +34,24 @@ class Credentials:
     mechanism: str = "DIGEST-MD5"
     """Of SASL: DIGEST-MD5, or GSSAPI with the process's own Kerberos ticket."""
     reader_user: str = ""
-    """Given to a writer alone: who may read what it creates. Applications log in as this user."""
+    """Given only to a writer: who may read what it creates. Applications log in as this user."""
     reader_password: str = field(default="", repr=False)
     """Only for the digest scheme, whose access lists name users by a hash of it."""
     previous_user: str = ""
-    """A digest user as whom we log in too, until `directory secure` has turned over what it owns."""
+    """A digest user as whom we also log in, until `directory secure` has taken over what it owns."""
     previous_password: str = field(default="", repr=False)
     token: str = field(default="", repr=False)
-    """Of an instance's HTTP, where the directory is followed through it: that of readers is enough."""
+    """For an instance's HTTP, where the directory is followed through it: the readers' token is enough."""
     tls: bool = False
     ca: str | None = None
-    """File of certificates to trust instead of the system's."""
+    """File with certificates to trust instead of the system's."""
     certificate: str | None = None
-    """File of the client's own certificate, where the server asks for one."""
+    """File with the client's own certificate, if the server asks for one."""
     key: str | None = None
     key_password: str | None = field(default=None, repr=False)
 
     def client_options(self) -> dict[str, Any]:
-        """What kazoo is told; `UserError` for what cannot work."""
+        """The arguments for kazoo; `UserError` for what cannot work."""
         options: dict[str, Any] = {}
         self._check_users()
         logins: list[tuple[str, str]] = []
@@ -79,7 +79,7 @@ class Credentials:
             raise UserError("the directory's reader_user needs a reader_password (or …_file): access lists contain it")
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """What a TLS connection is made with; None: without TLS."""
+        """The context of a TLS connection; None: without TLS."""
         if not self.tls:
             return None
         try:

@@ -28,7 +28,7 @@ MAX_WEIGHT = 128 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Repage:
-    """The rows of adjacent old pages, in order, dealt out to new pages. No old ones: a new table's first tablets."""
+    """The rows of adjacent old pages, in order, redistributed to new ones. No old ones: a new table's first tablets."""
 
     table: int
     old: tuple[int, ...]
@@ -44,7 +44,7 @@ class Applied:
 
     snapshot: Snapshot
     written: frozenset[int]  # pages made or changed
-    dropped: frozenset[int]  # pages that are no more
+    dropped: frozenset[int]  # pages that no longer exist
     repages: tuple[Repage, ...]
 
 
@@ -158,7 +158,7 @@ class _Build:
                 self._balance_page(table, number, page)
 
     def repage(self, repage: Repage) -> None:
-        """Deals rows out again."""
+        """Redistributes rows."""
         if repage.old:
             whole = joined([self.pages[number] for number in repage.old], self.version)
         else:
@@ -191,7 +191,7 @@ class _Build:
         return index
 
     def _moved(self, number: int) -> bool:
-        """Whether a page has come, gone, or begins elsewhere than before."""
+        """Whether a page has appeared, disappeared, or begins elsewhere than before."""
         before, after = self.before.pages.get(number), self.pages.get(number)
         return before is None or after is None or before.start != after.start
 
@@ -240,7 +240,7 @@ class _Build:
 
 
 def deal(tablets: Sequence[Tablet], first: int) -> tuple[tuple[int, int], ...]:
-    """Pages for a table's first tablets: numbers from `first` on, with equal shares of the rows."""
+    """Pages for a table's first tablets: numbers from `first` up, with equal shares of the rows."""
     weight = sum(
         (0 if isinstance(tablet.bounds, Leaf) else len(tablet.bounds.lower)) + sum(map(len, tablet.partitions))
         for tablet in tablets

@@ -1,6 +1,6 @@
 """The whole directory as one JSON document: what `balancer directory export` writes and `import` reads.
 
-A document is validated in full before anything of it is written: every field, then every invariant.
+A document is validated in full before any of it is written: every field, then every invariant.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from balancer.errors import UserError
 from balancer.outside import quoted
 
 FORMAT = 1
-"""Of the document, not of stored bytes: an export outlives changes of those, so that it carries data over them."""
+"""Of the document, not of stored bytes: an export outlives changes to those, so it can carry data across them."""
 _SHOWN = 10  # violations in one message
 
 

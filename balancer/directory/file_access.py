@@ -1,7 +1,7 @@
 """Who may read and write a directory in a file. Called by `sqlite`.
 
-The file and what SQLite keeps beside it (`-wal`, `-shm`) are its owner's: 0600, which is how it is made. A group that
-is meant to share it may be given it (0640 to read, 0660 to write); everybody may not.
+The file and what SQLite keeps next to it (`-wal`, `-shm`) belong to its owner: 0600, which is how it is made. It may be
+opened to a group that is meant to share it (0640 to read, 0660 to write), but not to everybody.
 """
 
 import os
@@ -36,7 +36,7 @@ def exposures(path: Path) -> list[str]:
 
 
 def secure(path: Path, *, dry_run: bool) -> Secured:
-    """Takes away what every account may do; what the group may do is the owner's business."""
+    """Revokes what every account may do; what the group may do is the owner's business."""
     parts, changed = 0, []
     for file, mode in _modes(path):
         parts += 1

@@ -1,9 +1,9 @@
-"""The record of a bundle that goes, or has gone, to another directory: closed there, and a signpost to where it is.
+"""The record of a bundle that goes, or has gone, to another directory: it closes the bundle and says where it is.
 
 It is a pause of its own (`only` is the word handover), with what the hand-over must know as its reason, so that former
-versions read it as well. Who hands over is `balancer.tables.hand_over`, which has the argument; daemons leave a bundle
-with such a record alone, clients are told where it went, and no commit but the hand-over's own changes it (`faults`).
-No secret is part of a directory's address, so none is here.
+versions can read it too. `balancer.tables.hand_over` hands over, and has the argument; daemons leave a bundle with such
+a record alone, clients are told where it went, and only the hand-over's own commits change it (`faults`). No secret is
+part of a directory's address, so none is here.
 """
 
 import json
@@ -25,12 +25,12 @@ back; all nodes are the other's; its records are being removed."""
 ARRIVING: Final = "arriving"
 """In the directory that takes, until all nodes are its own."""
 FORMER: Final = "former {}"
-"""Name of the counter that says that nodes of this directory belonged to a cluster of that name before."""
+"""Name of the counter saying that nodes of this directory used to belong to a cluster of that name."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandoverRecord:
-    """How far one bundle is."""
+    """How far the hand-over of one bundle is."""
 
     id: str
     state: str
@@ -99,13 +99,13 @@ def signpost(snapshot: Snapshot, table: int) -> str:
 
 
 def former_names(snapshot: Snapshot) -> set[str]:
-    """Clusters that nodes of this directory belonged to before."""
+    """Clusters that nodes of this directory used to belong to."""
     start = FORMER.format("")
     return {name.removeprefix(start) for name in snapshot.counters if name.startswith(start)}
 
 
 def without_handed_over(snapshot: Snapshot) -> Snapshot:
-    """What is left for the leader: without the nodes and tables of bundles that are closed by a hand-over."""
+    """What is left for the leader: without the nodes and tables of bundles that a hand-over has closed."""
     gone = {pause.bundle for pause in snapshot.pauses.values() if pause.only == WORD}
     if not gone:
         return snapshot
@@ -116,10 +116,10 @@ def without_handed_over(snapshot: Snapshot) -> Snapshot:
 
 
 def faults(after: "Overlay") -> Iterator[str]:
-    """What a commit must not do to bundles that are closed by a hand-over, one sentence each.
+    """What a commit must not do to bundles that a hand-over has closed, one sentence each.
 
-    A commit that changes the record itself is the hand-over's own. One that writes a first record closes the bundle:
-    nothing may be under way then, by the newest version of the directory.
+    A commit that changes the record itself is the hand-over's own. One that writes a first record closes the bundle: at
+    that point nothing may be under way in the newest version of the directory.
     """
     for (kind, key), record in after.changed.items():
         new = kind is RecordKind.PAUSE and record is not None and record.only == WORD
@@ -138,7 +138,7 @@ def faults(after: "Overlay") -> Iterator[str]:
 
 
 def _bundle_of(after: "Overlay", kind: RecordKind, key: str, record: Any) -> str:
-    """The bundle that a change is about, as far as a hand-over is concerned by it; empty: it is not."""
+    """The bundle that a change is about, if it concerns a hand-over; empty: it does not."""
     known = record if record is not None else after.find_before(kind, key)
     if kind is RecordKind.BUNDLE:
         return key

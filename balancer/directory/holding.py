@@ -1,7 +1,7 @@
-"""What leaderships of every backend have in common: an epoch, and a deadline of one's own that only beats move.
+"""What leaderships of every backend have in common: an epoch, and the holder's own deadline, which only beats move.
 
 The holder stops acting at its deadline whether or not it has heard anything: the servers, or a standby, let somebody
-else in only later. A deadline that has passed is never moved again: once lost, leadership stays lost.
+else in only later. A deadline that has passed never moves again: once lost, leadership stays lost.
 """
 
 import threading
@@ -13,7 +13,7 @@ _SAFE_SHARE = 0.7  # of the lease: what the holder allows itself
 
 
 class Holding:
-    """The part of `contract.Leadership` that asks nobody. `lease` is after how long of silence others may take over."""
+    """The part of `contract.Leadership` that asks nobody. `lease`: after how long a silence others may take over."""
 
     def __init__(self, clock: Clock, epoch: int, lease: float, asked: float) -> None:
         self.clock = clock
@@ -48,7 +48,7 @@ class Holding:
         return True
 
     def check(self) -> None:
-        """Raises `Fenced` unless `held()`; where no beat came through in time, with what it waited for."""
+        """Raises `Fenced` unless `held()`; if no beat came through in time, says what it waited for."""
         if not self.held():
             raise Fenced(f"leadership with epoch {self._epoch} is not held any more{self._why}")
 
@@ -64,7 +64,7 @@ class Holding:
             self._beat_at, self._trying = asked, None
 
     def _missed(self, now: float) -> str:
-        """A directory that does not answer and a process that stands still are mended in different places."""
+        """A directory that does not answer and a process that stands still are fixed in different places."""
         since = f": its last beat that came through was sent {now - self._beat_at:.1f} s ago"
         if self._trying is None:
             return f"{since}, and none was sent since: this process stood still"

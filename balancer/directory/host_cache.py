@@ -1,10 +1,10 @@
 """A snapshot in a file that the processes of one account on one host share, so that one of them loads it for all.
 
-The file is a hint. A reader takes it only where the directory's own log says that its version was made by its
-transaction, and goes on from there by the log, so what it knows is never older than what it would have loaded.
-The folder must be ours and closed to writers other than us. A file in it that is not ours, that others may read or
-write, that is no regular file, is cut off or damaged, or comes from other software is left alone, and replaced by the
-next one that is written. Writers write beside it and rename, so readers see a whole file, however many write at once.
+The file is a hint. A reader uses it only if the directory's own log says that its version was made by its transaction,
+and continues from there by the log, so what it knows is never older than what it would have loaded. The folder must be
+ours and closed to writers other than us. A file in it that is not ours, that others may read or write, that is not a
+regular file, is truncated or damaged, or comes from other software is left alone, and replaced by the next one that is
+written. Writers write a temporary file and rename it, so readers see a whole file, however many write at once.
 """
 
 import fcntl
@@ -26,13 +26,13 @@ from balancer.errors import Refused, UserError
 
 REWRITE_AFTER: Final = 50
 """Commits that the file may be behind before one of the processes that follow writes it again. With a million tablets
-each costs a process that starts a third of a millisecond, and writing the file costs some sixty."""
-_RANDOM: Final = Random()  # noqa: S311 - of our own: a program may have seeded the shared one
+each commit costs a starting process a third of a millisecond, and writing the file costs some sixty."""
+_RANDOM: Final = Random()  # noqa: S311 - our own: a program may have seeded the shared one
 LARGEST: Final = 1 << 30
 """Bytes. A million tablets take 15 MB."""
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
-_OPEN: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO in its place must not stop us
-_LOOK: Final = 0.05  # seconds between looks whether the process that loads has finished
+_OPEN: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO in its place must not block us
+_LOOK: Final = 0.05  # seconds between checks whether the loading process has finished
 
 log = logging.getLogger("balancer.directory.cache")
 
@@ -49,7 +49,7 @@ class HostCache:
             pass
 
     def read(self) -> Snapshot | None:
-        """What the file says; None where there is none that may be used."""
+        """What the file says; None if there is none that may be used."""
         try:
             with self._opened() as folder:
                 data = self._content(folder, LARGEST)
@@ -59,7 +59,7 @@ class HostCache:
             return None
 
     def write(self, view: Snapshot) -> None:
-        """Puts a snapshot in place of what is there. A cache that cannot be written costs the next process a load."""
+        """Replaces what is there with a snapshot. A cache that cannot be written costs the next process a load."""
         temporary = f"{self._name}.{uuid4().hex}"
         try:
             with self._opened() as folder:
@@ -76,8 +76,8 @@ class HostCache:
             log.warning("the cache of the directory could not be written: %s", error)
 
     def keep(self, view: Snapshot, known: int) -> int:
-        """For a process that follows: writes the file again where it has fallen behind. `known` is the version that
-        the file had at the last call; returns it as of now."""
+        """For a following process: rewrites the file if it has fallen behind. `known` is the version that the file had
+        at the last call; returns the current one."""
         if view.version - known < self._due:
             return known
         known = self._version()  # another process may have written it
@@ -88,7 +88,7 @@ class HostCache:
 
     @contextmanager
     def turn(self, patience: float) -> Iterator[None]:
-        """One process at a time; after `patience` seconds all the same: the one before may hang."""
+        """One process at a time; after `patience` seconds proceeds anyway: the one before may hang."""
         deadline = self._clock.monotonic() + patience
         held: int | None = None
         try:
@@ -106,7 +106,7 @@ class HostCache:
         return f"{self._name}.snapshot"
 
     def _version(self) -> int:
-        """Of the file, by its first bytes; 0 where there is none."""
+        """Version of the file, by its first bytes; 0 if there is none."""
         try:
             with self._opened() as folder:
                 beginning = self._content(folder, LARGEST, LONGEST_BEGINNING)
@@ -133,7 +133,7 @@ class HostCache:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """The folder, as it is this very moment: made where it is missing, refused where it is not ours alone."""
+        """The folder as it is at this moment: made if it is missing, refused if it is not ours alone."""
         with suppress(FileExistsError):
             try:
                 os.mkdir(self._folder, 0o700)

@@ -1,9 +1,9 @@
-"""The directory through the daemons' HTTP, for applications that may not reach its servers. It can only be read.
+"""The directory through the daemons' HTTP, for applications that may not reach its servers. Read-only.
 
 `https://host:port,host:port/cluster`: any of the instances answers; one that does not, or is itself cut off from the
-directory, is passed over for the next. A long poll says that something has changed; the root that it brings has the
-commit itself where that is small, so a change costs one request. Versions never go back, whichever instance answers.
-How old a view may be counts from when the instance that answered had last made sure of its own.
+directory, is skipped for the next. A long poll says that something has changed; the root that it returns includes the
+commit itself if that is small, so a change costs one request. Versions never go back, whichever instance answers. A
+view's age counts from when the answering instance last confirmed its own.
 """
 
 import http.client
@@ -31,7 +31,7 @@ from balancer.outside import one_line
 POLL_SECONDS: Final = 20.0
 """How long an instance is asked to wait for a change. Each answer costs it a millisecond."""
 OLDEST: Final = 5.0
-"""Seconds: an instance that has not made sure of its own view for longer is not asked."""
+"""In seconds: an instance that has not confirmed its own view for longer is not asked."""
 _LARGEST: Final = 1 << 30  # bytes of an answer; a million tablets take 15 MB
 _READ_ONLY: Final = "the directory is followed over HTTP, where it can only be read: {} needs its own address"
 _ADDRESS: Final = "https://host:port,host:port/cluster"
@@ -82,9 +82,9 @@ class Channel:
         self._closed = False
 
     def get(self, what: str, *, oldest: float | None = None, wait: float = 0.0, **query: int) -> "InstanceAnswer":
-        """What one of the instances answers; `Unavailable` where none does, `Refused` where we may not.
+        """What one of the instances answers; `Unavailable` if none does, `Refused` if we may not.
 
-        `oldest`: one whose own view may be older than so many seconds is passed over.
+        `oldest`: skips one whose own view may be older than this many seconds.
         """
         asked = {**query, **({"wait": wait} if wait else {})}
         path = f"/v1/directory/{quote(self._cluster, safe='')}/{what}" + (f"?{urlencode(asked)}" if asked else "")
@@ -103,7 +103,7 @@ class Channel:
                 except BalancerError as error:
                     kept, failure = False, type(error)(f"the instance at {host}:{port} {error}")
                 self.drop()
-                if not kept:  # one that was kept may have been closed meanwhile: the same instance is asked again
+                if not kept:  # a kept connection may have been closed meanwhile: the same instance is asked again
                     self._servers = [*self._servers[1:], self._servers[0]]
         raise failure
 
@@ -134,7 +134,7 @@ class Channel:
         return connection
 
     def close(self) -> None:
-        """Ends a request that is under way, and takes no more. From any thread; idempotent."""
+        """Ends a request that is under way, and accepts no more. From any thread; idempotent."""
         self._closed = True
         self.drop()
         with self._lock:  # a connection that was being opened
@@ -152,7 +152,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class InstanceAnswer:
-    """What an instance has said."""
+    """An instance's answer."""
 
     status: int
     data: bytes
@@ -161,7 +161,7 @@ class InstanceAnswer:
     """How old its own view may be, in seconds."""
 
     def checked(self, oldest: float | None) -> "InstanceAnswer":
-        """Itself, if it is an answer to what was asked, and by a view that is not too old."""
+        """Returns itself if it answers what was asked, from a view that is not too old."""
         if self.status >= 500:
             raise Unavailable(f"does not answer: {self._sentence()}")
         if self.status not in (200, _GONE):
@@ -179,7 +179,7 @@ class InstanceAnswer:
 
 
 class HttpDirectory(PagedDirectory):
-    """See `contract.Directory`; what would change it is refused in one sentence."""
+    """See `contract.Directory`; refuses any change in one sentence."""
 
     def __init__(self, url: str, credentials: Credentials, clock: Clock | None, timeout: float) -> None:
         super().__init__(clock, timeout)
@@ -187,9 +187,9 @@ class HttpDirectory(PagedDirectory):
         if not credentials.token:
             raise UserError("an instance's directory needs a token: BALANCER_DIRECTORY_TOKEN (or …_TOKEN_FILE)")
         self._address, self._credentials = url, credentials
-        self._news: DirectoryRoot | None = None  # what the last long poll has brought
+        self._news: DirectoryRoot | None = None  # what the last long poll returned
         self.lag = 0.0
-        """How old the view of the instance was that has answered last, in seconds."""
+        """How old the view of the last instance to answer was, in seconds."""
 
     def _read_root(self, fresh: bool = True) -> DirectoryRoot:
         news, self._news = self._news, None
@@ -214,7 +214,7 @@ class HttpDirectory(PagedDirectory):
             return []
         answer = self._channel.get("log", after=after, upto=upto)
         if answer.status == _GONE:
-            # Another instance may have told of them: this one need not know them yet, and must not take us back.
+            # Another instance may have announced them: this one need not know them yet, and must not take us back.
             if read_root(self._channel.get("root")).version < upto:
                 raise Unavailable("the instance that answers is behind another one")
             return None
@@ -232,7 +232,7 @@ class HttpDirectory(PagedDirectory):
         return root.version > after
 
     def polling(self) -> Channel:
-        """A connection for long polls, beside the one for questions."""
+        """A connection for long polls, in addition to the one for requests."""
         return Channel(self._address, self._credentials, self.timeout)
 
     def known(self) -> int:
@@ -240,7 +240,7 @@ class HttpDirectory(PagedDirectory):
         return self._view.version if self._view is not None else 0
 
     def follow(self, confirm_every: float = CONFIRM_EVERY) -> PollingFollower:
-        """Starts following; the age counts from what the instance that answers had made sure of."""
+        """Starts following; the age counts from when the answering instance last confirmed its view."""
         follower = HttpFollower(self, self._refresh_followed, self._signal(), self.clock, confirm_every)
         self._followers = [*(one for one in self._followers if not one.closed), follower]
         return follower
@@ -307,7 +307,7 @@ class HttpFollower(PollingFollower):
         return super().age() + self._directory.lag
 
     def wait(self, after: int, timeout: float, *, patient: bool = False) -> Snapshot:
-        """As ever; but instances answer thousands of long polls in turns, so those who are in a hurry ask."""
+        """As usual; but instances answer thousands of long polls in turns, so a caller in a hurry asks."""
         deadline = self._clock.monotonic() + timeout
         pause = timeout if patient else _HURRY_FIRST
         while True:
@@ -335,7 +335,7 @@ class LongPoll:
 
     def wait(self, timeout: float) -> None:
         """Returns when the root may have changed since the last call."""
-        if self._thread is None:  # not before the first view is there: until then nothing is new
+        if self._thread is None:  # not before there is a first view: until then nothing is new
             self._thread = threading.Thread(target=self._poll, name="directory-poll", daemon=True)
             self._thread.start()
         self._event.wait(timeout)
@@ -363,7 +363,7 @@ class LongPoll:
                 pause = min(2 * pause, 2.0)
             if newer:
                 self._event.set()
-                # The view must have it before the next question, which would be answered with the same at once.
+                # The view must have it before the next request, which would get the same answer at once.
                 self._closed.wait(0.001)
                 while self._directory.known() <= known and not self._closed.wait(0.02):
                     continue

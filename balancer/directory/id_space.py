@@ -1,8 +1,8 @@
-"""Ids of rows: how the number of a block becomes ids, and how an export takes along what has been handed out.
+"""Ids of rows: how the number of a block becomes ids, and how an export carries over what has been handed out.
 
 Clients take whole blocks by number (`Directory.take_block`), with the reader's credential. That only counts up: a
-client cannot make the directory hand out a block twice. What a table's ids start from is a counter in the map, which
-only the writer changes: ids that an earlier version handed out, or those of an imported directory.
+client cannot make the directory hand out a block twice. A table's ids start from a counter in the map, which only the
+writer changes: ids that an earlier version handed out, or those of an imported directory.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def counter_of(snapshot: Snapshot, table: int) -> Counter:
 
 
 def carried_over(snapshot: Snapshot, taken: Mapping[int, int]) -> list[Counter]:
-    """The counters with which another directory goes on after the blocks that were taken from this one."""
+    """The counters with which another directory continues after the blocks that were taken from this one."""
     return [
         Counter(start.name, start.next + blocks * BLOCK)
         for table, blocks in sorted(taken.items())

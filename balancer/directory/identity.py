@@ -1,7 +1,7 @@
 """Which directory this is, whatever it is called: a random number that is made once and stays with its records.
 
-A node remembers it beside the directory's name, so that two directories of one name are two clusters for it. It is
-kept as a counter, which no version of this software loses: an export has it, an import brings it along, a restored
+A node remembers it together with the directory's name, so that two directories of one name are two clusters to it. It
+is kept as a counter, which no version of this software loses: an export has it, an import brings it along, a restored
 backup is the same cluster as before, and a former version that commits here leaves it alone. The first leader makes it.
 """
 
@@ -13,7 +13,7 @@ from balancer.directory.newest import commit_on_newest
 from balancer.directory.record_rules import IDENTITY as NAME
 from balancer.directory.snapshot import Snapshot
 
-_LEAST, _MOST = 1 << 48, 1 << 52  # of one length as text, and a number that JSON's other readers do not round
+_LEAST, _MOST = 1 << 48, 1 << 52  # fixed length as text, and a number that other JSON readers do not round
 
 
 def identity_of(snapshot: Snapshot) -> str:
@@ -28,7 +28,7 @@ def counter_of_identity(identity: str) -> Counter:
 
 
 def made_identity(author: str, directory: Directory, leader_epoch: int | None = None) -> str:
-    """The identity; made now where there is none. Of several that make one at a time all get the same."""
+    """The identity; made now if there is none. If several make one at the same time, all get the same."""
 
     def propose(snapshot: Snapshot) -> tuple[Transaction | None, str]:
         if known := identity_of(snapshot):
@@ -41,8 +41,8 @@ def made_identity(author: str, directory: Directory, leader_epoch: int | None = 
 
 
 def with_identity(records: list[Record], snapshot: Snapshot) -> list[Record]:
-    """Records to be imported over this snapshot: where they have no identity (a former version's export), the directory
-    keeps its own."""
+    """Records to import over this snapshot: if they have no identity (a former version's export), the directory keeps
+    its own."""
     known = snapshot.counters.get(NAME)
     there = any(isinstance(one, Counter) and one.name == NAME for one in records)
     return records if known is None or there else [*records, known]

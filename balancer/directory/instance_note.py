@@ -1,8 +1,8 @@
 """The note by which an instance says that it is there: its format, its writer and its reader.
 
-One for each instance under the topic `instances`, written again and again with another `beat`. Nobody's clock is
-compared with another's: a reader takes an instance for present while its note changes. The note outlives its writer,
-and says then how often in a row that one's leaderships have failed, which is what its next process begins with.
+One for each instance under the topic `instances`, written again and again with another `beat`. No clocks are compared:
+a reader considers an instance present while its note changes. The note outlives its writer; it then says how many
+leaderships in a row have failed there, which is what the next process begins with.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,11 +23,11 @@ _MOST_FAILURES = 1000
 
 @dataclass(frozen=True, slots=True)
 class InstanceNote:
-    """What an instance says of itself."""
+    """What an instance says about itself."""
 
     name: str
     process: str
-    """Another one for each process, so that two of one name are noticed."""
+    """Different for each process, so that two of one name are noticed."""
     beat: int
     at: float
     """Since 1970, for people."""
@@ -35,11 +35,11 @@ class InstanceNote:
     unfit: str
     """Why it should not lead; empty: it could."""
     failures: int
-    """How many of its leaderships in a row ended by a failure; the one that it holds counts until it has lasted."""
+    """How many of its leaderships in a row ended in a failure; the current one counts until it has lasted."""
     wanted: str
     """Who should lead, as it sees it."""
     waits_for: str
-    """Of a leader that is not the wanted one: what must come first; empty: nothing."""
+    """For a leader that is not the wanted one: what must come first; empty: nothing."""
 
 
 _FIELDS: Final = tuple(field.name for field in fields(InstanceNote))
@@ -47,7 +47,7 @@ _FIELDS: Final = tuple(field.name for field in fields(InstanceNote))
 
 @dataclass(frozen=True, slots=True)
 class LeaderSpread:
-    """How the leadership of a directory is spread over its instances, as one of them sees it."""
+    """Who leads a directory among its instances, and who should, as one of them sees it."""
 
     wanted: str
     waits_for: str = ""
@@ -62,12 +62,12 @@ def note_name(instance: str) -> str:
 
 
 def instance_note(note: InstanceNote) -> dict[str, Json]:
-    """As it is written: its fields have plain values, so that nothing below them is copied."""
+    """As it is written: its fields have plain values, so nothing below them is copied."""
     return {name: getattr(note, name) for name in _FIELDS}
 
 
 def read_instances(notes: Mapping[str, Json]) -> Iterator[InstanceNote]:
-    """The instances in the notes of the topic, by name. What is no such note is left out."""
+    """The instances in the notes of the topic, by name. Skips anything that is not such a note."""
     for name, document in sorted(notes.items()):
         try:
             note = _read(document)

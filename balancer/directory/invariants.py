@@ -1,8 +1,8 @@
 """Which sets of records are lawful. Every commit is checked before it is sent; `violations` checks a whole directory.
 
 A commit's check looks only at what the commit touches and at what that refers to, so its cost does not depend on the
-size of the directory: the tablets that a commit takes away and the tablets that it puts must cover the same positions,
-and then the rest of the table still covers the rest. Nothing here does I/O.
+size of the directory: the tablets that a commit removes and the tablets that it puts must cover the same positions, and
+then the rest of the table still covers the rest. Nothing here does I/O.
 """
 
 import itertools
@@ -22,7 +22,7 @@ Interval = tuple[Any, Any]
 
 
 def check(snapshot: Snapshot, changes: Sequence[Change]) -> None:
-    """Raises `Refused` if these changes would break an invariant, `Conflict` if they remove what is not there."""
+    """Raises `Refused` if these changes would break an invariant, `Conflict` if they remove what does not exist."""
     for fault in _faults(Overlay(snapshot, changes), changes):
         raise Refused(f"the commit would break the directory: {fault}")
 
@@ -56,7 +56,7 @@ class Overlay:
         return self.find_before(kind, text)
 
     def find_before(self, kind: RecordKind, key: str) -> Any:
-        """The record before the changes, or None; every check asks, and a tablet is made at each look."""
+        """The record before the changes, or None; cached, since every check asks and each look would make a tablet."""
         if (kind, key) not in self._found:
             self._found[kind, key] = self.before.find(kind, key)
         return self._found[kind, key]
@@ -89,8 +89,8 @@ def _faults(after: Overlay, changes: Sequence[Change], standing: bool = False) -
 
 
 def _held_faults(after: Overlay) -> Iterator[str]:
-    """Nothing begins in a bundle that a schema change holds: it looks for migrations once, after it was held, and who
-    begins one may have looked for the hold before."""
+    """Nothing begins in a bundle that a schema change holds: the change looks for migrations once, after taking the
+    hold, and whoever begins one may have looked for the hold before that."""
     for (kind, key), migration in after.changed.items():
         if kind is not RecordKind.MIGRATION or migration is None or after.find_before(kind, key) is not None:
             continue
@@ -100,7 +100,7 @@ def _held_faults(after: Overlay) -> Iterator[str]:
 
 
 def _root_change_faults(after: Overlay) -> Iterator[str]:
-    """A table that is given another root has no migration that would leave it behind."""
+    """A table that is given another root has no migration that would leave the root behind."""
     for (kind, key), table in after.changed.items():
         before = after.find_before(kind, key) if kind is RecordKind.TABLE else None
         if before is None or table is None or before.roots == table.roots:
@@ -139,8 +139,8 @@ def _node_removal_faults(after: Overlay, node: str) -> Iterator[str]:
 
 
 def _coverage_faults(after: Overlay) -> Iterator[str]:
-    """For each table touched: what was there before and what is there afterwards must be the same positions. A tablet
-    that stays where it is adds the same to both sides: it is left out of both."""
+    """For each table touched: the positions covered before and after must be the same. A tablet that stays where it is
+    adds the same to both sides, so it is left out of both."""
     old: dict[int, list[Interval]] = defaultdict(list)
     new: dict[int, list[Interval]] = defaultdict(list)
     for (kind, key), record in after.changed.items():
@@ -176,7 +176,7 @@ def _table_faults(after: Overlay, table_id: int, old: list[Interval], new: list[
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Adjacent intervals as one; none of them overlap."""
+    """Merges adjacent intervals; none of them overlap."""
     result: list[Interval] = []
     for start, end in sorted(intervals):
         if result and result[-1][1] == start:

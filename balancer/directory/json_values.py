@@ -1,4 +1,4 @@
-"""Values of stored documents, each of the kind that it must be: what comes from a store is hostile until then."""
+"""Values of stored documents, each checked for its type: what comes from a store is hostile until then."""
 
 from collections.abc import Mapping
 

@@ -5,7 +5,7 @@ from typing import Any
 
 
 class LazyRecords(MutableMapping[Any, Any]):
-    """Records of one kind by key, some of them still as they are stored. Two threads that decode one do the same."""
+    """Records of one kind by key, some of them still as stored. Two threads that decode one get the same."""
 
     def __init__(self, read: Callable[[str, bytes], Any], held: dict[Any, Any]) -> None:
         self._read = read
@@ -33,7 +33,7 @@ class LazyRecords(MutableMapping[Any, Any]):
         return key in self._held
 
     def copy(self) -> "LazyRecords":
-        """Another mapping of the same; what is not decoded stays so."""
+        """A second mapping of the same records; what is not decoded stays so."""
         return LazyRecords(self._read, dict(self._held))
 
 

@@ -1,4 +1,4 @@
-"""What the directory keeps: frozen records, each with a kind and a key. Who changes them makes new ones.
+"""What the directory keeps: frozen records, each with a kind and a key. Changing one means making a new one.
 
 `Put` and `Remove` of these records are the only changes there are; a `Transaction` is a set of them with the version
 it was based on, the leader's epoch, an id of its own and a reason for people. Backends store records; `invariants.py`
@@ -34,7 +34,7 @@ class RecordKind(StrEnum):
     COUNTER = "counter"
 
     __hash__ = str.__hash__
-    """An enumeration's own is a function in Python; kinds are parts of keys that every check of a commit looks up."""
+    """An enumeration's own hash is a Python function; kinds are parts of keys that every check of a commit looks up."""
 
 
 class NodeState(StrEnum):
@@ -44,13 +44,13 @@ class NodeState(StrEnum):
     DRAINING = "draining"
     CLOSED = "closed"  # keeps what it has, gets nothing new
     DOWN = "down"
-    LOST = "lost"  # gone for good, by an operator's word: nobody waits for it, its tablets wait for an operator
+    LOST = "lost"  # gone for good, on an operator's word: nobody waits for it, its tablets wait for an operator
 
 
 EXPIRY = "expiry"
 """Of a pause that keeps expired tablets from being retired: its `only`."""
 CLOSED_BY_DAEMON = "closed by the daemon: "
-"""How the reason of a closed node begins that may be opened again without an operator."""
+"""Prefix of the reason of a closed node that may be opened again without an operator."""
 
 
 OUTBOX = "balancer_outbox_{}"
@@ -72,7 +72,7 @@ class TabletState(StrEnum):
 
     OWNED = "owned"
     QUARANTINED = "quarantined"  # left alone until an operator has looked at it
-    EXPIRED = "expired"  # empty, in the place of tablets whose keys have expired; takes no rows
+    EXPIRED = "expired"  # empty, replaces tablets whose keys have expired; takes no rows
 
 
 class MigrationKind(StrEnum):
@@ -123,7 +123,7 @@ class Node:
     rewound: str = ""
     """Why it is known to have gone back in time; empty: it is not. Stays until an operator accepts it."""
     generation: int = 0
-    """Grows each time an operator accepts the node as it is: what it said before does not count any more."""
+    """Grows each time an operator accepts the node as it is: what it said before no longer counts."""
 
     @property
     def key(self) -> str:
@@ -142,10 +142,10 @@ class KeyColumn:
 class Table:
     """Colocated partitioned roots with one key. Roots are schema-qualified; the first one names the table's heat.
 
-    A whole table has no key. PostgreSQL wants a column to partition by all the same, which may be another one in each
+    A whole table has no key. PostgreSQL still wants a column to partition by, which may be a different one in each
     root: `columns` has them in the order of the roots.
 
-    The roots of a table that is everywhere are plain tables, and its one tablet has them themselves as its partitions.
+    The roots of a table that is everywhere are plain tables, which are themselves the partitions of its one tablet.
     """
 
     kind: ClassVar[RecordKind] = RecordKind.TABLE
@@ -177,7 +177,7 @@ class Table:
 
     @property
     def key_columns(self) -> tuple[KeyColumn, ...]:
-        """By which rows are found: none of a whole table."""
+        """The columns by which rows are found: none for a whole table."""
         return () if self.whole else self.columns
 
     @property
@@ -186,13 +186,13 @@ class Table:
 
     @property
     def message_roots(self) -> tuple[int, int] | None:
-        """Which of its roots are the outbox and the inbox of its messages; None: it takes no part in any."""
+        """Which of its roots are the outbox and the inbox of its messages; None: it takes no part in messages."""
         names = [root.rpartition(".")[2] for root in self.roots]
         outbox, inbox = (word.format(self.id) for word in (OUTBOX, INBOX))
         return (names.index(outbox), names.index(inbox)) if {outbox, inbox} <= {*names} else None
 
     def columns_of(self, root: int) -> tuple[KeyColumn, ...]:
-        """By which PostgreSQL partitions the root with this number."""
+        """The columns by which PostgreSQL partitions the root with this number."""
         return self.columns[root : root + 1] if self.whole else self.columns
 
 
@@ -254,7 +254,7 @@ class CommandState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """An operator's wish, put here from any host and carried out by the leader."""
+    """An operator's request, put here from any host and carried out by the leader."""
 
     kind: ClassVar[RecordKind] = RecordKind.COMMAND
     id: str
@@ -265,7 +265,7 @@ class Command:
     state: CommandState = CommandState.WAITING
     result: str = ""
     migration: str = ""
-    """The migration that it began, if it is a command that begins one."""
+    """The migration that it began, if it began one."""
 
     @property
     def key(self) -> str:
@@ -290,7 +290,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A tablet that stays where it is."""
+    """Keeps a tablet where it is."""
 
     kind: ClassVar[RecordKind] = RecordKind.PIN
     tablet: int
@@ -344,7 +344,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Removes a record; removing one that is not there is a conflict."""
+    """Removes a record; removing one that does not exist is a conflict."""
 
     kind: RecordKind
     key: str

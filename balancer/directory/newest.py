@@ -9,7 +9,7 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import Conflict
 
 ATTEMPTS: Final = 5
-"""Commits that others overtake in a row are rare; so many of them say that something is wrong."""
+"""Being overtaken several times in a row is rare; this many times means that something is wrong."""
 
 Result = TypeVar("Result")
 
@@ -17,9 +17,9 @@ Result = TypeVar("Result")
 def commit_on_newest(
     directory: Directory, propose: Callable[[Snapshot], tuple[Transaction | None, Result]], failure: str
 ) -> Result:
-    """Commits what `propose` makes of the newest snapshot, and returns what it gave with it; None: nothing to do.
+    """Commits what `propose` makes of the newest snapshot, and returns what came with it; None: nothing to do.
 
-    Raises `Conflict` with the words of `failure` where others were faster each time.
+    Raises `Conflict` with the text of `failure` if others were faster each time.
     """
     for _ in range(ATTEMPTS):
         transaction, result = propose(directory.snapshot())

@@ -1,9 +1,9 @@
-"""Notes: small documents that are no part of the truth. What may be one, the same for every backend."""
+"""Notes: small documents that are not part of the truth. What may be one, the same for every backend."""
 
 from balancer.errors import TooLarge, UserError
 
 MAX_NOTE = 256 * 1024
-"""Bytes of one note: as large as a plan's progress needs, far from a server's limit."""
+"""Bytes of one note: as large as a plan's progress needs, far below a server's limit."""
 
 
 def check_note(topic: str, name: str, data: bytes) -> None:

@@ -1,7 +1,7 @@
 """Opens a directory by its address: the only thing besides the contract that callers above know.
 
 `sqlite:///absolute/path` is a file on this machine; `zk://host:port,host:port/cluster` is a cluster in ZooKeeper,
-`zks://…` the same through TLS; `https://host:port,host:port/cluster` is the same as any instance tells it to readers.
+`zks://…` the same through TLS; `https://host:port,host:port/cluster` is the same, as any instance serves it to readers.
 Secrets are never part of an address: see `credentials`.
 """
 
@@ -32,10 +32,10 @@ def open_directory(
     create: bool = True,
     cache: Path | str | None = None,
 ) -> Directory:
-    """The directory at an address; `UserError` says what is wrong with one that cannot be.
+    """The directory at an address; `UserError` says what is wrong with an impossible one.
 
     `timeout`: seconds a call waits for servers. `lease`: seconds after which a silent leader is replaced (5 in a file,
-    10 in ZooKeeper). `credentials` None: as the environment gives them. Without `create`, one that is not there is a
+    10 in ZooKeeper). `credentials` None: as the environment gives them. Without `create`, one that does not exist is a
     `UserError`, and is not made: for callers with no use for an empty directory. `cache`: a folder in which processes
     of this host share what one of them has loaded, see `host_cache`.
     """
@@ -58,7 +58,7 @@ def _opened(
     if parts.scheme == "sqlite":
         if parts.netloc or not parts.path.startswith("/") or parts.path.endswith("/"):
             raise UserError(f"{url!r} is not a directory address: a file is written as sqlite:///absolute/path")
-        # Both kinds are imported here: each takes a while, and most processes need one of them.
+        # Both kinds are imported here: each takes a while, and most processes need only one of them.
         from balancer.directory.sqlite import SqliteDirectory  # noqa: PLC0415
 
         return SqliteDirectory(Path(parts.path), clock=clock, timeout=timeout, lease=lease or 5.0, create=create)
@@ -85,5 +85,5 @@ def _opened(
 
 
 def cluster_name(url: str) -> str:
-    """What nodes are told of the cluster they belong to: the directory's last name, without its file ending."""
+    """What nodes are told about their cluster: the last part of the directory's name, without a file extension."""
     return PurePosixPath(urlsplit(url).path).stem or "cluster"

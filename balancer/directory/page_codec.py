@@ -2,10 +2,10 @@
 
 The fixed part (ids, bounds, names of partitions) changes only when tablets are split or merged; it is compressed, and a
 page keeps it as it was read, so that a commit that moves a tablet does not encode it again. The other part is owners,
-epochs and states; compressing it would be most of a commit's work, so that is done only where it is large. Numbers are
-stored by the weight of their bytes: first the lowest byte of every row, then the next one; what is zero in all rows is
-left out. Differences would be smaller, but a million rows are put together again without a step of Python for each. A
-page of 500 tablets takes two to five kilobytes.
+epochs and states; compressing it would be most of a commit's work, so that is done only if it is large. Numbers are
+stored by the weight of their bytes: first the lowest byte of every row, then the next one; bytes that are zero in all
+rows are left out. Differences would be smaller, but this way a million rows are reassembled without a Python step for
+each. A page of 500 tablets takes two to five kilobytes.
 """
 
 import struct
@@ -59,7 +59,7 @@ def unpack_page(data: bytes) -> Page:
 
 
 def _check(page: Page) -> None:
-    """What would fail long after the page was read, and far from here."""
+    """Checks for what would fail long after the page was read, and far from here."""
     if not len(page) or min(page.ids) < 1:
         raise ValueError("a page has no tablets, or one without an id")
     if max(page.node) >= len(page.names) or max(page.states) >= len(TabletState):
@@ -118,7 +118,7 @@ def _planes(column: "array[int]") -> bytes:
 
 
 class _Reader:
-    """Takes columns off the front of bytes."""
+    """Takes columns from the front of bytes."""
 
     def __init__(self, data: bytes, at: int = 0) -> None:
         self._data = data

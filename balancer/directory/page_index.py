@@ -46,8 +46,8 @@ class IdIndex:
         return cls({high: block for high, block in cuts if block != _EMPTY_BLOCK})
 
     def changed(self, updates: Iterable[tuple[int, int | None]]) -> "IdIndex":
-        """An index with these ids put elsewhere, or away; later updates win. Most commits leave every tablet in its
-        page, and then it is the same one."""
+        """An index with these ids moved, or removed; later updates win. Most commits leave every tablet in its page,
+        and then it is the same object."""
         moved = [(tablet_id, number) for tablet_id, number in dict(updates).items() if self.get(tablet_id) != number]
         if not moved:
             return self

@@ -1,7 +1,7 @@
 """The pages of a snapshot by their numbers, in blocks that successive snapshots share.
 
-A plain dictionary would be copied by every commit, and even looking at two thousand pages to copy them takes longer
-than everything else that a commit of one tablet computes. `snapshot` reads it, `delta` makes the next one.
+Every commit would copy a plain dictionary, and just visiting two thousand pages to copy them takes longer than
+everything else that a commit of one tablet computes. `snapshot` reads it, `delta` makes the next one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ class PageMap(Mapping[int, _Page]):
         return sum(map(len, self._blocks.values()))
 
     def changed(self, updates: Mapping[int, _Page | None]) -> "PageMap[_Page]":
-        """A new mapping with these pages put in place, or away (None); blocks without any of them are shared."""
+        """A new mapping with these pages put in place, or removed (None); blocks without any of them are shared."""
         result: PageMap[_Page] = PageMap()
         blocks = result._blocks = dict(self._blocks)
         for high in {number >> _BITS for number in updates}:
@@ -52,7 +52,7 @@ class Draft(Generic[_Page]):
         self._changes: dict[int, _Page | None] = {}
 
     def get(self, number: int) -> _Page | None:
-        """A page as it is by now; None where there is none."""
+        """A page as it is by now; None if there is none."""
         return self._changes[number] if number in self._changes else self._before.get(number)
 
     def __getitem__(self, number: int) -> _Page:

@@ -1,4 +1,4 @@
-"""What every backend shares: a cached view kept new by deltas, and the commit that is conditional on what it touches.
+"""What every backend shares: a cached view kept current by deltas, and commits conditional on what they touch.
 
 A backend (`sqlite`, `zookeeper`) says how the root, the log, the pages and the records are read and how one `Batch` is
 written atomically; everything about versions, conflicts, rebasing and exactly-once lives here, once.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # it needs locks that not every system has, and few processes
     from balancer.directory.host_cache import HostCache
 
 _UNIQUE = 32  # characters of a random number
-_RECENT = 4000  # commits whose keys are remembered for finding conflicts without reading the log
+_RECENT = 4000  # commits whose keys are remembered, to find conflicts without reading the log
 
 
 class Stale(Exception):
@@ -52,7 +52,7 @@ class PagedDirectory(ABC):
         self._view_lock = threading.RLock()
         self._followers: list[PollingFollower] = []
 
-    # What a backend gives.
+    # What a backend provides.
 
     @abstractmethod
     def _read_root(self, fresh: bool = True) -> DirectoryRoot:
@@ -68,7 +68,7 @@ class PagedDirectory(ABC):
 
     @abstractmethod
     def _read_entries(self, after: int, upto: int) -> list[StoredEntry] | None:
-        """The commits `after < version <= upto`; None where the log does not have them all any more."""
+        """The commits `after < version <= upto`; None if the log no longer has them all."""
 
     @abstractmethod
     def _write(self, batch: Batch) -> None:
@@ -76,7 +76,7 @@ class PagedDirectory(ABC):
 
     @abstractmethod
     def _replace(self, contents: Contents, root: DirectoryRoot, entry: StoredEntry, leader_epoch: int) -> None:
-        """Writes a whole directory in place of what is there."""
+        """Replaces what is there with a whole directory."""
 
     @abstractmethod
     def _signal(self) -> Signal:
@@ -112,7 +112,7 @@ class PagedDirectory(ABC):
     @abstractmethod
     def _close(self) -> None: ...
 
-    # What is the same everywhere.
+    # What is the same for all backends.
 
     def snapshot(self) -> Snapshot:
         """A consistent view, as new as every commit that was acknowledged before the call."""
@@ -129,7 +129,7 @@ class PagedDirectory(ABC):
         return [one.entry for one in stored]
 
     def log(self, after: int, upto: int) -> Sequence[StoredEntry] | None:
-        """The commits `after < version <= upto` as the log keeps them; None where it does not have them all."""
+        """The commits `after < version <= upto` as the log keeps them; None if it does not have them all."""
         with reading_stored():
             return self._read_entries(after, upto)
 
@@ -187,7 +187,7 @@ class PagedDirectory(ABC):
         return follower
 
     def close(self) -> None:
-        """Lets go of connections, followers and leadership. Idempotent."""
+        """Releases connections, followers and leadership. Idempotent."""
         for follower in self._followers:
             follower.stop()
         self._close()
@@ -218,11 +218,11 @@ class PagedDirectory(ABC):
             return self._view
 
     def share(self, cache: "HostCache") -> None:
-        """Loads through a file that other processes of this host use, too."""
+        """Loads through a file that other processes of this host also use."""
         self._cache = cache
 
     def _load_shared(self, cache: "HostCache", root: DirectoryRoot) -> tuple[Snapshot, DirectoryRoot]:
-        """The view out of the cache, brought up to the root; or a full load, for all processes that are waiting."""
+        """The view from the cache, brought up to the root; or a full load, for all processes that are waiting."""
         found = self._from_cache(cache, root)
         if found is not None:
             return found, root
@@ -248,10 +248,10 @@ class PagedDirectory(ABC):
         entries = self._read_entries(kept.version - 1, root.version)
         if entries is None or entries[0].entry.transaction != kept.transaction:
             return None
-        return self._applied(kept, entries[1:])  # after an import the log begins with it: none can be among these
+        return self._applied(kept, entries[1:])  # after an import the log begins with it: there can be none among these
 
     def _refresh_followed(self, fresh: bool) -> Snapshot:
-        """For followers: the host's cache is kept near the view."""
+        """For followers: keeps the host's cache close to the view."""
         view = self._refresh(fresh)
         if self._cache is not None and _is_unique(view.transaction):
             self._cached = self._cache.keep(view, self._cached)
@@ -304,7 +304,7 @@ class PagedDirectory(ABC):
         return None
 
     def _since(self, base: int, upto: int) -> Iterator[tuple[int, str, frozenset[tuple[RecordKind, str]]]]:
-        """Version, transaction and keys of every commit after `base`; `Conflict` where the log is too short."""
+        """Version, transaction and keys of every commit after `base`; `Conflict` if the log is too short."""
         if base == upto:
             return
         with self._holding(self._view_lock):
@@ -336,12 +336,12 @@ class PagedDirectory(ABC):
 
 
 def _is_unique(transaction: str) -> bool:
-    """Whether no other directory can have a transaction of this name: imports were numbered in former versions."""
+    """Whether no other directory can have a transaction of this name: former versions numbered imports."""
     return len(transaction) >= _UNIQUE
 
 
 def _stamped(view: Snapshot, epoch: int, transaction: str) -> Snapshot:
-    """The view with what is known beside its records. Epochs only grow."""
+    """The view with what is known in addition to its records. Epochs only grow."""
     if view.epoch >= epoch and view.transaction == transaction:
         return view
     return replace(view, epoch=max(view.epoch, epoch), transaction=transaction)

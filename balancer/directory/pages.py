@@ -2,7 +2,7 @@
 
 A position is what tablets are ordered by: the encoded key for range tables, the 64-bit position of `hash_leaves` for
 hash tables. `snapshot` reads pages, `delta` makes new ones, `page_codec` stores them. Nobody else looks inside: the
-arrays could be changed, and must not be.
+arrays are mutable, and must not be changed.
 """
 
 from array import array
@@ -37,7 +37,7 @@ def end_of(bounds: Bounds) -> Position:
 
 def find_number(column: "array[int]", number: int) -> int | None:
     """The first row with this number. Bytes are searched much faster than an array, which makes an object of every
-    number that it passes; a match across the border of two rows (rare) is where that has to be done after all."""
+    number that it passes; only a (rare) match across the border of two rows needs the array after all."""
     size = column.itemsize
     try:
         wanted = array(column.typecode, (number,)).tobytes()
@@ -83,7 +83,7 @@ class Page:
         return self.starts[0]
 
     def holds(self, position: Any) -> bool:
-        """Whether a position lies between its ends."""
+        """Whether a position lies within it."""
         return bool(len(self.ids)) and bool(self.starts[0] <= position < self.end)
 
     def row_at(self, position: Any) -> int:
@@ -131,7 +131,7 @@ def page_of(table: int, hashed: bool, version: int, tablets: Sequence[Tablet]) -
 
 
 def edited(page: Page, version: int, removed: Collection[int], added: Sequence[Tablet]) -> Page:
-    """The page without the removed ids and with the added tablets; it may come out empty."""
+    """The page without the removed ids and with the added tablets; it may turn out empty."""
     if len(removed) == len(added):
         places = [(_row_of_same(page, tablet), tablet) for tablet in added]
         if all(row is not None and tablet.id in removed for row, tablet in places):
@@ -172,7 +172,7 @@ def _replaced(page: Page, version: int, places: Sequence[tuple[int, Tablet]]) ->
 
 
 def _with_owner(names: tuple[str, ...], node: "array[int]", row: int, owner: str) -> tuple[str, ...]:
-    """Puts another owner into a row; the names with it."""
+    """Puts another owner into a row, and updates the names."""
     free = node[row]
     try:
         node[row] = names.index(owner)
@@ -182,7 +182,7 @@ def _with_owner(names: tuple[str, ...], node: "array[int]", row: int, owner: str
         return names
     if find_number(node, free) is not None:
         return (*names, intern(owner))
-    node[row] = free  # nobody else is on the node that it leaves: the name's place is taken over
+    node[row] = free  # no other row is on the node that it leaves: its place among the names is reused
     return (*names[:free], intern(owner), *names[free + 1 :])
 
 
@@ -191,7 +191,7 @@ def joined(pages: Sequence[Page], version: int) -> Page:
     rows = _Rows(pages[0].table, pages[0].hashed)
     for page in pages:
         rows.extend(page, 0, len(page))
-    # The end of an emptied page says nothing: what took its tablets away may reach beyond it.
+    # The end of an emptied page says nothing: what replaced its tablets may reach beyond it.
     return rows.page(version, next((page.end for page in reversed(pages) if len(page)), pages[-1].end))
 
 

@@ -75,10 +75,10 @@ class Paths:
         return [self.note(TOPIC, name) for name in SLOTS]
 
     def is_slot(self, path: str) -> bool:
-        """Whether applications may write there, readers' credentials sufficing."""
+        """Whether applications may write there with only a reader's credentials."""
         folder, _, name = path.rpartition("/")
         return folder == self.ids or (folder == self.topic(TOPIC) and name in _SLOTS)
 
     def folders(self) -> list[str]:
-        """What must be there before the root is."""
+        """What must exist before the root does."""
         return [self.pages, self.log, self.notes, self.epoch, self.ids, *map(self.records, RECORD_KINDS)]

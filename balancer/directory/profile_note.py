@@ -2,7 +2,7 @@
 
 One topic per bundle, one note per hour and `CHUNK` tablets, named `HOUR.CHUNK`: {"day": the local day's ordinal,
 "seen": how much was seen, "data": tablets' ids, as differences of 8 bytes, then a byte for writes and one for reads of
-each}. Anybody may leave a note, so the reader takes nothing for granted: what is none is left out.
+each}. Anybody may leave a note, so the reader takes nothing for granted: it skips what is not one.
 """
 
 import base64
@@ -21,7 +21,7 @@ from balancer.policies.day_parts import SLOTS
 from balancer.policies.day_profile import LOADS, UNKNOWN, DayProfile, Levels, coarse, fine, no_profile
 
 CHUNK: Final = 16_384
-"""Tablets of one note: even if nothing could be compressed, it would be smaller than a note may be."""
+"""Tablets per note: even if nothing could be compressed, it would be smaller than a note may be."""
 _BYTES = 8 + len(LOADS)  # of a tablet
 _LAST_DAY = 3_652_059  # of the calendar: 9999-12-31
 _MOST_SEEN = 100.0
@@ -48,7 +48,7 @@ def profile_notes(profile: DayProfile, slot: int) -> Iterator[tuple[str, dict[st
 
 
 def slot_of_name(name: str) -> int | None:
-    """The hour that a note is about; None: it is no note of a profile."""
+    """The hour that a note is about; None: it is not a note of a profile."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match is not None and int(match[1]) < SLOTS else None
 
@@ -71,7 +71,7 @@ def read_profile(notes: Mapping[str, Json]) -> DayProfile:
     seen, days = [0.0] * SLOTS, [0] * SLOTS
     for slot, parts in found.items():
         hours[slot] = _joined(ids, parts)
-        # Of an hour that was half rewritten the older day and the less seen count.
+        # For an hour that was half rewritten, the older day and the lower `seen` count.
         days[slot], seen[slot] = min(part[0] for part in parts), min(part[1] for part in parts)
     return DayProfile(ids, tuple(hours), tuple(seen), tuple(days))
 

@@ -1,8 +1,8 @@
 """What each single record must be, and what it may refer to. `invariants` applies this to commits and directories.
 
-`find` looks a record up in the state after the commit. `standing` records are already in the directory: what is asked
-of a new one only (its migration's tablets exist, its pin's tablet exists) is not asked of them, because a split takes
-tablets away while the records that name them remain.
+`find` looks a record up in the state after the commit. `standing` records are already in the directory: what is
+required only of a new one (its migration's tablets exist, its pin's tablet exists) is not required of them, because a
+split removes tablets while the records that name them remain.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,9 +27,9 @@ Find = Callable[[RecordKind, object], Any]
 _MAX_NAME = 200  # characters: a name is part of a znode's path
 _LIMIT = 1 << 62
 CLOSED_IDS = 1 << 47
-"""Of a counter of row ids: none are handed out, because the next one would be above all that there can be."""
+"""For a counter of row ids: none are handed out, because the next one would be above all possible ids."""
 HELD_BY_CHANGE = "schema change "
-"""How the reason of a pause begins by which a schema change holds its bundle."""
+"""Prefix of the reason of a pause by which a schema change holds its bundle."""
 IDENTITY = "cluster"
 """Name of the counter that holds the directory's identity."""
 TABLET_COUNTER = "tablet"
@@ -142,7 +142,7 @@ def _migration_faults(before: Record | None, migration: Migration, find: Find, s
 
 
 def _root_faults(what: str, migration: Migration, find: Find) -> Iterator[str]:
-    """One that was planned before the table was given another root would leave that behind."""
+    """A migration planned before the table was given another root would leave that root behind."""
     table: Table | None = find(RecordKind.TABLE, migration.table)
     for target in migration.targets:
         if table is not None and target.partitions and len(target.partitions) != len(table.roots):
@@ -156,7 +156,7 @@ def _node_faults(_: Record | None, node: Node, find: Find, _standing: bool) -> I
 
 
 def _counter_faults(before: Record | None, counter: Counter, _: Find, _standing: bool) -> Iterator[str]:
-    # Closed ids are opened again where a hand-over is undone, or in the directory that takes; an identity is no count.
+    # Closed ids are reopened where a hand-over is undone, or in the directory that takes; an identity is not a count.
     if counter.name == IDENTITY:
         return
     if isinstance(before, Counter) and counter.next < before.next != CLOSED_IDS:

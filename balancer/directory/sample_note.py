@@ -3,8 +3,8 @@
 {"at": seconds since 1970, "seconds": how long was collected, "tables": {table id: [[position in hexadecimal, weight,
 whether it was a write], …]}} under the topic `samples`. Written by the client library and, for coordinators in other
 languages, by HTTP; read by the tick. Clients may not create notes: each writes into one of a fixed number of slots, so
-what any of them does costs the leader a bounded time. Every application may write there what it likes, so the reader
-takes nothing for granted.
+what any of them does costs the leader a bounded time. Any application may write anything there, so the reader takes
+nothing for granted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,15 +17,15 @@ from balancer.directory.model import Json
 TOPIC: Final = "samples"
 SLOTS: Final = tuple(f"client-{number:02d}" for number in range(64))
 """Names of clients' notes. Clients that share one overwrite each other: with a hundred, a third of the samples is lost,
-and a sample is what they are."""
+and the rest is still a sample."""
 MOST_ENTRIES: Final = 5000
-"""Of one note: a client collects 40 per table, HTTP takes 1,000 at once."""
+"""Per note: a client collects 40 per table, HTTP accepts 1,000 at once."""
 HEAVIEST: Final = 1e12
-"""Rows per note and key: what is more is not counted, it is made up."""
+"""Rows per note and key: a higher number was not counted but made up."""
 EARLY: Final = 60.0
 """Seconds by which a reporter's clock may be ahead of this host's."""
 LONGEST_KEY: Final = 128
-"""Bytes; a longer key is cut, which moves it by less than any split would care about."""
+"""Bytes; a longer key is truncated, which moves it by less than any split would notice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def sample_note(at: float, seconds: float, tables: Mapping[str, Json]) -> dict[s
 
 
 def read_samples(note: Mapping[str, Json], now: float) -> Iterator[tuple[int, list[KeySample]]]:
-    """Table ids and samples. Raises `KeyError`, `TypeError`, `ValueError` or `AttributeError` for what is no note."""
+    """Table ids and samples. Raises `KeyError`, `TypeError`, `ValueError` or `AttributeError` if it is not a note."""
     at = float(note["at"])
     if not isfinite(at) or at > now + EARLY:
         raise ValueError("it is from the future")

@@ -1,6 +1,6 @@
 """One consistent view of the directory at one version. A value: it never changes, and keeps no connection.
 
-Tablets are kept in pages of columns, not as objects: a client of a million tablets pays some dozens of bytes for each;
+Tablets are kept in pages of columns, not as objects: a client with a million tablets pays a few dozen bytes for each;
 `Tablet` objects are made when they are asked for. `delta.apply` makes the next snapshot, sharing every page and every
 mapping that a commit leaves alone. Nothing here does I/O.
 """
@@ -123,7 +123,7 @@ class Snapshot:
     busy: Mapping[int, str] = field(default_factory=dict)
     """Tablet id → the unfinished migration that it is part of."""
     transaction: str = ""
-    """That made this version, as the log calls it; empty where nobody has asked."""
+    """The transaction that made this version, as the log calls it; empty if nobody has asked."""
 
     @property
     def bundles(self) -> Mapping[str, Bundle]:
@@ -174,7 +174,7 @@ class Snapshot:
         return cast("Record | None", self.of(kind).get(typed_key(kind, key)))
 
     def table(self, name: str) -> Table:
-        """A table by its name; `NotFound` (a `UserError` and a `KeyError`) where there is none."""
+        """A table by its name; `NotFound` (a `UserError` and a `KeyError`) if there is none."""
         for table in self.tables.values():
             if table.name == name:
                 return table
@@ -182,7 +182,7 @@ class Snapshot:
         raise NotFound(f"there is no table {name!r} in the directory; known tables: {known}")
 
     def node(self, name: str) -> Node:
-        """A node by its id; `NotFound` where there is none."""
+        """A node by its id; `NotFound` if there is none."""
         found = self.nodes.get(name)
         if found is None:
             known = ", ".join(sorted(self.nodes)) or "none"
@@ -190,7 +190,7 @@ class Snapshot:
         return found
 
     def tablet(self, tablet_id: int) -> Tablet:
-        """A tablet by its id; `NotFound` where there is none."""
+        """A tablet by its id; `NotFound` if there is none."""
         found = self.find_tablet(tablet_id)
         if found is None:
             raise NotFound(f"there is no tablet {tablet_id} in the directory")
@@ -225,7 +225,7 @@ class Snapshot:
         return page.tablet(row)
 
     def locate_row(self, table_id: int, position: Position) -> tuple[Page, int]:
-        """Where the tablet that owns a position stands, without making an object of it."""
+        """Where the tablet that owns a position is, without making an object of it."""
         try:
             page = self.pages[self.index[table_id].page_at(position)]
         except KeyError:

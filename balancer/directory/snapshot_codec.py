@@ -1,9 +1,9 @@
 """A whole snapshot as bytes, with the index that finds its way in it: `host_cache` keeps it, `/v1/directory` sends it.
 
-A mark, a checksum of everything behind it, a head in JSON (what it is, and where each page begins), the records, the
+A mark, a checksum of everything after it, a head in JSON (what it is, and where each page begins), the records, the
 index of ids, then the pages as a directory stores them. A reader that trusts the checksum decodes a page when it is
-first looked into. The head names the transaction that made the version: no other directory, and no other past of this
-one, has a transaction of that name. Nothing here does I/O.
+first looked into. The head names the transaction that made the version: no other directory, and no other history of
+this one, has a transaction of that name. Nothing here does I/O.
 """
 
 import struct
@@ -46,7 +46,7 @@ LONGEST_BEGINNING: Final = 1024
 
 
 def pack_snapshot(view: Snapshot, kinds: Collection[RecordKind] = RECORD_KINDS) -> bytes:
-    """The bytes of a snapshot, with records of these kinds beside its tablets."""
+    """The bytes of a snapshot, with records of these kinds in addition to its tablets."""
     tables: list[Json] = []
     pages: list[bytes] = []
     for table, index in view.index.items():
@@ -96,7 +96,7 @@ def unpack_log(data: bytes) -> list[StoredEntry]:
 
 
 def peek(beginning: bytes) -> tuple[int, str] | None:
-    """Version and transaction by the first bytes of a snapshot, unchecked; None: these are none."""
+    """Version and transaction from the first bytes of a snapshot, unchecked; None: it is not one."""
     if not beginning.startswith(MARK):
         return None
     with reading_stored():
@@ -105,7 +105,7 @@ def peek(beginning: bytes) -> tuple[int, str] | None:
 
 
 def unpack_snapshot(data: bytes, *, lazy: bool) -> Snapshot:
-    """The snapshot in bytes; `Damaged` for others. `lazy`: pages are decoded later, by the checksum's word."""
+    """The snapshot in bytes; `Damaged` for anything else. `lazy`: pages are decoded later, trusting the checksum."""
     with reading_stored():
         if not data.startswith(MARK):
             raise ValueError("this is no snapshot of this version of the software")
@@ -143,7 +143,7 @@ def _with_tablets(bare: Snapshot, whole: memoryview, at: int, places: Json, lazy
     if at != len(whole):
         raise ValueError("a snapshot is cut off or too long")
     next_page = not_negative(places["next_page"])
-    if not lazy:  # nothing of what the sender says about its pages is taken on trust
+    if not lazy:  # nothing that the sender says about its pages is taken on trust
         return with_pages(bare, pages, next_page)
     return replace(bare, pages=PageMap(pages), index=index, ids=IdIndex(blocks), next_page=next_page)
 

@@ -1,8 +1,8 @@
 """The directory in one SQLite file: the embedded default, for everything that runs on one machine.
 
-WAL, synchronous FULL: a commit that was acknowledged survives a crash of the machine. A commit takes the write lock
-first (BEGIN IMMEDIATE), so its checks and its writes are one. `PRAGMA data_version` is the watch. Connections are
-borrowed from a small pool, one thread at a time. This package alone imports sqlite3.
+WAL, synchronous FULL: an acknowledged commit survives a crash of the machine. A commit takes the write lock first
+(BEGIN IMMEDIATE), so its checks and its writes are one. `PRAGMA data_version` is the watch. Connections are borrowed
+from a small pool, one thread at a time. Only this package imports sqlite3.
 """
 
 import os
@@ -45,7 +45,7 @@ CREATE TABLE IF NOT EXISTS note (
     topic TEXT NOT NULL, name TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (topic, name)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS block ("table" INTEGER PRIMARY KEY, taken INTEGER NOT NULL);
 """
-# Seconds between looks at data_version. A look takes microseconds, but waking up for it a tenth of a millisecond.
+# Seconds between looks at data_version. A look takes microseconds, but waking up for it takes a tenth of a millisecond.
 _LOOK, _LOOK_IDLE = 0.02, 0.2
 _BUSY_SECONDS = 10.0  # after a commit more are expected: the steps of a migration
 
@@ -94,7 +94,7 @@ class SqliteDirectory(PagedDirectory):
                 connection.execute("INSERT OR IGNORE INTO leader VALUES (1, 0, NULL, 0)")
 
     def _create(self) -> None:
-        """An empty file that only we can read, where there is none; SQLite would make one for everybody."""
+        """Makes an empty file that only we can read, if there is none; SQLite's own would be open to everybody."""
         try:
             os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError:
@@ -110,10 +110,10 @@ class SqliteDirectory(PagedDirectory):
         return bool(names)
 
     def open(self) -> sqlite3.Connection:
-        """A connection of one's own; the caller closes it."""
+        """A new connection; the caller closes it."""
         connection: sqlite3.Connection | None = None
         try:
-            # Of a file that is not there any more SQLite would make an empty one.
+            # If the file is gone, SQLite would make an empty one.
             connection = sqlite3.connect(
                 f"{self._path.as_uri()}?mode=rw",
                 uri=True,
@@ -245,7 +245,7 @@ class SqliteDirectory(PagedDirectory):
         return leadership
 
     def leader(self) -> str | None:
-        """The name of the present leader, for information."""
+        """The name of the current leader, for information."""
         with self.reading() as connection:
             found = connection.execute("SELECT name FROM leader").fetchone()
         return one_line(str(found[0])) if found and found[0] is not None else None
@@ -265,7 +265,7 @@ class SqliteDirectory(PagedDirectory):
         return unpack_notes(topic, rows)
 
     def unpublish(self, topic: str, name: str) -> None:
-        """Takes a note away. Idempotent."""
+        """Removes a note. Idempotent."""
         with self.writing() as connection:
             connection.execute("DELETE FROM note WHERE topic = ? AND name = ?", (topic, name))
 
@@ -286,7 +286,7 @@ class SqliteDirectory(PagedDirectory):
             return dict(connection.execute('SELECT "table", taken FROM block').fetchall())
 
     def exposures(self, *, everything: bool = False) -> Sequence[str]:
-        """Who may read or change it and should not; see the contract."""
+        """Who may read or change it but should not; see the contract."""
         return file_access.exposures(self._path)
 
     def secure(self, *, dry_run: bool) -> Secured:
@@ -334,7 +334,7 @@ class DataVersion:
                 return False
             root = self._connection.execute("SELECT version, epoch FROM root, leader").fetchone()
         except sqlite3.Error:
-            return True  # a reader of the root is told what is wrong, and tries again with pauses
+            return True  # a reader of the root learns what is wrong, and retries with pauses
         self._seen = version
         if root == self._root:
             return False

@@ -2,7 +2,7 @@
 
 The row `leader` holds the epoch, the leader's name and a beat that the leader moves. The leader also keeps a lock on a
 file named after its epoch. A standby takes over at once when that lock is free (the leader's process is gone, however
-it went), or when the beat has stood still for a whole lease by the standby's own clock (the process hangs or is
+it ended), or when the beat has stood still for a whole lease by the standby's own clock (the process hangs or is
 stopped). Taking over raises the epoch, which fences the old leader's commits. The leader counts its own deadline from
 the moment *before* each beat was written, and well within the lease: it stops acting before anybody takes over.
 """
@@ -28,7 +28,7 @@ _LOOK = 0.05  # seconds between a standby's looks
 
 
 class Shared(Protocol):
-    """What the election needs of the directory."""
+    """What the election needs from the directory."""
 
     clock: Clock
 
@@ -142,7 +142,7 @@ def _state(shared: Shared) -> tuple[int, int]:
 
 
 def _take(shared: Shared, path: Path, name: str, seen: tuple[int, int], lease: float) -> SqliteLeadership | None:
-    """Raises the epoch if nothing has moved since it was looked at. The lock comes first: no epoch without its lock."""
+    """Raises the epoch if nothing has moved since the last look. The lock comes first: no epoch without its lock."""
     asked = shared.clock.monotonic()
     epoch = seen[0] + 1
     lock: EpochLock | None = None

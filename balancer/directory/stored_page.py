@@ -1,7 +1,7 @@
 """A page that is decoded when somebody first looks into it.
 
-Of a million tablets a process uses those of its keys; decoding all of them is most of what loading takes. The bytes
-were checked as a whole by the reader, see `snapshot_codec`. Known without decoding: how many tablets there are.
+Of a million tablets a process uses only those of its keys; decoding all of them would be most of the time it takes to
+load. The reader checked the bytes as a whole, see `snapshot_codec`. The number of tablets is known without decoding.
 """
 
 from dataclasses import fields
@@ -15,7 +15,7 @@ _FIELDS = tuple(field.name for field in fields(Page))
 
 
 class StoredPage(Page):
-    """Once it is decoded it is like any other page; two threads that decode it at once do the same."""
+    """Once decoded it is like any other page; two threads that decode it at once get the same result."""
 
     __slots__ = ("_data", "_rows")
 
@@ -27,7 +27,7 @@ class StoredPage(Page):
         return int(self._rows)
 
     def __getattr__(self, name: str) -> Any:
-        """Reached only for fields that are not there yet."""
+        """Called only for fields that are not there yet."""
         if name not in _FIELDS:
             raise AttributeError(name)
         page = unpack_page(bytes(self._data))
@@ -43,5 +43,5 @@ class StoredPage(Page):
 
 
 def stored_bytes(page: Page) -> bytes:
-    """A page as stored bytes, without decoding one that has not been."""
+    """A page as stored bytes, without decoding one that has not been decoded."""
     return page.stored() if isinstance(page, StoredPage) else pack_page(page)

@@ -1,4 +1,4 @@
-"""What a change in the history is about, and how it is told. One answer for the command line and for the API."""
+"""What a change in the history is about, and how to put it into words. One answer for the command line and the API."""
 
 from balancer.directory.model import (
     Bundle,

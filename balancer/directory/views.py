@@ -1,4 +1,4 @@
-"""Puts a snapshot together from pages that a backend has read. Pure; called by the backends' loaders only."""
+"""Assembles a snapshot from pages that a backend has read. Pure; called only by the backends' loaders."""
 
 from collections import defaultdict
 from collections.abc import Mapping

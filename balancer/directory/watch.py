@@ -1,13 +1,14 @@
 """Following the directory: a thread that refreshes a view when a signal says that the root may have changed.
 
 The signal is only a hint: a lost one costs freshness, never correctness, because the root is read again every
-`CONFIRM_EVERY` seconds anyway (ten times as rarely by an application, of which there are thousands). After a signal the
+`CONFIRM_EVERY` seconds anyway (a tenth as often by an application, of which there are thousands). After a signal the
 nearest server is asked, which is quickest; the regular reads make sure that it is not behind the others. `age` counts
 from the last of those, whatever happened to connections, sessions and watches since.
 
-A commit signals every follower at once. Where servers are slow to answer, because thousands ask, each follower puts its
-next read off by a random time that grows with the answer's, unless somebody waits for what it will say: commits that
-come meanwhile are read together, and the leader's next commit does not stand behind all the readers of the last one.
+A commit signals every follower at once. Where servers are slow to answer, because thousands ask, each follower delays
+its next read by a random time that grows with the time of the last answer, unless somebody waits for the result:
+commits that come meanwhile are read together, and the leader's next commit does not queue behind all the readers of the
+last one.
 """
 
 import threading
@@ -20,10 +21,10 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 
 CONFIRM_EVERY = 1.0
-_RANDOM = Random()  # noqa: S311 - of our own: a program may have seeded the shared one
-_UNEVEN = 0.25  # by which the regular reads come earlier or later: thousands may have begun at the same moment
-_QUICK = 0.05  # seconds in which servers answer that are not crowded; reading in turns costs them more than at once
-_SPREAD, _SPREAD_MOST = 4.0, 0.25  # a read is put off by so many times what the last took beyond that; seconds at most
+_RANDOM = Random()  # noqa: S311 - our own: a program may have seeded the shared one
+_UNEVEN = 0.25  # jitter of the regular reads: thousands may have begun at the same moment
+_QUICK = 0.05  # seconds in which servers that are not crowded answer; reading in turns costs them more than at once
+_SPREAD, _SPREAD_MOST = 4.0, 0.25  # a read is delayed by this many times what the last took beyond that; at most, in s
 _GROUPS = 4
 _RETRY_FIRST, _RETRY_MOST = 0.05, 1.0
 _CLOSE_PATIENCE = 30.0  # seconds: more than any single read takes
@@ -39,7 +40,7 @@ class Signal(Protocol):
         """Makes a waiter return at once."""
 
     def close(self) -> None:
-        """Lets go of what it holds."""
+        """Releases what it holds."""
 
 
 class PollingFollower:
@@ -130,7 +131,7 @@ class PollingFollower:
                     pause = _RETRY_FIRST
                 else:
                     self._closed.wait(pause)
-                    self._due = self._clock.monotonic()  # what the signal told of is still to be read
+                    self._due = self._clock.monotonic()  # what the signal announced is still to be read
                     pause = min(pause * 2, _RETRY_MOST)
         finally:
             self._signal.close()
@@ -140,7 +141,7 @@ class PollingFollower:
         fresh = asked >= self._due
         try:
             snapshot = self._refresh(fresh)
-        except BalancerError:  # out of reach or being imported: the age tells, and the next look tries again
+        except BalancerError:  # out of reach or being imported: the age shows it, and the next look retries
             return False
         with self._changed:
             # An election changes the epoch alone: the version is that of the last commit.
@@ -153,13 +154,13 @@ class PollingFollower:
         return True
 
     def _next_due(self) -> float:
-        """When the servers are to be asked whether nothing newer is known to any of them."""
+        """When to ask the servers whether any of them knows something newer."""
         uneven = 1.0 + _UNEVEN * (2 * _RANDOM.random() - 1)
         return self._confirmed + self._confirm_every * uneven
 
 
 def put_off(took: float, chance: float) -> float:
-    """By how long a read is put off where the last one took so many seconds; `chance` is from 0 up to 1.
+    """How long a read is delayed if the last one took this many seconds; `chance` is from 0 to 1.
 
     Followers read in a few groups and not one by one: servers are cheaper for requests that come together.
     """

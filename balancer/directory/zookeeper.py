@@ -1,7 +1,7 @@
 """The directory in ZooKeeper: the production backend. The layout is in `paths`; the protocol is in ARCHITECTURE.md.
 
 The root's znode version *is* the directory's version and the epoch's znode version *is* the leader's epoch, so a
-commit's two conditions are checked by the servers themselves, inside the one multi that writes it.
+commit's two conditions are checked by the servers themselves, inside the single multi that writes it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,12 +29,12 @@ from balancer.directory.zookeeper_session import Lost, Session
 from balancer.directory.zookeeper_watch import RootSignal
 from balancer.errors import BalancerError, Fenced, OutcomeUnknown, Refused, Unavailable, UserError
 
-_NEIGHBOURS = 20  # znodes that are looked at for the names of other directories
+_NEIGHBOURS = 20  # znodes that are searched for the names of other directories
 
 
 class ZooKeeperDirectory(PagedDirectory):
-    """See `contract.Directory`. `lease` is the session timeout asked for, in seconds: how long a leader that has died
-    without a word keeps others waiting. The servers may grant another one, between 2 and 20 of their ticks."""
+    """See `contract.Directory`. `lease` is the session timeout asked for, in seconds: how long a leader that died
+    silently keeps others waiting. The servers may grant a different one, between 2 and 20 of their ticks."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ZooKeeperDirectory(PagedDirectory):
             raise
 
     def _prepare(self, hosts: str, create: bool) -> None:
-        """Makes the layout where it is missing; the root comes last, so a client that sees it sees all of it."""
+        """Makes the layout if it is missing; the root comes last, so a client that sees it sees all of it."""
         client, root = self.session.client, self.paths.root
         # A sync first: our server may be a moment behind the one through which somebody has just made it.
         _, found = self.session.read(lambda: self.session.gather([client.sync_async(root), client.exists_async(root)]))
@@ -76,7 +76,7 @@ class ZooKeeperDirectory(PagedDirectory):
         self._create(self.paths.root, DirectoryRoot(0, 1, 1, "").pack())
 
     def _others(self) -> list[str]:
-        """The directories beside this one, the most alike first, as far as we may look: a name may be mistyped."""
+        """The directories next to this one, the most similar first, as far as we may look: a name may be mistyped."""
         client, beside = self.session.client, self.paths.base.rpartition("/")[0]
         try:
             (names,) = self.session.read(
@@ -102,7 +102,8 @@ class ZooKeeperDirectory(PagedDirectory):
 
     def _ask(self, fresh: bool) -> DirectoryRoot:
         """The root, alone or together with the epoch. A sync before them makes the server that we are connected to
-        catch up with the others; after a watch has fired, one request is enough and forty clients feel the rest."""
+        catch up with the others; after a watch has fired, one request is enough, and with forty clients more would be
+        felt."""
         client = self.session.client
         sync = [client.sync_async(self.paths.root)] if fresh else []
         root = client.get_async(self.paths.root, watch=self._on_root if self._signals else None)
@@ -128,8 +129,8 @@ class ZooKeeperDirectory(PagedDirectory):
     def _write(self, batch: Batch) -> None:
         """Sends the same conditional request until its outcome is known.
 
-        At most one of the copies can be applied, because each needs the root as it was. A copy that is still on its
-        way when the root or the epoch has moved can never be applied: what the log says then is final.
+        At most one of the copies can be applied, because each needs the root as it was. A copy that is still in flight
+        when the root or the epoch has moved can never be applied: what the log says then is final.
         """
         deadline = self.clock.monotonic() + self.timeout
         if not self.session.wait_connected(deadline):
@@ -156,7 +157,7 @@ class ZooKeeperDirectory(PagedDirectory):
         self._make_places_of(batch.created_records)
 
     def _make_places_of(self, created: Iterable[RecordKey]) -> None:
-        """For the ids of tables that were made. That stands: what fails here, the next leader makes."""
+        """For the ids of tables that were made. The commit stands: what fails here, the next leader makes."""
         tables = [int(key) for kind, key in created if kind is RecordKind.TABLE]
         if tables:
             with suppress(BalancerError):
@@ -218,20 +219,20 @@ class ZooKeeperDirectory(PagedDirectory):
         return leadership
 
     def _make_places(self) -> None:
-        """Those that an earlier version, or a process that died, has not made. The leadership was won all the same; a
-        directory that cannot be read is said by what comes next."""
+        """Makes those that an earlier version, or a process that died, has not made. The leadership was won anyway; if
+        the directory cannot be read, what comes next reports it."""
         with suppress(BalancerError):
             self._access.make_places(list(self.snapshot().tables))
 
     def leader(self) -> str | None:
-        """The name of the present leader, for information."""
+        """The name of the current leader, for information."""
         return leader_name(self.session, self.paths)
 
     def publish(self, topic: str, name: str, document: Json) -> int:
         """Leaves a note; the last one wins."""
         data = pack(document)
         check_note(topic, name, data)
-        # Written before it is made: a reader may write into a slot that is there, and make none.
+        # Tries to write before making it: a reader may write into an existing slot, but cannot make one.
         while (written := self._set_note(topic, name, data)) is None:
             self._create(self.paths.note(topic, name), data)
         return written
@@ -242,7 +243,7 @@ class ZooKeeperDirectory(PagedDirectory):
         return None if stat is None else int(stat.version)
 
     def published(self, topic: str) -> Mapping[str, Json]:
-        """The notes under a topic. One that is too long is not even asked for."""
+        """The notes under a topic. One that is too long is not even requested."""
         client, folder = self.session.client, self.paths.topic(topic)
         (names,) = self.session.read(lambda: self.session.gather([client.get_children_async(folder)], NoNodeError))
         paths = {self.paths.note(topic, name): name for name in names or ()}
@@ -253,7 +254,7 @@ class ZooKeeperDirectory(PagedDirectory):
         return unpack_notes(topic, read)
 
     def unpublish(self, topic: str, name: str) -> None:
-        """Takes a note away. Idempotent."""
+        """Removes a note. Idempotent."""
         client, path = self.session.client, self.paths.note(topic, name)
         if self.paths.is_slot(path):
             self._set_note(topic, name, b"")
@@ -269,7 +270,7 @@ class ZooKeeperDirectory(PagedDirectory):
         return self._access.blocks()
 
     def exposures(self, *, everything: bool = False) -> Sequence[str]:
-        """Who may read or change it and should not; see the contract."""
+        """Who may read or change it but should not; see the contract."""
         return self._access.exposures(everything)
 
     def secure(self, *, dry_run: bool) -> Secured:

@@ -2,7 +2,7 @@
 
 Access lists are per znode and are not inherited, so an open directory is closed znode by znode, from the top: once a
 folder is closed nobody else creates anything in it, and what was there before is found by listing it. Every step may be
-repeated; an interrupted run is finished by the next one.
+repeated; the next run finishes an interrupted one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +44,7 @@ class ZnodeAccess:
                 self._session.client.default_acl = self._lists.map
 
     def make_places(self, tables: Sequence[int]) -> None:
-        """What clients write into, where it is missing; a reader cannot make it. Idempotent."""
+        """Makes what clients write into, if it is missing; a reader cannot make it. Idempotent."""
         folders = [self._paths.ids, self._paths.topic(TOPIC)]
         slots = [*self._paths.slots(), *(self._paths.block(str(table)) for table in tables)]
         for wanted in (folders, slots):
@@ -83,7 +83,7 @@ class ZnodeAccess:
         return {table: stat.version for table, stat in zip(tables, found, strict=True) if stat is not None}
 
     def exposures(self, everything: bool) -> list[str]:
-        """A sentence for each kind of stranger, with how many znodes it is about and one of them."""
+        """A sentence for each kind of stranger, with the number of znodes concerned and one of them."""
         paths = self._walk() if everything else iter(self._important())
         about: dict[tuple[str, str], list[str]] = {}
         for path, found in self._found(paths):
@@ -112,7 +112,7 @@ class ZnodeAccess:
         return Secured(parts, len(changed), tuple(changed[:_SHOWN]))
 
     def _round(self, dry_run: bool) -> tuple[int, list[str]]:
-        """Looks at every znode once: how many there are, and which had another list than they should."""
+        """Looks at every znode once: how many there are, and which had the wrong list."""
         parts, wrong = 0, []
         walk = self._walk()
         while some := list(islice(walk, _AT_ONCE)):
@@ -130,7 +130,7 @@ class ZnodeAccess:
         return self._lists.slot if self._paths.is_slot(path) else self._lists.map
 
     def _important(self) -> list[str]:
-        """What steers everything else, and the folders: what is created there is believed by others."""
+        """What controls everything else, and the folders: others trust what is created there."""
         paths = self._paths
         folders = [paths.base, *paths.folders(), paths.topic(TOPIC)]
         return [*folders, paths.root, paths.leader, *paths.slots()[:1]]
@@ -150,7 +150,7 @@ class ZnodeAccess:
             yield from ((path, one[0]) for path, one in zip(some, found, strict=True) if one is not None)
 
     def _ask(self, call: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
-        """What each path is answered with, some hundred on their way at once; None for those that are gone."""
+        """The answer for each path, with a few hundred in flight at once; None for those that are gone."""
         answers: list[Any] = []
         for start in range(0, len(paths), _AT_ONCE):
             some = paths[start : start + _AT_ONCE]

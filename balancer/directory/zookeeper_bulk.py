@@ -1,8 +1,8 @@
 """Many znodes read by one request: ZooKeeper's multi-read, which kazoo does not offer.
 
-A read of its own costs kazoo a seventh of a millisecond of Python, and a directory has thousands of them; sixty-four in
-one request cost as much as three. Servers before 3.6 answer that they have no such request: then each is read alone.
-`zookeeper_session` calls this, on a connected client.
+A separate read costs kazoo a seventh of a millisecond of Python, and a directory has thousands of znodes; sixty-four in
+one request cost as much as three. Servers before 3.6 answer that they have no such request: then each is read
+separately. `zookeeper_session` calls this, on a connected client.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from kazoo.exceptions import EXCEPTIONS, NoNodeError
 from kazoo.protocol.serialization import MultiHeader, read_buffer, stat_struct, write_string
 
 AT_ONCE: Final = 64
-"""Znodes of one request: the answer has some hundred kilobytes, and the server serves others in between."""
+"""Znodes per request: the answer has a few hundred kilobytes, and the server serves others in between."""
 _GET, _ERROR = 4, -1
 _WATCH = b"\0"  # none
 
@@ -35,7 +35,7 @@ class MultiRead:
 
     @classmethod
     def deserialize(cls, data: bytes, offset: int) -> list[bytes | None]:
-        """The data of each znode, None for one that is not there; any other error is raised."""
+        """The data of each znode, None for one that does not exist; any other error is raised."""
         found: list[bytes | None] = []
         while True:
             header, offset = MultiHeader.deserialize(data, offset)

@@ -1,7 +1,7 @@
 """Leadership through ZooKeeper.
 
 Becoming leader is one multi: create the ephemeral `leader` and raise `epoch` from the version that was read. Every
-commit checks the epoch, so a predecessor's commit is refused by the servers, however late it comes.
+commit checks the epoch, so the servers refuse a predecessor's commit, however late it comes.
 
 A beat is a multi that changes nothing and checks that both still stand; it goes through the quorum, so a server that
 is cut off from the others cannot answer it. The holder's deadline counts from the moment before the last good beat was
@@ -41,7 +41,7 @@ class ZooKeeperLeadership(Holding):
         self._thread.start()
 
     def held(self) -> bool:
-        """As always; and a session that kazoo has opened instead holds nothing."""
+        """As usual; and a replacement session that kazoo has opened holds nothing."""
         if self._session.id not in (None, self._session_id):
             self.ended.set()
         return super().held()
@@ -52,7 +52,7 @@ class ZooKeeperLeadership(Holding):
         self._join()
 
     def abandon(self) -> None:
-        """Gives it up without telling the servers: the session is about to be closed, and that tells them."""
+        """Gives it up without telling the servers: closing the session, which is about to happen, tells them."""
         self._closing.set()
         self.resign()
 
@@ -85,7 +85,7 @@ class ZooKeeperLeadership(Holding):
         request.delete(self._paths.leader)
 
     def _leave(self) -> None:
-        """Deletes our `leader`, or nobody could lead while our session lives. A successor's has another epoch."""
+        """Deletes our `leader`; otherwise nobody could lead while our session lives. A successor's epoch differs."""
         while not self._closing.is_set() and self._session.id in (None, self._session_id):
             deadline = self._session.clock.monotonic() + self._session.timeout
             try:
@@ -157,7 +157,7 @@ def _look(session: Session, paths: Paths, wake: Callable[..., None]) -> tuple[tu
 
 
 def _words(data: bytes) -> tuple[str, str]:
-    """Name and token of the leader in its znode; whatever else stands there, somebody leads, and it is not us."""
+    """Name and token of the leader in its znode; whatever else it contains, somebody leads, and it is not us."""
     try:
         document = read_json(data)
         return one_line(str(document["name"]), 200), str(document["token"])
@@ -172,7 +172,7 @@ def _fill_take(request: Any, paths: Paths, name: str, token: str, epoch: int) ->
 
 
 def leader_name(session: Session, paths: Paths) -> str | None:
-    """The present leader's name."""
+    """The current leader's name."""
     client = session.client
     (found,) = session.read(lambda: session.gather([client.get_async(paths.leader)], NoNodeError))
     return _words(found[0])[0] if found else None

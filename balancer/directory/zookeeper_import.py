@@ -1,8 +1,8 @@
 """Replaces a whole directory in ZooKeeper, in as many requests as it takes.
 
-The root is marked first: while it is, everybody who reads or commits is told to wait. Every request checks the
-leader's epoch and that mark, so a predecessor or a second import cannot mix in. If it stops half-way the mark stays,
-and the import has to be run again. The version grows by two: one for the mark, one for the end.
+The root is marked first: while it is, anybody who reads or commits is told to wait. Every request checks the leader's
+epoch and that mark, so a predecessor or a second import cannot mix in. If it stops half-way the mark stays, and the
+import has to be run again. The version grows by two: one for the mark, one for the end.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ Write = Callable[[Any], None]
 def replace_all(
     session: Session, paths: Paths, contents: Contents, root: DirectoryRoot, *, entry: StoredEntry, leader_epoch: int
 ) -> None:
-    """Writes the contents in place of what is there."""
+    """Replaces what is there with the contents."""
     mark = DirectoryRoot(root.version - 1, root.version, root.next_page, f"mark-{root.transaction}", importing=True)
     send = _Sender(session, paths, leader_epoch)
     send(root.version - 2, [lambda request: request.set_data(paths.root, mark.pack())])

@@ -1,9 +1,9 @@
-"""Reads a whole directory out of ZooKeeper while others write to it, and gives a view of exactly one version.
+"""Reads a whole directory from ZooKeeper while others write to it, and returns a view of exactly one version.
 
-Nothing locks the writers out, so what is read one by one is torn. Every page says at which version it was written; the
-log says what each commit changed. So: read the root, then everything, then the root again, and apply the commits in
-between to what is older than they are. Pages that were split or merged meanwhile are read once more; that repeats
-only while splits keep coming.
+Nothing locks the writers out, so pieces read one by one are inconsistent. Every page says at which version it was
+written; the log says what each commit changed. So: read the root, then everything, then the root again, and apply the
+commits in between to what is older than they are. Pages that were split or merged meanwhile are read once more; that
+repeats only while splits keep coming.
 """
 
 import re
@@ -56,7 +56,7 @@ class Loader:
         first = self._read_root()
         folders = [self._paths.pages, *map(self._paths.records, RECORD_KINDS)]
         numbers, *keys = self._children(folders)
-        # What else lies there is nobody's: none of our pages has such a name.
+        # Anything else there belongs to nobody: none of our pages has such a name.
         held = self._fetch_pages(int(number) for number in numbers if _PAGE_NAME.fullmatch(number))
         bare, records = self._fetch_records(keys)
         entries: list[StoredEntry] = []
@@ -106,7 +106,7 @@ class Loader:
 
 
 def drop_outdated(held: dict[int, Page], entries: Iterable[StoredEntry]) -> set[int]:
-    """Forgets pages that are no more; returns those that were dealt out again since they were read."""
+    """Forgets pages that no longer exist; returns those that were redistributed since they were read."""
     dealt: dict[int, int] = {}
     gone: set[int] = set()
     for stored in entries:
@@ -150,7 +150,7 @@ def roll(held: dict[int, Page], entries: Sequence[StoredEntry]) -> None:
 
 
 def _tablet_changes(stored: StoredEntry) -> Iterator[tuple[int, Tablet | None]]:
-    """Id and tablet, None where it was removed, of each tablet that a commit has changed."""
+    """Id and tablet, None if it was removed, of each tablet that a commit has changed."""
     for change in stored.entry.changes:
         if isinstance(change, Remove):
             if change.kind is RecordKind.TABLET:
@@ -162,8 +162,8 @@ def _tablet_changes(stored: StoredEntry) -> Iterator[tuple[int, Tablet | None]]:
 def _page_for(held: dict[int, Page], index: TableIndex | None, tablet: Tablet, version: int) -> int | None:
     """The page, older than this version, that held the tablet's first position just before it; None: it is newer.
 
-    The index is of mixed versions. A page's start only ever moves to the right without the page being dealt out again
-    (a merge over the border goes to the left page), so the page is the one found or one of its neighbours.
+    The index is of mixed versions. Without a redistribution, a page's start only ever moves to the right (a merge over
+    the border goes to the left page), so the page is the one found or one of its neighbours.
     """
     if index is None:
         return None

@@ -1,8 +1,8 @@
 """One kazoo client with bounded waits and our errors. The other ZooKeeper modules talk to the servers through it.
 
-kazoo's habits that matter here: a call made while the connection is away is queued and may be sent much later; a
-failed multi is returned as a list, not raised; a new session is opened silently after an expiry; callbacks run on its
-own thread and must never wait, so ours only set events.
+kazoo's habits that matter here: a call made while the connection is down is queued and may be sent much later; a failed
+multi is returned as a list, not raised; a new session is opened silently after an expiry; callbacks run on its own
+thread and must never wait, so ours only set events.
 """
 
 import logging
@@ -54,12 +54,12 @@ _quiet.setLevel(logging.CRITICAL)  # our own errors and the age of a view say wh
 
 
 class Lost(Exception):
-    """The connection went away, or no answer came in time: a write may have been applied or not, or may be yet."""
+    """The connection was lost, or no answer came in time: a write may have been applied or not, or may still be."""
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads, with connections of our own: its own TLS leaks the socket of a refused handshake, and nobody
-    learns why there is no connection."""
+    """kazoo's threads, with connections of our own: its own TLS leaks the socket of a refused handshake, and hides why
+    there is no connection."""
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Session:
         try:
             self.client.start(timeout=timeout)
         except KazooTimeoutError:
-            if self._denied:  # connected, and put out again before kazoo looked
+            if self._denied:  # connected, and disconnected again before kazoo looked
                 raise Refused(_denial(hosts)) from None
             why = f" ({_lowered(handler.last_error)})" if handler.last_error else ""
             raise Unavailable(f"no ZooKeeper server at {hosts} accepted us within {timeout:g} s{why}") from None
@@ -133,8 +133,8 @@ class Session:
     def _hurry_handshakes(self, limit: float) -> None:
         """kazoo waits for a server's first answer as long as the session lasts.
 
-        A server that is just starting may accept a connection, fail while it closes it, and leave it open for ever:
-        a client that waits on it until the session expires has lost the session to it.
+        A server that is just starting may accept a connection, fail while it closes it, and leave it open forever: a
+        client that waits on it until the session expires has lost the session to it.
         """
         invoke = self.client._connection._invoke
 
@@ -144,8 +144,8 @@ class Session:
         self.client._connection._invoke = invoking
 
     def _forgive_dropped_logins(self) -> None:
-        """kazoo never reconnects after a server has hung up during a SASL login. A wrong password looks like that, but
-        so does a server that is being stopped: after a first successful login we reconnect."""
+        """kazoo never reconnects after a server hangs up during a SASL login. A wrong password looks like that, but so
+        does a server that is being stopped: after a first successful login we reconnect."""
         connection = self.client._connection
         log_in = connection._authenticate_with_sasl
         let_in = False
@@ -198,7 +198,7 @@ class Session:
             self.remove_waker(changed.set)
 
     def answer(self, pending: Any, deadline: float) -> Any:
-        """The result of an asynchronous call; `Lost` where it is not known, `Refused` where we may not."""
+        """The result of an asynchronous call; `Lost` if it is not known, `Refused` if we may not."""
         try:
             return pending.get(timeout=max(deadline - self.clock.monotonic(), 0.001))
         except _LOST as error:
@@ -207,7 +207,7 @@ class Session:
             raise Refused(_denial(self._hosts)) from None
 
     def read(self, ask: Callable[[], _Result]) -> _Result:
-        """Asks again over lost connections until the timeout; only for what may be done twice."""
+        """Retries over lost connections until the timeout; only for what may be done twice."""
         deadline = self.clock.monotonic() + self.timeout
         while True:
             try:
@@ -221,7 +221,7 @@ class Session:
     ) -> list[Any]:
         """The results of calls that were sent together; None for those that fail with one of `missing`.
 
-        `each` is applied to a result while the later ones are still on their way.
+        `each` is applied to a result while later ones are still in flight.
         """
         results: list[Any] = []
         for one in list(pending):
@@ -234,7 +234,7 @@ class Session:
         return results
 
     def read_many(self, paths: Sequence[str], each: Callable[[bytes], Any]) -> list[Any]:
-        """What `each` makes of the data of many znodes, None for one that is not there; in few requests."""
+        """What `each` makes of the data of many znodes, None for one that does not exist; in few requests."""
         if not self._one_by_one:
             try:
                 return self.read(lambda: self._read_together(paths, each))
@@ -250,13 +250,13 @@ class Session:
         return [one for part in parts for one in part]
 
     def multi(self, build: Callable[[Any], None], deadline: float) -> "SessionVerdict":
-        """Sends one atomic request; its verdict tells whether it was applied, `Lost` that nobody knows."""
+        """Sends one atomic request; its verdict says whether it was applied, `Lost` that nobody knows."""
         request = self.client.transaction()
         build(request)
         return SessionVerdict(self.answer(request.commit_async(), deadline), self._hosts)
 
     def close(self) -> None:
-        """Ends the session, so that its ephemeral znodes go at once. Idempotent."""
+        """Ends the session, so that its ephemeral znodes disappear at once. Idempotent."""
         self._closed.set()
         self._on_state(None)
         self.client.stop()
@@ -281,7 +281,7 @@ class SessionVerdict:
         return self.error is None
 
     def failed(self, number: int, kind: type[Exception]) -> bool:
-        """Whether this operation is the one that failed, and so."""
+        """Whether this operation is the one that failed, and in this way."""
         return self.failed_at == number and isinstance(self.error, kind)
 
 

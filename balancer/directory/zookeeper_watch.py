@@ -1,6 +1,6 @@
 """The signal behind a follower: the watch on the root, and every change of the connection's state.
 
-Watches are not registered again after a reconnect; but a reconnect is a change of state, that wakes the follower, and
+Watches are not registered again after a reconnect; but a reconnect is a change of state, which wakes the follower, and
 its next read of the root sets the watch again. kazoo's thread only ever sets the event.
 """
 

@@ -20,7 +20,7 @@ Progress = Callable[[str], None]
 
 
 def default_folder() -> Path:
-    """Where the data lives: the system's place for root (whose home other accounts cannot enter), else the user's."""
+    """Where the data lives: the system's place for root (whose home other accounts cannot enter), or the user's."""
     if os.geteuid() == 0:
         return Path("/var/lib/tablet-balancer")
     home = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
@@ -51,7 +51,7 @@ class EmbeddedCluster:
         self._keeper: Keeper | None = None
 
     def start(self, fresh: bool = False) -> None:
-        """Starts all servers side by side; with `fresh`, from empty folders."""
+        """Starts all servers in parallel; with `fresh`, from empty folders."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.folder.chmod(0o755)
@@ -59,7 +59,7 @@ class EmbeddedCluster:
             raise UserError(f"the folder {self.folder} cannot be used: {error.strerror}") from None
         self._refuse_a_second_user()
         self._keeper = Keeper(self.folder)
-        stop_servers(self.folder)  # what is left where even the last keeper was killed
+        stop_servers(self.folder)  # what is left if even the last keeper was killed
         if fresh:
             self._empty()
         (self.folder / "owner").write_text(str(os.getpid()))
@@ -70,7 +70,7 @@ class EmbeddedCluster:
                 self._progress(starting[done])
 
     def stop(self) -> None:
-        """Stops all servers side by side. Idempotent."""
+        """Stops all servers in parallel. Idempotent."""
         with ThreadPoolExecutor(len(self.nodes) + 1) as pool:
             for done in [pool.submit(server.stop) for _, server in self._servers()]:
                 done.result()

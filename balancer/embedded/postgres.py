@@ -69,10 +69,10 @@ def system_binaries(major: int | None = None) -> Path:
 
 
 def scram_verifier(password: str) -> str:
-    """What a server keeps of a password, with one round of hashing instead of 4,096.
+    """What a server stores for a password, with one round of hashing instead of 4,096.
 
-    The rounds slow down attackers who guess short passwords. This one has 192 random bits, so they would only
-    slow down every connection, by 4 ms of each side.
+    The rounds slow down attackers who guess short passwords. This one has 192 random bits, so they would only slow down
+    every connection, by 4 ms on each side.
     """
     salt = secrets.token_bytes(16)
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, 1)
@@ -95,7 +95,7 @@ class PostgresServer:
         self._settings = {**SETTINGS, **(settings or {})}
 
     def start(self) -> None:
-        """Starts it, or takes a fresh start where an earlier run left it behind. Idempotent."""
+        """Starts it, or restarts it if an earlier run left it behind. Idempotent."""
         if self.port is not None and self.running():
             return
         process.prepare_folder(self.folder, self._account)
@@ -158,7 +158,7 @@ class PostgresServer:
 
     def _stop_leftover(self) -> None:
         self.stop()
-        # A pid file of a process that is not ours any more would only confuse the new server.
+        # The pid file of a process that is no longer ours would only confuse the new server.
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def _initialise(self) -> None:

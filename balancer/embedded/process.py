@@ -1,6 +1,6 @@
-"""Servers as child processes: started unprivileged, found again by their pid file, stopped for sure.
+"""Servers as child processes: started unprivileged, found again by their pid file, reliably stopped.
 
-Used by the PostgreSQL and ZooKeeper servers beside this module and by the keeper. A pid file is believed only if the
+Used by the PostgreSQL and ZooKeeper servers next to this module and by the keeper. A pid file is trusted only if the
 process it names was started on the same folder: after a reboot the number may belong to somebody else.
 """
 
@@ -27,19 +27,19 @@ _SERVERS = ("java", "postgres")
 
 _clock = SystemClock()
 _started: list["subprocess.Popen[bytes]"] = []  # a server we started is our child until it has been reaped
-_starting = threading.Lock()  # several are started and stopped side by side: none may get lost from the list
+_starting = threading.Lock()  # several are started and stopped in parallel: none may get lost from the list
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Whom the servers run as. PostgreSQL refuses to run as root, so root starts them as somebody else."""
+    """The account that the servers run as. PostgreSQL refuses to run as root, so root starts them as somebody else."""
 
     uid: int
     gid: int
 
     @classmethod
     def choose(cls) -> "Account | None":
-        """None when we are an ordinary user; else the first of the usual unprivileged accounts."""
+        """None if we are an ordinary user; otherwise the first of the usual unprivileged accounts."""
         if os.geteuid() != 0:
             return None
         for name in ("postgres", "nobody"):
@@ -62,7 +62,7 @@ def prepare_folder(path: Path, account: Account | None) -> None:
 
 
 def _identity(account: Account | None) -> dict[str, Any]:
-    """What a program is started as: with none of our groups, where it is not as we are."""
+    """The account a program is started as: with none of our groups, if it is not our own."""
     return {"user": account.uid, "group": account.gid, "extra_groups": []} if account else {}
 
 
@@ -86,7 +86,7 @@ def spawn(argv: Sequence[str], log: Path, account: Account | None, cwd: Path) ->
 
 
 def run(argv: Sequence[str], account: Account | None, cwd: Path) -> None:
-    """Runs a short program of the server's; its output is shown only if it fails."""
+    """Runs one of the server's short programs; its output is shown only if it fails."""
     done = subprocess.run(
         list(argv),
         capture_output=True,
@@ -137,7 +137,7 @@ def kill(pid: int, folder: Path) -> None:
 
 
 def _works_on(pid: int, folder: Path) -> bool:
-    """Our own child counts until it is reaped: an ending process loses its command line some moments before that."""
+    """Our own child counts until it is reaped: an ending process loses its command line shortly before that."""
     with _starting:
         _started[:] = [child for child in _started if child.poll() is None]
         ours = any(child.pid == pid for child in _started)
@@ -164,8 +164,8 @@ def children(pid: int) -> list[int]:
 
 
 def servers_below(folder: Path) -> list[int]:
-    """The servers that work below a folder, whether or not they have a pid file: one that has just been started, by a
-    process that was killed before it could write that down, has none."""
+    """The servers that work below a folder, whether or not they have a pid file: one that was just started by a process
+    that was killed before it could record that has none."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         words = command_line(int(entry.name)).split(" ")
@@ -175,7 +175,7 @@ def servers_below(folder: Path) -> list[int]:
 
 
 def until(happened: Callable[[], bool], patience: float) -> bool:
-    """Waits for something; False when it has not happened in time."""
+    """Waits for something; False if it does not happen in time."""
     deadline = _clock.monotonic() + patience
     while not happened():
         if _clock.monotonic() > deadline:
@@ -185,10 +185,10 @@ def until(happened: Callable[[], bool], patience: float) -> bool:
 
 
 def free_port(preferred: int | None = None) -> int:
-    """A port of the loopback interface that nobody listens on: the preferred one if it is free, or soon is: of a server
-    that was killed the last process may still be ending.
+    """A port of the loopback interface that nobody listens on: the preferred one if it is free, or soon will be: a
+    killed server's last process may still be ending.
 
-    Others are taken below the range that the system gives to outgoing connections: one of those must not sit on a
+    Others are taken from below the range that the system uses for outgoing connections: one of those must not occupy a
     server's port while the server restarts.
     """
     if preferred is not None and until(lambda: _is_free(preferred), PORT_PATIENCE):
@@ -216,7 +216,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def ask(address: str, word: bytes) -> str:
-    """What a server on loopback answers to a short word; empty when it does not."""
+    """What a server on loopback answers to a short word; empty if it does not answer."""
     host, port = address.split(":")
     with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1.0) as connection:
         connection.sendall(word)
@@ -228,7 +228,7 @@ def ask(address: str, word: bytes) -> str:
 
 
 def remembered_port(file: Path) -> int | None:
-    """The port a server used the last time: kept, so that addresses written down elsewhere stay true."""
+    """The port a server used last time: kept, so that addresses recorded elsewhere stay valid."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         return int(file.read_text())
     return None

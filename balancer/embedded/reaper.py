@@ -1,8 +1,8 @@
-"""Stops the servers of a folder when the process that started them is gone, however it went.
+"""Stops the servers of a folder when the process that started them is gone, however it ended.
 
-A `Keeper` holds the writing end of a pipe; its child process waits for the end of that pipe, which the kernel brings
-about even after SIGKILL, and then stops every server whose pid file lies below the folder. It holds a lock meanwhile:
-the next keeper of the same folder waits for it, so that the last one's clean-up never meets the next one's servers.
+A `Keeper` holds the writing end of a pipe; its child process waits for the end of that pipe, which the kernel closes
+even after SIGKILL, and then stops every server whose pid file lies below the folder. It holds a lock meanwhile: the
+next keeper of the same folder waits for it, so that one keeper's clean-up never hits the next one's servers.
 """
 
 import fcntl
@@ -40,7 +40,7 @@ class Keeper:
             raise Unavailable(f"the keeper of {folder} did not start")
 
     def close(self) -> None:
-        """Ends the guard; it stops whatever still runs. Idempotent."""
+        """Ends the guard; it stops whatever is still running. Idempotent."""
         if self._child.stdin and not self._child.stdin.closed:
             self._child.stdin.close()
         self._child.wait()

@@ -15,10 +15,10 @@ from balancer.errors import Unavailable, UserError
 JARS = ("zookeeper.jar", "slf4j-simple.jar")
 JAR_FOLDER = Path("/usr/share/java")
 START_PATIENCE = 60.0
-ATTEMPTS = 3  # each on another port, where somebody was faster
+ATTEMPTS = 3  # each on another port, if somebody was faster
 STOP_PATIENCE = 10.0
-# A server that lives for minutes does not earn back what the optimising compiler costs: 4,000 requests take 40 % less
-# of a core without it.
+# A server that lives for minutes does not recoup what the optimising compiler costs: 4,000 requests take 40 % less of a
+# core without it.
 JAVA_OPTIONS = ("-Xms32m", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 SETTINGS: Mapping[str, object] = {
@@ -46,7 +46,7 @@ def java_command(extra_jars: Sequence[str] = ()) -> list[str]:
 
 
 class ZooKeeperServer:
-    """One server and its data folder; part of an ensemble when `peers` names its members' quorum ports."""
+    """One server and its data folder; part of an ensemble if `peers` names its members' quorum ports."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class ZooKeeperServer:
         raise Unavailable(f"ZooKeeper in {self.folder} does not start; its log ends: {self._log_end()}")
 
     def launch(self) -> None:
-        """Starts it and does not wait: the members of an ensemble come up together or not at all."""
+        """Starts it without waiting: the members of an ensemble come up together or not at all."""
         if self.pid() is not None and self.port is not None:
             return
         process.prepare_folder(self.folder, self._account)
@@ -105,7 +105,7 @@ class ZooKeeperServer:
         return self.pid() is not None and self._answers()
 
     def _answers(self) -> bool:
-        """Whether it is this very server that serves: somebody else may have taken its port after it was chosen."""
+        """Whether it is this very server that answers: somebody else may have taken its port after it was chosen."""
         return self.serving() and f"user.dir={self.folder.resolve()}\n" in process.ask(self.address, b"envi")
 
     def serving(self) -> bool:
@@ -118,7 +118,7 @@ class ZooKeeperServer:
         return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("Mode:")), "")
 
     def stop(self) -> None:
-        """Idempotent; ZooKeeper keeps its promises after any kind of end, so SIGTERM is clean."""
+        """Stops it. Idempotent; ZooKeeper keeps its promises however it ends, so SIGTERM is clean."""
         pid = self.pid()
         if pid is not None:
             process.stop(pid, self.folder, signal.SIGTERM, STOP_PATIENCE)
@@ -132,7 +132,7 @@ class ZooKeeperServer:
         self._end_others()
 
     def _end_others(self) -> None:
-        """Of this folder, whose numbers are not in the file any more: two must not work on one folder."""
+        """Stops servers of this folder whose pids are no longer in the file: two must not work on one folder."""
         for pid in process.servers_below(self.folder):
             process.kill(pid, self.folder)
         self._pid_file.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""The operator's archive command: run for each expired tablet before its rows go, and believed by its exit code alone.
+"""The operator's archive command: run for each expired tablet before its rows go, and judged by its exit code alone.
 
-No shell sees it, and what comes from a table's name is always behind `--word=`, so that no name becomes an option. Our
-own secrets are not in its environment. It may be run again for the same tablet (after a crash, or when something else
-failed): it must be able to begin from the start.
+It runs without a shell, and anything derived from a table's name follows `--word=`, so that no name becomes an option.
+Our own secrets are not in its environment. It may run again for the same tablet (after a crash, or when something else
+failed), so it must be able to start from the beginning.
 """
 
 import os
@@ -12,12 +12,12 @@ from typing import Final
 
 from balancer.errors import Refused
 
-LOOK: Final = 0.1  # seconds between two looks at a cancel
+LOOK: Final = 0.1  # seconds between two checks for a cancel
 _OURS = "BALANCER_"
 
 
 def run_archive(command: Sequence[str], facts: Sequence[tuple[str, str]], pause: Callable[[float], None]) -> None:
-    """Runs it to its end. Raises `Refused` unless it says 0; whatever `pause` raises ends it first."""
+    """Runs it to completion. Raises `Refused` unless it exits with 0; whatever `pause` raises ends it first."""
     arguments = [*command, *(f"--{word}={value}" for word, value in facts)]
     try:
         child = subprocess.Popen(  # noqa: S603 - the operator's own command, from the configuration, without a shell

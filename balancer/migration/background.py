@@ -1,4 +1,4 @@
-"""Work beside a step's own thread: a function in a thread whose error is raised where its result is asked for."""
+"""Work alongside a step's own thread: a function in a thread, whose error is raised where its result is asked for."""
 
 import threading
 from collections.abc import Callable
@@ -12,8 +12,8 @@ T = TypeVar("T")
 class Background(Generic[T]):
     """`with Background(work) as running: …; running.result()`. Leaving the block early asks the work to stop.
 
-    The work gets a `stop` event; it should look at it now and then. Who leaves the block without asking for the result
-    can do without it: one of our errors is then passed over. A defect is not.
+    The work gets a `stop` event; it should check it now and then. A caller that leaves the block without asking for the
+    result does not need it: one of our own errors is then ignored, a defect is not.
     """
 
     def __init__(self, work: Callable[[threading.Event], T], name: str) -> None:
@@ -25,7 +25,7 @@ class Background(Generic[T]):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def result(self) -> T:
-        """Waits for the work and gives what it returned, or raises what it raised."""
+        """Waits for the work; returns what it returned, or raises what it raised."""
         self._asked = True
         self._thread.join()
         if self._error is not None:
@@ -33,7 +33,7 @@ class Background(Generic[T]):
         return self._result  # type: ignore[return-value]  # set unless an error was
 
     def wait(self, seconds: float) -> bool:
-        """Waits for the end of the work, whatever it is; False if it has not come in time."""
+        """Waits for the work to end, however it ends; False if it has not ended in time."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -54,15 +54,15 @@ class Background(Generic[T]):
     def _run(self) -> None:
         try:
             self._result = self._work(self._stop)
-        except BaseException as error:  # noqa: BLE001 - raised where it is asked for, or the block is left
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for, or the block left
             self._error = error
 
 
 class Stopped(BalancerError):
-    """The step that wanted this work has ended otherwise."""
+    """The step that wanted this work has ended without it."""
 
 
 def stop_at(stop: threading.Event) -> None:
-    """Raises `Stopped` if nobody waits for the work any more."""
+    """Raises `Stopped` if nobody is waiting for the work any more."""
     if stop.is_set():
         raise Stopped("the work is not wanted any more")

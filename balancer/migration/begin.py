@@ -1,4 +1,4 @@
-"""The entry points: an admitted action or an operator's wish becomes a journaled migration. Nothing is done on a node.
+"""The entry points: an admitted action or an operator's request becomes a journaled migration. Touches no node.
 
 Called by the planner and the command line; `Runner.run` then carries it out. Everything that can be refused from the
 directory alone is refused here.
@@ -33,7 +33,7 @@ Also = Callable[[Migration], tuple[Change, ...]]
 
 
 def nothing_else(_: Migration) -> tuple[Change, ...]:
-    """Of a migration that no command asked for."""
+    """For a migration that no command asked for."""
     return ()
 
 
@@ -53,7 +53,7 @@ def begin_move(
     also: Also = nothing_else,
     clock: Clock | None = None,
 ) -> Migration:
-    """Journals the move of a tablet. With `force`, also to a node that is not active or of a quarantined tablet.
+    """Journals the move of a tablet. With `force`, also to a node that is not active, or of a quarantined tablet.
 
     With `fallback` it becomes read-only where it cannot be replicated. `then` names tablets and the nodes they go to
     once this move is done, one after the other.
@@ -99,7 +99,7 @@ def begin_move(
 
 
 def check_free(snapshot: Snapshot, tablets: tuple[Tablet, ...], force: bool) -> None:
-    """Raises `Refused` if a tablet is being migrated, or is to be left alone."""
+    """Raises `Refused` if a tablet is being migrated or must be left alone."""
     for tablet in tablets:
         other = snapshot.migration_of(tablet.id)
         if other is not None:

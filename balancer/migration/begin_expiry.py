@@ -1,4 +1,4 @@
-"""The entry point of an expiry: the lowest tablets of a table, all expired, become one empty one that takes no rows.
+"""The entry point of an expiry: the lowest tablets of a table, all expired, become one empty tablet that takes no rows.
 
 Called like `begin_reshard`. What the clock and the bounds say is judged here for the first time; the steps judge it
 again on the nodes, under their locks and by their clocks.
@@ -45,7 +45,7 @@ def begin_expiry(
     also: Also = nothing_else,
     clock: Clock | None = None,
 ) -> Migration:
-    """Journals that these tablets, from the lowest key on, are retired. The empty one of an earlier expiry is first."""
+    """Journals that these tablets, from the lowest key up, are retired. An earlier expiry's empty one comes first."""
     snapshot = directory.snapshot()
     tablets = tuple(snapshot.tablet(tablet) for tablet in tablet_ids)
     now = (clock or SystemClock()).now().timestamp()
@@ -92,7 +92,7 @@ def begin_expiry(
 
 
 def _checked(snapshot: Snapshot, tablets: tuple[Tablet, ...]) -> tuple[Tablet | None, tuple[Tablet, ...]]:
-    """The empty tablet of an earlier expiry, if there is one, and those that go."""
+    """The empty tablet of an earlier expiry, if there is one, and the tablets to be retired."""
     floor = tablets[0] if tablets and tablets[0].state is TabletState.EXPIRED else None
     going = tablets[1:] if floor else tablets
     if not going:

@@ -1,7 +1,7 @@
 """The entry points of splits and merges: n tablets of one node become m others there, covering the same keys.
 
-Called by the planner and the command line, like `begin.begin_move`. Ids of the new tablets are given out here, with
-the journal's first entry.
+Called by the planner and the command line, like `begin.begin_move`. The new tablets' ids are assigned here, with the
+journal's first entry.
 """
 
 import itertools
@@ -106,7 +106,7 @@ def _check_sources(snapshot: Snapshot, tablets: tuple[Tablet, ...], force: bool)
 
 
 def _check_cover(tablets: tuple[Tablet, ...], parts: Sequence[Bounds]) -> None:
-    """Both sides must be one and the same set of keys, each key once."""
+    """Both sides must cover exactly the same set of keys, each key once."""
     sides = []
     for bounds in ([tablet.bounds for tablet in tablets], parts):
         spans = sorted(_span(part) for part in bounds)

@@ -1,8 +1,7 @@
-"""The rows of a move, chunk by chunk, several at a time; and everything after an interruption that is not there yet.
+"""The rows of a move, chunk by chunk, several at a time; after an interruption, only the chunks that are still missing.
 
-Called by `steps_copy`. Each worker has a session on either node: it reads a chunk, and writes rows and note in one
-transaction of the target (`nodes.chunks`). So what was interrupted costs the chunks that were on their way, and nothing
-else.
+Called by `steps_copy`. Each worker has a session on each node: it reads a chunk, and writes rows and note in one
+transaction on the target (`nodes.chunks`). So an interruption costs only the chunks that were in flight.
 """
 
 import queue
@@ -74,7 +73,7 @@ def _worker(
 
 @dataclass(frozen=True, slots=True)
 class Pipe:
-    """A session on either node, and who is told of what goes through."""
+    """A session on each node, and the observer of what passes through."""
 
     reader: Connection
     writer: Connection

@@ -1,21 +1,21 @@
-"""Every migration is verified before it commits; this is how, and why so little of it is in the writers' pause.
+"""Every migration is verified before it commits: how, and why so little of that happens during the writers' pause.
 
 A replicated move is verified in three parts that together cover every row:
 
-1. *The bulk*, whole, at the snapshot of the first replay: whatever chunks and replay have done, the target must now be
-   what that snapshot is. Both sides are summed up while the target's indexes are built. A later replay is compared, in
-   its own transaction, with the snapshot that it was read from. All this is before anything is streamed.
+1. *The bulk*, whole, at the snapshot of the first replay: whatever chunks and replay have done, the target must now
+   equal that snapshot. Both sides are checksummed while the target's indexes are built. A later replay is compared, in
+   its own transaction, with the snapshot that it was read from. All this happens before anything is streamed.
 2. *What changed since*, while catching up: a trigger on the source has logged the key of every changed row from before
    the first chunk on. A round reads logged keys and their rows' hashes in one snapshot of the source, sends a marker,
    waits until the target has applied it, and reads the target's hashes of the same keys. Equal means: the target has
-   had this row as the source had it, with every change up to then applied; a later change has a later log entry. Such
+   had this row as the source had it, with every change up to then applied; a later change has a later log entry. These
    entries are forgotten. Unequal may only mean that the row changed meanwhile: the entry stays.
 3. *The rest*, under the fence, when neither side moves any more: the entries that are left, the last fraction of a
-   second's writes. Here unequal is a difference, and the migration is given up.
+   second's writes. Here unequal means a real difference, and the migration is given up.
 
-Entries are forgotten by their own number, never by "up to": a transaction may commit later than its numbers suggest. Of
-a key that was not equal one entry stays.
-The log belongs to the source and knows nothing of replication, so a change that was lost on the way is seen.
+Entries are forgotten by their own number, never by "up to": a transaction may commit later than its numbers suggest.
+For a key that was not equal, one entry stays. The log belongs to the source and knows nothing of replication, so it
+reveals a change that was lost on the way.
 
 In read-only mode both sides stand still: the bulk is all there is. Splits and merges compare on one server in one
 snapshot (see `steps_reshard`).
@@ -56,7 +56,7 @@ def rows_of(shape: Shape) -> Rows:
 
 
 def compared(shape: Shape) -> tuple[Compared, ...]:
-    """Every column, generated ones too; text of a collation of its own is compared byte by byte."""
+    """Every column, generated ones too; text with a collation of its own is compared byte by byte."""
     return tuple(
         Compared(column.name, not column.hashable or column.type.startswith(_TEXTS), column.type, not column.not_null)
         for column in shape.columns
@@ -73,7 +73,7 @@ def compare_bulk(
 ) -> int:
     """Raises `Difference` with some of the keys; returns the number of rows.
 
-    Both connections must still see what was summed up: where the sums differ, it is read again to say where.
+    Both connections must still see what was checksummed: if the sums differ, it is read again to say where.
     """
     counts = tuple(sum(count for count, _ in side.values()) for side in (mine, theirs))
     if mine == theirs:
@@ -93,7 +93,7 @@ def read_changed(cursor: Cursor, rows: Rows, migration: str, index: int, limit: 
 
 
 def gather(rows: Rows, found: Iterable[TupleRow]) -> Changed:
-    """The same from the answer to `checksum.changed_statement`."""
+    """The same, from the answer to `checksum.changed_statement`."""
     entries: dict[Key, tuple[int, ...]] = {}
     hashes: dict[Key, int | None] = {}
     for seq, key, hashed in checksum.changed_entries(found):
@@ -113,7 +113,7 @@ def equal_keys(cursor: Cursor, rows: Rows, changed: Changed) -> list[Key]:
 def forget(ctx: Context, index: int, changed: Changed, keys: list[Key]) -> None:
     """Drops the log entries of keys that have been compared; of the others one is enough.
 
-    Else a row that changes all the time would have more entries after each round, and the rest would never be short.
+    Otherwise a row that keeps changing would have more entries after each round, and the rest would never get short.
     """
     equal = set(keys)
     done = [seq for key, entries in changed.entries.items() for seq in (entries if key in equal else entries[:-1])]

@@ -1,8 +1,8 @@
-"""What a filled partition of the target needs to be like its original: indexes, several at once, and a comparison.
+"""What a filled partition of the target needs to match its original: indexes, several at once, and a comparison.
 
-Called by `steps_copy` when the rows are there; everything may be repeated, and what is there is left alone. The
-comparison is of all rows, of either side: the source as a view has it, and the target, which was made the same by the
-last replay and is not changed until the next. Both are read while the indexes are built.
+Called by `steps_copy` when the rows are there; everything may be repeated, and whatever exists is left alone. The
+comparison covers all rows of both sides: the source as a view sees it, and the target, which the last replay made the
+same and which does not change until the next. Both are read while the indexes are built.
 """
 
 import queue
@@ -22,11 +22,11 @@ from balancer.nodes.shape import Index, Shape
 _Job = tuple[Shape, Index]
 
 LOOK = 1.0
-"""Seconds between two looks at what the owner has given the source meanwhile."""
+"""Seconds between two checks of what the owner has added to the source meanwhile."""
 
 
 def complete_rows(ctx: Context, shapes: Sequence[Shape], view: SourceView) -> None:
-    """Builds the indexes that are missing, and compares every row with what the view of the source has."""
+    """Builds the indexes that are missing, and compares every row with what the view of the source sees."""
     node = ctx.record.target_node
     with translated(node), ctx.links.control(node).cursor() as cursor:
         missing = [
@@ -58,7 +58,7 @@ def complete_rows(ctx: Context, shapes: Sequence[Shape], view: SourceView) -> No
 
 
 def _build(ctx: Context, waiting: "queue.SimpleQueue[_Job]", sessions: int) -> Callable[[threading.Event], None]:
-    """Takes what waits, beside the other `sessions` at work on the target."""
+    """Takes from the queue, alongside the other `sessions` at work on the target."""
 
     def work(stop: threading.Event) -> None:
         node = ctx.record.target_node
@@ -79,7 +79,7 @@ def _build(ctx: Context, waiting: "queue.SimpleQueue[_Job]", sessions: int) -> C
 
 
 def _compare(ctx: Context, shapes: Sequence[Shape], view: SourceView) -> Callable[[threading.Event], int]:
-    """Every partition. Returns the rows."""
+    """Compares every partition. Returns the number of rows."""
 
     def work(stop: threading.Event) -> int:
         node = ctx.record.target_node

@@ -35,7 +35,7 @@ _LAZILY = sql.SQL("SET LOCAL synchronous_commit TO off")
 
 
 class OpenTransaction:
-    """A transaction on a node that outlives a step, or several of them in a row. Whoever has it ends it."""
+    """A transaction on a node that outlives a step, or several of them in a row. Its holder ends it."""
 
     def __init__(self, node: str, leader_epoch: int, transaction: AbstractContextManager[Cursor]) -> None:
         self._node, self._leader_epoch = node, leader_epoch
@@ -44,12 +44,12 @@ class OpenTransaction:
         self.cursor = transaction.__enter__()
 
     def check(self) -> None:
-        """Raises `Unavailable` if it is lost, and with it its locks."""
+        """Raises `Unavailable` if it, and its locks with it, is lost."""
         with translated(self._node):
             self.cursor.execute("SELECT 1")
 
     def commit_and_begin(self, together: Sequence[Statement]) -> None:
-        """Makes durable what was done, and goes on in a new transaction, in one message: writers wait for it."""
+        """Commits what was done and continues in a new transaction, in one message: writers wait for it."""
         commit_and_begin(self.cursor, self._leader_epoch, self._node, together)
 
     def keep_out_writers(self, tablets: Sequence[int]) -> Statement:
@@ -68,7 +68,7 @@ class OpenTransaction:
         self._transaction.__exit__(None, None, None)
 
     def commit_within(self, seconds: float) -> None:
-        """The same, for a node that may be out of reach: after so long its connection is broken."""
+        """The same, for a node that may be out of reach: its connection is broken after this long."""
         with deadline(self.cursor.connection, seconds):
             self.commit()
 
@@ -85,17 +85,17 @@ class OpenTransaction:
 
 
 class Others(Protocol):
-    """What a migration owes to those that run beside it: see `turnstile`."""
+    """What a migration owes to those that run alongside it: see `turnstile`."""
 
     def give_way(self, migration: str) -> None:
         """Waits while another one switches."""
 
     def work(self, migration: str, *, waits: bool) -> AbstractContextManager[None]:
-        """Around each transaction on a node; if it `waits` it gives way first."""
+        """Wraps each transaction on a node; if it `waits`, it gives way first."""
 
 
 class Alone:
-    """Nobody runs beside it."""
+    """Nobody runs alongside it."""
 
     def give_way(self, migration: str) -> None:
         """Nobody switches."""
@@ -135,17 +135,17 @@ class Context:
         self.track: Track = track_of(record.operation, record.mode)
         self.fence: Fence | None = None
         self.fenced_at: float | None = None  # monotonic; None: writers are not held back
-        self.closed: OpenTransaction | None = None  # on the source, from the fence to the word where the tablet went
-        self.opened: OpenTransaction | None = None  # on the target: what opens it, ready, until the directory's commit
+        self.closed: OpenTransaction | None = None  # on the source, from the fence until it says where the tablet went
+        self.opened: OpenTransaction | None = None  # on the target: what opens it, ready until the directory's commit
         self.shapes: tuple[Shape, ...] | None = None  # of the source's partitions, once read
-        self.different = False  # the copy was not what the source is
+        self.different = False  # the copy differed from the source
         self.prepared: Any = None  # what one step hands to the next: `draining` to `verifying`, that to `swapping`
         self.sequences: tuple[str, ...] = ()  # those behind the roots' columns, once found
-        self.followed: tuple[tuple[str, str], ...] = ()  # homes of reference tables, with the target's stream of each
-        self.planned_on: dict[str, Connection] = {}  # node → where the question for its definitions was planned
-        self.messages: dict[str, Statement] = {}  # of a switch, composed before anybody waits for them
+        self.followed: tuple[tuple[str, str], ...] = ()  # homes of reference tables, with the target's stream from each
+        self.planned_on: dict[str, Connection] = {}  # node → where the query for its definitions was planned
+        self.messages: dict[str, Statement] = {}  # for a switch, composed before anybody waits for them
         self.others: Others = Alone()
-        self.stream = record.id  # by whose name changes are streamed; of a reference table it is its copy's own
+        self.stream = record.id  # under whose name changes are streamed; for a reference table, its copy's own
 
     @property
     def id(self) -> str:
@@ -153,7 +153,7 @@ class Context:
 
     @property
     def moved(self) -> Tablet:
-        """The tablet of a move, as it will be."""
+        """The tablet of a move, as it will be afterwards."""
         return self.record.targets[0]
 
     @property
@@ -176,7 +176,7 @@ class Context:
         return tuple(sorted(self.source_places, key=lambda place: self.roots.index(place.root)))
 
     def target_places_by_root(self) -> tuple[Place, ...]:
-        """Every partition that exists after, root after root: a referenced root is complete before the next comes."""
+        """Every partition that exists after, root after root: a referenced root is complete before the next begins."""
         return tuple(sorted(self.target_places, key=lambda place: self.roots.index(place.root)))
 
     @property
@@ -193,13 +193,13 @@ class Context:
         self.detail = replace(self.detail, **changes)
 
     def become_read_only(self, why: str) -> None:
-        """Before anything is made: writers will wait for the whole copy, because of this."""
+        """Makes it read-only, for this reason, before anything is made: writers will wait for the whole copy."""
         self.record = replace(self.record, mode=MigrationMode.READ_ONLY)
         self.track = track_of(self.record.operation, self.record.mode)
         self.note(mode_reason=why)
 
     def forget_copy(self) -> None:
-        """Everything that was made is gone; the next attempt reads and makes it again."""
+        """Everything that was made is gone; the next attempt reads and makes it all again."""
         self.fence, self.fenced_at = None, None
         self.shapes, self.prepared = None, None
         self.note(bulk_verified=False, rows=0, sequences=(), fingerprints={})
@@ -227,7 +227,7 @@ class Context:
         """A transaction on a connection of `links.data`, for statements that take long, under the leader's epoch.
 
         A successor must wait for it, and ends it first (`Links.evict`). `lazily`: its commit does not wait for the
-        disk, because a later one that is waited for comes before anything is built upon it.
+        disk, because a later commit that does comes before anything relies on it.
         """
         first = [_LAZILY] if lazily else []
         with self._work(), node_transaction(connection, self.leadership.epoch, node, first=first) as cursor:
@@ -235,13 +235,13 @@ class Context:
 
     @contextmanager
     def durable_work(self, connection: Connection, node: str) -> Iterator[Cursor]:
-        """The same for what is built upon after its commit: that waits for the disk."""
+        """The same for work that others rely on after its commit, which waits for the disk."""
         with self._work(), node_transaction(connection, self.leadership.epoch, node, durable=True) as cursor:
             yield cursor
 
     @contextmanager
     def source_at(self, snapshot: str) -> Iterator[Cursor]:
-        """A transaction on the source under the leader's epoch that sees what another session has exported."""
+        """A transaction on the source under the leader's epoch that uses a snapshot exported by another session."""
         node = self.record.source_node
         first = [
             sql.SQL("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"),
@@ -253,13 +253,13 @@ class Context:
 
     @contextmanager
     def source_command(self) -> Iterator[Connection]:
-        """For what cannot be in a transaction."""
+        """For statements that cannot run in a transaction."""
         node = self.record.source_node
         with self._work(), node_command(self.links.control(node), self.leadership.epoch, node) as connection:
             yield connection
 
     def check(self) -> None:
-        """Raises `Fenced` if nothing may be done any more: another leads, or the migration was ended."""
+        """Raises `Fenced` if nothing may be done any more: another instance leads, or the migration was ended."""
         self.leadership.check()
         self.control.check()
 
@@ -281,7 +281,7 @@ class Context:
                 raise CancelRequested(self.control.reason)
 
     def message(self, name: str, node: str, make: Callable[[], Sequence[Statement]]) -> Statement:
-        """Statements to a node, composed when they were first asked for in this switch."""
+        """Statements for a node, composed when first asked for in this switch."""
         found = self.messages.get(name)
         if found is None:
             found = self.messages[name] = Ready(self.links.control(node), make())
@@ -296,7 +296,7 @@ class Context:
         return OpenTransaction(self.record.target_node, self.leadership.epoch, self.target(together))
 
     def reopen(self) -> None:
-        """Lets go of what keeps everybody away from the sealed fence, and of what would open the target. Idempotent."""
+        """Releases what keeps everybody away from the sealed fence, and what would open the target. Idempotent."""
         prepared = (self.closed, self.opened)
         self.closed = self.opened = None
         for transaction in prepared:
@@ -315,7 +315,7 @@ class Context:
             )
 
     def sleep(self, seconds: float) -> None:
-        """Waits in small parts, each a checkpoint."""
+        """Waits in small steps, with a checkpoint at each."""
         until = self.clock.monotonic() + seconds
         while (left := until - self.clock.monotonic()) > 0:
             self.checkpoint()
@@ -323,7 +323,7 @@ class Context:
 
     @contextmanager
     def _work(self) -> Iterator[None]:
-        """Around each transaction of the migration."""
+        """Wraps each transaction of the migration."""
         self.check()
         with self.others.work(self.id, waits=self._nobody_waits):
             yield

@@ -10,15 +10,15 @@ class CancelRequested(BalancerError):
 
 
 class Overrun(BalancerError):
-    """Writers cannot be held back as briefly as promised just now: let them on, try again later."""
+    """Writers cannot be held back as briefly as promised right now: let them continue, retry later."""
 
 
 class Difference(BalancerError):
-    """The copy is not what the source is: says where."""
+    """The copy differs from the source; says where."""
 
 
 class Ended(Fenced):
-    """The migration was ended from outside: nothing of it may be done any more, by this thread or another."""
+    """The migration was ended from outside: none of it may be done any more, by this thread or another."""
 
 
 class Control:
@@ -31,7 +31,7 @@ class Control:
         self._go.set()
         self.reason = ""
         self.waiting_for = ""
-        """What a paused migration waits for, in words."""
+        """What a paused migration is waiting for, in words."""
 
     def cancel(self, reason: str) -> None:
         """Takes effect at the next checkpoint of a state that may still be cancelled."""
@@ -40,12 +40,12 @@ class Control:
         self._go.set()
 
     def end(self) -> None:
-        """Keeps the migration from every further step, also where it is too late to cancel it."""
+        """Prevents every further step of the migration, even where it is too late to cancel it."""
         self._end.set()
         self._go.set()
 
     def check(self) -> None:
-        """Raises `Ended` once it was ended."""
+        """Raises `Ended` if it was ended."""
         if self._end.is_set():
             raise Ended("the migration was ended: a node that it needs is lost or has gone back in time")
 
@@ -66,5 +66,5 @@ class Control:
         return not self._go.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Waits to be resumed; False if that has not happened in time."""
+        """Waits to be resumed; False if that does not happen in time."""
         return self._go.wait(seconds)

@@ -1,6 +1,6 @@
-"""What is wrong with copies of reference tables: missing, not following, different, or streams of nobody.
+"""What is wrong with copies of reference tables: missing, not following, different, or streams that belong to nobody.
 
-`balancer doctor` asks it; the leader's keeper mends all of it but rows that differ. Reading only.
+`balancer doctor` asks it; the leader's keeper repairs everything except rows that differ. Only reads.
 """
 
 from collections.abc import Collection, Iterator
@@ -37,14 +37,14 @@ class CopyFinding(NamedTuple):
     text: str
     table: str = ""
     differs: bool = False
-    """Whether it has other rows than its home, which the leader does not mend."""
+    """Whether its rows differ from its home's, which the leader does not repair."""
 
 
 def copy_findings(snapshot: Snapshot, links: Links, reached: Collection[str]) -> Iterator[CopyFinding]:
-    """Of the nodes that can be reached."""
+    """Covers the nodes that can be reached."""
     streams: dict[str, Streams] = {}
     for node in reached:
-        with suppress(BalancerError), translated(node):  # one that has just gone away is told with the next look
+        with suppress(BalancerError), translated(node):  # one that has just gone away is reported at the next look
             streams[node] = read_streams(links.control(node))
     references = [one for bundle in snapshot.bundles for one in reference_tables(snapshot, bundle)]
     for reference in references:
@@ -67,7 +67,7 @@ def _of_copies(links: Links, reference: ReferenceTable, streams: dict[str, Strea
 
 
 def _of_rows(links: Links, reference: ReferenceTable, node: str) -> Iterator[CopyFinding]:
-    """A copy that is only behind is none: it is looked at until it has what its home had, or for some seconds."""
+    """A copy that only lags is not a finding: it is watched until it has what its home had, or for a few seconds."""
     home, stream, name = reference.home, reference.streams[node], reference.table.name
     clock = SystemClock()
     try:
@@ -90,7 +90,7 @@ def _of_rows(links: Links, reference: ReferenceTable, node: str) -> Iterator[Cop
 
 
 def _contents(links: Links, connection: Connection, node: str, reference: ReferenceTable) -> list[tuple[int, int]]:
-    """Raises `Refused` where that would run the tables' owner's code with our rights."""
+    """Raises `Refused` if that would run the tables' owner's code with our rights."""
     if not links.address(node).trusts_owners:
         with connection.cursor() as cursor:
             check_owners_code(cursor, reference.names)

@@ -1,7 +1,7 @@
 """How fast a migration copies: at a set rate, or, with `throttle = "auto"`, as its nodes' own commits allow.
 
 For `auto` a thread times an empty commit on each node: it changes nothing, and waits for the disk as the application's
-do. What that means for the rate is decided by `balancer.policies.pacing`. Called by the steps that copy rows.
+commits do. `balancer.policies.pacing` decides what that means for the rate. Called by the steps that copy rows.
 """
 
 import threading
@@ -18,14 +18,14 @@ from balancer.policies.options import AUTO
 from balancer.policies.pacing import FIRST, adjusted
 
 Rate = Callable[[], float | None]
-"""Bytes per second, now; None: no limit; 0: not just now."""
+"""Bytes per second, now; None: no limit; 0: nothing right now."""
 
 LOOK = 0.1
 """Seconds between two commits on a node."""
 LOOKS = 5
 """Commits by which a rate is judged."""
 REST_EVERY = 30.0
-"""Seconds after which the copy rests for a moment, to see how long commits take without it."""
+"""Seconds after which the copy rests briefly, to see how long commits take without it."""
 _COMMIT = sql.SQL("BEGIN; SET LOCAL synchronous_commit TO on; SELECT pg_current_xact_id(); COMMIT")
 
 
@@ -42,7 +42,7 @@ def pace(ctx: Context) -> Iterator[Rate]:
 
 
 class _Probe:
-    """Belongs to its thread, but for `rate`. Should it fail, the copy goes on at the rate that was right last."""
+    """Belongs to its thread, except `rate`. If it fails, the copy continues at the last good rate."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -67,7 +67,7 @@ class _Probe:
         """From one rest of the copy to the next."""
         clock, share = self._ctx.clock, self._ctx.settings.throttle_share
         self._resting = True
-        stop.wait(LOOK)  # what is on its way comes to its end
+        stop.wait(LOOK)  # what is in flight finishes
         quiet = self._look(sessions, stop, LOOK / 5)
         self._resting = False
         until = clock.monotonic() + REST_EVERY
@@ -89,7 +89,7 @@ class _Probe:
 
 
 class Throttle:
-    """Lets so many bytes through per second, with a tenth of a second's worth at once. For one thread."""
+    """Lets this many bytes through per second, in bursts of up to a tenth of a second's worth. For one thread."""
 
     def __init__(self, clock: Clock, rate: Rate, share: float = 1.0) -> None:
         self._clock = clock

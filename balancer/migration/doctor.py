@@ -1,7 +1,7 @@
-"""Compares the nodes with the directory: what migrations left behind, and who says what about ownership.
+"""Compares the nodes with the directory: what migrations left behind, and what each says about ownership.
 
-`examine` only reads and can be run at any time, by anybody; what belongs to a migration that still runs is no finding.
-`repair` is for a leader. Called by the command line and, after a recovery, by the daemon and the tests.
+`examine` only reads and can be run at any time, by anybody; what belongs to a migration that is still running is not a
+finding. `repair` is for a leader. Called by the command line and, after a recovery, by the daemon and the tests.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -39,24 +39,24 @@ _ORDER = list(LeftoverKind)
 _FENCES = (FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER)
 
 PATIENCE: Final = 10.0
-"""Seconds for which one repair is tried again: most transactions that are in its way are much shorter."""
+"""Seconds for which one repair is retried: most transactions in its way are much shorter."""
 LOCK_TIMEOUT: Final = 2.0
 _PAUSE: Final = 0.2
-"""Seconds in which writers who queued behind an attempt get on."""
+"""Seconds in which writers that queued behind an attempt can proceed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that should not be. `leftover`, `stale` or `row` says how it can be repaired; none: by a person."""
+    """Something that should not be. `leftover`, `stale` or `row` says how to repair it; else only a person can."""
 
     node: str
     text: str
     leftover: Leftover | None = None
-    stale: OwnedTablet | None = None  # a row whose tablet is not coming, or has gone
+    stale: OwnedTablet | None = None  # a row whose tablet is not coming, or has left
     row: OwnedTablet | None = None  # the row as it should be
     command: str = ""  # what a person may do about it
     unneeded: Callable[[Links], bool] | None = field(default=None, compare=False)
-    """Of rows that are to go: asks once more whether somebody else has them."""
+    """For rows that are about to be dropped: asks once more whether somebody else has them."""
 
     @property
     def repairable(self) -> bool:
@@ -89,11 +89,11 @@ def examine(directory: Directory, addresses: Addresses, nodes: Sequence[str] | N
 
 @dataclass(frozen=True, slots=True)
 class Repairs:
-    """What came of the findings that can be repaired."""
+    """What became of the findings that can be repaired."""
 
     done: tuple[Finding, ...] = ()
     refused: tuple[tuple[Finding, str], ...] = ()
-    """What was left as it was, each with why: a node, or the application's sessions there, were in the way."""
+    """What was left as it was, each with the reason: a node, or the application's sessions there, were in the way."""
 
 
 def repair(
@@ -101,8 +101,8 @@ def repair(
 ) -> Repairs:
     """Repairs what can be. Only for a leader, while no migration of these nodes is running.
 
-    The findings must have been made since it leads: what was seen before may belong to a migration that began since.
-    One that is refused keeps no other from being repaired.
+    The findings must be newer than its leadership: what was seen before may belong to a migration that began since. A
+    repair that is refused does not prevent the others.
     """
     clock = clock or SystemClock()
     links = Links(addresses, "doctor")
@@ -130,7 +130,7 @@ def _repair_patiently(links: Links, leadership: Leadership, finding: Finding, cl
     deadline = clock.monotonic() + PATIENCE
     while True:
         try:
-            # One before it may have taken long, and the new owner may have been taken back in time since it was asked.
+            # An earlier repair may have taken long, and the new owner may have gone back in time since it was asked.
             if finding.unneeded is not None and not finding.unneeded(links):
                 raise Refused("whether another node has these rows is not known any more")
             with translated(finding.node):
@@ -155,7 +155,7 @@ def _repair_one(connection: Connection, leadership: Leadership, finding: Finding
 
 
 def _remove_rows(cursor: Cursor, row: OwnedTablet) -> None:
-    """Of a tablet that is not coming, or has gone."""
+    """For a tablet that is not coming, or has left."""
     names = list(reversed(row.partitions))
     for name in names:  # a former owner may have been told so while they were attached
         partition.detach_wherever(cursor, name)
@@ -204,12 +204,12 @@ def _examine_node(snapshot: Snapshot, node: str, links: Links) -> Iterator[Findi
 def _migration_findings(
     snapshot: Snapshot, node: str, links: Links, rows: Mapping[int, OwnedTablet]
 ) -> Iterator[Finding]:
-    """What migrations that do not run any more have left here: objects, and what the node says of its tablets."""
+    """What migrations that no longer run have left here: objects, and what the node says about its tablets."""
     connection = links.control(node)
     running = {record.id for record in snapshot.migrations.values() if not record.finished}
     leftovers = [one for one in find_leftovers(connection) if one.migration not in running]
     # A fence on what is not the node's, or not yet, or not any more, goes with the rows that it closes, and not before:
-    # who wrote to them would be answered, and his rows be lost, or be on two nodes.
+    # a writer would get an answer, and its rows would be lost, or be on two nodes.
     fences = [one for one in leftovers if one.table is not None and one.name in _FENCES]
     own = _own_partitions(snapshot, node, rows) if fences else frozenset()
     shut = {one.table: one.migration for one in fences if one.table is not None and one.table not in own}
@@ -237,7 +237,7 @@ def _migration_findings(
 
 
 def _expired_since(snapshot: Snapshot, connection: Connection, row: OwnedTablet) -> Tablet | None:
-    """The empty tablet of a later expiry, where the directory has forgotten this one of an earlier expiry for it."""
+    """The empty tablet of a later expiry, for which the directory has forgotten this one of an earlier expiry."""
     if row.state is not OwnState.OWNED or snapshot.find_tablet(row.id) is not None:
         return None
     with connection.cursor() as cursor:
@@ -250,7 +250,7 @@ def _expired_since(snapshot: Snapshot, connection: Connection, row: OwnedTablet)
 
 
 def _own_partitions(snapshot: Snapshot, node: str, rows: Mapping[int, OwnedTablet]) -> Set[Name]:
-    """Of the tablets that a node owns, by its own word and the directory's; and every copy of a reference table, which
+    """For the tablets that a node owns, by its own word and the directory's; and every copy of a reference table, which
     other triggers close."""
     return {
         name
@@ -262,7 +262,7 @@ def _own_partitions(snapshot: Snapshot, node: str, rows: Mapping[int, OwnedTable
 
 
 def _agree(row: OwnedTablet | None, epoch: int) -> bool:
-    """Whether the node says that it owns what the directory gives it, be it closed."""
+    """Whether the node says that it owns what the directory gives it, closed or not."""
     return row is not None and row.epoch == epoch and row.state in (OwnState.OWNED, OwnState.FENCED)
 
 
@@ -294,7 +294,7 @@ def _roots_of(snapshot: Snapshot, node: str) -> Iterator[tuple[Table, list[Name]
 
 
 def _row_findings(snapshot: Snapshot, node: str, links: Links, row: OwnedTablet) -> Iterator[Finding]:
-    """What the node says of tablets that the directory does not give it."""
+    """What the node says about tablets that the directory does not give it."""
     tablet = snapshot.find_tablet(row.id)
     if snapshot.migration_of(row.id) is not None:
         return
@@ -325,7 +325,7 @@ def _row_findings(snapshot: Snapshot, node: str, links: Links, row: OwnedTablet)
 
 
 def _has_left(links: Links, snapshot: Snapshot, row: OwnedTablet) -> bool:
-    """Whether a move has ended but for the former owner's word: the new one has a higher epoch, and knows it."""
+    """Whether a move has ended except for the former owner's word: the new one has a higher epoch, and knows it."""
     tablet = snapshot.find_tablet(row.id)
     if tablet is None or tablet.epoch <= row.epoch:
         return False
@@ -347,7 +347,7 @@ def _is_elsewhere(links: Links, snapshot: Snapshot, row: OwnedTablet) -> bool:
 def _home_findings(
     node: str, connection: Connection, row: OwnedTablet | None, *, tablet: int, epoch: int, names: tuple[Name, ...]
 ) -> Iterator[Finding]:
-    """The same of the home of a reference table, which has plain tables."""
+    """The same for the home of a reference table, which has plain tables."""
     with connection.cursor() as cursor:
         missing = [str(name) for name in names if not partition.exists(cursor, name)]
     if missing:
@@ -360,20 +360,20 @@ def _home_findings(
 def _ownership_findings(
     node: str, connection: Connection, row: OwnedTablet | None, *, tablet: int, epoch: int, names: tuple[Name, ...]
 ) -> Iterator[Finding]:
-    """What the node does not say of a tablet that is its own."""
+    """What the node fails to say about a tablet that is its own."""
     attached = [partition.detach_pending(connection, name) is False for name in names]
     if not all(attached):
         missing = ", ".join(str(name) for name, there in zip(names, attached, strict=True) if not there)
         text = f"owns tablet {tablet}, but {missing} is not attached"
         yield Finding(node, text, command=f"balancer tablet lost {tablet} --dry-run")
     elif row is not None and row.migration == CLOSED:
-        return  # of a node that has gone back in time: told once for all of them
+        return  # of a node that has gone back in time: reported once for all of them
     elif row is None or (row.state, row.epoch) != (OwnState.OWNED, epoch):
         yield _contradiction(node, f"owns tablet {tablet}", row, OwnedTablet(tablet, epoch, OwnState.OWNED, names))
 
 
 def _contradiction(node: str, what: str, row: OwnedTablet | None, right: OwnedTablet) -> Finding:
-    """Another epoch is not written over: it is how one tells that the node has gone back in time, or the directory."""
+    """A different epoch is not overwritten: it reveals that the node, or the directory, has gone back in time."""
     said = f"{row.state} with epoch {row.epoch}" if row else "nothing"
     text = f"{what} with epoch {right.epoch}, but says {said}"
     if row is None or _agree(row, right.epoch):

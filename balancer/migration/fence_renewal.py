@@ -1,8 +1,8 @@
 """Renews the fence of a read-only migration while its rows are copied, in a thread with a connection of its own.
 
 If the daemon dies, nobody renews and the fence ends by itself. A renewal that fails (a vacuum holds the lock, the
-server is away for a moment) is tried again while the fence stands; then the error is raised when the block is left, and
-sealing would refuse such a fence anyway.
+server is away for a moment) is retried while the fence stands; after that the error is raised when the block is left,
+and sealing would refuse such a fence anyway.
 """
 
 import threading
@@ -55,7 +55,7 @@ class FenceKeeper:
             ctx.leadership.check()
             try:
                 with node_transaction(links.control(node), ctx.leadership.epoch, node) as cursor:
-                    # Known before the commit, whose answer may be lost: from then on either deadline may stand.
+                    # Recorded before the commit, whose answer may be lost: from then on either deadline may stand.
                     ctx.fence = renew_fence(cursor, names, ctx.fence, seconds, ctx.settings.lock_timeout)
             except (Unavailable, OutcomeUnknown):
                 links.close()

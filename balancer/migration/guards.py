@@ -1,10 +1,11 @@
-"""What ends a migration, or keeps it from fencing, before it can hurt: DDL, what is used up, disk, transactions in the
-way. Called by the steps; each raises an error that names what is wrong. A lag that does not shrink is in `lag`.
+"""What ends a migration, or keeps it from fencing, before it can hurt: DDL, exhausted resources, disk, transactions in
+the way. Called by the steps; each raises an error that names what is wrong. A lag that does not shrink is handled in
+`lag`.
 
-Of the disk: no query of plain PostgreSQL tells how much space is free, not even a superuser's (`pg_stat_file` and
-`pg_ls_dir` give sizes of files, never of what holds them). So the free space of a node is known only where the bundle's
-file gives its `disk`, and the planner counts with that; `disk_budget` limits a single migration, and a disk that fills
-up all the same ends the migration by name, with the source untouched.
+About the disk: no query of plain PostgreSQL tells how much space is free, not even for a superuser (`pg_stat_file` and
+`pg_ls_dir` give the sizes of files, never of what holds them). So a node's free space is known only where the bundle's
+file gives its `disk`, and the planner uses that; `disk_budget` limits a single migration, and a disk that fills up
+anyway ends the migration by name, with the source untouched.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from balancer.nodes.names import Name
 
 
 def take_fingerprints(ctx: Context) -> None:
-    """Remembers what every table concerned is like, before its definition is read."""
+    """Remembers the fingerprint of every table concerned, before its definition is read."""
     ctx.note(fingerprints={})
     for node in _watched(ctx):
         with translated(node), ctx.links.control(node).cursor() as cursor:
@@ -32,7 +33,7 @@ def take_fingerprints(ctx: Context) -> None:
 
 
 def take_fingerprints_again(ctx: Context, cursor: Cursor, node: str) -> None:
-    """After a change of our own that stays to the end."""
+    """After a change of our own that stays until the end."""
     found = fingerprints(cursor, _watched(ctx)[node])
     fresh = {f"{node}:{name}": digest for name, digest in found.items()}
     ctx.note(fingerprints={**ctx.detail.fingerprints, **fresh})
@@ -41,7 +42,7 @@ def take_fingerprints_again(ctx: Context, cursor: Cursor, node: str) -> None:
 def check_fingerprints(ctx: Context) -> None:
     """Raises `Refused` if somebody has changed the definition of a table since the migration began.
 
-    Without locks: only to notice early. What counts is `check_definitions`.
+    Takes no locks: only to notice early. What counts is `check_definitions`.
     """
     for node in _watched(ctx):
         with translated(node), ctx.links.control(node).cursor() as cursor:
@@ -55,14 +56,14 @@ def check_definitions(ctx: Context, cursor: Cursor, node: str) -> None:
 
 
 def definitions_statement(ctx: Context, node: str) -> Statement:
-    """What `compare_definitions` compares, for a message that does more: writers may be waiting for its end."""
+    """What `compare_definitions` compares, as part of a message that does more: writers may be waiting for its end."""
     if ctx.planned_on.get(node) is ctx.links.control(node):
         return sql.SQL("EXECUTE {}").format(_PLANNED)
     return fingerprint_statement(_watched(ctx)[node])
 
 
 def plan_definitions(ctx: Context) -> None:
-    """Has the servers plan that question before anybody waits: planning takes longer than the answer."""
+    """Has the servers plan that query before anybody waits: planning takes longer than answering."""
     for node, names in _watched(ctx).items():
         connection = ctx.links.control(node)
         if ctx.planned_on.get(node) is not connection:
@@ -82,7 +83,7 @@ def compare_definitions(ctx: Context, node: str, rows: Sequence[TupleRow]) -> No
 
 
 def refuse_closed(ctx: Context, rows: Sequence[TupleRow]) -> None:
-    """Raises `Refused` if there is one that `closed_statement` has found: only a person may let anybody go on there."""
+    """Raises `Refused` if `closed_statement` has found one: only a person may let anybody continue there."""
     for (number,) in rows:
         node = ctx.record.source_node
         raise Refused(f"tablet {number} is closed on node {node}, which has gone back in time")
@@ -95,7 +96,7 @@ def _watched(ctx: Context) -> dict[str, list[Name]]:
 
 
 def standing(ctx: Context) -> None:
-    """Raises `Refused` unless the fence still stands: what was read behind one that does not says nothing."""
+    """Raises `Refused` unless the fence still stands: what was read behind one that does not stand proves nothing."""
     if ctx.fence is None:
         return
     names = [place.partition for place in ctx.source_places]
@@ -116,7 +117,7 @@ def check_roots_agree(ctx: Context) -> None:
 
 
 def check_roots(ctx: Context) -> None:
-    """Raises `Refused` if a root, on either node, has come to be what no tablet can leave or enter."""
+    """Raises `Refused` if a root, on either node, has become one that no tablet can leave or enter."""
     key = [column.name for column in ctx.table.key_columns]
     for node in dict.fromkeys((ctx.record.source_node, ctx.record.target_node)):
         try:
@@ -141,8 +142,8 @@ def look_at_source(ctx: Context, connection: Connection) -> None:
     """Raises `Refused` if the owner has given the source's partitions code that the next query would run as us.
 
     Outside of a transaction, so that the newest catalog is seen. PostgreSQL plans every chunk again, and a lock that
-    keeps new indexes and statistics out keeps VACUUM out for as long as a copy takes, and other chunks: so it is looked
-    at before each, and what an owner does in the moment between is left to him (`docs/limits.md`).
+    keeps out new indexes and statistics would keep out VACUUM, and other chunks, for as long as a copy takes. So this
+    is checked before each chunk, and what an owner does in the moment between is the owner's affair (`docs/limits.md`).
     """
     node = ctx.record.source_node
     with translated(node), connection.cursor() as cursor:
@@ -160,7 +161,7 @@ def check_owners_code_of(ctx: Context, cursor: Cursor, node: str, tables: Sequen
 
 
 def check_capacity(ctx: Context) -> None:
-    """Raises `Unavailable` naming what is used up: others' moves and standbys may give it back."""
+    """Raises `Unavailable` naming what is used up: other moves and standbys may release it."""
     source = ctx.links.control(ctx.record.source_node)
     with translated(ctx.record.source_node):
         row = source.execute(_SOURCE_CAPACITY).fetchone()
@@ -199,7 +200,7 @@ def check_disk(ctx: Context, size: int) -> None:
 
 
 def check_references(ctx: Context, cursor: Cursor, limit: float) -> None:
-    """Remembers how long ATTACH will check foreign keys among the roots, by asking what it asks.
+    """Remembers how long ATTACH will take to check foreign keys among the roots, by running the same query.
 
     Raises `Refused` if writers would wait for that longer than allowed; a copy behind a fence is not limited. A move by
     a superuser's role leaves nothing to check (`nodes.references`).
@@ -230,20 +231,20 @@ def clear_the_way(ctx: Context, node: str, tables: Sequence[Name], wanted: Wante
 
 
 def name_blockers(ctx: Context, node: str, tables: Sequence[Name], wanted: WantedLock) -> None:
-    """After a lock was not granted in time: raises `Overrun` naming who holds it, if somebody still does; ends it if
-    that is allowed."""
+    """After a lock was not granted in time: raises `Overrun` naming its holder, if there still is one; ends it if that
+    is allowed."""
     try:
         with ctx.node(node) as cursor:
             found = blockers.find_blockers(cursor, tables, wanted)
             _send_away(ctx, cursor, found)
     except Unavailable:
-        return  # the server itself is gone: that is said by the error at hand
+        return  # the server itself is gone: the error at hand says so
     if found:
         raise Overrun(f"waits for {found[0]} on node {node}")
 
 
 def _send_away(ctx: Context, cursor: Cursor, found: Sequence[blockers.Blocker]) -> None:
-    """A vacuum would give way by itself, but only to who waits for longer than we do: it is cancelled."""
+    """A vacuum would give way by itself, but only to a session that waits longer than we do: it is cancelled."""
     for blocker in found:
         if blocker.what == "autovacuum worker":
             blockers.cancel(cursor, blocker)
@@ -252,7 +253,7 @@ def _send_away(ctx: Context, cursor: Cursor, found: Sequence[blockers.Blocker]) 
 
 
 def total_size(cursor: Cursor, partitions: Sequence[Name]) -> int:
-    """Bytes of these partitions with their indexes."""
+    """Size in bytes of these partitions with their indexes."""
     row = cursor.execute(
         "SELECT coalesce(sum(pg_total_relation_size(r)), 0)::bigint FROM unnest(%s::regclass[]) AS r",
         ([str(partition) for partition in partitions],),

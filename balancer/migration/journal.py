@@ -1,7 +1,7 @@
 """The journal of migrations: their records in the directory, saved by compare-and-set under the leader's epoch.
 
-Used by the runner, by the entry points and by recovery. A save either happened or did not: an unknown outcome is asked
-for again with the identical transaction until the directory has answered.
+Used by the runner, by the entry points and by recovery. A save either happened or did not: after an unknown outcome the
+identical transaction is sent again until the directory answers.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Journal:
     def save(self, record: Migration, reason: str, changes: Sequence[Change] = ()) -> Migration:
         """Saves a record, with other changes in the same commit. Waits while the directory is out of reach.
 
-        Raises `Conflict` if a record was changed by somebody else, `Fenced` if there is another leader.
+        Raises `Conflict` if somebody else changed a record, `Fenced` if there is another leader.
         """
         stamped = replace(record, updated=self._clock.now().timestamp())
         transaction = Transaction(
@@ -55,8 +55,8 @@ class Journal:
             try:
                 return self._directory.commit(transaction)
             except (Unavailable, OutcomeUnknown):
-                # The identical transaction is applied once however often it is sent; giving up here would leave
-                # open whether it was, and a sealed fence may depend on the answer. A lost leadership ends it.
+                # The identical transaction is applied once however often it is sent; giving up here would leave open
+                # whether it was applied, and a sealed fence may depend on the answer. Losing the leadership ends it.
                 self._leadership.check()
                 self._clock.sleep(pause)
                 pause = min(2.0, pause * 2)

@@ -1,15 +1,15 @@
-"""Makes the target's copy what one snapshot of the source is: the rows of every key that has changed are exchanged.
+"""Makes the target's copy equal to one snapshot of the source by exchanging the rows of every key that has changed.
 
-Called by the copy of a replicated move once all chunks are there, as often as it takes to come near; the last time at
-the snapshot of the slot, from which the stream goes on. Why that order is right is in `machine`.
+Called by the copy of a replicated move once all chunks are there, as often as it takes to get close; the last time at
+the snapshot of the slot, from which the stream continues. `machine` says why that order is right.
 
-A replay reads the log of changes and the rows in one snapshot. On the target it is one transaction, durable, and
-compared with the source before its commit. Then the entries that this snapshot has are forgotten, if there are many,
-and the ones that came later stay. It may be repeated at any point: what was put in is taken out again.
+A replay reads the log of changes and the rows in one snapshot. On the target it is one durable transaction, compared
+with the source before its commit. Then the entries that this snapshot has are forgotten, if there are many, and later
+ones stay. It may be repeated at any point: what was put in is taken out again.
 
 A target that is taken back in time afterwards (a failover to a standby that was behind) lacks what nobody remembers
 any more. So each replay has a number, which the target gets with the rows and the source when the entries are
-forgotten: like the markers of the stream, whose numbers go on from these, none may be missing.
+forgotten: like the markers of the stream, whose numbers continue from these, none may be missing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,12 +28,12 @@ from balancer.nodes.connection import Connection, Cursor, run_together, translat
 from balancer.nodes.shape import Shape
 
 FEW = 20_000
-"""Entries of the log that may stay for the last replay, for whose length the source keeps its log for the slot, and for
-the comparison afterwards."""
+"""Log entries that may be left for the last replay, during which the source keeps its WAL for the slot, and for the
+comparison afterwards."""
 MOST = 20
 """Replays before the last: a tablet that changes faster than it is replayed is left to the stream, which says so."""
 PATIENCE = 6 * 3600.0
-"""Seconds for which a side may stand still: a join over a large tablet gives its first row late."""
+"""Seconds for which either side may be silent: a join over a large tablet returns its first row late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class SourceView:
 
 @contextmanager
 def view_of_source(ctx: Context, snapshot: str = "") -> Iterator[SourceView]:
-    """One snapshot of the source: the present, or one that another session has exported and still holds."""
+    """One snapshot of the source: the current one, or one that another session has exported and still holds."""
     node = ctx.record.source_node
     with ctx.links.data(node) as reader:
         reader.execute("SELECT set_config('idle_in_transaction_session_timeout', %s, false)", (f"{PATIENCE:.0f}s",))
@@ -59,7 +59,7 @@ def view_of_source(ctx: Context, snapshot: str = "") -> Iterator[SourceView]:
 
 
 def replay_until_near(ctx: Context, shapes: Sequence[Shape]) -> None:
-    """Replays until few keys are left for the last one, or until that does not get nearer."""
+    """Replays until few keys are left for the last one, or until that gets no closer."""
     for _ in range(MOST):
         ctx.checkpoint()
         waiting = _waiting(ctx, shapes)
@@ -71,9 +71,10 @@ def replay_until_near(ctx: Context, shapes: Sequence[Shape]) -> None:
 
 
 def replay_and_forget(ctx: Context, shapes: Sequence[Shape], view: SourceView) -> None:
-    """What the view has; its entries are not needed afterwards.
+    """Replays what the view has; its entries are not needed afterwards.
 
-    Few of them stay all the same: then they are compared once more, while catching up, by rows that the stream carries.
+    If there are few they stay anyway: they are then compared once more, while catching up, by rows that the stream
+    carries.
     """
     with translated(ctx.record.source_node):
         many = sum(changed_keys.entries(view.connection, ctx.id, index) for index in range(len(shapes))) > FEW
@@ -88,7 +89,7 @@ def replay_and_forget(ctx: Context, shapes: Sequence[Shape], view: SourceView) -
 def replay(ctx: Context, shapes: Sequence[Shape], view: SourceView, *, numbered: bool = False) -> int | None:
     """Exchanges the rows of the keys that the view's log has; None: there are none. Returns the replay's number.
 
-    After it the copy is what the view is, until the next replay.
+    Afterwards the copy equals the view, until the next replay.
     """
     node = ctx.record.target_node
     guards.look_at_source(ctx, ctx.links.control(ctx.record.source_node))
@@ -115,7 +116,7 @@ def replay(ctx: Context, shapes: Sequence[Shape], view: SourceView, *, numbered:
 
 @contextmanager
 def _past_the_guard(ctx: Context, cursor: Cursor, changed: Sequence[KeyLog]) -> Iterator[None]:
-    """Our own writes come through, nobody else's: past all triggers, or, without that right, behind a lock."""
+    """Only our own writes get through: past all triggers or, without that right, behind a lock."""
     if references.may_prepare(cursor):
         references.without_triggers(cursor)
         yield
@@ -178,7 +179,7 @@ def _check_numbers(cursor: Cursor, migration: str, node: str, known: int) -> int
 
 
 def _waiting(ctx: Context, shapes: Sequence[Shape]) -> int:
-    """About how many keys wait, after the planner was told so."""
+    """Roughly how many keys are waiting, after ANALYZE has told the planner."""
     indexes = range(len(shapes))
     with ctx.source([changed_keys.analyze_statement(ctx.id, index) for index in indexes]) as cursor:
         return sum(changed_keys.entries(cursor, ctx.id, index) for index in indexes)

@@ -1,7 +1,7 @@
-"""The lag of a replicated move while it catches up: what it costs, whether it shrinks, and in what words that is said.
+"""The lag of a replicated move while it catches up: what it costs, whether it shrinks, and how that is put into words.
 
-Called by the steps that wait for the stream. A catch-up that does not converge is seen long before it is given up: the
-trend of the last looks is in what the migration waits for.
+Called by the steps that wait for the stream. A catch-up that does not converge is visible long before it is given up:
+what the migration waits for includes the trend of the last looks.
 """
 
 from collections import deque
@@ -14,8 +14,8 @@ from balancer.nodes.connection import Connection, translated
 from balancer.nodes.objects import stream_name
 
 SMALL = 1_000_000  # bytes of log: less than this is gone in a moment
-LOOKS = 20  # a trend is that of the last so many
-LEAST_SECONDS = 1.0  # that it must span
+LOOKS = 20  # the looks that make up a trend
+LEAST_SECONDS = 1.0  # that a trend must span
 STEADY = 0.02  # of the lag per second: less is neither growing nor shrinking
 
 
@@ -26,11 +26,11 @@ class Trend:
     looks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=LOOKS))
 
     def add(self, now: float, lag: int) -> None:
-        """A look at a moment of the monotonic clock."""
+        """Adds a look, at a moment of the monotonic clock."""
         self.looks.append((now, lag))
 
     def rate(self) -> float | None:
-        """Bytes per second by which it grows (least squares); None: too few looks to say."""
+        """Bytes per second by which it grows (least squares); None: too few looks to tell."""
         if len(self.looks) < 3 or self.looks[-1][0] - self.looks[0][0] < LEAST_SECONDS:
             return None
         count = len(self.looks)
@@ -66,7 +66,7 @@ class LagGauge:
 
     @property
     def behind(self) -> bool:
-        """Whether there is much to be applied yet: a marker may then take long."""
+        """Whether there is still much to apply: a marker may then take long."""
         return bool(self.trend.looks) and self.trend.looks[-1][1] >= SMALL
 
     def check(self) -> int:
@@ -96,7 +96,7 @@ class LagGauge:
         return state.lag
 
     def _check_apply(self, target: Connection) -> None:
-        """Applying that fails again and again will not succeed by itself."""
+        """An apply that keeps failing will not succeed by itself."""
         ctx = self._ctx
         with translated(ctx.record.target_node):
             errors = replication.apply_error(target, ctx.id)

@@ -4,8 +4,8 @@ An address is looked up each time a connection is asked for, so a failover betwe
 ask for connections here and keep none of their own.
 
 A copy asks for a session for long statements a dozen times, and a new one costs a server as much as a small tablet's
-rows do. So within a state those that were left in order are lent again (`kept`): as new ones begin, and with the
-question whose schema that is in the same message. The runner lets go of them with the state.
+rows do. So within a state, sessions that were left in order are reused (`kept`): reset to how a new one begins, with
+the question whose schema it is in the same message. The runner releases them with the state.
 """
 
 import threading
@@ -24,12 +24,13 @@ from balancer.nodes.connection_holder import looks_alive
 Addresses = Callable[[str], Address]
 """Node id → where it is now."""
 
-# Idle in a transaction, it holds the leader's row on the node: a successor must not wait long for one that hangs.
+# Idle in a transaction, a session holds the leader's row on the node: a successor must not wait long for one that
+# hangs.
 _STEP_TIMEOUTS = Timeouts(statement=60.0, lock=2.0, idle_in_transaction=5.0)
 
 
 class Links:
-    """Belongs to one thread; `data` and `replication` may be called from those that work for it."""
+    """Belongs to one thread; `data` and `replication` may be called from threads that work for it."""
 
     def __init__(self, addresses: Addresses, migration: str, kept: int = 0) -> None:
         """`kept`: how many idle connections of `data` wait for their next use, on each node."""
@@ -58,8 +59,8 @@ class Links:
 
     @contextmanager
     def data(self, node: str) -> Iterator[Connection]:
-        """A connection of its own for long statements, with pinned output and the settings of a new one. What is left
-        of a transaction at the end is rolled back; after an error it is closed."""
+        """A connection of its own for long statements, with pinned output and the settings of a new one. Any
+        transaction still open at the end is rolled back; after an error the connection is closed."""
         address = self._addresses(node)
         used = self._take(address)
         connection = used or connect(address, purpose=self._purpose, timeouts=_STEP_TIMEOUTS)
@@ -90,7 +91,8 @@ class Links:
     def evict(self, node: str, leader_epoch: int) -> None:
         """Ends the sessions that another leader left on a node for this migration: a copy that hangs holds locks.
 
-        Not in one of our transactions, which would wait for them; so it looks by itself that nobody leads since.
+        Not in one of our transactions, which would wait for them; so it checks separately that nobody else has led
+        since.
         """
         self.rest()  # ours have the same name
         with translated(node):
@@ -139,5 +141,5 @@ class Links:
         return True
 
 
-# The settings that the connection began with, no lock of the session's, and the schema is still ours.
+# The settings that the connection began with, no session-level lock, and the schema is still ours.
 _AS_NEW = tuple(map(sql.SQL, (own_schema.REQUIRED, "RESET ALL", "SELECT pg_catalog.pg_advisory_unlock_all()")))

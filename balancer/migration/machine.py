@@ -18,12 +18,12 @@ Four tracks share the states: a move or a reshard (split, merge, or n tablets in
     reshard, read-only   planned preparing fencing copying verifying swapping committing | retiring done
     expire               planned fencing verifying copying swapping committing | retiring done
 
-Beside them stand the ways back: `catching_up` once more (a switch that could not be made just now), `restarting` (a
-copy that was lost: all is undone, then `planned` once more) and `cancelling`.
+In addition there are the ways back: `catching_up` once more (a switch that could not be made right then), `restarting`
+(a lost copy: everything is undone, then `planned` once more) and `cancelling`.
 
 A state is *journaled* if a successor would act differently for knowing it: the record in the directory is saved before
-the state's first effect. `draining`, `verifying`, `sealing` and `committing` of a replicated move are not: what a
-successor does is the same as in `fencing`, and every journal entry there would lengthen the writers' pause. The commit
+the state's first effect. `draining`, `verifying`, `sealing` and `committing` of a replicated move are not: there a
+successor does the same as in `fencing`, and every journal entry there would lengthen the writers' pause. The commit
 itself is the journal entry `opening`, together with the new owner, in one directory transaction.
 
 The argument
@@ -32,50 +32,52 @@ The argument
 Say a tablet moves from S to T. A write is *acknowledged* when its transaction on S or T has committed.
 
  1. *Only the owner is writable before the fence.* T's copy is not attached; a write through T's root finds no
-    partition, a write by the partition's own name meets T's guard, a trigger that refuses everybody but the stream.
+    partition; a write by the partition's own name meets T's guard, a trigger that refuses everybody but the stream.
  2. *The fence is exact.* Its triggers are made under EXCLUSIVE, which no writer's lock is compatible with:
     every acknowledged write is before the fence's commit in S's WAL, and later writers meet the trigger, whatever
     their snapshot, role or path. The marker row is in the same transaction, so it follows all of them in the stream.
  3. *The drain is complete and durable.* The marker is visible on T only after every change before it was applied. T
     applies without waiting for its disk, so a synchronous commit on T follows (that of ATTACH, in `sealing`), which
-    makes all before it durable.
+    makes everything before it durable.
  4. *The copy is verified*: all rows at one snapshot, each replay at its own (see "The copy"), and each key changed
-    since, against the fenced source. A difference counts only if the fence still stands: behind one that has ended S
-    has simply gone on.
+    since, against the fenced source. A difference counts only if the fence still stands: behind one that has ended, S
+    has simply moved on.
  5. *An unsealed fence may end by itself*, at its deadline, by S's own clock; the daemon may be dead. It must then
-    never be sealed. Sealing takes the same lock as the fence, so no writer is half-way, and it demands: this very
-    fence (migration and leader's epoch are in it), deadline not passed, and no write let through on this node since
-    the fence was raised. That last count is kept in a sequence, which knows neither rollback nor snapshot, so not even
-    a clock that was set back can hide a write. Nor can a fence that was switched off and on: its triggers must be those
-    that our own transactions wrote, by their xmin.
- 6. *A sealed fence ends only by a leader's act.* A crash of S, a pause of the daemon, an expiry cannot open S again.
-    Nor can its owner switch it off before the commit: a transaction holds the partitions' lock from the seal to the
-    word where the tablet went, and the commit is not sent if that transaction is lost. (At the seal's own commit it
-    lets go, and has the lock again in the same message; the triggers must then be the seal's own.)
+    never be sealed. Sealing takes the same lock as the fence, so no writer is half-way, and it requires: this very
+    fence (migration and leader's epoch are in it), deadline not passed, and that no write was let through on this node
+    since the fence was raised. That last count is kept in a sequence, which knows neither rollback nor snapshot, so not
+    even a clock that was set back can hide a write. Nor can switching the fence off and on again: by their xmin, its
+    triggers must be the ones that our own transactions wrote.
+ 6. *A sealed fence ends only by a leader's act.* No crash of S, pause of the daemon or expiry can open S again. Nor can
+    its owner switch it off before the commit: a transaction holds the partitions' lock from the seal until S says where
+    the tablet went, and the commit is not sent if that transaction is lost. (At the seal's own commit it releases the
+    lock, and takes it again in the same message; the triggers must then be the seal's own.)
  7. *Definitions are the same to the end.* The fingerprints of S's tables (and of what captures changes) are compared
     under the locks of fence and seal, which DDL on them has to wait for; those of T's roots under the lock of ATTACH.
-    DDL before is seen; DDL on S after the seal concerns nobody any more; DDL on T after ATTACH reaches the new
+    Earlier DDL is seen; DDL on S after the seal no longer concerns anybody; DDL on T after ATTACH reaches the new
     partition through its root.
- 8. *T is attached before the commit, closed*: from ATTACH on the guard refuses the stream too. So whatever ATTACH may
-    fail of fails while there is a way back; the way back detaches (`take_back`) before anything is streamed again.
+ 8. *T is attached before the commit, closed*: from ATTACH on the guard refuses the stream too. So whatever may make
+    ATTACH fail does so while there is a way back; the way back detaches (`take_back`) before anything is streamed
+    again.
  9. *The commit is one directory transaction*, after the seal and ATTACH, conditional on the leader's epoch and on the
     migration's own version: owner = T, epoch + 1, state `opening`. From 5 and 6, S refuses writes from before the
     commit on.
-10. *T opens after the commit*: guard away and `owned` are one transaction on T, committed by a leader who has read
-    `opening` in the directory, or has just written it. So S closed before T opens: never two writable owners. Its
-    statements, and those by which S says where the tablet went, are sent before the directory's commit, so that nobody
-    waits for them; until they are committed nobody sees them, and with their session they are gone. A step that does
-    not find them ready looks what has been done, and does the rest. Neither commit need wait for the disk: S is sealed,
-    and what is acknowledged on T afterwards has taken it there; the step makes sure of it before it ends.
+10. *T opens after the commit*: removing the guard and setting `owned` are one transaction on T, committed by a leader
+    who has read `opening` in the directory, or has just written it. So S closed before T opens: never two writable
+    owners. Its statements, and those by which S says where the tablet went, are sent before the directory's commit, so
+    that nobody waits for them; until they are committed nobody sees them, and if their session ends they are gone. A
+    step that does not find them ready checks what has been done, and does the rest. Neither commit need wait for the
+    disk: S is sealed, and any write acknowledged on T afterwards has flushed the opening with it; the step makes sure
+    of it before it ends.
 11. *A fence is lifted only if the commit cannot happen any more*: its leader wrote `catching_up`, `restarting` or
     `cancelling` into the journal first. A predecessor that still wants to commit holds an older epoch, and the
     directory refuses it. If it wakes up later still and wants to act on a node, the node itself has seen the newer
     epoch and refuses too: whatever changes a node does so in a transaction that has checked the epoch itself.
 12. *Nothing is dropped that may be needed*: S's rows stay attached behind their fence until the grace is over, no
     reader's snapshot is older than the switch, T's standbys have replayed it, and T, asked once more, has the tablet;
-    they go only in a transaction that sees them detached and `moved`. Rows behind a fence that somebody has switched
-    off after the switch may be acknowledged ones: they are set aside and named (`nodes.set_aside`), not dropped. T's go
-    only while they are `incoming` under this migration; a journal record in `cancelling` can never become `opening`,
+    they go only in a transaction that sees them detached and `moved`. Rows behind a fence that somebody switched off
+    after the switch may have been acknowledged: they are set aside and named (`nodes.set_aside`), not dropped. T's rows
+    go only while they are `incoming` under this migration; a journal record in `cancelling` can never become `opening`,
     one in `restarting` only by way of `planned`, with a new copy.
 
 From 2 to 4, every acknowledged write of S is on T when T opens; from 5 to 11, nobody writes to S between the fence and
@@ -87,59 +89,61 @@ snapshot, though they were copied long before the slot was made, and though the 
 The copy of a replicated move
 =============================
 
-A large tablet takes hours. No snapshot lives that long through restarts, so its rows come in chunks, each by a snapshot
-of its own, and what changed meanwhile is exchanged by its keys. The slot is made last: S keeps no log for hours, and no
-old snapshot keeps it from vacuuming. Below, s is a snapshot of S, and log(s) the keys in the log of changes that s has.
+A large tablet takes hours. No snapshot lives that long through restarts, so its rows come in chunks, each from a
+snapshot of its own, and what changed meanwhile is exchanged by key. The slot is made last: S retains no WAL for hours,
+and no old snapshot keeps it from vacuuming. Below, s is a snapshot of S, and log(s) the keys in the log of changes that
+s has.
 
-1. *The log is complete.* It is begun under a lock that waits for writers in flight. From then on (call it 0) every
+1. *The log is complete.* It is started under a lock that waits for writers in flight. From then on (call it 0) every
    change writes its old and new key in its own transaction: a snapshot has a change exactly if it has its entry.
 2. *A row that has not changed since 0 does not change its place* either: an UPDATE makes a new version, VACUUM moves
-   none, and what rewrites the whole table gives it a new file, which ends the migration (7: the file is part of the
-   fingerprint). So it is in exactly one chunk, the same at every snapshot, and the chunks together have it once. Of a
-   row that has changed the chunks may have any versions, or none.
+   none, and anything that rewrites the whole table gives it a new file, which ends the migration (7: the file is part
+   of the fingerprint). So it is in exactly one chunk, the same at every snapshot, and the chunks together have it once.
+   Of a row that has changed, the chunks may have any versions, or none.
 3. *A replay at s* takes every key in log(s) out of T, however often it is there, and puts in the rows that s has of
    these keys; one transaction on T. Keys outside of log(s) have not changed between 0 and s, so by 2 T has them as s
    has them. After it T is S at s. A change that s does not have has an entry that s does not have.
 4. *Entries are forgotten only by the snapshot whose replay has committed, durably*: the transaction that deletes them
    sees s, and so deletes what s has. A later s' finds in the log what changed after s, and T was S at s: 3 holds again,
-   with s for 0. If the delete is not reached the next replay takes out and puts in the same keys once more.
+   with s for 0. If the delete is not reached, the next replay takes out and puts in the same keys once more.
 5. *No chunk follows a replay*: it would bring rows of replayed keys a second time. A replay locks the notes against
-   chunks on their way and looks, under this lock, that all chunks are there; a chunk begins with its note.
+   chunks in flight and checks, under this lock, that all chunks are there; a chunk begins with its note.
 6. *A chunk is there exactly if its note is*: they are one transaction on T. After an interruption the chunks without a
-   note are copied, by newer snapshots, which 2 allows. A session that was lost and still writes one holds its note:
-   before the notes are read it is waited for, whatever pages it has, since the size of a chunk may have changed.
+   note are copied, from newer snapshots, which 2 allows. A lost session that is still writing a chunk holds its note:
+   the notes are read only after waiting for it, whatever pages it has, since the size of a chunk may have changed.
 7. *Indexes are built after the first replay*, over the rows of one snapshot: before it two versions of a row, or two
-   rows that held one value in turn, might stand in the way of a unique one. Meanwhile all rows of T are compared with
-   S at that very snapshot, whatever was said here.
-8. *The last replay is at the slot's snapshot F.* After it T is S at F, and the stream has exactly what F has not. If it
-   is interrupted before the subscription is there, the slot is dropped, and the next one's snapshot is replayed; if
-   the subscription is there, all of this was done.
+   rows that held one value in turn, might stand in the way of a unique one. Meanwhile all rows of T are compared with S
+   at that very snapshot, regardless of this argument.
+8. *The last replay is at the slot's snapshot F.* After it T is S at F, and the stream has exactly what F lacks. If it
+   is interrupted before the subscription is there, the slot is dropped, and the next one's snapshot is replayed; if the
+   subscription is there, all of this was done.
 9. *What T has forgotten is noticed.* A T that is taken back in time loses a chunk with its note (it is copied again,
    but never after a replay, 5), a replay with its number: S has the number in the transaction that forgot the entries,
    and neither another replay nor a drain passes without it.
 
-*Wrong orders*, each seen to lose or double rows: a replay before its chunk (5); a note in another transaction than its
-rows (6); entries forgotten by their age and not by the snapshot (4); the last replay at a snapshot older than the
+*Wrong orders*, each seen to lose or double rows: a replay before its chunk (5); a note in a different transaction from
+its rows (6); entries forgotten by their age and not by the snapshot (4); the last replay at a snapshot older than the
 slot's (8).
 
 A reshard has one node and therefore no second owner. Its `swapping` is one transaction on that node: old partitions
 out, new ones in, `balancer.tablet` saying so. Root and keys are the same before and after, so the node is right under
 both maps until the directory follows in `committing`. A successor asks the node whether the swap happened. What was
-acknowledged is in the new partitions because the last replay comes after the locks on roots *and* old partitions (who
-writes by a partition's name does not lock its root), and the definitions are compared under them. What a reader by one
-snapshot sees is not cut short, because the last replay is committed, and older snapshots are gone, before the swap.
+acknowledged is in the new partitions because the last replay comes after the locks on roots *and* old partitions (a
+write by a partition's name does not lock its root), and the definitions are compared under them. What a reader on a
+single snapshot sees is not cut short, because the last replay is committed, and older snapshots are gone, before the
+swap.
 
 *Expiry* retires the lowest tablets of a table, with their rows: first off their node's root, then out of the directory,
 then the rows. Every key has a defined answer at every moment, and nothing is destroyed before the directory says so:
 
 1. `fencing` closes the tablets by a trigger that refuses every write in one sentence; reads go on. `verifying` counts
    the rows and judges bounds, rows and the node's own clock; `copying` hands the rows to the archive command. Up to
-   here everything is undone by taking the triggers away.
+   here everything is undone by removing the triggers.
 2. `swapping` is one transaction on the tablets' node, under the locks of a reshard's: bounds, clock and triggers are
    looked at once more, the tablets are detached, and one empty tablet over all that has expired so far is attached. It
    refuses writes in the same sentence. The rows are still there, detached. A successor asks the node, as in a reshard.
 3. `committing`: the old tablets leave the directory, the empty one comes in, in state `expired`, and with it the count.
-   The key space stays covered. Before this commit who asks the old map is led to the same node and root.
+   The key space stays covered. Until this commit, anyone who asks the old map is led to the same node and root.
 4. `retiring` drops the rows, in a transaction that sees them detached, `moved`, and their fence as we left it. The
    empty tablet that an earlier expiry left, if it is on another node, goes the way of a former owner's.
 """
@@ -177,9 +181,9 @@ class Event(StrEnum):
     """What may happen to a migration."""
 
     STEP = "step"  # the state's work is finished
-    RETREAT = "retreat"  # the pause would exceed its budget, or a server was lost: let writers on, try again later
+    RETREAT = "retreat"  # the pause would exceed its budget, or a server was lost: let writers continue, retry later
     RESTART = "restart"  # the same where there is nothing to go back to: undo everything, start over later
-    CANCEL = "cancel"  # an operator's wish, or an error that trying again does not cure
+    CANCEL = "cancel"  # an operator's request, or an error that retrying does not cure
     CLEANED = "cleaned"  # everything a cancelled migration made is gone
     BROKEN = "broken"  # the same, and the reason was an error
 
@@ -189,8 +193,8 @@ class Recovery(StrEnum):
 
     GO_ON = "goes on"  # repeats the state's work
     ROLL_BACK = "rolls back"  # cancels it
-    RESUME = "resumes"  # lets writers on and goes on from catching up
-    ASK_NODE = "asks the node"  # whether the swap happened, and goes on from there
+    RESUME = "resumes"  # lets writers continue and resumes at catching up
+    ASK_NODE = "asks the node"  # whether the swap happened, and continues from there
     NEVER_FOUND = "never finds it"  # the journal does not have this state
 
 
@@ -205,7 +209,7 @@ class Track(StrEnum):
 
 
 class IllegalEvent(Exception):
-    """The event has no meaning in this state: a defect of the caller. Nothing was changed."""
+    """The event has no meaning in this state: a bug in the caller. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +222,11 @@ class Row:
     retreat: State | None
     restart: State | None
     cancel: str
-    """`operator`: a wish or an error leads to `cancelling`; `error`: only an error does; empty: nothing does."""
+    """`operator`: a request or an error leads to `cancelling`; `error`: only an error does; empty: nothing does."""
     journaled: bool
     writers_held: bool
     again: bool
-    """Whether a failure is answered by trying again for as long as we lead: there is nothing else to do."""
+    """Whether a failing step is retried for as long as we lead: there is nothing else to do."""
     successor: Recovery
 
     @property
@@ -231,8 +235,8 @@ class Row:
         return self.cancel == "operator"
 
 
-# Of each state: what follows its work, where retreat and restart lead, who may cancel it, whether the journal has it,
-# whether writers are held back, whether a failing step is tried again without end, and what a successor does.
+# For each state: what follows its work, where retreat and restart lead, who may cancel it, whether it is journaled,
+# whether writers are held back, whether a failing step is retried forever, and what a successor does.
 _TABLES = {
     Track.MOVE_REPLICATE: """
         state       | next        | retreat     | restart    | cancel   | journal | writers | again | a successor

@@ -1,8 +1,7 @@
-"""Which mode a migration gets, where nobody has asked for one: replicate, and read-only only where that cannot work.
+"""Which mode a migration gets if nobody has asked for one: replicate, or read-only where that cannot work.
 
-Called in `planned`, before anything is made: both modes begin alike, and what is chosen is journaled with the next
-state. What is short only for the moment (a slot that others use) is waited for and is no reason to hold writers back
-for a whole copy.
+Called in `planned`, before anything is made: both modes begin alike, and the choice is journaled with the next state. A
+temporary shortage (a slot that others use) is waited for and is not a reason to hold writers back for a whole copy.
 """
 
 from balancer.directory.model import MigrationKind, MigrationMode
@@ -14,7 +13,7 @@ from balancer.nodes.shape import keys_of_other_types, read_shape
 
 
 def choose_mode(ctx: Context) -> None:
-    """Makes the migration read-only where replicate cannot work. Raises `Refused` by name if it was asked for."""
+    """Makes the migration read-only where replicate cannot work. Raises `Refused`, saying why, if it was asked for."""
     if ctx.record.mode is not MigrationMode.REPLICATE:
         return
     why = why_not_replicate(ctx)

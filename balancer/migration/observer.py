@@ -35,14 +35,14 @@ class Observer:
         """A state's work is done, and what follows has not been saved yet."""
 
     def progressed(self, migration: Migration, progress: Progress) -> None:
-        """At most some times a second."""
+        """At most a few times a second."""
 
     def finished(self, migration: Migration) -> None:
         """Nothing follows."""
 
 
 class Observers(Observer):
-    """Tells several, in this order: those that let writers on come before those that take longer."""
+    """Tells several, in this order: those that let writers continue come before those that take longer."""
 
     def __init__(self, *told: Observer | None) -> None:
         self._told = [one for one in told if one is not None]

@@ -1,7 +1,7 @@
-"""How far a migration is: counted by its steps, told to its observer and published for the command line.
+"""How far a migration is: counted by its steps, passed to its observer and published for the command line.
 
-Only a note: nothing is decided by it. Published at most twice a second; a directory that is out of reach is no reason
-to stop, so what cannot be published is forgotten.
+Only a note: no decision depends on it. Published at most twice a second; an unreachable directory is not a reason to
+stop, so what cannot be published is forgotten.
 """
 
 import threading
@@ -20,7 +20,7 @@ INTERVAL = 0.5
 
 
 class ProgressMeter:
-    """Belongs to the runner's thread; `done` and `counted` may also be called from those of a copy."""
+    """Belongs to the runner's thread; `done` and `counted` may also be called from a copy's threads."""
 
     def __init__(self, directory: Directory, observer: Observer, clock: Clock, paused: Callable[[], bool]) -> None:
         self._directory = directory
@@ -46,24 +46,24 @@ class ProgressMeter:
         self._waiting = ""
 
     def expect(self, total: int, there: int = 0) -> None:
-        """So many bytes are to be copied, of which so many are there already."""
+        """This many bytes are to be copied, of which this many are there already."""
         self._total, self._bytes, self._before = total, there, there
         self._copy_began = self._clock.monotonic()
 
     def done(self, size: int) -> None:
-        """So many bytes more have been copied."""
+        """This many more bytes have been copied."""
         with self._lock:
             self._bytes += size
             self._total = max(self._total, self._bytes)
         self.tell()
 
     def counted(self, rows: int) -> None:
-        """So many rows more have been copied."""
+        """This many more rows have been copied."""
         with self._lock:
             self._rows += rows
 
     def waiting(self, what: str, at_once: bool = False) -> None:
-        """What it waits for, in words; told at once where it may take long."""
+        """What it waits for, in words; published at once where it may take long."""
         self._waiting = what
         self.tell(force=at_once)
 
@@ -72,7 +72,7 @@ class ProgressMeter:
         self.tell()
 
     def tell(self, force: bool = False) -> None:
-        """Publishes, unless that was done a moment ago."""
+        """Publishes, unless it did so a moment ago."""
         now = self._clock.monotonic()
         if self._record is None or (now - self._told < INTERVAL and not force):
             return

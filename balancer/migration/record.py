@@ -22,15 +22,15 @@ class Detail:
     leader_epoch: int = 0
     """Of the leader that wrote it."""
     code: str = ""
-    """The policy's word for its reason; empty: an operator's wish."""
+    """The policy's word for its reason; empty: an operator's request."""
     then: tuple[tuple[int, str], ...] = ()
-    """Tablet → node: where tablets should go afterwards: those that a split makes, or others that a move is for."""
+    """Tablet → the node it should go to afterwards: tablets that a split makes, or others that a move is made for."""
     fallback: bool = False
     """Whether it may become read-only where it cannot be replicated: nobody has asked for a mode."""
     mode_reason: str = ""
     """Why it has become read-only."""
     warm: bool = False
-    """Whether the tablet is of an in-memory table: it is read into the target's cache before the switch."""
+    """Whether the tablet belongs to an in-memory table: it is read into the target's cache before the switch."""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     """`node:table` → digest of its definition when the migration began: DDL since then ends it."""
     bulk_verified: bool = False
@@ -38,7 +38,7 @@ class Detail:
     rows: int = 0
     size: int = 0
     sequences: tuple[tuple[str, int], ...] = ()
-    """Sequence → least value it must have on the new owner, so that no id is given twice."""
+    """Sequence → least value it must have on the new owner, so that no id is issued twice."""
     attach: float = 0.0
     """Seconds for which ATTACH will check foreign keys among the roots."""
     fences: int = 0
@@ -46,9 +46,9 @@ class Detail:
     marker: int = 0
     """The newest marker that may have been sent."""
     retreat: str = ""
-    """Why something was last tried again: a fence that was lifted, a copy started over, a step repeated."""
+    """Why something was last retried: a fence lifted, a copy started over, a step repeated."""
     retries: int = 0
-    """How often something was tried again after a passing failure."""
+    """How often something was retried after a passing failure."""
     restarts: int = 0
     """How often everything was undone and started over."""
     pause: float | None = None
@@ -57,16 +57,16 @@ class Detail:
     switched: float | None = None
     """When the owner changed, in seconds since 1970."""
     before: tuple[Mapping[str, Json], ...] = ()
-    """The tablets that a reshard replaces: once it has committed, the directory does not have them any more."""
+    """The tablets that a reshard replaces: once it has committed, the directory no longer has them."""
     expiry: Mapping[str, Json] = field(default_factory=dict)
-    """What `steps_expiry` knows of the tablets that it retires."""
+    """What `steps_expiry` knows about the tablets that it retires."""
     kept: str = ""
     """Where the former owner's rows were set aside, because somebody may have written to them after the switch."""
     failed: bool = False
-    """Whether it is being given up because of an error, and not by an operator's wish."""
+    """Whether it is being given up because of an error, not at an operator's request."""
 
     def document(self) -> dict[str, Json]:
-        """As the directory keeps it; what has its default is left out."""
+        """As the directory keeps it; fields with their default are left out."""
         default = Detail()
         found = asdict(self)
         found["sequences"] = [list(pair) for pair in self.sequences]
@@ -91,7 +91,7 @@ def pack_tablet(tablet: Tablet) -> dict[str, Json]:
 
 
 def unpack_tablet(document: Mapping[str, Json], table: int) -> Tablet:
-    """The other way."""
+    """The inverse."""
     low, high = document["bounds"]
     bounds = RangeBounds(bytes.fromhex(low), bytes.fromhex(high)) if document["layout"] == "range" else Leaf(low, high)
     return Tablet(

@@ -1,9 +1,9 @@
-"""What a leader does with a migration that it finds half-way: by rule, state by state (`machine.Recovery`).
+"""What a leader does with a migration that it finds half-way: a rule for each state (`machine.Recovery`).
 
 The daemon calls `recover` once after it has become leader and before it begins anything, then runs what is returned.
 `Runner.run` applies the same rule to whatever it is given (`take_over`), so that an interrupted run of the same leader
-goes on from where that is safe, too. The decision is journaled under the leader's epoch before anything is undone:
-from then on a predecessor cannot commit.
+also resumes where that is safe. The decision is journaled under the leader's epoch before anything is undone: from then
+on a predecessor cannot commit.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ from balancer.migration.record import read_detail
 def recover(directory: Directory, leadership: Leadership, clock: Clock | None = None) -> list[Migration]:
     """Decides about every unfinished migration; returns them, oldest first, for `Runner.run`.
 
-    One that cannot be decided about (a newer version wrote it) is left as it is, and keeps nobody else waiting.
+    One that cannot be decided about (a newer version wrote it) is left as it is, and does not hold up the others.
     """
     journal = Journal(directory, leadership, clock or SystemClock())
     unfinished = [record for record in directory.snapshot().migrations.values() if not record.finished]
@@ -34,7 +34,7 @@ def recover(directory: Directory, leadership: Leadership, clock: Clock | None = 
 
 
 def take_over(journal: Journal, record: Migration, leadership: Leadership) -> Migration:
-    """Journals where a migration goes on from, if that is not where its record stands."""
+    """Journals where a migration resumes, if that is not where its record stands."""
     state = State(record.state)
     following = decision(track_of(record.operation, record.mode), state)
     detail = read_detail(record)
@@ -51,7 +51,7 @@ def take_over(journal: Journal, record: Migration, leadership: Leadership) -> Mi
 
 
 def decision(track: Track, state: State) -> State | None:
-    """The state a leader goes on from; None: the one it found."""
+    """The state a leader resumes from; None: the one it found."""
     rule = row_of(track, state).successor
     if rule is Recovery.ROLL_BACK:
         return State.CANCELLING

@@ -1,11 +1,12 @@
-"""Fills a copy of a reference table, and lets it follow its home. The leader's keeper calls it, as often as need be.
+"""Fills a copy of a reference table and makes it follow its home. The leader's keeper calls it as often as needed.
 
 One snapshot at the home is both where the stream begins and what is copied; on the copy's node the rows, the guard and
-the subscription are one transaction. Who reads there sees the rows before or after it. What an attempt that died has
-left has the same name, and is taken away first.
+the subscription are one transaction. Readers there see the rows before or after it. Whatever a failed attempt left has
+the same name, and is removed first.
 
 What the copy followed before ends before that snapshot is taken. Then the copy has no row that the snapshot lacks, and
-none is taken out that comes back a moment later: an application that refers to it would be told that it is not there.
+no row is removed only to come back a moment later, when an application that refers to it would have been told that it
+does not exist.
 """
 
 from collections.abc import Sequence

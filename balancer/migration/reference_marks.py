@@ -1,8 +1,8 @@
 """What a move owes to foreign keys that point to reference tables: the target's copy must have what the source's has.
 
-A row that moves may refer to a row of a reference table that has come to the source's node and not yet to the target's.
-So behind the fence, when no more such rows can come, the home sends a marker through the target's stream: what the
-source had seen was committed at the home before, and is there when the marker is. Called by the steps of a move.
+A row that moves may refer to a row of a reference table that has reached the source's node but not yet the target's. So
+behind the fence, when no more such rows can arrive, the home sends a marker through the target's stream: what the
+source had seen was committed at the home before it, and is there when the marker is. Called by the steps of a move.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from balancer.nodes.reference_copies import read_streams, referred_to, tablet_of
 
 POLL = 0.001
 PATIENCE = 30.0
-"""Seconds, where writers are held back for the whole copy anyway."""
+"""Seconds to wait where writers are held back for the whole copy anyway."""
 
 Mark = tuple[str, int]
 """A stream and the number of the marker that was sent through it."""
 
 
 def find(ctx: Context) -> None:
-    """Before anybody waits: which homes will be asked. Raises `Unavailable` where the target has no copy yet."""
+    """Finds, before anybody waits, which homes will be asked. Raises `Unavailable` if the target has no copy yet."""
     source, target = ctx.record.source_node, ctx.record.target_node
     with translated(source):
         wanted = referred_to(ctx.links.control(source), ctx.roots) if source != target else []
@@ -38,14 +38,14 @@ def find(ctx: Context) -> None:
         if one.tablet in here:
             continue  # the target is its home
         if one.tablet not in streams:
-            # It passes: the leader makes one, and makes all of them again when a home has moved.
+            # This is temporary: the leader makes one, and makes all of them again when a home has moved.
             raise Unavailable(f"node {target} has no copy of the reference table {one.table} that follows its home yet")
         followed.append((one.home or source, streams[one.tablet]))
     ctx.followed = tuple(followed)
 
 
 def send(ctx: Context) -> list[Mark]:
-    """Asks each home for a marker; the fence stands."""
+    """Asks each home for a marker, while the fence stands."""
     marks = []
     for home, stream in ctx.followed:
         # Not over the connection that holds the source's partitions: its transaction is open.
@@ -58,11 +58,12 @@ def send(ctx: Context) -> list[Mark]:
 
 
 def await_all(ctx: Context, marks: Sequence[Mark]) -> None:
-    """Until the target has applied all of them."""
+    """Waits until the target has applied all of them."""
     node = ctx.record.target_node
     since, patience = ctx.clock.monotonic(), PATIENCE
     if ctx.track is Track.MOVE_REPLICATE and ctx.fenced_at is not None:
-        # Somewhat less than writers are held back at most: then the reason is told, and not only the time.
+        # A little less than the longest writers are held back, so that the error gives the reason and not only the
+        # time.
         since, patience = ctx.fenced_at, 0.9 * ctx.settings.write_pause_budget
     for stream, number in marks:
         while True:

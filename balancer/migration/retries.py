@@ -1,7 +1,7 @@
 """What an error means to a migration: the one rule for every state. Only values; the runner asks and obeys.
 
 A failure is *passing* if time may cure it: a lock that was not granted, a deadlock, a serialization failure, a server
-that is away for a moment, a fence that ran out. What then follows depends on what the state has done so far:
+that is away for a moment, a fence that ran out. What follows depends on what the state has done so far:
 
 | where                                                   | answer                                                   |
 |---------------------------------------------------------|----------------------------------------------------------|
@@ -11,8 +11,8 @@ that is away for a moment, a fence that ran out. What then follows depends on wh
 | another copy, or a switch without a stream              | the fence is lifted, all is undone, started over, back-off |
 | otherwise (nothing has been done, nobody is held back)  | the step again, until the patience is over               |
 
-Every other error is lasting: the migration is given up and the source keeps the tablet. How often something was tried
-again, and why last, is in the record's detail (`retries`, `retreat`).
+Every other error is lasting: the migration is given up and the source keeps the tablet. How often something was
+retried, and the latest reason, are in the record's detail (`retries`, `retreat`).
 """
 
 from enum import StrEnum
@@ -30,7 +30,7 @@ WORK = {
     State.RESTARTING: "everything to be undone",
     State.CANCELLING: "everything to be undone",
 }
-"""What is waited for in these states, in words."""
+"""What these states wait for, in words."""
 
 _PASSING = (Unavailable, OutcomeUnknown, Overrun, Expired)
 
@@ -45,7 +45,7 @@ class Answer(StrEnum):
 
 
 class Failures:
-    """The failures of one state's step, in a row."""
+    """The consecutive failures of one state's step."""
 
     def __init__(self, clock: Clock, patience: float) -> None:
         self._clock = clock
@@ -57,7 +57,7 @@ class Failures:
     def add(self) -> float:
         """One more; returns for how many seconds the step has been failing.
 
-        An attempt that went on for longer than the patience was a good one: what comes after it is counted from zero.
+        An attempt that ran for longer than the patience was a good one: failures after it are counted from zero.
         """
         now = self._clock.monotonic()
         if self._first is None or now - self._attempt > self._patience:
@@ -66,7 +66,7 @@ class Failures:
         return now - self._first
 
     def begin_again(self) -> None:
-        """The next attempt starts."""
+        """Notes that the next attempt starts."""
         self._attempt = self._clock.monotonic()
 
 
@@ -85,9 +85,9 @@ def answer(
     if not is_passing(error):
         return Answer.GIVE_UP
     if state is State.SWAPPING and not isinstance(error, Overrun):
-        return Answer.AGAIN  # whether it happened is known to the node: the step asks first
+        return Answer.AGAIN  # the node knows whether it happened: the step asks first
     if row.retreat is not None:
-        return Answer.RETREAT  # how often is limited where the next fence is waited for
+        return Answer.RETREAT  # the number of retries is limited where the next fence is waited for
     kept = row.restart is None or row.successor is Recovery.GO_ON  # what was done so far
     if kept and failing_for < settings.retry_patience:
         return Answer.AGAIN
@@ -96,5 +96,5 @@ def answer(
 
 
 def back_off(number: int, settings: MigrationSettings) -> float:
-    """Seconds to wait before the next attempt, after so many."""
+    """Seconds to wait before the next attempt, after this many."""
     return min(settings.retry_back_off_limit, settings.retry_back_off * 2.0 ** (number - 1))

@@ -1,9 +1,9 @@
-"""A tablet that is nowhere gets a new owner, by an operator's word: an empty one, or one that still has an older copy.
+"""Gives a lost tablet a new owner, on an operator's word: an empty one, or a node that still has an older copy.
 
 The order is that of a move: first the tablet is made ready on its new node, closed; then the directory changes, in the
 commit that answers the command; then the leader's guard opens it, as it opens all that is closed on a healthy node.
-Each part may be repeated. A command that is refused after its leader has died half-way, because the owner has come back
-or the tablet moves again, takes back what was made ready. Called by the leader; the command line only looks
+Each part may be repeated. If its leader died half-way and the command is then refused, because the owner has come back
+or the tablet moves again, it takes back what was made ready. Called by the leader; the command line only looks
 (`copies_of`).
 """
 
@@ -80,7 +80,7 @@ def reshard_of(snapshot: Snapshot, tablet: Tablet) -> tuple[tuple[Tablet, ...], 
 def replacement(
     snapshot: Snapshot, tablet: Tablet, node: str, *, former: bool
 ) -> tuple[tuple[Tablet, ...], tuple[Tablet, ...]]:
-    """The tablets that are lost, and what takes their place on the node: older than their epochs nobody may know it."""
+    """The lost tablets, and what takes their place on the node, with an epoch above all that anybody may know."""
     lost, before = reshard_of(snapshot, tablet) if former else ((tablet,), (tablet,))
     for one in lost:
         if (running := snapshot.migration_of(one.id)) is not None:
@@ -90,14 +90,15 @@ def replacement(
 
 
 def _state(tablet: Tablet) -> TabletState:
-    """Quarantine is over; keys that have expired stay so."""
+    """Quarantine is over; expired keys stay expired."""
     return TabletState.EXPIRED if tablet.state is TabletState.EXPIRED else TabletState.OWNED
 
 
 def check_lost(links: Links, snapshot: Snapshot, tablet: Tablet) -> None:
     """Raises `Refused` if the tablet's owner has it, or cannot be asked and is not known to be lost.
 
-    A node that was given up is asked as well: if it has come back, it takes writes from clients that have not heard.
+    A node that was given up is asked as well: if it has come back, it takes writes from clients that have not heard of
+    it.
     """
     owner = snapshot.nodes[tablet.node]
     if owner.rewound:
@@ -131,7 +132,7 @@ def owner_has(links: Links, snapshot: Snapshot, tablet: Tablet) -> bool:
 
 
 def make_ready(links: Links, leader_epoch: int, table: Table, revived: Sequence[Tablet], *, empty: bool) -> None:
-    """Tablets of one table on their new node, attached and closed, with their new epoch: all or none. Idempotent."""
+    """Readies tablets of a table on their new node: attached, closed, with their new epoch; all or none. Idempotent."""
     node = revived[0].node
     with node_transaction(links.control(node), leader_epoch, node, durable=True) as cursor:
         for tablet in revived:
@@ -163,9 +164,10 @@ def _make_ready(
 def take_back_ready(
     links: Links, leader_epoch: int, snapshot: Snapshot, tablet: Tablet, node: str, *, empty: bool, former: bool
 ) -> None:
-    """Undoes `make_ready`, which an attempt may have done before its leader died, of a command that is refused now.
+    """Undoes `make_ready`, which an attempt may have done before its leader died, for a command that is refused now.
 
-    Else the node claims the tablet with an epoch above its owner's for good. It was closed all the time. Idempotent.
+    Otherwise the node would claim the tablet for good, with an epoch above its owner's. It was closed all along.
+    Idempotent.
     """
     lost, before = reshard_of(snapshot, tablet) if former else ((tablet,), (tablet,))
     epoch = max(one.epoch for one in (*lost, *before))

@@ -1,8 +1,8 @@
 """Drives a migration from state to state: performs each step and saves what follows.
 
 The daemon (or a command) calls `Runner.run` in a thread per migration; `cancel`, `pause` and `resume` from any other.
-What follows what is `machine`'s business, what a state does that of the steps, what an error means that of `retries`.
-The directory's commit of a move is here, because it is the journal's next entry.
+`machine` says what follows what, the steps what a state does, `retries` what an error means. The directory's commit of
+a move is here, because it is the journal's next entry.
 """
 
 import threading
@@ -27,7 +27,7 @@ from balancer.nodes.schema import upgrade_schema
 from balancer.settings import MigrationSettings
 
 _KEPT = 4
-"""Sessions on a node that wait for their next use within a state: as many as a small copy has at work at once."""
+"""Sessions on a node kept for reuse within a state: as many as a small copy uses at once."""
 
 
 class Runner:
@@ -56,7 +56,8 @@ class Runner:
     def run(self, migration: str) -> Migration:
         """Drives a migration to its end and returns its last record.
 
-        Raises `Fenced` when another leader has taken over (it will go on), `Unavailable` when the directory is gone.
+        Raises `Fenced` when another leader has taken over (and will continue), `Unavailable` when the directory is
+        gone.
         """
         control = self._control(migration)
         journal = Journal(self._directory, self._leadership, self._clock)
@@ -72,13 +73,13 @@ class Runner:
             ctx.progress.forget()
             self._observer.finished(ctx.record)
         finally:
-            links.close()  # what an operator has said holds for the next attempt, too
+            links.close()  # what an operator has said holds for the next attempt too
         with self._lock:
             self._controls.pop(migration, None)
         return ctx.record
 
     def cancel(self, migration: str, reason: str = "cancelled by an operator") -> None:
-        """Asks a running migration to be undone. Raises `Refused` where it is too late, or it does not run here."""
+        """Asks a running migration to undo itself. Raises `Refused` if it is too late, or if it does not run here."""
         record = self._directory.snapshot().migrations.get(migration)
         if record is None or record.finished:
             raise Refused(f"there is no unfinished migration {migration}")
@@ -87,7 +88,7 @@ class Runner:
         self._control(migration).cancel(reason)
 
     def end(self, migration: str) -> None:
-        """Keeps a migration from every further step; what it has left is not cleaned up."""
+        """Prevents every further step of a migration; what it has left is not cleaned up."""
         self._control(migration).end()
 
     def pause(self, migration: str, waiting_for: str = "an operator to resume it") -> None:
@@ -95,7 +96,7 @@ class Runner:
         self._control(migration).pause(waiting_for)
 
     def resume(self, migration: str) -> None:
-        """Lets a paused migration go on."""
+        """Resumes a paused migration."""
         self._control(migration).resume()
 
     def _control(self, migration: str) -> Control:
@@ -124,8 +125,8 @@ class Runner:
         return ctx
 
     def _take_nodes(self, ctx: Context) -> None:
-        """A predecessor that hangs in the middle of a copy still holds locks on the nodes; an older one left an older
-        schema there."""
+        """A predecessor that hangs in the middle of a copy still holds locks on the nodes; an older version left an
+        older schema there."""
         for node in sorted({ctx.record.source_node, ctx.record.target_node}):
             try:
                 ctx.links.evict(node, self._leadership.epoch)
@@ -145,13 +146,13 @@ class Runner:
         self._enter(ctx, journal, event)
 
     def _perform(self, ctx: Context, state: State) -> Event:
-        """A state's step, and what its errors mean. Never raises but `Fenced`, and what the directory raises."""
+        """Runs a state's step and handles its errors. Raises only `Fenced`, and what the directory raises."""
         failures = Failures(self._clock, self._settings.retry_patience)
-        # Writers wait for the opening of the new owner: it is tried again at once.
+        # Writers wait for the opening of the new owner: it is retried at once.
         pause, longest = (0.01, 0.1) if state is State.OPENING else (0.1, 2.0)
         while True:
             try:
-                # A fence that a switch has left must be lifted first: that is how catching up begins.
+                # A fence left by a switch must be lifted first: that is how catching up begins.
                 if not row_of(ctx.track, state).again and (state is not State.CATCHING_UP or ctx.fenced_at is None):
                     ctx.checkpoint()
                 self._turnstile.pass_in(ctx, state)
@@ -174,7 +175,7 @@ class Runner:
             failures.begin_again()
 
     def _after_error(self, ctx: Context, state: State, error: BalancerError, failures: Failures) -> Event | None:
-        """The event that follows, by the rule of `retries`; None: the step is to be tried again."""
+        """The event that follows, by the rule of `retries`; None: retry the step."""
         decided = answer(
             ctx.track,
             state,
@@ -242,27 +243,27 @@ class Runner:
             self._enter(ctx, journal, Event.STEP, changes)
         except (Conflict, Refused) as error:
             if ctx.record.operation is not MigrationKind.MOVE:
-                raise  # the node has swapped already: recovery tries again with a fresh view of the directory
+                raise  # the node has already swapped: recovery retries with a fresh view of the directory
             # Somebody changed the tablet's record; nothing was applied, and the fence must not stay.
             journal.load(ctx.id)
             self._enter(ctx, journal, self._give_up(ctx, str(error), failed=True))
         self._observer.left(ctx.record, State.COMMITTING)
 
     def _step_back(self, ctx: Context, journal: Journal, error: BalancerError) -> None:
-        """Away from a switch that was not committed."""
+        """Leaves a switch that was not committed."""
         again = row_of(ctx.track, ctx.state).retreat is not None
         ctx.note(retreat=str(error), retries=ctx.detail.retries + 1, restarts=ctx.detail.restarts + (not again))
         self._enter(ctx, journal, Event.RETREAT if again else Event.RESTART)
 
 
 def _told(ctx: Context, state: State) -> str:
-    """What the history says of an entry of the journal."""
+    """What the history says about a journal entry."""
     last = f"; {count}" if state is State.RETIRING and (count := steps_expiry.last_count(ctx)) else ""
     return f"migration {ctx.id}: {state}{last}"
 
 
 def _behind_a_fence(ctx: Context, error: BalancerError) -> BalancerError:
-    """A difference says something only if the fence still stands: else the source has simply gone on."""
+    """A difference means something only if the fence still stands: otherwise the source has simply moved on."""
     if isinstance(error, Difference):
         try:
             guards.standing(ctx)
@@ -272,7 +273,7 @@ def _behind_a_fence(ctx: Context, error: BalancerError) -> BalancerError:
 
 
 def _last_words(ctx: Context, error: BalancerError, failures: Failures) -> str:
-    """Why a migration is given up: a passing failure that lasted says how often it was met."""
+    """Why a migration is given up: for a passing failure that lasted, how often it occurred."""
     if not is_passing(error):
         return str(error)
     tries = ctx.detail.restarts + failures.count

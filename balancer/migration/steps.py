@@ -1,4 +1,4 @@
-"""Which function is whose step: state by state, track by track. The runner looks here; nothing is decided here."""
+"""Which function is the step of which state, track by track. The runner looks it up here; nothing is decided here."""
 
 from collections.abc import Callable, Mapping
 
@@ -77,7 +77,7 @@ _HOME: Mapping[State, Step] = {
 
 
 def step_of(track: Track, state: State, *, everywhere: bool = False) -> Step:
-    """The work of a state. `everywhere`: the home of a reference table moves."""
+    """The work of a state. `everywhere`: the home of a reference table is moving."""
     if everywhere:
         return _HOME[state]
     if track is Track.EXPIRE:

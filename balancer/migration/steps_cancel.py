@@ -1,7 +1,7 @@
-"""The way back: everything a migration made is taken away, writers first. Called by the runner until it succeeds.
+"""The way back: everything a migration made is undone, writers first. Called by the runner until it succeeds.
 
-The journal says `cancelling` or `restarting`, so what was made cannot be committed any more. Lifting the fence comes
-first and needs only the source; each later part may fail and be repeated without the ones before it.
+The journal says `cancelling` or `restarting`, so what was made can no longer be committed. Lifting the fence comes
+first and needs only the source; each later part may fail and be repeated without the earlier ones.
 """
 
 from balancer.directory.model import MigrationKind
@@ -20,7 +20,7 @@ def cancelling(ctx: Context) -> Event:
 
 
 def restarting(ctx: Context) -> Event:
-    """The same, and everything that is known of the copy is forgotten: it is started over."""
+    """The same, and forgets everything known about the copy: it is started over."""
     let_writers_on(ctx, capturing=False)
     ctx.checkpoint()
     _take_away(ctx)
@@ -42,7 +42,7 @@ def _take_away(ctx: Context) -> None:
 
 
 def _drop_incoming(ctx: Context) -> None:
-    """Only what is `incoming` under this very migration."""
+    """Removes only what is `incoming` under this very migration."""
     with ctx.target() as cursor:
         for name in (name for row in _incoming(ctx, cursor) for name in row.partitions):
             if partition.exists(cursor, name):

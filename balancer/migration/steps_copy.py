@@ -21,7 +21,7 @@ from balancer.nodes.shape import Shape, read_shape
 
 
 def planned(ctx: Context) -> Event:
-    """Nothing has been made yet, or nothing any more: a copy that was lost is not started over at once."""
+    """Nothing has been made yet, or everything was undone: a lost copy is not started over at once."""
     if ctx.detail.restarts:
         pause = retries.back_off(ctx.detail.restarts, ctx.settings)
         ctx.progress.waiting(f"the next copy, in {pause:.1f} s: {ctx.detail.retreat}", at_once=True)
@@ -54,7 +54,7 @@ def _start_stream(ctx: Context, shapes: tuple[Shape, ...]) -> None:
 
 
 def start_captures(ctx: Context, cursor: Cursor, shapes: tuple[Shape, ...]) -> None:
-    """From the transaction's commit on, changes of the sources are logged. What logs them must not be switched off."""
+    """From the transaction's commit on, changes to the sources are logged. What logs them must not be switched off."""
     fence.lock_partitions(cursor, [shape.name for shape in shapes], ctx.settings.lock_timeout)
     guards.check_definitions(ctx, cursor, ctx.record.source_node)
     for index, shape in enumerate(shapes):
@@ -78,7 +78,7 @@ def create_incoming(ctx: Context, shapes: tuple[Shape, ...]) -> None:
             partition.create_partition(cursor, place.root, shape, place.partition)
         if ctx.record.operation is MigrationKind.MOVE:
             chunks.create_notes(cursor, ctx.id)
-        # The root may have got a check since it was looked at; the partition is ours alone until it is attached.
+        # The root may have gained a check since we looked; the partition is ours alone until it is attached.
         made = [place.partition for place in ctx.target_places]
         guards.check_owners_code_of(ctx, cursor, ctx.record.target_node, made)
         if references.may_prepare(cursor):
@@ -92,7 +92,7 @@ def create_incoming(ctx: Context, shapes: tuple[Shape, ...]) -> None:
 
 
 def copying(ctx: Context) -> Event:
-    """Rows, compared with the source; then everything an owner needs but ATTACH; then the stream of changes.
+    """Rows, compared with the source; then everything an owner needs except ATTACH; then the stream of changes.
 
     What an earlier attempt, or a predecessor, has brought so far is kept (see `machine`, "The copy").
     """
@@ -105,7 +105,7 @@ def copying(ctx: Context) -> Event:
     node = ctx.record.target_node
     with translated(node):
         streaming = replication.subscription_exists(ctx.links.control(node), ctx.id)
-    if not streaming:  # else all was done, and only the journal does not say so
+    if not streaming:  # otherwise all was done, and only the journal does not say so
         _fill(ctx, shapes)
         key_replay.replay_until_near(ctx, shapes)
         _start_streaming(ctx, shapes)
@@ -134,14 +134,14 @@ def _add_bounds(ctx: Context) -> None:
 
 
 def _guard_rows(ctx: Context) -> None:
-    """Nobody writes by the partitions' names: before it, the comparison would show it; after it, nobody can."""
+    """Stops writes by the partitions' names: earlier ones would show up in the comparison, later ones cannot happen."""
     with ctx.target() as cursor:
         for place in ctx.target_places:
             fence.guard_incoming(cursor, place.partition, ctx.guard)
 
 
 def _start_streaming(ctx: Context, shapes: tuple[Shape, ...]) -> None:
-    """The slot; the changed keys at its very snapshot; then everything after it, by the stream."""
+    """The slot; the changed keys at exactly its snapshot; then everything after it, by the stream."""
     guards.check_fingerprints(ctx)
     guards.check_capacity(ctx)
     with ctx.source() as cursor:
@@ -154,7 +154,7 @@ def _start_streaming(ctx: Context, shapes: tuple[Shape, ...]) -> None:
 
 
 def read_shapes(ctx: Context) -> tuple[Shape, ...]:
-    """The source's partitions as they were when this state, or one before it, began; DDL since is seen by `guards`."""
+    """The source's partitions as they were when this state, or one before it, began; `guards` sees any DDL since."""
     if ctx.shapes is None:
         node = ctx.record.source_node
         with translated(node), ctx.links.control(node).cursor() as cursor:

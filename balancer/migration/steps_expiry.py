@@ -1,8 +1,8 @@
-"""Expired tablets leave: closed, counted, archived, swapped for an empty one, and dropped. Called by the runner.
+"""How expired tablets leave: closed, counted, archived, swapped for an empty one, and dropped. Called by the runner.
 
-`machine` has the argument. Tablets are closed on their own nodes; the swap is on the node of those that go. What an
-earlier expiry has left, the empty tablet below them, may be on another node: it is closed for good already, and goes
-there like a former owner's rows.
+`machine` has the argument. Tablets are closed on their own nodes; the swap happens on the node of those that leave. The
+empty tablet below them, left by an earlier expiry, may be on another node: it is already closed for good, and is
+removed there like a former owner's rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ def planned(ctx: Context) -> Event:
 
 
 def fencing(ctx: Context) -> Event:
-    """Closes the tablets, where they are not closed already by this migration: readers go on, writers are refused."""
+    """Closes the tablets that this migration has not closed already: readers continue, writers are refused."""
     back_off(ctx)
     for tablet in ctx.sources:
         ctx.checkpoint()
@@ -124,7 +124,7 @@ def swapping(ctx: Context) -> Event:
 
 
 def retiring(ctx: Context) -> Event:
-    """The old tablets are told to be gone; their rows go after the grace."""
+    """Marks the old tablets as gone; their rows go after the grace."""
     node = ctx.record.source_node
     with ctx.source() as cursor:
         schema.write_tablets(cursor, [_moved(ctx, tablet) for tablet in _here(ctx)])
@@ -154,7 +154,7 @@ def cancelling(ctx: Context) -> Event:
 
 
 def last_count(ctx: Context) -> str:
-    """How many rows have left with which tablets, for the history; empty: this is no expiry."""
+    """How many rows have left with which tablets, for the history; empty: this is not an expiry."""
     rows: Mapping[str, Any] = ctx.detail.expiry.get("rows", {})
     going = [tablet for tablet in ctx.sources if ctx.detail.expiry and not _is_floor(ctx, tablet)]
     counted = ", ".join(f"{rows.get(str(tablet.id)) or 0} rows of tablet {tablet.id}" for tablet in going)
@@ -189,13 +189,13 @@ def _swap(ctx: Context, cursor: Cursor, mine: Sequence[Tablet]) -> None:
         fence.mark_moved(cursor, names, gone, ctx.settings.lock_timeout)
     new = partitions_of(ctx.table, made)
     rows = [schema.OwnedTablet(made.id, made.epoch, schema.OwnState.OWNED, new)]
-    # Still its own under the old map: who has that map reaches the same root, and the same refusal.
+    # Still the node's own under the old map: a client with that map reaches the same root, and the same refusal.
     rows += [schema.OwnedTablet(one.id, one.epoch, schema.OwnState.OWNED, new, ctx.id) for one in mine]
     schema.write_tablets(cursor, rows)
 
 
 def _judge(ctx: Context, cursor: Cursor, tablet: Tablet) -> None:
-    """Bounds as the catalog has them, and the node's own clock: an hour that the daemon is ahead deletes nothing."""
+    """Bounds as the catalog has them, and the node's own clock: a daemon that is an hour ahead deletes nothing."""
     bounds = tablet.bounds
     assert isinstance(bounds, RangeBounds), "a range, or it would not have begun"
     for name in partitions_of(ctx.table, tablet):
@@ -235,7 +235,7 @@ def _tell(ctx: Context, tablet: Tablet) -> None:
     )
     with ctx.node(tablet.node) as cursor:
         there = [name for name, pending in partition.attachments(cursor, names).items() if not pending]
-        # Under the lock: who has switched the trigger off and not committed yet would be overlooked.
+        # Under the lock: a session that has switched the trigger off but not yet committed would be overlooked.
         fence.lock_partitions(cursor, there, ctx.settings.lock_timeout * 5)
         by = closed_by(cursor, there) if there else None
         fence.mark_moved(cursor, there, moved, ctx.settings.lock_timeout * 5)
@@ -256,7 +256,7 @@ def _drop_elsewhere(ctx: Context, tablet: Tablet) -> str:
 
 
 def _drop(ctx: Context, node: str, tablets: Sequence[Tablet]) -> str:
-    """Only what is detached and `moved`; in words what was set aside instead, or ''."""
+    """Drops only what is detached and `moved`; returns in words what was set aside instead, or ''."""
     ids = [tablet.id for tablet in tablets]
     with ctx.node(node) as cursor:
         rows = {row.id: row.state for row in schema.read_tablets(cursor)}
@@ -281,7 +281,7 @@ def _is_floor(ctx: Context, tablet: Tablet) -> bool:
 
 
 def _facts(ctx: Context, tablet: Tablet, rows: int) -> list[tuple[str, str]]:
-    """What the archive command is told of a tablet."""
+    """What the archive command is told about a tablet."""
     columns = [KeyColumn(column.name, column.type) for column in ctx.table.columns]
     bounds = tablet.bounds
     assert isinstance(bounds, RangeBounds), "a range, or it would not have begun"

@@ -31,13 +31,13 @@ from balancer.nodes.objects import bound_constraint
 
 _LAZILY = sql.SQL("SET LOCAL synchronous_commit TO off")
 CLOSED_LOOK = 1.0
-"""Seconds after which a former owner's fence is looked at again, and closed again if somebody has switched it off."""
+"""Seconds after which a former owner's fence is checked again, and closed again if somebody has switched it off."""
 
 
 def opening(ctx: Context) -> Event:
-    """The new owner is opened and the former one told; no proven read there may miss a write here."""
-    # Straight from the switch both nodes have all of it ready, and writers wait. Only once: the next attempt, and a
-    # successor, look first what has been done.
+    """Opens the new owner and informs the former one; no proven read there may miss a write here."""
+    # Straight from the switch both nodes have everything ready, and writers wait. Only once: the next attempt, or a
+    # successor, first checks what has been done.
     opened, ctx.opened, ctx.fence = ctx.opened, None, None
     if opened is None:
         _open_after_looking(ctx)
@@ -53,8 +53,8 @@ def opening(ctx: Context) -> Event:
 
 
 def tell_source(ctx: Context) -> None:
-    """Commits the word where the tablet went, which the switch has left ready. A former owner that is out of our reach
-    is not waited for longer than writers may wait: it is told in `retiring`."""
+    """Commits where the tablet went, which the switch has left ready. A former owner that is out of reach is not waited
+    for longer than writers may wait: it is told in `retiring`."""
     closed, ctx.closed = ctx.closed, None
     if closed is not None:
         with suppress(BalancerError):
@@ -62,17 +62,18 @@ def tell_source(ctx: Context) -> None:
 
 
 def _make_durable(ctx: Context) -> None:
-    """Straight from the switch neither commit has waited for its disk. The new owner's is made sure of here.
+    """Straight from the switch neither commit has waited for its disk. The new owner's is made durable here.
 
-    If it is lost before, the target is closed as it was, and nothing was acknowledged there: a write that was has taken
-    the opening to the disk with it. The former owner's word is written again in `retiring`; its seal is durable.
+    If it is lost before that, the target is closed as before, and nothing was acknowledged there: any acknowledged
+    write has taken the opening to disk with it. The former owner's word is written again in `retiring`; its seal is
+    durable.
     """
     with ctx.target([sql.SQL("SELECT pg_current_xact_id()")]):
         pass
 
 
 def opening_statements(ctx: Context) -> list[Statement]:
-    """In one transaction on the target, straight from the switch: guard away, `owned`, its sequences ahead of its
+    """In one transaction on the target, straight from the switch: guard removed, `owned`, its sequences ahead of its
     rows. Its commit does not wait for the disk (see `_make_durable`)."""
     return [_LAZILY, *_open_statements(ctx)]
 
@@ -88,11 +89,10 @@ def _open_statements(ctx: Context) -> list[Statement]:
 
 
 def _open_after_looking(ctx: Context) -> None:
-    """What was attached before the commit was durable. A node that does not have it any more has lost acknowledged
-    work."""
+    """What was attached before the commit was durable. A node that no longer has it has lost acknowledged work."""
     ctx.reopen()
     names = partitions_of(ctx.table, ctx.moved)
-    # The thread has the source's connection to itself: this one speaks to the target only.
+    # That thread has the source's connection to itself: this one talks only to the target.
     with Background(lambda _: mark_moved(ctx), "mark-moved") as marking, ctx.target() as cursor:
         attached = partition.attachments(cursor, names)
         missing = [str(name) for name in names if attached.get(name) is None]
@@ -106,9 +106,9 @@ def _open_after_looking(ctx: Context) -> None:
 
 
 def retiring(ctx: Context) -> Event:
-    """Tells former clients where the tablet went, takes the stream away and, when nobody needs them any more, the rows.
+    """Tells former clients where the tablet went; removes the stream and, when nobody needs them any more, the rows.
 
-    Until then they stay attached behind their fence: an UPDATE of a former client is refused, and does not find 0 rows.
+    Until then they stay attached behind their fence: a former client's UPDATE is refused instead of finding 0 rows.
     """
     mark_moved(ctx)
     _remove_stream(ctx)
@@ -130,7 +130,7 @@ def retiring(ctx: Context) -> Event:
 
 
 def _remove_guard(ctx: Context) -> None:
-    """What ATTACH needed and the opening has only switched off: taking it away waits for readers of the partition."""
+    """Removes what ATTACH needed and the opening only switched off: removing it waits for readers of the partition."""
     for place in ctx.target_places:
         with ctx.target() as cursor:
             fence.drop_fence(cursor, [place.partition], ctx.settings.lock_timeout)
@@ -138,7 +138,7 @@ def _remove_guard(ctx: Context) -> None:
 
 
 def _wait_for_standbys(ctx: Context) -> None:
-    """A failover to a standby that has not replayed the switch would leave the tablet nowhere, were the rows gone."""
+    """Were the rows gone, a failover to a standby that has not replayed the switch would leave the tablet nowhere."""
     node = ctx.record.target_node
     with ctx.target() as cursor:
         wanted = standbys.position(cursor)
@@ -153,9 +153,9 @@ def _wait_for_standbys(ctx: Context) -> None:
 
 
 def _check_opened(ctx: Context) -> None:
-    """Raises `Refused` if the new owner does not have the tablet any more: then these rows are all that is left.
+    """Raises `Refused` if the new owner no longer has the tablet: then these rows are all that is left.
 
-    Looked at before each step that takes some away: readers may be waited for between them for hours.
+    Checked before each step that removes some: between the steps it may wait for readers for hours.
     """
     node = ctx.record.target_node
     with ctx.target() as cursor:
@@ -184,10 +184,10 @@ def mark_moved(ctx: Context) -> None:
         row = cursor.execute("SELECT epoch FROM balancer.tablet WHERE id = %s FOR UPDATE", (ctx.moved.id,)).fetchone()
         if row is not None and row[0] > ctx.moved.epoch:
             raise Refused(f"node {ctx.record.source_node} has tablet {ctx.moved.id} again, with epoch {row[0]}")
-        # One whose detach was begun was marked before that, and cannot be altered until the detach is finished.
+        # A partition whose detach has begun was marked before that, and cannot be altered until the detach is finished.
         there = [name for name, pending in partition.attachments(cursor, names).items() if not pending]
-        # Under the lock: who has switched the fence off and not committed yet would be overlooked, and then hidden by
-        # the next statements.
+        # Under the lock: a session that has switched the fence off but not yet committed would be overlooked, and then
+        # hidden by the next statements.
         fence.lock_partitions(cursor, there, ctx.settings.lock_timeout * 5)
         set_aside.switched_off(cursor, [ctx.moved.id], there)
         run_together(cursor, _moved_statements(ctx, there))
@@ -241,7 +241,7 @@ def _keep_closed(ctx: Context) -> None:
 
 
 def _untie(ctx: Context) -> None:
-    """Rows that point to each other could not be detached: they go before, from behind their fence."""
+    """Rows that point to each other could not be detached: they are deleted first, behind their fence."""
     names = partitions_of(ctx.table, ctx.sources[0])
     with ctx.source() as cursor:
         there = [name for name, pending in partition.attachments(cursor, names).items() if pending is False]
@@ -258,7 +258,7 @@ def _untie(ctx: Context) -> None:
 
 
 def _drop_rows(ctx: Context) -> None:
-    """Only what is detached and `moved` under the epoch that this migration gave away."""
+    """Drops only what is detached and `moved` under the epoch that this migration gave the tablet."""
     node = ctx.record.source_node
     with ctx.source() as cursor:
         row = cursor.execute(

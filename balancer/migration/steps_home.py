@@ -1,6 +1,6 @@
-"""The home of a reference table moves to a node that has a copy. Called by the runner, in the states of any move.
+"""Moves the home of a reference table to a node that has a copy. Called by the runner, in the states of any move.
 
-The copy is the target's already, and follows the home by its own stream; so nothing is copied. The rest is a move's
+The target already has the copy, which follows the home by its own stream; so nothing is copied. The rest is a move's
 switch: the fence on the home, a marker behind the last write, the comparison, the seal, the commit; the argument of
 `machine` holds. Afterwards the former home is a copy without a stream: the leader's keeper fills it, and all others,
 from the new home, whose epoch is in the names of their streams.
@@ -46,7 +46,7 @@ def copying(ctx: Context) -> Event:
 
 
 def catching_up(ctx: Context) -> Event:
-    """Lets writers on if they were held back; then waits until a switch would fit into the budget."""
+    """Lets writers continue if they were held back; then waits until a switch would fit into the budget."""
     let_writers_on(ctx)
     _find_stream(ctx)
     with ctx.target() as cursor:
@@ -76,7 +76,7 @@ def draining(ctx: Context) -> Event:
 
 
 def verifying(ctx: Context) -> Event:
-    """All rows of both sides, which stand still. A reference table is small."""
+    """Compares all rows of both sides, which stand still. A reference table is small."""
     source, target = ctx.record.source_node, ctx.record.target_node
     with translated(source), ctx.links.control(source).cursor() as cursor:  # in the transaction that closes it
         mine = _contents(ctx, cursor)
@@ -96,7 +96,7 @@ def _contents(ctx: Context, cursor: Cursor) -> list[tuple[int, int]]:
 
 
 def sealing(ctx: Context) -> Event:
-    """The seal; beside it the copy ceases to follow, and all that it has applied is made durable."""
+    """Seals; in parallel the copy stops following, and all that it has applied is made durable."""
 
     def stop_following() -> None:
         with ctx.target([replication.disable_statement(ctx.stream)]):
@@ -131,7 +131,7 @@ def _open(ctx: Context) -> None:
 
 
 def retiring(ctx: Context) -> Event:
-    """The former home becomes a copy: closed as copies are, and no owner any more."""
+    """The former home becomes a copy: closed as copies are, and no longer an owner."""
     moved, names = ctx.moved, [place.partition for place in ctx.source_places]
     with ctx.source() as cursor:
         fence.lock_partitions(cursor, names, ctx.settings.lock_timeout)
@@ -139,7 +139,7 @@ def retiring(ctx: Context) -> Event:
         if row is not None and row[0] > moved.epoch:
             raise Refused(f"node {ctx.record.source_node} has tablet {moved.id} again, with epoch {row[0]}")
         guard_copy(cursor, names, moved.id, moved.node, moved.epoch)
-        fence.lift_fence(cursor, names, ctx.settings.lock_timeout, closed=True)  # it is no owner any more
+        fence.lift_fence(cursor, names, ctx.settings.lock_timeout, closed=True)  # it is no longer an owner
         schema.forget_tablets(cursor, [moved.id])
     with ctx.source() as cursor:
         fence.drop_fence(cursor, names, ctx.settings.lock_timeout)
@@ -147,13 +147,13 @@ def retiring(ctx: Context) -> Event:
 
 
 def cancelling(ctx: Context) -> Event:
-    """Lifts the fence; the copy goes on following."""
+    """Lifts the fence; the copy keeps following."""
     _undo(ctx)
     return Event.BROKEN if ctx.detail.failed else Event.CLEANED
 
 
 def restarting(ctx: Context) -> Event:
-    """The same, and then from the beginning."""
+    """The same, and then starts from the beginning."""
     _undo(ctx)
     return Event.STEP
 

@@ -1,8 +1,8 @@
-"""Splits and merges, up to the swap: new partitions beside the old, filled, caught up, compared. Called by the runner.
+"""Splits and merges, up to the swap: new partitions next to the old, filled, caught up, compared. Called by the runner.
 
 Everything is on one node. The rows are copied at one snapshot; from before it a trigger logs the keys of changed rows,
 and a round of replay copies these again and compares them, in one transaction with one snapshot. So a comparison needs
-no fence: `verifying` sums up both sides in one snapshot and leaves out the keys that wait to be replayed.
+no fence: `verifying` checksums both sides in one snapshot and leaves out the keys that are still to be replayed.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ from balancer.settings import MigrationSettings
 PAGE = 8192
 LOOK_INTERVAL: Final = 0.2
 ROUNDS: Final = 200
-"""A round of replay has what changed during the one before: where so many did not become short, more will not."""
+"""A round of replay has what changed during the previous one: if this many did not get short, more will not."""
 
 
 def preparing(ctx: Context) -> Event:
@@ -68,7 +68,7 @@ def copying(ctx: Context) -> Event:
 
 
 def catching_up(ctx: Context) -> Event:
-    """Lets writers on if they were held back; replays until little is left and nobody reads by an older snapshot."""
+    """Lets held-back writers continue; replays until little is left and nobody reads by an older snapshot."""
     let_writers_on(ctx)
     back_off(ctx)
     catch_up(ctx)
@@ -77,7 +77,7 @@ def catching_up(ctx: Context) -> Event:
 
 
 def _outlive_snapshots(ctx: Context) -> None:
-    """Readers whose snapshot is older than the new partitions would find them empty: they are waited for by name."""
+    """Readers whose snapshot is older than the new partitions would find them empty: it waits for them, by name."""
     node = ctx.record.source_node
     with ctx.source() as cursor:
         moment = snapshots.moment_of(cursor)
@@ -92,7 +92,7 @@ def _outlive_snapshots(ctx: Context) -> None:
 
 
 def verifying(ctx: Context) -> Event:
-    """Both sides in one snapshot: equal but for the keys that are still in the log."""
+    """Compares both sides in one snapshot: equal except for the keys that are still in the log."""
     guards.check_fingerprints(ctx)
     if not ctx.detail.bulk_verified:
         _compare_all(ctx)
@@ -108,7 +108,7 @@ def catch_up(ctx: Context) -> None:
         ctx.checkpoint()
         guards.look_at_source(ctx, ctx.links.control(ctx.record.source_node))
         work = families(ctx)
-        began = ctx.clock.monotonic()  # from here on as the swap does it, while everybody waits
+        began = ctx.clock.monotonic()  # from here on the way the swap does it, while everybody waits
         replayed = 0
         for family in work:
             with replay_transaction(ctx, ctx.links.control(ctx.record.source_node)) as cursor:
@@ -123,7 +123,7 @@ def catch_up(ctx: Context) -> None:
 
 
 def too_much(replayed: int, took: float, settings: MigrationSettings) -> str:
-    """Why the last of all rounds of replay was still too much to be repeated under the lock."""
+    """Why even the last round of replay was too much to be repeated under the lock."""
     round_ = f"the last of {ROUNDS} rounds of replay had {replayed} changed keys and took {took * 1000:.1f} ms"
     if replayed > settings.verify_keys_in_fence:
         return (
@@ -150,7 +150,7 @@ def replay_transaction(ctx: Context, connection: Connection) -> Iterator[Cursor]
 
 
 def replay_once(cursor: Cursor, family: Family) -> int:
-    """Replays what is logged. Raises `Difference` if it does not come out equal."""
+    """Replays what is logged. Raises `Difference` if the result is not equal."""
     if reshard.truncated(cursor, family):
         raise Refused("a partition was truncated, or got another key, while it was copied")
     replayed, different = reshard.replay(cursor, family)
@@ -184,7 +184,7 @@ def families(ctx: Context) -> list[Family]:
 
 
 def model_of(ctx: Context, place: partition.Place, shapes: tuple[Shape, ...]) -> Shape:
-    """What a new partition is made after: the first old one of its root."""
+    """What a new partition is modelled on: the first old one of its root."""
     number = next(number for number, source in enumerate(ctx.source_places) if source.root == place.root)
     return shapes[number]
 
@@ -229,8 +229,8 @@ def _fill(ctx: Context) -> int:
 def _at_snapshot(ctx: Context, writer: Connection, snapshot: str) -> Iterator[Cursor]:
     """A transaction under the leader's epoch that sees what the snapshot's maker sees.
 
-    The check goes by the newest row of the epoch although the snapshot is older: it locks that row, and PostgreSQL
-    refuses to lock one that was changed since.
+    The check uses the newest row of the epoch although the snapshot is older: it locks that row, and PostgreSQL refuses
+    to lock a row that has changed since.
     """
     ctx.leadership.check()
     imported = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot))
@@ -265,7 +265,7 @@ def _complete(ctx: Context, shapes: tuple[Shape, ...]) -> None:
 
 
 def _compare_all(ctx: Context) -> None:
-    """Sums up every source and target in one snapshot; raises `Difference` with the buckets that disagree."""
+    """Checksums every source and target in one snapshot; raises `Difference` with the buckets that disagree."""
     logged = ctx.record.mode is MigrationMode.REPLICATE
     with ctx.links.data(ctx.record.source_node) as connection:
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")

@@ -1,9 +1,9 @@
 """The swap of a split or merge, and what comes after it. Called by the runner.
 
 The swap is one transaction on the node. First it keeps writers out of roots and old partitions (nobody is refused,
-everybody waits some milliseconds); both, because a write by a partition's own name takes no lock on its root. Then the
-last changes are replayed and compared, by a second session that commits them: a reader by an older snapshot would not
-see them in the new partitions, so such readers are waited for; those that begin later see every row. Then readers are
+everybody waits a few milliseconds); both, because a write by a partition's own name takes no lock on its root. Then the
+last changes are replayed and compared, by a second session that commits them: a reader on an older snapshot would not
+see them in the new partitions, so it waits for such readers; those that begin later see every row. Then readers are
 kept out too, old partitions go out and new ones come in. The directory follows. Between the two the node is right under
 both maps: an old tablet stays `owned` there until it is retired.
 
@@ -35,7 +35,7 @@ from balancer.nodes.objects import bound_constraint
 
 
 def swapping(ctx: Context) -> Event:
-    """Swaps, unless that has happened already. Raises `Overrun` if it may not go on from what it knows."""
+    """Swaps, unless that has happened already. Raises `Overrun` if what it knows does not allow it to proceed."""
     if swapped(ctx):
         return Event.STEP
     if ctx.prepared is None:
@@ -54,7 +54,7 @@ def swapping(ctx: Context) -> Event:
             _swap(ctx, cursor, beside, work)
     except Unavailable as error:
         guards.name_blockers(ctx, node, concerned, blockers.SWAP)
-        # Nothing was applied, so writers go on meanwhile; an unknown outcome is another error.
+        # Nothing was applied, so writers continue meanwhile; an unknown outcome is another error.
         raise Overrun(str(error)) from error
     ctx.note(pause=ctx.clock.monotonic() - (ctx.fenced_at or began))
     ctx.fenced_at = None
@@ -62,7 +62,7 @@ def swapping(ctx: Context) -> Event:
 
 
 def retiring(ctx: Context) -> Event:
-    """Old tablets are told to be gone; their rows go after a grace."""
+    """Marks the old tablets as gone; their rows go after a grace."""
     node = ctx.record.source_node
     with ctx.source() as cursor:
         schema.write_tablets(
@@ -165,8 +165,8 @@ def _swap(ctx: Context, cursor: Cursor, beside: Connection, work: list[reshard.F
             schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.OWNED, partitions_of(ctx.table, tablet))
             for tablet in ctx.record.targets
         ),
-        # Still its own under the old map: who has that map reaches the rows through the root, and holds them where
-        # they are now.
+        # Still the node's own under the old map: a client with that map reaches the rows through the root, and holds
+        # them where they are now.
         *(schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.OWNED, new, ctx.id) for tablet in ctx.sources),
     ]
     schema.write_tablets(cursor, rows)
@@ -182,9 +182,9 @@ def _transaction_of(cursor: Cursor) -> str:
 def _outlive(ctx: Context, cursor: Cursor, beside: Connection) -> datetime:
     """Waits, with writers kept out, for sessions whose snapshot is older than the last row of the new partitions.
 
-    Not for those that wait for us: they are writers. In READ COMMITTED they take another snapshot when they go on, and
-    with an older one they are refused. Raises `Overrun` if it takes longer than half of what writers may wait. Returns
-    the moment from which on snapshots are new enough.
+    Not for those that wait for us: they are writers. In READ COMMITTED they take another snapshot when they continue,
+    and with an older one they are refused. Raises `Overrun` if it takes longer than half of what writers may wait.
+    Returns the moment from which snapshots are new enough.
     """
     row = cursor.execute("SELECT pg_backend_pid()").fetchone()
     assert row is not None

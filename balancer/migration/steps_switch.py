@@ -1,7 +1,7 @@
 """The switch of a move: catching up, fence, drain, the last comparison, seal and ATTACH. Called by the runner.
 
 From `fencing` on writers are held back, and every millisecond counts: connections are open, nothing is journaled, and
-each step looks at the budget (`Context.checkpoint`). The commit itself is the runner's.
+each step checks the budget (`Context.checkpoint`). The commit itself is the runner's.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ FIXED_COST = 0.02  # seconds: fence, seal, attach, commit and open are six commi
 PING_PATIENCE = 30.0
 
 Rest = tuple[tuple[Rows, comparison.Changed], ...]
-"""Of each partition, the changed rows that have not been compared, as the source has them."""
+"""For each partition, the changed rows that have not been compared, as the source has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ class Forecast:
 
     @property
     def pause(self) -> float:
-        """Seconds: half as long again as the last trip, and some microseconds for each key."""
+        """In seconds: one and a half times the last trip, plus some microseconds for each key."""
         return 1.5 * self.trip + FIXED_COST + self.keys * 10e-6 + self.attach
 
 
 def catching_up(ctx: Context) -> Event:
-    """Lets writers on if they were held back; then waits until a switch would fit into the budget."""
+    """Lets writers continue if they were held back; then waits until a switch would fit into the budget."""
     let_writers_on(ctx)
     take_back(ctx)
     back_off(ctx)
@@ -139,7 +139,7 @@ def _raise_fence(ctx: Context, names: list[Name], seconds: float) -> None:
 
 
 def _fence_locked(ctx: Context, cursor: Cursor) -> None:
-    """What must be true under the lock is looked at in the message that fences; if it is not, the caller rolls back."""
+    """The message that fences also checks what must be true under the lock; if it is not, the caller rolls back."""
     node = ctx.record.source_node
     with translated(node):
         run_together(cursor, [ctx.messages["fence"]])
@@ -152,13 +152,13 @@ def _fence_locked(ctx: Context, cursor: Cursor) -> None:
 
 
 def draining(ctx: Context) -> Event:
-    """Waits until the target has applied everything up to the fence. What the source is asked for comes meanwhile."""
+    """Waits until the target has applied everything up to the fence. The source's answer arrives meanwhile."""
     read_sequences(ctx)
     marks = reference_marks.send(ctx)
     missing = await_marker(ctx, ctx.detail.marker, ctx.settings.write_pause_budget * 2)
     reference_marks.await_all(ctx, marks)
     if missing:
-        # What was compared is not compared again: a target that has lost some of it has lost its marker too.
+        # What was compared is not compared again: a target that has lost some of it has also lost its marker.
         node = ctx.record.target_node
         raise Refused(f"node {node} has lost changes that it had applied: was it taken back in time?")
     return Event.STEP
@@ -174,7 +174,7 @@ def _read_rest(ctx: Context, answers: Sequence[Sequence[TupleRow]]) -> Rest:
 
 
 def verifying(ctx: Context) -> Event:
-    """The rows that changed and have not been compared yet; both sides stand still."""
+    """Compares the changed rows that have not been compared yet; both sides stand still."""
     if ctx.record.mode is MigrationMode.READ_ONLY:
         read_sequences(ctx)
         reference_marks.await_all(ctx, reference_marks.send(ctx))
@@ -190,27 +190,27 @@ def verifying(ctx: Context) -> Event:
 def sealing(ctx: Context) -> Event:
     """Makes the fence permanent, if it has let nothing through: from here on only a leader's act ends it.
 
-    Beside it the target's partitions are attached, behind their guard, and made durable. Neither needs the other; the
-    commit needs both. What follows the commit is sent to both nodes before it, and only committed afterwards: the word
-    where the tablet went, and what opens the target. Until then nobody sees it, and it goes with its session.
+    In parallel the target's partitions are attached, behind their guard, and made durable. Neither needs the other; the
+    commit needs both. What follows the commit is sent to both nodes before it, and only committed afterwards: where the
+    tablet went, and what opens the target. Until then nobody sees it, and it is gone if its session ends.
     """
     shapes = read_shapes(ctx)
     return seal(ctx, lambda: _attach(ctx, shapes))
 
 
 def seal(ctx: Context, prepare: Callable[[], None]) -> Event:
-    """The same with whatever makes the target ready."""
+    """The same, with any function that makes the target ready."""
     if ctx.fence is None:
         raise Overrun("the fence was raised by a predecessor")
     ctx.checkpoint()
     names = [place.partition for place in ctx.source_places]
-    # The thread has the target's connection to itself: this one speaks to the source only.
+    # That thread has the target's connection to itself: this one talks only to the source.
     with Background(lambda _: prepare(), "attach") as attaching:
         closed = ctx.closed or close_source(ctx)
         try:
             _seal_locked(ctx, closed.cursor, names)
         except BalancerError:
-            ctx.closed = None  # what is open on the target belongs to the thread as long as that runs
+            ctx.closed = None  # what is open on the target belongs to the thread for as long as it runs
             closed.roll_back()
             raise
         close_source(ctx, closed, [switch_messages.moved(ctx, names)])
@@ -219,7 +219,7 @@ def seal(ctx: Context, prepare: Callable[[], None]) -> Event:
 
 
 def _seal_locked(ctx: Context, cursor: Cursor, names: list[Name]) -> None:
-    """What must be true for a seal is looked at in the message that makes it; if it is not, the caller rolls back."""
+    """The message that seals also checks what must be true for a seal; if it is not, the caller rolls back."""
     assert ctx.fence is not None
     node = ctx.record.source_node
     with translated(node):
@@ -230,11 +230,11 @@ def _seal_locked(ctx: Context, cursor: Cursor, names: list[Name]) -> None:
 
 
 def close_source(ctx: Context, made: OpenTransaction | None = None, then: Sequence[Statement] = ()) -> OpenTransaction:
-    """Holds the source's partitions until the tablet's new owner is known; only the seal's own commit lets go shortly.
+    """Locks the source's partitions until the tablet's new owner is known; only the seal's own commit briefly lets go.
 
-    Writers wait for the lock instead of being refused at once, so that those who try again in a loop need few tries.
-    And nobody gets so near to the fence that he could switch it off. Should this process hang, the server ends it.
-    What was `made` is committed first; what is done `then` stays open, as the lock does.
+    Writers wait for the lock instead of being refused at once, so that those that retry in a loop need few tries. And
+    nobody gets close enough to the fence to switch it off. If this process hangs, the server ends the transaction. What
+    was `made` is committed first; what is done `then` stays open, as the lock does.
     """
     assert ctx.fence is not None
     names = [place.partition for place in ctx.source_places]
@@ -252,8 +252,8 @@ def close_source(ctx: Context, made: OpenTransaction | None = None, then: Sequen
 def _attach(ctx: Context, shapes: tuple[Shape, ...]) -> None:
     """One transaction on the target: the stream ends, the partitions are part of their roots, and refuse every write.
 
-    From its commit on DDL reaches them through the root; until then none gets past the lock. Replication applies
-    without waiting for the disk; this commit waits, and with it all that was applied.
+    From its commit on, DDL reaches them through the root; until then none gets past the lock. Replication applies
+    without waiting for the disk; this commit waits, which makes everything applied durable too.
     """
     node = ctx.record.target_node
     names = [place.partition for place in ctx.target_places]
@@ -288,7 +288,7 @@ def _attach_locked(ctx: Context, shapes: tuple[Shape, ...], names: list[Name], c
 
 
 def take_back(ctx: Context) -> None:
-    """The journal says that the switch before cannot commit any more: what was attached on the target is detached."""
+    """The journal says that the previous switch can no longer commit: what was attached on the target is detached."""
     if ctx.record.target_node == ctx.record.source_node:
         return
     with ctx.target() as cursor:
@@ -304,9 +304,9 @@ def take_back(ctx: Context) -> None:
 
 
 def detach_incoming(ctx: Context, cursor: Cursor, *, undone: bool) -> bool:
-    """Detaches what is `incoming` under this very migration, if it is attached; answers whether it was.
+    """Detaches what is `incoming` under this very migration, if it is attached; returns whether it was.
 
-    `undone`: the rows are not needed any more.
+    `undone`: the rows are no longer needed.
     """
     row = cursor.execute(
         "SELECT state, migration FROM balancer.tablet WHERE id = %s FOR UPDATE", (ctx.moved.id,)
@@ -331,7 +331,7 @@ def detach_incoming(ctx: Context, cursor: Cursor, *, undone: bool) -> bool:
 
 
 def _find_sequences(ctx: Context) -> None:
-    """Which there are takes longer to find out than how far they are: that is asked before anybody waits."""
+    """Finding out which ones there are takes longer than how far they are: that is asked before anybody waits."""
     node = ctx.record.source_node
     with translated(node), ctx.links.control(node).cursor() as cursor:
         ctx.sequences = sequences.find_sequences(cursor, ctx.roots)
@@ -344,10 +344,10 @@ def read_sequences(ctx: Context) -> None:
 
 
 def let_writers_on(ctx: Context, *, capturing: bool = True) -> None:
-    """The journal says that the switch or swap before cannot commit any more: its fence may go.
+    """The journal says that the previous switch or swap can no longer commit: its fence may go.
 
-    Not `capturing`: nothing will be switched at all, and what writers change is not remembered any more. What the
-    leader's guard has closed stays so.
+    Not `capturing`: nothing will be switched at all, and what writers change is no longer recorded. What the leader's
+    guard has closed stays closed.
     """
     ctx.reopen()
     with ctx.source() as cursor:
@@ -372,7 +372,7 @@ def back_off(ctx: Context) -> None:
 
 
 def _round(ctx: Context, shapes: tuple[Shape, ...], watch: LagGauge) -> Forecast:
-    """Sends a marker behind what is compared, waits for it, compares; see `comparison` for why this is sound."""
+    """Sends a marker behind what is compared, waits for it, compares; `comparison` says why this is sound."""
     node = ctx.record.source_node
     changed = []
     with ctx.source() as cursor:

@@ -19,9 +19,9 @@ def next_marker(ctx: Context, cursor: Cursor) -> int:
 
 
 def await_marker(ctx: Context, number: int, patience: float, watch: LagGauge | None = None) -> int:
-    """Returns how many of the markers before it are missing: none, unless the target was taken back in time.
+    """Returns how many of the markers before it are missing: none, unless the target went back in time.
 
-    With a watch the lag is looked at meanwhile: where there is much of it, that decides and not the patience.
+    With a watch, the lag is checked meanwhile: where there is much of it, the watch decides and not the patience.
     """
     target = ctx.links.control(ctx.record.target_node)
     began = looked = ctx.clock.monotonic()

@@ -1,7 +1,7 @@
 """The messages of a switch, composed before anybody waits for them. Called by `steps_switch`, in this order.
 
-What is known before the fence is composed right before it (`compose`); the others when they are first asked for. They
-are forgotten with the next fence.
+Those that are known before the fence are composed right before it (`compose`); the others when first asked for. The
+next fence discards them all.
 """
 
 from psycopg import sql
@@ -20,7 +20,7 @@ from balancer.nodes.shape import Shape
 
 
 def compose(ctx: Context, names: list[Name], fencing: list[Statement]) -> None:
-    """What will be sent while writers wait, as far as it is known before."""
+    """What will be sent while writers wait, as far as it is known beforehand."""
     source = ctx.record.source_node
     ctx.messages.clear()
     ctx.message("fence", source, lambda: fencing)
@@ -53,7 +53,7 @@ def _fenced(ctx: Context, tablet: Tablet, standing: fence.Fence) -> schema.Owned
 
 
 def hold(ctx: Context, names: list[Name]) -> Statement:
-    """Takes the partitions' lock for as long as the transaction lasts, and looks at the fence under it."""
+    """Takes the partitions' lock for as long as the transaction lasts, and checks the fence under it."""
 
     def make() -> list[Statement]:
         limit = sql.SQL("SET LOCAL idle_in_transaction_session_timeout TO {}").format(
@@ -65,7 +65,7 @@ def hold(ctx: Context, names: list[Name]) -> Statement:
 
 
 def _rest_statements(ctx: Context) -> list[Statement]:
-    """Ask for the changed rows that have not been compared, of each partition."""
+    """Asks for each partition's changed rows that have not been compared."""
     rows = map(comparison.rows_of, read_shapes(ctx))
     return [checksum.changed_statement(one, ctx.id, index, most_rest(ctx)) for index, one in enumerate(rows)]
 
@@ -83,7 +83,7 @@ def seal(ctx: Context, names: list[Name]) -> Statement:
 
 
 def moved(ctx: Context, names: list[Name]) -> Statement:
-    """The word where the tablet went."""
+    """What says where the tablet went."""
     return ctx.message("moved", ctx.record.source_node, lambda: told_moved(ctx, names))
 
 
@@ -100,7 +100,7 @@ def _closing_statements(ctx: Context, names: list[Name]) -> list[Statement]:
     lock = sql.SQL("LOCK TABLE ONLY {} IN SHARE UPDATE EXCLUSIVE MODE")
     return [
         lock_timeout(ctx.settings.lock_timeout),
-        # What PostgreSQL insists on (a foreign key that must be checked) may take long, but not for ever.
+        # What PostgreSQL insists on (a foreign key that must be checked) may take long, but not forever.
         statement_timeout(ctx.settings.write_pause_budget * 4 if ctx.track is Track.MOVE_REPLICATE else 0),
         *(lock.format(root.identifier) for root in ctx.roots),
         *([replication.disable_statement(ctx.id)] if ctx.track is Track.MOVE_REPLICATE else []),

@@ -1,12 +1,12 @@
 """One switch at a time: writers of a tablet do not wait for the servers' work on another tablet.
 
 The migrations of a leader share one of these. It is passed before the fence and left when the new owner is open, the
-fence is lifted, or anything fails: a step that is tried again for long keeps nobody else from switching.
+fence is lifted, or anything fails: a step that is retried for a long time keeps nobody else from switching.
 
-Whatever else migrations do on nodes beside a switch would take the cores that its writers wait for. So a transaction
-does not begin while another migration switches, copies rest between two blocks, and who has passed waits for a moment
-until those that had begun are over; nobody is held back yet. None of this is needed for safety, and each wait has a
-limit: a statement that takes long keeps nobody from switching, nor a switch that takes long anybody from working.
+Whatever else migrations do on nodes during a switch would take the cores that its writers wait for. So a transaction
+does not begin while another migration switches, copies rest between two blocks, and a migration that has passed waits a
+moment until transactions that had begun are over; no writer is held back yet. None of this is needed for safety, and
+each wait has a limit: a long statement keeps nobody from switching, nor a long switch anybody from working.
 """
 
 import threading
@@ -18,13 +18,13 @@ from balancer.migration.context import Context
 from balancer.migration.machine import State, Track
 
 _SWITCH = (State.FENCING, State.DRAINING, State.VERIFYING, State.SEALING, State.COMMITTING, State.OPENING)
-_LOOK = 0.05  # seconds between two looks at a wish to stop
+_LOOK = 0.05  # seconds between two checks for a request to stop
 _REST = 0.1  # seconds: no longer than a switch usually takes
-_QUIET = 0.05  # seconds for which who has passed waits for others to come to rest
+_QUIET = 0.05  # seconds for which a migration that has passed waits for others to come to rest
 
 
 class Turnstile:
-    """Belongs to all threads; each migration has it at most once."""
+    """Shared by all threads; each migration holds it at most once."""
 
     def __init__(self) -> None:
         self._free = threading.Lock()
@@ -48,7 +48,7 @@ class Turnstile:
             self._quiet.wait_for(lambda: self._at_work == 0, _QUIET)
 
     def leave(self, ctx: Context, state: State | None = None) -> None:
-        """Lets the next one in, unless the switch goes on in this state. Idempotent."""
+        """Lets the next one in, unless the switch continues in this state. Idempotent."""
         if self._inside == ctx.id and state not in _SWITCH:
             self._inside = ""
             self._empty.set()
@@ -65,8 +65,8 @@ class Turnstile:
 
     @contextmanager
     def work(self, migration: str, *, waits: bool) -> Iterator[None]:
-        """A transaction on a node. If it `waits` it gives way first, unless the thread has begun another one: what
-        that has locked may be what the switch needs."""
+        """Wraps a transaction on a node. If it `waits`, it gives way first, unless the thread has begun another one,
+        whose locks may be what the switch needs."""
         begun = self._mine.begun
         if waits and not begun.transactions:
             self.give_way(migration)

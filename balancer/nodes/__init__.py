@@ -1,5 +1,5 @@
-"""All SQL there is: connections to nodes, our schema on them, partitions, measurements and samples.
+"""All the SQL: connections to nodes, our schema on them, partitions, measurements and samples.
 
-The only package that speaks to PostgreSQL. It takes and gives plain values (names, encoded bounds, epochs) and knows
-nothing of the directory: what belongs where is decided above.
+The only package that talks to PostgreSQL. It takes and returns plain values (names, encoded bounds, epochs) and knows
+nothing about the directory: layers above decide what belongs where.
 """

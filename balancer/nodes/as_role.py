@@ -1,9 +1,9 @@
-"""The application's own statements for the consistency checker: one at a time, reading only, with a role's rights.
+"""The application's own statements for the consistency checker: one at a time, read-only, with a role's rights.
 
 A statement runs inside a function that the role has defined for this transaction, as in `ddl_statements`: what it calls
 then has that role's rights, and cannot take ours back as it could after SET ROLE. The transaction is made read-only
-after that, which cannot be undone in it, and nothing of it is kept; the driver has the server forget what was prepared
-when it is rolled back.
+after that, which cannot be undone within it, and is always rolled back; the driver then has the server forget what was
+prepared.
 """
 
 import psycopg
@@ -35,7 +35,7 @@ _NUMBER = r"""
 
 
 def become_reader(cursor: Cursor, role: str, table: Name, seconds: float, *, trusted: bool) -> None:
-    """Makes the transaction ready for statements with the rights of a role; empty: of the table's owner.
+    """Prepares the transaction for statements with the rights of a role; empty: of the table's owner.
 
     Raises `Refused` for a role that may do more than the application should: a superuser, or our own.
     """
@@ -59,7 +59,7 @@ def become_reader(cursor: Cursor, role: str, table: Name, seconds: float, *, tru
     cursor.execute(_NUMBER)
     cursor.execute("RESET ROLE")
     cursor.execute("SET TRANSACTION READ ONLY")
-    cursor.execute("SELECT set_config('row_security', 'off', true)")  # an error, instead of rows that are not seen
+    cursor.execute("SELECT set_config('row_security', 'off', true)")  # an error, instead of rows that stay unseen
     run_together(cursor, [statement_timeout(seconds)])
 
 
@@ -73,7 +73,7 @@ def found_rows(cursor: Cursor, statement: str) -> tuple[int, tuple[str, ...]]:
 
 def number_of(cursor: Cursor, statement: str) -> str:
     """The one number that a statement returns, as text; nothing is 0."""
-    # What a statement before this one has set or prepared has no say in it.
+    # Nothing that an earlier statement has set or prepared affects this one.
     row = cursor.execute("SELECT pg_temp.balancer_sum(%s)::pg_catalog.text", (statement,), prepare=False).fetchone()
     assert row is not None, "the function returns one row"
     return str(row[0])

@@ -1,5 +1,5 @@
-"""Who would keep a lock from being taken: sessions and prepared transactions that hold another, on a table or (clients
-that have not read or written yet) on its tablet. Reading, and ending a session where the operator allows it."""
+"""Who would block a lock: sessions and prepared transactions that hold a conflicting one, on a table or (clients that
+have not read or written yet) on its tablet. Reads, and ends a session where the operator allows it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from balancer.outside import one_line
 
 @dataclass(frozen=True, slots=True)
 class WantedLock:
-    """A lock that we want: the modes it has to wait for, and whether clients with a proof are waited for as well."""
+    """A lock that we want: the modes it has to wait for, and whether it also waits for clients with a proof."""
 
     modes: tuple[str, ...]
     proofs: tuple[int, ...]
@@ -21,11 +21,11 @@ class WantedLock:
 
 _SELF = ("ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
 ATTACH = WantedLock(_SELF, ())
-"""SHARE UPDATE EXCLUSIVE on a root: readers and writers go on."""
+"""SHARE UPDATE EXCLUSIVE on a root: readers and writers continue."""
 FENCE = WantedLock((*_SELF, "RowExclusiveLock", "RowShareLock"), (WRITERS,))
-"""EXCLUSIVE on partitions: writers, and SELECT … FOR UPDATE, are waited for."""
+"""EXCLUSIVE on partitions: waits for writers, and SELECT … FOR UPDATE."""
 SWAP = WantedLock((*_SELF, "RowExclusiveLock", "RowShareLock", "AccessShareLock"), (WRITERS, READERS))
-"""ACCESS EXCLUSIVE on roots and partitions: everybody is waited for."""
+"""ACCESS EXCLUSIVE on roots and partitions: waits for everybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ _HOLDERS = """
       AND l.mode = ANY(%s) AND l.pid IS DISTINCT FROM pg_backend_pid()
 """
 
-# Only clients' transactions and we ourselves take these locks rightly. But their numbers are public: another role may
-# hold one outside of a transaction, or exclusively, for as long as its session lasts, so that is its age.
+# Only clients' transactions and we ourselves take these locks legitimately. But their numbers are public: another role
+# may hold one outside a transaction, or exclusively, for as long as its session lasts, so the session's age is used.
 _HELD = """
     SELECT l.pid, coalesce(extract(epoch FROM clock_timestamp() - CASE WHEN strange THEN a.backend_start
                                                                        ELSE a.xact_start END), 0)::float8,
@@ -70,7 +70,7 @@ _HELD = """
                   WHERE to_regclass(format('%%I.%%I', p.schema, p.name)) = ANY(%s::regclass[]))
 """
 
-# The lock under which a node learns of a new leader is taken by our role alone.
+# Only our role takes the lock under which a node learns of a new leader.
 _LEADERS = """
     SELECT l.pid, extract(epoch FROM clock_timestamp() - a.backend_start)::float8,
            format('%%s of role %%I, holds the leaders'' advisory lock',
@@ -112,7 +112,7 @@ def find_blockers(connection: Connection | Cursor, tables: Sequence[Name], wante
 
 
 def leaders_holder(connection: Connection | Cursor) -> str:
-    """Who holds the lock that a new leader waits for, as part of a sentence; empty: nobody any more."""
+    """Who holds the lock that a new leader waits for, as part of a sentence; empty: nobody now."""
     found = connection.execute(_LEADERS_HOLDER, (LEADER_LOCK,)).fetchone()
     return f"session {found[0]} ({one_line(found[1], 300)}) holds the leaders' advisory lock" if found else ""
 
@@ -124,5 +124,5 @@ def terminate(connection: Connection | Cursor, blocker: Blocker) -> None:
 
 
 def cancel(connection: Connection | Cursor, blocker: Blocker) -> None:
-    """Cancels what a session does; autovacuum gives way like this anyway, but only after a second."""
+    """Cancels what a session is doing; autovacuum gives way like this anyway, but only after a second."""
     connection.execute("SELECT pg_cancel_backend(%s)", (blocker.pid,))

@@ -1,4 +1,4 @@
-"""A tablet's part of the key space in PostgreSQL's words, and back.
+"""A tablet's part of the key space in PostgreSQL's syntax, and back.
 
 `for_values` gives the clause of CREATE/ATTACH PARTITION, `check_expression` the CHECK constraint from which PostgreSQL
 proves that clause without scanning (so ATTACH takes a moment), `parse_bound` reads what the catalog prints. Bounds are
@@ -52,7 +52,7 @@ def show_part(columns: Sequence[KeyColumn], part: Part) -> str:
 
 
 def check_expression(columns: Sequence[KeyColumn], part: Part, root_oid: int) -> sql.Composable:
-    """The CHECK that implies the partition's constraint, in the shape in which PostgreSQL looks for it."""
+    """The CHECK that implies the partition's constraint, in the form that PostgreSQL looks for."""
     if isinstance(part, Leaf):
         return sql.SQL("pg_catalog.satisfies_hash_partition({}::pg_catalog.oid, {}, {}, {})").format(
             sql.Literal(str(root_oid)),
@@ -101,7 +101,7 @@ def _bound(columns: Sequence[KeyColumn], data: bytes) -> sql.Composable:
 
 
 def _side(columns: Sequence[KeyColumn], values: Key, strict: str, last: str) -> Iterator[sql.Composable]:
-    """One side of a range as PostgreSQL spells it: `a > 1 OR (a = 1 AND b >= 2)`; nothing where it is unbounded.
+    """One side of a range as PostgreSQL spells it: `a > 1 OR (a = 1 AND b >= 2)`; nothing if it is unbounded.
 
     `last` is for the last value: (5, MINVALUE) as lower is a >= 5 and as upper a < 5; (5, MAXVALUE) is a > 5, a <= 5.
     """
@@ -144,7 +144,7 @@ def _split_range(text: str) -> tuple[list[str], list[str]]:
 
 
 def _tokens(text: str, at: int) -> tuple[list[str], int]:
-    """The values between the parentheses that open at `at`, and where the text goes on after them."""
+    """The values between the parentheses that open at `at`, and where the text continues after them."""
     found: list[str] = []
     while text[at] in "(,":
         match = _TOKEN.match(text, at + 1)

@@ -1,7 +1,7 @@
 """Servers' and drivers' messages in as few words as a person needs. Pure; `nodes.connection` and the poll use it.
 
-libpq says where it tried, then that it failed, then why, then what it wonders about; with several hosts all of it again
-for each. Which node it is stands in the sentence around it, so only the why is kept.
+libpq says where it tried, then that it failed, then why, then its guesses; with several hosts, all of it again for
+each. The sentence around it already names the node, so only the reason is kept.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Final
 from balancer.outside import one_line
 
 LOCKED_OUT: Final = "it does not let us in: "
-"""How the reason begins where a server answers, and refuses the session."""
+"""How the reason begins where a server answers but refuses the session."""
 
 _ATTEMPT: Final = re.compile(r'connection to server (?:at "[^"]*"(?: \([^)]*\))?, port \d+|on socket "[^"]*") failed: ')
 _NOISE: Final = (
@@ -28,13 +28,13 @@ _NO_DATABASE: Final = re.compile(r'database ".*" does not exist')
 
 
 def is_up(why: str) -> bool:
-    """Whether a server that is out of our reach for this reason answers all the same, and may serve others: who gives
-    its tablets to another node then has two owners. One without the database has no tablets."""
+    """Whether a server that we cannot reach for this reason still answers, and may serve others: giving its tablets to
+    another node would then make two owners. One without the database has no tablets."""
     return why.startswith(LOCKED_OUT) and not _NO_DATABASE.search(why)
 
 
 def brief(text: str) -> str:
-    """Why something could not be done, without where and what else."""
+    """Why something could not be done, and nothing else."""
     found = one_line(text)
     for noise in _NOISE[:3]:
         found = noise.sub("", found)

@@ -1,12 +1,12 @@
 """Remembers the keys of changed rows while a migration runs: a trigger writes them into a log table of its own.
 
 A replicated move compares exactly these keys before it switches; a split or merge replays them. Made and dropped by
-migrations inside their `node_transaction`. An entry without a key means that what was copied is worth nothing: the
-partition was truncated, or a column of its key got another type.
+migrations inside their `node_transaction`. An entry without a key means that the copy is worthless: the partition was
+truncated, or a column of its key got another type.
 
-The function has our rights, and writers of the partition call it. So nobody else may put it on a table of his own, and
-it does not hand on a value of a type that was not there when it was made: a type's owner may have a cast that would run
-as us.
+The function has our rights, and writers of the partition call it. So nobody else may put it on a table of their own,
+and it does not pass on a value of a type that did not exist when it was made: a type's owner may have a cast that would
+run as us.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ def start_capture(
     keys = _list(key)
     lock_partitions(cursor, [partition], lock_timeout)  # the types that are read now are those at the commit
     types, plain = _types(cursor, partition, key)
-    # Without a length or precision: a column that gets a longer one must not fail of the log.
+    # Without a length or precision: a column that gets a longer one must not fail because of the log.
     make = sql.SQL("CREATE TABLE {} AS SELECT {} FROM ONLY {} WITH NO DATA")
     run_single(cursor, make.format(log, plain, partition.identifier))
     cursor.execute(
@@ -98,7 +98,7 @@ def started(cursor: Cursor, migration: str, index: int) -> bool:
 
 
 def disable_capture(cursor: Cursor, partition: Name, lock_timeout: float) -> None:
-    """Ends the work for writers without waiting for readers. Idempotent."""
+    """Stops costing writers anything, without waiting for readers. Idempotent."""
     if has_trigger(cursor, partition, CAPTURE_TRIGGER):
         lock_partitions(cursor, [partition], lock_timeout)
         for name in (CAPTURE_TRIGGER, CAPTURE_TRUNCATE_TRIGGER):
@@ -108,7 +108,7 @@ def disable_capture(cursor: Cursor, partition: Name, lock_timeout: float) -> Non
 
 
 def drop_capture(cursor: Cursor, migration: str, index: int, partition: Name) -> None:
-    """Takes triggers, function and log away; waits for readers of the partition. Idempotent."""
+    """Removes triggers, function and log; waits for readers of the partition. Idempotent."""
     for name in (CAPTURE_TRIGGER, CAPTURE_TRUNCATE_TRIGGER):
         if has_trigger(cursor, partition, name):
             cursor.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), partition.identifier))

@@ -1,8 +1,8 @@
-"""What a table takes along when its name goes to another one: a plain table's to its root, and a root's to its table.
+"""What a table takes along when its name goes to another: a plain table's to its root, or a root's to its table.
 
 Both directions are alike: the old table's parts, and everything that names it, are printed while it has the name, and
-run again when the other table has it. `conversion` and `reversion` put their own steps between. The caller reads with
-full names (`full_names`), and runs everything in one transaction. Reading only.
+run again when the other table has it. `conversion` and `reversion` put their own steps in between. The caller reads
+with full names (`full_names`), and runs everything in one transaction. Only reads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ class Carried:
     """In the order of a swap."""
 
     locks: tuple[Statement, ...]
-    """Of everything else that the swap changes, after the tables themselves: who has read a view holds its tables."""
+    """On everything else that the swap changes, after the tables themselves: reading a view also locks its tables."""
     before: tuple[Statement, ...]
     """While the old table has the name."""
     owner: tuple[Statement, ...]
@@ -37,7 +37,7 @@ class Carried:
     near_keys: tuple[Statement, ...]
     """Foreign keys to tables whose names go with this one's: not validated yet."""
     last: tuple[Statement, ...]
-    """When all of that is done, for all tables: what named the old table names the other one."""
+    """When all of that is done, for all tables: what named the old table now names the other one."""
     refusals: tuple[str, ...]
     names: tuple[str, ...]
 
@@ -78,7 +78,7 @@ def read_carried(
     """Of the table with this oid and name, which will be called `old`.
 
     `together`: all names that go to other tables in this swap. `near_to`: which table gets the foreign keys between
-    those, by its name after the swap. `other`: the table that gets the name, if it is there and has grants of its own.
+    those, by its name after the swap. `other`: the table that gets the name, if it exists and has grants of its own.
     `going`: materialised views that are dropped in the swap. `kept`: unique indexes that stay on the old table alone.
     """
     row = cursor.execute(_TABLE, (oid,)).fetchone()
@@ -132,7 +132,7 @@ def near_keys(cursor: Cursor, oid: int, together: Sequence[Name]) -> dict[str, S
 
 
 def far_keys(cursor: Cursor, oid: int, together: Sequence[Name]) -> list[tuple[str, Name]]:
-    """Its foreign keys to other tables than `together`, with the tables that they point to."""
+    """Its foreign keys to tables outside `together`, with the tables that they point to."""
     rows = cursor.execute(_REFERENCES, (oid,)).fetchall()
     return [(row[0], Name(row[2], row[3])) for row in rows if Name(row[2], row[3]) not in together]
 
@@ -150,7 +150,7 @@ def _near_key(table: Name, row: tuple[str, ...]) -> Iterator[Statement]:
 
 
 def _referenced(row: tuple[str, ...]) -> Statement:
-    """A foreign key that is added locks the table it points to."""
+    """Adding a foreign key locks the table it points to."""
     return sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(sql.Identifier(row[2], row[3]))
 
 

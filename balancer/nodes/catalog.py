@@ -1,4 +1,4 @@
-"""What PostgreSQL's catalog says of a partitioned root and its partitions, or why we cannot balance it.
+"""What PostgreSQL's catalog says about a partitioned root and its partitions, or why we cannot balance it.
 
 `read_root` and `read_partitions` are used by adoption, creation, sampling and migrations. They only read; a refusal
 names the object and what is allowed.
@@ -17,8 +17,8 @@ HASH = "hash"
 RANGE = "range"
 EVERYWHERE = "everywhere"
 WHOLE = "whole"
-"""Of a table without a key. In PostgreSQL its roots are partitioned by HASH, with one leaf of modulus 1, by a column
-that decides nothing: its type is of no matter, and is called text."""
+"""For a table without a key. In PostgreSQL its roots are partitioned by HASH, with one leaf of modulus 1, by a column
+that decides nothing: its type does not matter, and is called text."""
 _STRATEGIES: Mapping[str, str] = {"h": HASH, "r": RANGE}
 
 
@@ -57,7 +57,7 @@ LEFT JOIN pg_partitioned_table p ON p.partrelid = c.oid
 WHERE n.nspname = %s AND c.relname = %s
 """
 
-# One row per key column. Expressions have attribute number 0 and join nothing.
+# One row per key column. Expressions have attribute number 0 and join with nothing.
 _KEY = """
 SELECT a.attname, format_type(a.atttypid, NULL), o.opcdefault AND o.opcnamespace = 'pg_catalog'::regnamespace,
        o.opcname, l.collname, l.collisdeterministic,
@@ -95,13 +95,13 @@ JOIN pg_namespace n ON n.oid = c.relnamespace WHERE i.inhrelid = to_regclass(%s)
 
 
 def parent_of(cursor: Cursor, partition: Name) -> Name | None:
-    """The root that it is attached to; None: it is not, or not there."""
+    """The root that it is attached to; None: it is not attached, or does not exist."""
     found = cursor.execute(_PARENT, (str(partition),)).fetchone()
     return Name(*found) if found else None
 
 
 def find_root(cursor: Cursor, name: Name, *, whole: bool = False) -> Root | None:
-    """The root, or None where there is no such table. Raises `Refused` for what cannot be one (of a whole table)."""
+    """The root, or None if there is no such table. Raises `Refused` for what cannot be one (of a whole table)."""
     row = cursor.execute(_ROOT, name).fetchone()
     if row is None:
         return None
@@ -121,7 +121,7 @@ def find_root(cursor: Cursor, name: Name, *, whole: bool = False) -> Root | None
 
 
 def read_root(cursor: Cursor, name: Name, *, whole: bool = False) -> Root:
-    """The root; `Refused` where there is none."""
+    """The root; `Refused` if there is none."""
     root = find_root(cursor, name, whole=whole)
     if root is None:
         raise Refused(f"there is no table {name}")

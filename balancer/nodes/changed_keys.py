@@ -1,7 +1,7 @@
 """Rows of changed keys, carried to another node: taken out there, and put in as one snapshot of the source has them.
 
 Statements only, called by `balancer.migration.key_replay`. The keys are those that a capture has logged (`capture`).
-All keys are taken out before any is put in: rows may have exchanged values that must be unique.
+All keys are taken out before any is put in: rows may have swapped values that must be unique.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class KeyLog:
 
     @property
     def keys(self) -> sql.Composed:
-        """Where the target has the keys for the length of a transaction."""
+        """Where the target keeps the keys during a transaction."""
         return sql.SQL("pg_temp.{}").format(sql.Identifier(f"balancer_keys_{self.index}"))
 
     @property
@@ -56,12 +56,12 @@ def has_entries(source: Connection, one: KeyLog) -> bool:
 
 
 def analyze_statement(migration: str, index: int) -> sql.Composed:
-    """A log that grew by millions of entries within minutes: the planner must not take it for empty."""
+    """For a log that may grow by millions of entries within minutes: the planner must not take it for empty."""
     return sql.SQL("ANALYZE {}").format(log_name(migration, index))
 
 
 def entries(source: Connection | Cursor, migration: str, index: int) -> int:
-    """About how many entries wait: by the numbers of the oldest and the newest."""
+    """Roughly how many entries are waiting, by the numbers of the oldest and the newest."""
     statement = sql.SQL("SELECT coalesce(max({0}) - min({0}) + 1, 0) FROM {1}")
     row = source.execute(statement.format(sql.Identifier(SEQ), log_name(migration, index))).fetchone()
     return int(row[0]) if row else 0
@@ -110,7 +110,7 @@ def sum_at_target(target: Cursor, one: KeyLog) -> Sum:
 
 
 def forget_statement(migration: str, index: int) -> sql.Composed:
-    """Removes the entries that the transaction's snapshot has: those that came later are not seen by it."""
+    """Removes the entries that the transaction's snapshot has: it does not see those that came later."""
     return sql.SQL("DELETE FROM {}").format(log_name(migration, index))
 
 

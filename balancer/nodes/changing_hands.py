@@ -1,10 +1,10 @@
 """A node changes hands: from one directory to another, in one transaction on the node. Called by `tables.hand_over`.
 
 The row of `balancer.node` is the fence. Every step of a leader, in whatever directory, holds that row's lock (FOR
-SHARE) from before its first effect to its commit, having compared the identity under it; commands outside of
-transactions hold the leaders' advisory lock and compare it there. The change takes both locks exclusively. So each step
-of the former leader is either wholly before the change, and is seen by the look at the tablets that follows here, or
-meets the new identity and is refused: with any epoch, on any connection, by any version (`balancer.enter`).
+SHARE) from before its first effect to its commit, having compared the identity under it; commands outside transactions
+hold the leaders' advisory lock and compare it there. The change takes both locks exclusively. So each step of the
+former leader is either wholly before the change, and is seen by the check of the tablets that follows here, or meets
+the new identity and is refused: with any epoch, on any connection, by any version (`balancer.enter`).
 """
 
 from collections.abc import Mapping
@@ -29,14 +29,14 @@ class Hands:
 
 
 def in_hands_of(connection: Connection, node: str, hands: Hands) -> bool:
-    """Whether a node is this directory's. Only reads."""
+    """Whether a node belongs to this directory. Only reads."""
     with translated(node):
         known = belongs_to(connection)
     return known is not None and (known.cluster, known.identity, known.node) == (hands.cluster, hands.identity, node)
 
 
 def why_not(cursor: Cursor, node: str, tablets: Mapping[int, int]) -> list[str]:
-    """What is in the way on a node that should have just these tablets, by their epochs. Only reads."""
+    """What is in the way on a node that should have exactly these tablets, by their epochs. Only reads."""
     rows = read_tablets(cursor)
     found = [
         f"node {node} calls tablet {row.id} {row.state}: something is under way there"
@@ -58,9 +58,9 @@ def why_not(cursor: Cursor, node: str, tablets: Mapping[int, int]) -> list[str]:
 def change_hands(
     connection: Connection, node: str, *, giver: Hands, taker: Hands, epoch: int, tablets: Mapping[int, int]
 ) -> bool:
-    """Makes a node the taker's, whose newest leader has this epoch; False: it was so before.
+    """Gives a node to the taker, whose newest leader has this epoch; False: it was the taker's already.
 
-    Raises `Refused`, and changes nothing, where the node is neither's, or is not as the directories have it.
+    Raises `Refused`, and changes nothing, where the node belongs to neither, or is not as the directories have it.
     """
     with translated(node), connection.transaction(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL synchronous_commit TO on")
@@ -71,7 +71,7 @@ def change_hands(
             return False
         if row != (giver.cluster, giver.identity, node):
             raise Refused(f"node {node} is neither the one directory's nor the other's: {row}")
-        # After the locks: what any leader of the giver has done here is seen.
+        # After the locks: anything that a leader of the giver has done here is visible.
         if wrong := why_not(cursor, node, tablets):
             raise Refused("; ".join(wrong))
         cursor.execute(

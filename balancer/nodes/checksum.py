@@ -1,10 +1,10 @@
 """Checksums of partitions that do not depend on the order of rows, and are the same on every version of the server.
 
-A row's hash is made of PostgreSQL's own hashes of its columns, those behind hash partitions, which therefore cannot
-change between versions. Each column's hash is the seed of the next one's, so that values cannot change places. A column
+A row's hash is made of PostgreSQL's own hashes of its columns, the ones that hash partitioning uses, which therefore
+cannot change between versions. Each column's hash seeds the next one's, so that swapped values are noticed. A column
 whose type has none that means the same elsewhere (an enum's is its oid) is hashed as text, with all output settings
-pinned (`pin_output`). A partition's checksum is the sum over its rows; where two differ, they are summed up once more
-in buckets, so that the difference says where. Called by `balancer.migration.comparison`; reading only.
+pinned (`pin_output`). A partition's checksum is the sum over its rows; where two differ, both are computed once more in
+buckets, which locates the difference. Called by `balancer.migration.comparison`; only reads.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ Key = tuple[str, ...]
 
 
 class Compared(NamedTuple):
-    """A column as it is compared: as it is, or as text. Of an unknown type it is hashed as part of a record."""
+    """A column as it is compared: as it is, or as text. One of an unknown type is hashed as part of a record."""
 
     name: str
     as_text: bool
@@ -71,7 +71,7 @@ def pin_output(connection: Connection, *first: sql.Composable, **others: str) ->
 def digest(
     connection: Connection, rows: Rows, pages: int, on_chunk: Callable[[int], None], *, buckets: int = 1
 ) -> Digest:
-    """The partition's checksum as the connection's transaction sees it, so many pages at a time.
+    """The partition's checksum as the connection's transaction sees it, this many pages at a time.
 
     `on_chunk` is called with the bytes of each chunk: it may sleep, or raise. One bucket costs half of many.
     """
@@ -104,7 +104,7 @@ def differing_keys(one: Connection, other: Connection, rows: Rows, buckets: Sequ
 
 
 def changed_statement(rows: Rows, migration: str, index: int, limit: int) -> sql.Composed:
-    """Asks for entries of the log of changes with the present hash of their rows; `changed_entries` reads it."""
+    """Asks for entries of the log of changes with the current hash of their rows; `changed_entries` reads it."""
     key = [sql.SQL("l.{}::text").format(sql.Identifier(name)) for name in rows.key]
     join = sql.SQL(" AND ").join(sql.SQL("t.{0} = l.{0}").format(sql.Identifier(name)) for name in rows.key)
     return sql.SQL(
@@ -123,13 +123,13 @@ def changed_statement(rows: Rows, migration: str, index: int, limit: int) -> sql
 
 
 def changed_entries(found: Iterable[TupleRow]) -> Iterator[tuple[int, Key | None, int | None]]:
-    """Of each entry: seq, key, hash; no key: truncated."""
+    """For each entry: seq, key, hash; no key: truncated."""
     for seq, *values, hashed in found:
         yield seq, None if values[0] is None else tuple(values), hashed
 
 
 def hashes_of(cursor: Cursor, rows: Rows, keys: Sequence[Key]) -> dict[Key, int | None]:
-    """The hash of each key's row; None where there is no row."""
+    """The hash of each key's row; None if there is no row."""
     if not keys:
         return {}
     names = [sql.Identifier(f"k{place}") for place in range(len(rows.key))]
@@ -152,7 +152,7 @@ def hashes_of(cursor: Cursor, rows: Rows, keys: Sequence[Key]) -> dict[Key, int 
         table=rows.partition.identifier,
         join=join,
     )
-    # Values are part of the statement: next to parameters, a percent sign in a column's name would be one, too.
+    # Values are part of the statement: next to parameters, a percent sign in a column's name would be taken for one.
     return {tuple(values): hashed for *values, hashed in cursor.execute(statement)}
 
 
@@ -187,7 +187,7 @@ def summed(columns: Sequence[Compared], partition: Name, where: sql.Composable, 
     ).format(sql.Literal(buckets - 1), row_hash(columns), partition.identifier, where)
 
 
-# Called by their names they cost half of what a record made for the purpose does. All are strict: NULL gives NULL.
+# Called by name they cost half of what a record made for the purpose does. All are strict: NULL gives NULL.
 _HASHES: Mapping[str, str] = {
     "smallint": "hashint2extended",
     "integer": "hashint4extended",
@@ -199,7 +199,7 @@ _HASHES: Mapping[str, str] = {
 
 
 def row_hash(columns: Sequence[Compared]) -> sql.Composable:
-    """The hash of a row of `t`: a chain over the columns that have a value, begun by those that may have none."""
+    """The hash of a row of `t`: a chain over the columns that have a value, starting from those that may have none."""
     known = [column for column in columns if _hash_function(column)]
     others = [column for column in columns if not _hash_function(column)]
     seeds = [

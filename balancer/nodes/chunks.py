@@ -1,8 +1,8 @@
 """Chunks of a copy, and the notes that the target keeps of them: a chunk is there exactly if its note is.
 
 A chunk is a range of pages of the source's partition. Its note is written in the transaction that writes its rows, so
-a copy that was interrupted goes on with the chunks that have none. Statements only, called by migrations inside their
-transactions on the target; why the order is right is in `balancer.migration.machine`.
+an interrupted copy continues with the chunks that have none. Statements only, called by migrations inside their
+transactions on the target; `balancer.migration.machine` says why the order is right.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,9 +28,9 @@ class Chunk:
 
 
 def missing(part: int, noted: Sequence[Chunk], pages: int, size: int) -> Iterator[Chunk]:
-    """What is left of a partition of so many pages, in chunks of at most `size` pages; the last has no end. Pure.
+    """What is left of a partition of this many pages, in chunks of at most `size` pages; the last has no end. Pure.
 
-    The sizes of the chunks that are there may be others: a setting may have changed since.
+    The chunks that are there may have other sizes: a setting may have changed since.
     """
     begin = 0
     for chunk in sorted(noted, key=lambda one: one.first):
@@ -58,7 +58,7 @@ def create_notes(cursor: Cursor, migration: str) -> None:
 
 
 def drop_notes(cursor: Cursor, migration: str) -> None:
-    """When the copy is not needed any more, or complete for good. Idempotent."""
+    """When the copy is no longer needed, or complete for good. Idempotent."""
     cursor.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(notes_name(migration)))
 
 
@@ -70,7 +70,7 @@ def read_notes(cursor: Connection | Cursor, migration: str) -> tuple[list[Chunk]
 
 
 def settled_notes(cursor: Cursor, migration: str) -> tuple[list[Chunk], int]:
-    """The same, once no session writes a chunk any more: one of another size would overlap those that seem to be
+    """The same, once no session is writing a chunk any more: one of another size would overlap those that seem to be
     missing, and only chunks that begin at the same page wait for each other (`claim`)."""
     cursor.execute(sql.SQL("LOCK TABLE {} IN SHARE MODE").format(notes_name(migration)))
     return read_notes(cursor, migration)
@@ -96,9 +96,9 @@ def note_size(cursor: Cursor, migration: str, chunk: Chunk, size: int) -> None:
 
 
 def begin_replay(cursor: Cursor, migration: str, parts: int) -> None:
-    """No chunk and no other replay is on its way from here to the end of the transaction, and all chunks are there.
+    """From here to the end of the transaction no chunk and no other replay is in flight, and all chunks are there.
 
-    Raises `Unavailable` if one is not: a row that a replay puts in would be put in again by its chunk.
+    Raises `Unavailable` if one is not: its chunk would put in again a row that the replay puts in.
     """
     cursor.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(notes_name(migration)))
     noted, _ = read_notes(cursor, migration)

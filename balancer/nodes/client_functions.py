@@ -1,27 +1,27 @@
 """The part of our schema that client transactions call. `schema.py` installs it.
 
 `CALL balancer.hold(tablet, epoch, writing)` is the first thing in a transaction of the client library (and of any
-client that is told to by the coordinator's answer). Silence means: this node owns the tablet with that epoch, and the
-transaction will not learn otherwise until it ends. Refusals have the SQLSTATE 40001 and say in the detail's first word
-why: `TB001`, the tablet is moving, try again; `TB002`, it is not here, and the rest of the detail says where it went,
-if that is known.
+client that the coordinator's answer tells to call it). Silence means: this node owns the tablet with that epoch, and
+the transaction will not learn otherwise until it ends. Refusals have the SQLSTATE 40001 and say in the detail's first
+word why: `TB001`, the tablet is moving, try again; `TB002`, it is not here, and the rest of the detail says where it
+went, if that is known.
 
 The argument
 ============
 
 *The locks.* A tablet has two advisory locks (see `locks`): writers hold the one, readers the other, shared, from `hold`
 until they end. A fence is raised, renewed, sealed, lifted and marked `moved` under the writers' lock, exclusively; old
-partitions are swapped for new ones under both; a partition is detached under the readers'. Whatever of that comes
+partitions are swapped for new ones under both; a partition is detached under the readers'. Whichever of these comes
 first is committed before `hold` has its lock; the rest waits for the end of the transaction, as it would for a writer
-in flight. The price: an open transaction delays a switch, so the mover asks with a short lock_timeout and asks again.
-Nobody queues past a mover that waits: then the lock is not granted at once, and `hold` goes the long way.
+in flight. The price: an open transaction delays a switch, so the mover asks with a short lock_timeout, and retries.
+Nobody overtakes a waiting mover: then the lock is not granted at once, and `hold` goes the long way.
 
 *The row.* Each of those steps changes the tablet's row in `balancer.tablet`, in its own transaction or, for a
-detachment, in one before it. So a row that is `owned`, with our epoch and no fence in it (`until`), looked at after the
-lock, says that none of them has happened, if it is the newest version of the row. In READ COMMITTED a statement sees
-the newest. A transaction with one snapshot may see an older one; but that has been superseded on its page by then, and
-its xmax tells: it is 0 only for a row that nobody has touched since. (A step that was rolled back leaves an xmax as
-well. That, too, goes the long way.)
+detachment, in one before it. So a row that is `owned`, with our epoch and no fence in it (`until`), read after the lock
+is taken, says that none of them has happened, if it is the newest version of the row. In READ COMMITTED a statement
+sees the newest. A transaction with one snapshot may see an older one; but that has been superseded on its page by then,
+and its xmax tells: it is 0 only for a row that nobody has touched since. (A step that was rolled back also leaves an
+xmax. That, too, goes the long way.)
 
 *Writing* (and everything in READ COMMITTED, where each statement has its own snapshot): no fence can be raised, so no
 owner changes, and after `hold` no statement of the transaction meets a fence, an absent partition or a former owner's
@@ -31,27 +31,27 @@ rows.
 node must have been the owner then, which the row tells. Fences and the change of owner do not wait for such readers;
 swaps and detachments do, and until then the planner finds every partition that had the rows.
 
-*A further tablet in the same transaction.* It may have arrived since the transaction began. PostgreSQL does not look
-again at what it knows of a relation that the transaction has locked already, so a prepared statement over the root
-would not find the new partition, and say "0 rows" (tried on 15 and 18). A lock that is new to the transaction makes it
-look. So a proof that neither comes first nor in the same message as the first goes the long way, which locks the
-partition.
-(Proofs and reads in turns within one message of several statements are not told apart from proofs alone: a client
-that sends such messages uses a transaction for each.)
+*A further tablet in the same transaction.* It may have arrived since the transaction began. PostgreSQL does not refresh
+what it knows about a relation that the transaction has locked already, so a prepared statement over the root would not
+find the new partition, and say "0 rows" (tried on 15 and 18). A lock that is new to the transaction makes it refresh.
+So a proof that neither comes first nor in the same message as the first goes the long way, which locks the partition.
+(Proofs and reads in turns within one message of several statements are not told apart from proofs alone: a client that
+sends such messages uses a transaction for each.)
 
-*Deadlocks.* Advisory locks come first, then roots, then partitions, both in the table's order; so it is in the mover.
+*Deadlocks.* Advisory locks come first, then roots, then partitions, both in the table's order; the mover does the same.
 
 The long way (`hold_slowly`) is for everything else: a lock that is not free, a fence, an old snapshot, a standby (where
-the mover's advisory locks are not seen). It waits for the lock, but not for ever; it takes ROW EXCLUSIVE or ACCESS
-SHARE on roots and partitions, and goes by the catalog.
+the mover's advisory locks are not seen). It waits for the lock, but not forever; it takes ROW EXCLUSIVE or ACCESS SHARE
+on roots and partitions, and goes by the catalog.
 
 *Writing.* Fences are made under SHARE ROW EXCLUSIVE on the partitions, and swaps under ACCESS EXCLUSIVE on the root, so
-what was said of the writers' lock is true of these locks as well; the row and the fence's trigger are looked at after.
+what was said about the writers' lock holds for these locks as well; the row and the fence's trigger are read after
+them.
 
 *Reading with one snapshot.* A *sealed* fence is refused, because the new owner may have taken writes by then; an
 unsealed one is not, so readers do not notice a drain. DETACH CONCURRENTLY waits for ACCESS SHARE before it finishes,
 and until then the planner goes by the snapshot and still finds the partition. Only a detachment between the snapshot
-and the locks remains: `pg_partition_root` answers from the catalog as it is, and shows it.
+and the locks remains: `pg_partition_root` answers from the catalog as it is now, and shows it.
 
 *Writing with one snapshot*. The look after the locks would be blind to what was committed since the snapshot. So the
 catalog is asked in ways that do not go by snapshots: `pg_partition_root` for a detachment, `pg_get_object_address`

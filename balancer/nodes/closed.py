@@ -1,8 +1,8 @@
 """Tablets of a node that has gone back in time: closed to writes, given away, opened again. Statements only.
 
-Called by the leader's guard, inside a `node_transaction`. A closed tablet is `fenced`, with the word `CLOSED` in the
-place of a migration's id, and its triggers say why it refuses. Rows are read `FOR UPDATE` first: what a claim said a
-moment ago may be different by now.
+Called by the leader's guard, inside a `node_transaction`. A closed tablet is `fenced`, with the word `CLOSED` in place
+of a migration's id, and its triggers say why it refuses. Rows are read `FOR UPDATE` first: what a claim said a moment
+ago may have changed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from balancer.nodes.schema import OwnedTablet, OwnState, read_tablets, write_tab
 from balancer.nodes.set_aside import switched_off
 
 MARK = "the mark"
-"""In the place of a migration's id, which it cannot be."""
+"""In place of a migration's id, which it cannot be."""
 MARK_EVERY = 60.0
 """Seconds between two marks on a node: the update of one row."""
 
@@ -26,9 +26,9 @@ MARK_EVERY = 60.0
 def write_mark(cursor: Cursor, now: float, seen: int) -> None:
     """Tells the node the time; it never goes back, whatever the clock does.
 
-    Only over the mark that was `seen` (0: none): a node with another one may have gone back in time since it was asked,
-    and its old mark is what tells. Not in `balancer.node`, whose row every transaction of the leader holds: a long one
-    would be in the way.
+    Only replaces the mark that was `seen` (0: none): a node with another one may have gone back in time since it was
+    asked, and its old mark is the evidence. Not in `balancer.node`, whose row every transaction of the leader holds: a
+    long one would be in the way.
     """
     mark = {"name": MARK, "now": int(now), "seen": seen}
     if seen:
@@ -48,7 +48,7 @@ def write_mark(cursor: Cursor, now: float, seen: int) -> None:
 
 
 def locked_rows(cursor: Cursor, tablets: Iterable[int]) -> list[OwnedTablet]:
-    """What the node says of these tablets, until the transaction ends."""
+    """What the node says about these tablets, locked until the transaction ends."""
     wanted = sorted(tablets)
     cursor.execute("SELECT FROM balancer.tablet WHERE id = ANY(%s) ORDER BY id FOR UPDATE", (wanted,))
     return [row for row in read_tablets(cursor) if row.id in wanted]
@@ -85,7 +85,7 @@ def give_away(
 
 
 def say_moved(cursor: Cursor, row: OwnedTablet, *, leader_epoch: int, lock_timeout: float) -> None:
-    """What a migration would have said at its end; a fence that somebody had switched off is remembered first."""
+    """Says what a migration would have said at its end; first records a fence that somebody had switched off."""
     assert row.moved_to is not None
     switched_off(cursor, [row.id], row.partitions)
     give_away(cursor, row, row.moved_to, row.epoch, leader_epoch=leader_epoch, lock_timeout=lock_timeout)
@@ -99,12 +99,12 @@ def open_tablet(cursor: Cursor, row: OwnedTablet, lock_timeout: float) -> None:
 
 
 def _there(cursor: Cursor, partitions: Sequence[Name]) -> list[Name]:
-    """Those that exist and can be altered: one whose detachment has begun cannot."""
+    """Those that exist and can be altered: one whose detach has begun cannot."""
     return [name for name, pending in attachments(cursor, partitions).items() if not pending]
 
 
 def _say_until(cursor: Cursor, tablet: int, until: str | None) -> None:
-    """What `balancer.hold` reads, and what `set_aside` goes by."""
+    """What `balancer.hold` reads, and what `set_aside` relies on."""
     cursor.execute(
         "UPDATE balancer.tablet SET until = %(until)s,"
         " closed_by = CASE WHEN %(until)s::text IS NOT NULL THEN pg_current_xact_id()::xid::text END"
@@ -114,7 +114,7 @@ def _say_until(cursor: Cursor, tablet: int, until: str | None) -> None:
 
 
 def _triggers(partition: Name, fence: Fence) -> list[Statement]:
-    """In the place of whatever fence was there: the names are the same."""
+    """Replaces whatever fence was there: the names are the same."""
     arguments = sql.SQL(", ").join(map(sql.Literal, fence.arguments()))
     made: list[Statement] = []
     for name, when in (

@@ -1,8 +1,8 @@
 """Connections to nodes: the one place that opens them, so that each has a name, timeouts and known output formats.
 
-Code that speaks to a node calls `connect` (or keeps connections over calls, see `connection_holder`) and wraps its
-work in `translated`, which turns the driver's errors into ours. A password is never part of an error, a
-representation or a log line.
+Code that talks to a node calls `connect` (or keeps connections across calls, see `connection_holder`) and wraps its
+work in `translated`, which turns the driver's errors into ours. A password is never part of an error, a representation
+or a log line.
 """
 
 import os
@@ -28,10 +28,10 @@ from balancer.nodes.deadlines import DEADLINES
 Connection = psycopg.Connection[TupleRow]
 Cursor = psycopg.Cursor[TupleRow]
 PLANNED: WeakSet[psycopg.Connection[TupleRow]] = WeakSet()
-"""Connections on which the question for our schema is prepared (`own_schema.PREPARE`)."""
+"""Connections on which the query about our schema is prepared (`own_schema.PREPARE`)."""
 IDENTITIES: WeakKeyDictionary[psycopg.Connection[TupleRow], str] = WeakKeyDictionary()
-"""The directory for which a connection was opened, by its identity, and it stays so: `epoch_check` has the node compare
-it in every transaction, so who was connected before a node changed hands is refused afterwards."""
+"""The directory for which a connection was opened, by its identity; it never changes: `epoch_check` has the node
+compare it in every transaction, so a connection from before a node changed hands is refused afterwards."""
 UNAWARE: WeakSet[psycopg.Connection[TupleRow]] = WeakSet()
 """Connections to nodes whose schema is too old to know identities, until `schema` has brought it up to date."""
 Statement = sql.Composable
@@ -46,17 +46,17 @@ class Target(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds. Every connection has all of them: no statement waits without a limit."""
+    """In seconds. Every connection has all of them: no statement waits without a limit."""
 
     connect: float = 5.0
     """Per host of the DSN; libpq takes no less than 2."""
     statement: float = 30.0
     lock: float = 2.0
-    """A statement that waits for a lock makes others wait behind it: short, and tried again."""
+    """A statement that waits for a lock makes others wait behind it: kept short, and retried."""
     idle_in_transaction: float = 60.0
     """If this process hangs, the server ends its transaction and frees the locks."""
     network: float = 15.0
-    """Unacknowledged data older than this breaks the connection."""
+    """Data unacknowledged for longer than this breaks the connection."""
 
 
 DEFAULT_TIMEOUTS = Timeouts()
@@ -70,9 +70,9 @@ class Address:
     dsn: str = field(repr=False)  # a user may have put a password into it against our advice
     password: str | None = field(default=None, repr=False)
     cluster: str = ""
-    """The cluster that the database must belong to; empty: it is not asked."""
+    """The cluster that the database must belong to; empty: not checked."""
     identity: str = ""
-    """Of the directory that the database must belong to; empty: that is not asked either."""
+    """Identity of the directory that the database must belong to; empty: not checked either."""
     forward_user: str = ""
     """The login by which other nodes reach its tablets; empty: they do not."""
     forward_password: str | None = field(default=None, repr=False)
@@ -88,7 +88,7 @@ class Address:
         return f"{parameters.get('host', 'local socket')}/{parameters.get('dbname', '')}"
 
     def has_several_hosts(self) -> bool:
-        """Whether the server behind it may change by itself (a failover)."""
+        """Whether the server behind it may change on its own (a failover)."""
         return _several_hosts(self.dsn) if self.dsn else False
 
 
@@ -102,7 +102,7 @@ def connect(
     autocommit: bool = True,
 ) -> Connection:
     """A new connection. Raises `Unavailable` if no host answers in time or none fits the target, and `Refused` if the
-    database has a schema `balancer` that is not ours, or is a node of another cluster than the address says.
+    database has a schema `balancer` that is not ours, or is a node of a different cluster from the address's.
 
     `purpose` ends its application name. With `replication` it is one for slot commands of logical replication.
     """
@@ -177,8 +177,8 @@ def full_conninfo(address: Address, connected: Connection | None = None) -> str:
 
 
 def keep_out_of_logs(cursor: Cursor) -> None:
-    """For the rest of the transaction, what is sent does not stand in the server's log or in `pg_stat_activity`, as far
-    as our role may say so: for statements that cannot do without a password."""
+    """For the rest of the transaction, keeps what is sent out of the server's log and `pg_stat_activity`, as far as our
+    role may: for statements that must contain a password."""
     cursor.execute(_QUIET)
 
 
@@ -210,13 +210,13 @@ _MEANINGS: tuple[tuple[tuple[type[psycopg.Error], ...], type[BalancerError], str
     ((_E.InsufficientPrivilege,), Refused, "denies us a right"),
     ((psycopg.OperationalError, psycopg.InterfaceError), Unavailable, "cannot be reached"),
 )
-"""What is special comes before what is general: the first that fits counts."""
+"""Special cases come before general ones: the first match counts."""
 
 
 def translate(node: str, error: psycopg.Error) -> BalancerError:
     """What a driver's error means to the caller."""
     text = brief(error.diag.message_primary or str(error)) or type(error).__name__
-    # The server's own word, to whom it does not let in.
+    # The server's own reason for not letting us in.
     if "FATAL: " in str(error) and isinstance(error, psycopg.OperationalError):
         return Unavailable(f"node {node} does not let us in: {text}", f"{LOCKED_OUT}{text}")
     for kinds, meaning, words in _MEANINGS:
@@ -226,7 +226,7 @@ def translate(node: str, error: psycopg.Error) -> BalancerError:
                 return Unavailable(sentence, text)
             hint = ": see `balancer node check`" if isinstance(error, _E.InsufficientPrivilege) else ""
             return meaning(sentence + hint)
-    if isinstance(error, _E.InternalError_) and "concurrently" in text:  # two changed one definition at once
+    if isinstance(error, _E.InternalError_) and "concurrently" in text:  # two sessions changed one definition at once
         return Unavailable(f"node {node} undid a transaction that met another ({text})")
     return Refused(f"node {node} refuses: {text}")
 
@@ -249,7 +249,7 @@ def run_together(cursor: Cursor, statements: Sequence[Statement]) -> None:
 
 
 class Ready(sql.Composable):
-    """Statements whose text was composed before they are needed: for what somebody waits for."""
+    """Statements whose text is composed before they are needed, for cases where somebody waits."""
 
     def __init__(self, connection: Connection, statements: Sequence[Statement]) -> None:
         super().__init__(sql.SQL("; ").join(statements).as_bytes(connection))
@@ -262,7 +262,7 @@ class Ready(sql.Composable):
 def run_single(cursor: Cursor, statement: Statement) -> None:
     """One statement that contains text which a catalog printed: PostgreSQL refuses the message if there are two in it.
 
-    A binary result makes the driver speak the extended protocol, which knows no list of statements.
+    A binary result makes the driver use the extended protocol, which has no lists of statements.
     """
     cursor.execute(sql.Composed([statement]), binary=True)
 
@@ -273,8 +273,8 @@ def printed(text: str) -> Statement:
 
 
 def rows_that_follow(cursor: Cursor) -> list[list[TupleRow]]:
-    """Of each statement behind the one that the cursor is at, of several that were sent together, its rows; those
-    that have none are passed over."""
+    """The rows of each statement after the one that the cursor is at, of several that were sent together; those without
+    rows are skipped."""
     found = []
     while (rows := next_rows(cursor)) is not None:
         found.append(rows)
@@ -282,7 +282,7 @@ def rows_that_follow(cursor: Cursor) -> list[list[TupleRow]]:
 
 
 def next_rows(cursor: Cursor) -> list[TupleRow] | None:
-    """Of the next one of them that has any kind of rows; None: there is none."""
+    """The rows of the next one of them that has any kind of rows; None: there is none."""
     while cursor.nextset():
         if cursor.description is not None:
             return cursor.fetchall()
@@ -297,7 +297,7 @@ def last_rows(cursor: Cursor) -> list[TupleRow]:
 
 
 def lost(error: psycopg.Error) -> bool:
-    """Whether the server may not have told us the outcome: the connection broke, no error came from the server."""
+    """Whether the outcome may be unknown to us: the connection broke without an error from the server."""
     return isinstance(error, psycopg.OperationalError) and (error.sqlstate is None or error.sqlstate.startswith("57P"))
 
 
@@ -341,7 +341,7 @@ def _options(timeouts: Timeouts) -> str:
         "statement_timeout": _milliseconds(timeouts.statement),
         "lock_timeout": _milliseconds(timeouts.lock),
         "idle_in_transaction_session_timeout": _milliseconds(timeouts.idle_in_transaction),
-        # Our statements end soon after we are gone; else it would keep its locks against our successor.
+        # Our statements end soon after we are gone; otherwise the session would keep its locks against our successor.
         "client_connection_check_interval": 1000,
         # Bounds and samples are read as text: one format, whatever the database's own settings are.
         "timezone": "UTC",
@@ -356,11 +356,11 @@ def _options(timeouts: Timeouts) -> str:
 
 
 _MEANING = {
-    # No function, operator or table of somebody else's stands before the catalog's, and we act as who we logged in as.
+    # Nobody else's function, operator or table comes before the catalog's, and we act as the role we logged in as.
     "search_path": "pg_catalog,pg_temp",
     "role": "none",
     "local_preload_libraries": "",
-    # Rows that a policy hides are an error, and not rows that are silently left behind.
+    # Rows hidden by a policy are an error, instead of being silently left behind.
     "row_security": "off",
     "default_transaction_isolation": "read committed",
     "default_transaction_deferrable": "off",
@@ -373,9 +373,9 @@ _MEANING = {
     "default_table_access_method": "heap",
     "check_function_bodies": "on",
 }
-"""What a database's owner could set with ALTER DATABASE to make our statements mean something else. What is said when
-a connection begins comes after the settings of databases and roles. Parameters that only a superuser may set are not
-here: our role could not set them either."""
+"""What a database's owner could set with ALTER DATABASE to make our statements mean something else. What is set when a
+connection begins overrides the settings of databases and roles. Parameters that only a superuser may set are not here:
+our role could not set them either."""
 
 
 def _escaped(value: str) -> str:

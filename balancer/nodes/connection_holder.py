@@ -1,4 +1,4 @@
-"""Idle connections to nodes, kept over calls: by polls, checks and marks, which come back every few seconds."""
+"""Idle connections to nodes, kept across calls: for polls, checks and marks, which come back every few seconds."""
 
 import select
 import threading
@@ -81,8 +81,8 @@ class ConnectionHolder:
 
 
 def looks_alive(connection: Connection) -> bool:
-    """Whether an idle connection may be used again, as far as can be said without asking the server."""
-    # An idle connection has nothing to read, except the end: the server is gone, or tells us that it goes.
+    """Whether an idle connection may be reused, as far as we can tell without asking the server."""
+    # An idle connection has nothing to read except its end: the server is gone, or says that it is shutting down.
     if connection.closed:
         return False
     poller = select.poll()

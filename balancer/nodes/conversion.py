@@ -1,14 +1,15 @@
-"""A plain table becomes the one leaf of a partitioned root of its name: what is built before, and the swap.
+"""Makes a plain table the only leaf of a partitioned root of its name: what is built beforehand, and the swap.
 
 Before, without keeping anybody out for long: the root under another name (the CHECK of a hash leaf names its oid), a
 CHECK that spares ATTACH the scan, and unique indexes that contain the key. Then one transaction: the table gets the
-leaf's name and the root the table's; what belongs to the table is made on the root by the texts that the catalog
-printed, and taken from the leaf where it would count twice; the leaf is attached; what named the table names the root.
+leaf's name and the root the table's; what belongs to the table is made on the root from the texts that the catalog
+printed, and removed from the leaf where it would count twice; the leaf is attached; what named the table now names the
+root.
 
 Foreign keys between tables that are converted together point to rows which the new root has only when its leaf is
-attached. They go to the leaf unvalidated, are enforced at once, and come to the root when a scan beside the writers has
-validated them (`finishing`). The statements are read from the catalog twice, before and under the lock, and must be the
-same. Called by `tables.convert`.
+attached. They go to the leaf unvalidated, are enforced at once, and reach the root when a scan alongside the writers
+has validated them (`finishing`). The statements are read from the catalog twice, before and under the lock, and must be
+the same. Called by `tables.convert`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,13 +47,13 @@ class Conversion:
     columns: tuple[ColumnPart, ...]
     """Of the root."""
     drawing: tuple[ColumnPart, ...]
-    """Columns of the table that draw from a sequence, where several nodes would."""
+    """Columns of the table that draw from a sequence, where several nodes would draw."""
     rules: tuple[str, ...]
     layout: str
     new_keys: tuple[NewKey, ...]
     locks: tuple[Statement, ...]
     phases: tuple[tuple[Statement, ...], ...]
-    """Of the swap, each for all tables before the next begins."""
+    """The phases of the swap, each for all tables before the next begins."""
     elsewhere: tuple[Statement, ...]
     """Make the same root, empty, on a node that lacks it; without foreign keys between tables of this conversion."""
     code: tuple[tuple[str, str], ...]
@@ -65,7 +66,7 @@ class Conversion:
 
     @property
     def needs_bound(self) -> bool:
-        """Whether ATTACH, or NOT NULL, would have to look at every row."""
+        """Whether ATTACH, or NOT NULL, would have to scan every row."""
         return isinstance(self.part, Leaf) or bool(self.plain.nullable)
 
     def bound(self, stub: int) -> sql.Composable:
@@ -201,7 +202,7 @@ def _draws(column: ColumnPart) -> bool:
 
 
 def _root_columns(cursor: Cursor, plain: PlainTable, layout: str) -> Iterator[ColumnPart]:
-    """The table's, with the key NOT NULL; an identity comes in the swap, with the sequence."""
+    """The table's columns, with the key NOT NULL; an identity comes in the swap, with the sequence."""
     for column in table_parts.read_columns(cursor, plain.oid):
         named = column.not_null_name
         if column.name in plain.nullable and cursor.connection.info.server_version >= _NAMED_NOT_NULL:
@@ -268,7 +269,7 @@ def _attach(plain: PlainTable, leaf: Name, part: Part) -> Iterator[Statement]:
 
 
 def _close_leaf(cursor: Cursor, plain: PlainTable, leaf: Name) -> Iterator[Statement]:
-    """The root's grants and policies decide who sees rows; by the leaf's own name its owner does."""
+    """The root's grants and policies decide who sees rows; by the leaf's own name only its owner does."""
     roles = {grant.role for grant in table_parts.read_grants(cursor, plain.oid)} - {plain.owner}
     for role in sorted(roles, key=str):
         yield sql.SQL("REVOKE ALL ON {} FROM {} CASCADE").format(leaf.identifier, table_parts.grantee(role))

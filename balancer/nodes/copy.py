@@ -1,7 +1,7 @@
 """COPY from one node to another through this process, by one thread: rows are read as they come and sent on in blocks.
 
-Both servers work at once, because the sockets between hold more than a block. One thread and not two, because two would
-hand the interpreter to each other with every block, which costs more than the copying.
+Both servers work at once, because the sockets between them hold more than a block. One thread and not two, because two
+would hand the interpreter to each other with every block, which costs more than the copying.
 
 Migrations call `copy_rows` with a connection on each side that they have prepared (the snapshot, the transaction).
 `on_block` is called with every block's size, and with 0 now and then while nothing moves: a throttle sleeps in it, a
@@ -22,8 +22,8 @@ from balancer.nodes.names import Name
 
 BLOCK = 128 * 1024
 PATIENCE = 60.0
-"""Seconds for which a side may stand still."""
-_LOOK = 0.2  # seconds between two looks at a cancel while nothing moves
+"""Seconds for which either side may be silent."""
+_LOOK = 0.2  # seconds between two checks for a cancel while nothing moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,13 @@ def copy_rows(
     source_node: str = "",
     patience: float = PATIENCE,
 ) -> Copied:
-    """Pipes `COPY … TO STDOUT` into `COPY … FROM STDIN`. What either side raises is raised here.
+    """Pipes `COPY … TO STDOUT` into `COPY … FROM STDIN`. Raises what either side raises.
 
     The source's errors are translated with the name of its node, if that is given: the caller has the target's.
-    `patience`: seconds for which a side may stand still.
+    `patience`: seconds for which either side may be silent.
 
-    After an error there is nothing on the target; the source's connection may be in the middle and is to be closed.
+    After an error there is nothing on the target; the source's connection may be in the middle of a COPY and must be
+    closed.
     """
     reading, writing = _Side(source, "source", on_block, patience), _Side(target, "target", on_block, patience)
     with translated(source_node) if source_node else nullcontext():
@@ -69,7 +70,7 @@ def copy_rows(
 def statements(
     source: Name, target: Name, columns: Sequence[str], binary: bool, *, where: sql.Composable | None = None
 ) -> tuple[sql.Composed, sql.Composed]:
-    """The two COPY statements for the same columns of a partition and its twin; `where` speaks of rows of `t`."""
+    """The two COPY statements for the same columns of a partition and its twin; `where` refers to rows of `t`."""
     names = sql.SQL(", ").join(map(sql.Identifier, columns))
     form = sql.SQL("(FORMAT binary)" if binary else "(FORMAT text)")
     read = sql.SQL("COPY {} ({}) TO STDOUT {}").format(source.identifier, names, form)
@@ -81,7 +82,7 @@ def statements(
 
 
 def _pump(reading: "_Side", writing: "_Side", on_block: Callable[[int], None], source_node: str) -> int:
-    """Rows joined to blocks: once per row nothing but this loop is paid for. Returns the bytes."""
+    """Joins rows into blocks: the only cost per row is this loop. Returns the bytes."""
     take = reading.raw.get_copy_data
     block = bytearray()
     total = 0
@@ -133,13 +134,13 @@ class _Side:
         self._flush()
 
     def finish(self) -> None:
-        """Tells the target that this was all."""
+        """Tells the target that the rows are complete."""
         while self.raw.put_copy_end() == 0:
             self.wait(select.POLLOUT)
         self._flush()
 
     def discard(self) -> None:
-        """Makes the target forget what it has got, and let go of its lock, if it still can."""
+        """Makes the target discard what it has received and release its lock, if it still can."""
         with suppress(psycopg.Error, Unavailable):
             self._on_block = _ignore
             self.raw.put_copy_end(b"the copy is not wanted any more")
@@ -147,7 +148,7 @@ class _Side:
             self._drain()
 
     def end(self) -> int:
-        """The rows that the server counted, once it has ended the command. Raises what it complains of."""
+        """The rows that the server counted, once it has ended the command. Raises the server's error, if any."""
         result = self._result()
         self._drain()
         if result is None or result.status != pq.ExecStatus.COMMAND_OK:
@@ -191,4 +192,4 @@ class _Side:
 
 
 def _ignore(_: int) -> None:
-    """A copy that was told to stop is not asked again."""
+    """A copy that was told to stop is not told again."""

@@ -1,6 +1,6 @@
-"""Empty partitions of a new table, made and, if the making fails, taken away again.
+"""Empty partitions of a new table, made and, if that fails, removed again.
 
-Called by `balancer.tables`. Partitions that hold rows are the business of migrations.
+Called by `balancer.tables`. Migrations deal with partitions that hold rows.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from balancer.nodes.names import Name
 
 
 def create_partition(cursor: Cursor, root: Root, name: Name, part: Part) -> None:
-    """An empty attached partition; it belongs to the root's owner, as if he had made it himself."""
+    """Makes an empty attached partition; it belongs to the root's owner, as if that role had made it."""
     cursor.execute(
         sql.SQL("CREATE TABLE {} PARTITION OF {} {}").format(
             name.identifier, root.name.identifier, for_values(root.columns, part)
@@ -25,9 +25,9 @@ def create_partition(cursor: Cursor, root: Root, name: Name, part: Part) -> None
 
 
 def drop_empty(cursor: Cursor, root: Name, names: Sequence[Name]) -> None:
-    """Drops partitions that were made in vain. Refuses one that somebody has written to."""
+    """Drops partitions that were made for nothing. Refuses one that somebody has written to."""
     for name in names:
-        # Detached first: a foreign key of a colocated root holds on to an attached partition.
+        # Detached first: a foreign key of a colocated root prevents an attached partition from being dropped.
         cursor.execute(sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(root.identifier, name.identifier))
         row = cursor.execute(sql.SQL("SELECT EXISTS (SELECT FROM {})").format(name.identifier)).fetchone()
         if row is not None and row[0]:
@@ -36,7 +36,7 @@ def drop_empty(cursor: Cursor, root: Name, names: Sequence[Name]) -> None:
 
 
 def run_definition(cursor: Cursor, text: str) -> None:
-    """The user's own CREATE TABLE statements, inside the caller's transaction; names without a schema are in public."""
+    """Runs the user's CREATE TABLE statements, in the caller's transaction; names without a schema are in public."""
     cursor.execute("SET LOCAL search_path TO public")
     cursor.execute(text.encode())
     cursor.execute("SET LOCAL search_path TO pg_catalog, pg_temp")

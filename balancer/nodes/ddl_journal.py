@@ -1,6 +1,6 @@
-"""Which steps of which schema change a node has carried out: noted in the transaction that carries one out.
+"""Which steps of which schema change a node has carried out: each is noted in the transaction that carries it out.
 
-So a change that was interrupted goes on where each node stands, and nothing is done twice. Written by
+So an interrupted change continues from where each node stands, and nothing is done twice. Written by
 `tables.ddl_apply`, by one process at a time (`take_turn`).
 """
 
@@ -19,13 +19,14 @@ STEP = """
 """
 
 _TURN = (0x7461626C, 2)
-"""An advisory lock, as those of leaders and of our schema's installation."""
+"""An advisory lock, like those of leaders and of our schema's installation."""
 
 
 def take_turn(connection: Connection, node: str) -> bool:
-    """Keeps other processes from schema changes for as long as this session lives. Idempotent; False: it has it.
+    """Keeps other processes from schema changes while this session lives. Idempotent; False: it held the lock already.
 
-    One that takes a change back beside one that carries it out would leave half of it, and both would call it ended.
+    A process that takes a change back while another carries it out would leave half of it, and both would call it
+    ended.
     """
     held = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND (classid, objid) = (%s, %s)"
     if connection.execute(held, _TURN).rowcount:
@@ -44,7 +45,7 @@ def steps_done(cursor: Connection | Cursor, change: str) -> dict[int, str]:
 def note_step(cursor: Cursor, change: str, number: int, digest: str) -> bool:
     """Notes a step in the transaction that carries it out; False: it has been carried out before.
 
-    Another who is about to do the same is waited for.
+    Waits for another session that is about to do the same.
     """
     cursor.execute(
         "INSERT INTO balancer.ddl_step (change, number, digest) VALUES (%s, %s, %s)"

@@ -48,7 +48,7 @@ _RUN = """
 
 
 def owner_of(cursor: Connection | Cursor, table: Name) -> str:
-    """Who owns a table; raises `Refused` where there is none of that name."""
+    """Who owns a table; raises `Refused` if there is none of that name."""
     row = cursor.execute(_OWNER, (str(table),)).fetchone()
     if row is None:
         raise Refused(f"there is no table {table} here")
@@ -58,7 +58,7 @@ def owner_of(cursor: Connection | Cursor, table: Name) -> str:
 def run_as_owner(cursor: Cursor, role: str, statement: str, *, trusted: bool) -> None:
     """Carries a statement out with the rights of a role, and of nobody else, inside the caller's durable transaction.
 
-    The function has a new name each time: what the role's code left in this session is never called for it. The
+    The function has a new name each time: what the role's code left in this session is never called instead of it. The
     session must be closed after the transaction, however that ends: what the role's code has prepared stays in it.
     `trusted`: whether the role's deferred triggers may run with our rights at the commit.
     """
@@ -73,14 +73,15 @@ def run_as_owner(cursor: Cursor, role: str, statement: str, *, trusted: bool) ->
 
 
 def standing(cursor: Cursor, roots: Iterable[Name]) -> dict[str, str]:
-    """The bundle's tables and tablets that are here, each by its name, with what makes it the one that is known."""
+    """The bundle's tables and tablets that are here, each by its name, with what identifies it as the known one."""
     rows = cursor.execute(_STANDING, {"roots": [str(root) for root in roots]}).fetchall()
     return {str(name): str(what) for name, what in rows}
 
 
 def check_standing(before: Mapping[str, str], after: Mapping[str, str], statement: str) -> None:
-    """Raises `UserError` where a statement took one of these away, or brought one: their names, their keys and who has
-    which tablet are the directory's. Words do not tell all statements that do (a list of tables, CASCADE, a schema)."""
+    """Raises `UserError` if a statement removed one of these, or added one: their names, their keys and who has which
+    tablet are the directory's. The text alone does not reveal every statement that does (a list of tables, CASCADE, a
+    schema)."""
     for name in sorted({**before, **after}):
         if before.get(name) != after.get(name):
             raise UserError(
@@ -101,7 +102,7 @@ def leaves_of(cursor: Connection | Cursor, root: Name) -> list[Name]:
 
 def build_leaves(connection: Connection, node: str, index: Name, root: Name, *, unique: bool, tail: str) -> None:
     """Builds a root's index on each leaf and makes it part of the root's. Outside of transactions; may be repeated:
-    what an interrupted build has left is dropped first."""
+    whatever an interrupted build has left is dropped first."""
     word = "UNIQUE INDEX" if unique else "INDEX"
     with translated(node), connection.cursor() as cursor:
         for leaf in leaves_of(cursor, root):
@@ -134,7 +135,7 @@ def check_index(cursor: Connection | Cursor, index: Name) -> None:
 
 
 def index_is_there(cursor: Connection | Cursor, index: Name, root: Name) -> bool:
-    """Whether the root has an index of this name already. Raises `Refused` if something else is called so."""
+    """Whether the root has an index of this name already. Raises `Refused` if something else has the name."""
     row = cursor.execute(
         "SELECT x.indrelid = to_regclass(%s) FROM pg_class c LEFT JOIN pg_index x ON x.indexrelid = c.oid"
         " WHERE c.oid = to_regclass(%s)",
@@ -148,8 +149,9 @@ def index_is_there(cursor: Connection | Cursor, index: Name, root: Name) -> bool
 
 
 def leaf_index(index: str, leaf: Name) -> Name:
-    """The name of a leaf's part of a root's index, always the same, and one that nobody else gives: what is called so
-    and is not attached is left by an interrupted build. PostgreSQL calls the leaf's part of another index p0_n_idx."""
+    """The name of a leaf's part of a root's index, always the same, and one that nobody else would choose: an index of
+    this name that is not attached was left by an interrupted build. PostgreSQL itself calls a leaf's part of an index
+    p0_n_idx."""
     end = f"_{hash_text(f'{leaf} {index}'):x}"
     start = f"{leaf.name}_{index}".encode()[: MAX_BYTES - len(end)].decode(errors="ignore")
     return Name(leaf.schema, start + end)

@@ -1,4 +1,4 @@
-"""Connections that are broken when somebody waits too long for them: one thread for all, whatever their number."""
+"""Breaks connections that somebody has waited too long for: one thread for all, however many there are."""
 
 import heapq
 import socket
@@ -21,7 +21,7 @@ class Deadlines:
         self._thread: threading.Thread | None = None
 
     def begin(self, handle: socket.socket, seconds: float) -> int:
-        """Shuts the socket down after so many seconds, unless `end` is called with what this returns."""
+        """Shuts the socket down after this many seconds, unless `end` is called with what this returns."""
         with self._changed:
             number = next(self._numbers)
             self._open[number] = handle
@@ -47,7 +47,7 @@ class Deadlines:
                 while self._due and self._due[0][0] <= now:
                     handle = self._open.pop(heapq.heappop(self._due)[1], None)
                     if handle is not None:
-                        with suppress(OSError):  # it was closed in the same moment: the block is over
+                        with suppress(OSError):  # it was closed at the same moment: the block is over
                             handle.shutdown(socket.SHUT_RDWR)
 
     def _next(self) -> float | None:

@@ -1,4 +1,4 @@
-"""How atomic transactions over several nodes end: the table of decisions, and what a leader does with what is left.
+"""How atomic transactions over several nodes end: the table of decisions, and what a leader does with leftover parts.
 
 The client library commits over several nodes by PostgreSQL's own two-phase commit: every participant but the first is
 prepared; the first, the *home*, then commits its own changes together with a row here, and that commit is the decision.
@@ -11,19 +11,19 @@ The argument
  2. *Nobody guesses.* A recovering process (the leader, or a client whose answer was lost) first writes "abort" for the
     transaction, in a transaction of its own. If the home is half-way, the unique index makes it wait until the home has
     committed or rolled back. If the home has committed, its row stays, and is read. If not, "abort" stands, and a home
-    that comes later meets it and fails: nothing of it is committed. Only then is a part ended, as the row says.
- 3. *An abort stays as long as its home may still come.* A home that began more than an hour before does not write its
-    row any more (by its server's own clock, `balancer.decide`); rows are kept for a day.
+    that comes later meets it and fails, and none of it is committed. Only then is a part ended, as the row says.
+ 3. *An abort stays as long as its home may still come.* A home that began more than an hour before no longer writes its
+    row (by its server's own clock, `balancer.decide`); rows are kept for a day.
  4. *A commit stays until every part is ended*: the client forgets it when all parts have answered, the leader after a
     day and only if a look at every node of the cluster, begun afterwards, finds no part of it.
  5. *A prepared part keeps its locks, `hold`'s advisory lock too*: a tablet cannot be switched under it. A mover waits
     for it as for a writer, and names it.
- 6. *Only a transaction's own client decides for it.* Ids of prepared transactions are seen by every role; but the id in
-    them is a digest, and rows are written by those who know of what (`balancer.decide` takes the secret). Anybody who
-    prepares something under such an id has it ended, and no more.
+ 6. *Only a transaction's own client decides for it.* Every role can see the ids of prepared transactions; but the id in
+    them is a digest, and only those who know what it is a digest of can write rows (`balancer.decide` takes the
+    secret). If anybody else prepares something under such an id, it is ended, and that is all.
 
-`COMMIT PREPARED` is allowed to the role that prepared and to superusers. A leader that is neither does it as that role,
-which it must be a member of.
+PostgreSQL allows `COMMIT PREPARED` to the role that prepared and to superusers. A leader that is neither runs it as
+that role, which it must be a member of.
 """
 
 from collections.abc import Sequence
@@ -108,7 +108,7 @@ PREPARED = sql.SQL(
     "SELECT gid, owner, prepared, transaction::text FROM pg_catalog.pg_prepared_xacts"
     " WHERE database = current_database() AND gid LIKE {}"
 ).format(sql.Literal(PREFIX + "%"))
-"""Every role may ask this, and it reads no disk."""
+"""Every role may run this, and it reads nothing from disk."""
 
 
 def prepared_parts(connection: Connection | Cursor) -> list[PreparedPart]:
@@ -117,7 +117,7 @@ def prepared_parts(connection: Connection | Cursor) -> list[PreparedPart]:
 
 
 def decision_of(cursor: Cursor, transaction: str, reason: str, *, commits: bool = False) -> bool:
-    """On the home: whether the transaction commits. Where nothing was decided, this decides: by default, abort.
+    """On the home: whether the transaction commits. If nothing was decided, this decides: by default, abort.
 
     Waits for a home that is half-way, at most for the session's lock_timeout. In the caller's `node_transaction`: the
     answer holds once that has committed.
@@ -179,7 +179,7 @@ def end_part(connection: Connection, gid: str, role: str, *, commits: bool) -> b
 
 
 def old_decisions(connection: Connection | Cursor) -> list[str]:
-    """Transactions whose decisions were kept long enough."""
+    """Transactions whose decisions have been kept long enough."""
     rows = connection.execute(
         "SELECT id FROM balancer.decision WHERE at < clock_timestamp() - %s::interval ORDER BY at LIMIT 10000", (KEPT,)
     ).fetchall()

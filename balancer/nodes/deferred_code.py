@@ -1,21 +1,21 @@
-"""What others' code leaves behind in one of our sessions, and would run later with the rights of the role that commits.
+"""What others' code leaves behind in one of our sessions that would run later with the rights of the role that commits.
 
 Asked before the commit of a transaction in which a role's code ran with that role's rights (a handler of messages, a
-schema change): what such code leaves must not meet us. A cursor WITH HOLD is read at the commit; a path of schemas
-gives other meanings to the names in our next statements; so do other settings; a statement may be prepared under a name
-that we use. Deferred triggers run at the commit too, before PostgreSQL 18 with our rights. Forcing constraints to be
-checked earlier does not help, because a trigger that runs then can defer others again.
+schema change): what such code leaves must not affect us. A cursor WITH HOLD is read at the commit; a search path
+changes the meaning of names in our next statements; so do other settings; a statement may be prepared under a name that
+we use. Deferred triggers run at the commit too, before PostgreSQL 18 with our rights. Forcing constraints to be checked
+earlier does not help, because a trigger that runs then can defer others again.
 
-Settings and cursors are taken back in the transaction (`leave_others_code`), before anything else is said in it. What
-is prepared no rollback takes back: the session is emptied (`forget_session`) or closed after it. Called by the message
-service and by schema changes.
+Settings and cursors are reset in the transaction (`leave_others_code`), before anything else is sent in it. No rollback
+undoes what is prepared: the session is reset (`forget_session`) or closed afterwards. Called by the message service and
+by schema changes.
 """
 
 from balancer.errors import Refused
 from balancer.nodes.connection import Connection, Cursor
 
 _TAKEN_BACK = "CLOSE ALL; RESET ALL; SET LOCAL synchronous_commit TO on"
-"""Commands that name nothing, so that no path can give them another meaning; and the commit is durable, as it was."""
+"""Commands that name nothing, so that no search path can change their meaning; and the commit is durable, as it was."""
 
 _DEFERRED = """
 SELECT coalesce(
@@ -45,5 +45,5 @@ def leave_others_code(cursor: Cursor, *, trusted: bool) -> None:
 
 
 def forget_session(connection: Connection) -> None:
-    """Takes away whatever others' code has set or made in this session."""
+    """Removes whatever others' code has set or made in this session."""
     connection.execute("DISCARD ALL", prepare=False)

@@ -3,7 +3,7 @@
 Read from the catalog, without partitions: columns, keys, indexes, statistics, triggers, policies, grants, comments.
 What a table needs beyond itself (types, functions, roles, tables that foreign keys point to) must be on the other node
 already; sequences do not travel, because two nodes would hand out the same number. Both sides have full names and are
-sent one by one, because a catalog's text is nobody's promise.
+sent one by one, because nothing guarantees a catalog's text.
 """
 
 from collections.abc import Sequence, Set
@@ -68,7 +68,7 @@ def read_definition(
 ) -> Definition:
     """What makes the same root elsewhere. Refuses what cannot be made there, and columns that draw from a sequence.
 
-    Of a whole table the columns' own sequences are made there too: one node at a time draws from them. So are those of
+    For a whole table the columns' own sequences are made there too: one node at a time draws from them. So are those of
     a table whose nodes have lanes. `drawing` off: such columns come without a default, and get theirs later.
     """
     with full_names(cursor):
@@ -78,7 +78,7 @@ def read_definition(
 def make_roots(cursor: Cursor, definitions: Sequence[Definition], *, trusted: bool = False) -> None:
     """Makes the roots that are missing, then their foreign keys; inside the caller's transaction.
 
-    Raises `Refused` where that would run code of their owners with our rights, unless those are `trusted`.
+    Raises `Refused` if that would run code of their owners with our rights, unless those are `trusted`.
     """
     missing = [one for one in definitions if not _is_there(cursor, one)]
     _check_roles(cursor, missing)
@@ -159,7 +159,7 @@ def _read_definition(
 
 
 def check_no_sequences(table: Name, columns: Sequence[ColumnPart], but: Set[str] = frozenset()) -> None:
-    """Raises `Refused` for a column whose numbers two nodes would hand out; those of `but` draw on one at a time."""
+    """Raises `Refused` for a column whose numbers two nodes would hand out; `but` draw on one node at a time."""
     for column in columns:
         if (column.identity or column.draws) and column.name not in but:
             raise Refused(
@@ -177,7 +177,7 @@ def _partitioning(cursor: Cursor, root: Root) -> sql.Composable:
 
 
 def _set_grants(cursor: Cursor, definition: Definition) -> None:
-    """Exactly these: default privileges of this database may have given others."""
+    """Exactly these grants: default privileges of this database may have given others."""
     version = cursor.connection.info.server_version
     roles = table_parts.roles_with_rights(cursor, definition.root)
     for statement in table_parts.set_grants(definition.root, roles, definition.grants, version):

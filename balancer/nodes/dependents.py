@@ -1,10 +1,10 @@
-"""What names a relation from outside of it, and how it is made to name another one that takes over the name.
+"""What refers to a relation from outside it, and how to make it refer to another one that takes over the name.
 
 PostgreSQL binds views, rules, policies and functions to a relation by its oid, so they would follow a renamed table.
 Each is printed while the name is still the old relation's, and the same text is run again when the name is the new
-one's: CREATE OR REPLACE keeps the object itself, its owner, its grants and what depends on it. Nothing of it is
-evaluated by that. What cannot be carried so is in `refusals`, by name. The caller reads with full names
-(`full_names`). Reading only.
+one's: CREATE OR REPLACE keeps the object itself, its owner, its grants and what depends on it. None of it is evaluated
+by that. What cannot be carried this way is in `refusals`, by name. The caller reads with full names (`full_names`).
+Only reads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -95,7 +95,7 @@ FROM pg_proc p WHERE p.oid = %(id)s
 
 
 class _Found:
-    """What is gathered while the catalog's list is walked."""
+    """What is gathered while walking the catalog's list."""
 
     def __init__(self) -> None:
         self.locks: dict[Name, Statement] = {}
@@ -107,7 +107,7 @@ class _Found:
 
 
 def read_dependents(cursor: Cursor, oid: int, name: Name) -> Dependents:
-    """Everything that would go on naming this relation after its name has gone to another one."""
+    """Everything that would still refer to this relation after its name has gone to another one."""
     found = _Found()
     for kind, number, text in cursor.execute(_DEPENDENTS, {"oid": oid}).fetchall():
         own = cursor.execute(_OWN, {"class": kind, "id": number, "oid": oid}).fetchone()
@@ -158,7 +158,7 @@ def _rule(cursor: Cursor, found: _Found, rule: int, name: Name, text: str) -> No
         found.materialised.append(where)
         found.names.append(f"materialised view {where}")
     elif kind == "v" and row[0] == "_RETURN":
-        # Gives the view to the owner it has: a lock on it and, unlike LOCK, on nothing below it.
+        # Gives the view to its current owner: this locks it and, unlike LOCK, nothing below it.
         found.locks[where] = sql.SQL("ALTER VIEW {} OWNER TO {}").format(where.identifier, sql.Identifier(owner))
         found.after.append(view_statement(where, options, definition))
         found.names.append(f"view {where}")
@@ -202,7 +202,7 @@ def _function(found: _Found, row: tuple[Any, ...], name: Name, text: str) -> Non
         found.refusals.append(f"{text} has the row type of {name} in its signature, and others depend on it: drop it")
     else:
         word = "PROCEDURE" if kind == "p" else "FUNCTION"
-        # Of another type now, so it is another one: made again with what it had.
+        # It has another type now, so it is another one: made again with what it had.
         found.before.append(printed(f"DROP {word} {signature}"))
         found.after.append(printed(definition))
         found.after += _function_parts(word, signature, owner, acl, comment)

@@ -1,8 +1,8 @@
-"""A leader's steps on a node: every one of them first checks, and raises, the leader's epoch recorded there.
+"""A leader's steps on a node: each first checks, and raises, the leader's epoch recorded there.
 
 Everything that changes a node runs inside `node_transaction`, or, for commands that PostgreSQL does not allow
-in a transaction, inside `node_command`. A predecessor who wakes up late is then refused by the node itself. Reading
-needs neither.
+in a transaction, inside `node_command`. The node itself then refuses a predecessor that wakes up late. Reading needs
+neither.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ def node_transaction(
     first: Sequence[Statement] = (),
     together: Sequence[Statement] = (),
 ) -> Iterator[Cursor]:
-    """A transaction under this leader's epoch. With `node`, the database must be that node. `first` come before all.
+    """A transaction under this leader's epoch. With `node`, the database must be that node. `first` is sent first.
 
     With `durable`, its commit waits for the disk whatever the server's own default is. The statements in `together`
     travel with the check and are rolled back if it fails; `last_rows` has the rows of the last of them.
@@ -72,8 +72,8 @@ def node_transaction(
 def commit_and_begin(cursor: Cursor, leader_epoch: int, node: str, together: Sequence[Statement]) -> None:
     """Ends the transaction of a `node_transaction`, durably, and begins the next one as that does, in one message.
 
-    Raises `OutcomeUnknown` if the connection broke. Anything else may be said of the next transaction while the first
-    has been committed: what was made in it must be looked at again, in `together` or later.
+    Raises `OutcomeUnknown` if the connection broke. Any other error may concern the next transaction while the first
+    has been committed: what was done in it must be checked again, in `together` or later.
     """
     connection = cursor.connection
     ours = _OURS_PLANNED if connection in PLANNED else _OURS
@@ -87,11 +87,11 @@ def commit_and_begin(cursor: Cursor, leader_epoch: int, node: str, together: Seq
 
 @contextmanager
 def node_command(connection: Connection, leader_epoch: int, node: str = "") -> Iterator[Connection]:
-    """For commands outside of transactions: the check right before, under a lock that a new leader waits for.
+    """For commands outside transactions: the check comes right before, under a lock that a new leader waits for.
 
     The commands inside may only touch objects named after the caller's own migration.
     """
-    # The epoch is raised first, without the shared lock: two sessions that both held it and both wanted to raise
+    # The epoch is raised first, without the shared lock: two sessions that both held it and both wanted to raise it
     # would wait for each other.
     with node_transaction(connection, leader_epoch, node):
         pass
@@ -108,7 +108,7 @@ def node_command(connection: Connection, leader_epoch: int, node: str = "") -> I
 
 
 def _said(connection: Connection, node: str, error: psycopg.Error) -> BalancerError:
-    """Our error; where the leaders' lock was waited for in vain, it names the session that holds it."""
+    """Our error; if the leaders' lock was not granted in time, it names the session that holds it."""
     meant = translate(node, error)
     if not isinstance(error, psycopg.errors.LockNotAvailable):
         return meant
@@ -143,7 +143,7 @@ def _begin(
                 cursor.execute(own_schema.PREPARE)
             run_together(cursor, message)
     except psycopg.errors.InvalidTextRepresentation:
-        # Perhaps our schema's; then nothing behind the question was run, and this says what is wrong.
+        # Perhaps about our schema; then nothing after the check was run, and this says what is wrong.
         cursor.connection.rollback()
         cursor.execute(_OURS)
         raise
@@ -163,7 +163,7 @@ FROM balancer.node n, LATERAL (SELECT to_jsonb(n) AS j) d
 
 
 def _look_again(connection: Connection, leader_epoch: int) -> None:
-    """What `balancer.enter` has looked at, under the lock that a newer leader and a change of hands wait for."""
+    """What `balancer.enter` has read, under the lock that a newer leader and a change of hands wait for."""
     row = connection.execute(_AGAIN).fetchone() or (0, None, False, "", "")
     mine = None if connection in UNAWARE else IDENTITIES.get(connection)
     if row[2] if mine is None else row[1] not in (None, mine):

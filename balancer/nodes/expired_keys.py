@@ -1,7 +1,7 @@
-"""Partitions whose keys have expired: closed by a trigger that refuses writes in one sentence; counted; looked at.
+"""Partitions whose keys have expired: closed by a trigger that refuses writes in one sentence; counted; inspected.
 
 The trigger looks nothing up, so no old snapshot is blind to it; it stops every path to the partition, as a fence does.
-The empty partition in the place of those that went has it for good, and a move carries it along. Called by migrations
+The empty partition that replaced the dropped ones has it for good, and a move carries it along. Called by migrations
 inside their `node_transaction`.
 """
 
@@ -24,7 +24,7 @@ _NAMES = (EXPIRED_TRIGGER, EXPIRED_TRUNCATE_TRIGGER)
 
 @dataclass(frozen=True, slots=True)
 class LastCount:
-    """What a partition has in it."""
+    """What a partition contains."""
 
     rows: int
     outside: int
@@ -42,12 +42,12 @@ def close_expired(cursor: Cursor, partitions: Sequence[Name], sentence: str, tim
 
 
 def refuse_rows(cursor: Cursor, partition: Name, sentence: str) -> None:
-    """On a partition that is empty and stays so. TRUNCATE of its root is nobody's loss, and allowed."""
+    """For a partition that is empty and stays so. TRUNCATE of its root loses nothing, and is allowed."""
     run_together(cursor, _triggers(partition, sentence, truncate=False))
 
 
 def closed_by(cursor: Cursor, partitions: Sequence[Name]) -> str | None:
-    """The transaction that has closed all of these; None: one is open, or somebody has switched its trigger since."""
+    """The transaction that closed all of these; None: one is open, or somebody has switched its trigger since."""
     rows = cursor.execute(
         "SELECT bool_or(t.tgname = %s), bool_and(t.tgenabled = 'A'), min(t.xmin::text), max(t.xmin::text)"
         " FROM unnest(%s::text[]) AS name LEFT JOIN pg_trigger t"
@@ -60,7 +60,7 @@ def closed_by(cursor: Cursor, partitions: Sequence[Name]) -> str | None:
 
 
 def stays_empty(cursor: Cursor, partitions: Sequence[Name]) -> bool:
-    """Whether these are in the place of partitions that went (`refuse_rows`): those that are only closed until they go
+    """Whether these replace dropped partitions (`refuse_rows`): those that are only closed until they are dropped
     refuse TRUNCATE as well."""
     row = cursor.execute(
         "SELECT bool_and(EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = to_regclass(name) AND t.tgname = %s)"
@@ -72,7 +72,7 @@ def stays_empty(cursor: Cursor, partitions: Sequence[Name]) -> bool:
 
 
 def triggers_until_gone(cursor: Cursor) -> list[tuple[Name, str]]:
-    """The triggers on attached partitions that are closed until they go, by partition and name."""
+    """The triggers on attached partitions that are closed until they are dropped, by partition and name."""
     rows = cursor.execute(
         "SELECT n.nspname, c.relname, t.tgname FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid"
         " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relispartition AND t.tgname = ANY (%s) AND EXISTS"
@@ -93,7 +93,7 @@ def open_expired(cursor: Cursor, partitions: Sequence[Name], timeout: float) -> 
 
 
 def drop_expired_triggers(cursor: Cursor, partition: Name, timeout: float) -> None:
-    """After `open_expired`: takes the triggers away, which waits for readers. Idempotent."""
+    """After `open_expired`: removes the triggers, which waits for readers. Idempotent."""
     run_together(cursor, [lock_timeout(timeout)])
     for trigger in _NAMES:
         if has_trigger(cursor, partition, trigger):
@@ -101,7 +101,7 @@ def drop_expired_triggers(cursor: Cursor, partition: Name, timeout: float) -> No
 
 
 def count_expired(connection: Connection, place: Place) -> LastCount:
-    """Reads all of a partition that is closed."""
+    """Reads all of a closed partition."""
     expression = check_expression(place.columns, place.part, 0)
     query = sql.SQL("SELECT count(*), count(*) FILTER (WHERE ({}) IS NOT TRUE) FROM ONLY {}")
     row = connection.execute(query.format(expression, place.partition.identifier)).fetchone()
@@ -126,7 +126,7 @@ def clock_of(cursor: Cursor) -> float:
 
 
 def suspect(cursor: Cursor, tablets: Sequence[int]) -> None:
-    """Remembers that somebody may have written to these since they were closed: they will be set aside, not dropped."""
+    """Records that somebody may have written to these since they were closed: they will be set aside, not dropped."""
     cursor.execute(
         "UPDATE balancer.tablet SET breached_since = coalesce(breached_since, closed_by,"
         " pg_current_xact_id()::xid::text) WHERE id = ANY (%s)",

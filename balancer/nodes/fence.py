@@ -4,10 +4,10 @@ Writers wait while these run, so statements that need no answer in between trave
 
 A fence is a row trigger (and one for TRUNCATE) on each partition of the tablet, made under EXCLUSIVE: it waits for
 writers in flight, and for SELECT … FOR UPDATE, and lets readers through. It is lifted by disabling it; dropping a
-trigger would wait for every reader, so that comes later (`drop_fence`). The order of locks is that of the partitions
-given: callers give them in the order of the table's roots. Clients that have proven their ownership are waited for
-before that (`locks`), and each fence is written into `balancer.tablet.until` too, where they look. Callers that know
-the partitions' `tablets` say so: looking them up by name costs writers half a millisecond in each switch and node.
+trigger would wait for every reader, so that comes later (`drop_fence`). Locks are taken in the order of the partitions
+given: callers give them in the order of the table's roots. Before that it waits for clients that have proven their
+ownership (`locks`), and each fence is also written into `balancer.tablet.until`, where they look. Callers that know the
+partitions' `tablets` pass them: looking them up by name costs writers half a millisecond per switch and node.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ MOVED = "moved"
 
 
 class Expired(Refused):
-    """The fence ran out: what it stood for must not be built upon, but another may be raised."""
+    """The fence ran out: nothing may rely on it any more, but another may be raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Fence:
     node: str = ""  # where the tablet went, if it has moved
     epoch: int = 0
     raised_by: frozenset[str] = field(default=frozenset(), compare=False)
-    """The transactions that may have written its triggers: one that another wrote was switched off meanwhile."""
+    """The transactions that may have written its triggers: one that any other wrote was switched off meanwhile."""
 
     @property
     def sealed(self) -> bool:
@@ -67,7 +67,7 @@ class Fence:
 
 def deadline_statement(seconds: float) -> Statement:
     """The first part of raising, which `announced` reads. Before the lock, so that nobody waits for it: a write that an
-    ended fence lets through from here on counts, too."""
+    ended fence lets through from here on counts too."""
     return sql.SQL(
         "SELECT (extract(epoch FROM clock_timestamp()) + {})::text, last_value + is_called::int,"
         " pg_current_xact_id()::xid::text FROM balancer.breaches"
@@ -75,7 +75,7 @@ def deadline_statement(seconds: float) -> Statement:
 
 
 def announced(row: TupleRow, fence: Fence) -> Fence:
-    """The second part: the fence as it will be, by the row of the first."""
+    """The second part: the fence as it will be, from the first part's row."""
     until, breaches, transaction = row
     return replace(fence, until=until, breaches=breaches, raised_by=fence.raised_by | {transaction})
 
@@ -83,8 +83,8 @@ def announced(row: TupleRow, fence: Fence) -> Fence:
 def raise_statements(
     partitions: Sequence[Name], fence: Fence, lock_timeout: float, tablets: Sequence[int] = ()
 ) -> tuple[list[Statement], list[Statement]]:
-    """The third part: the lock, which waits for writers in flight, and the triggers. What has to be looked at under the
-    lock comes between the two, in the same message, by those who roll back if they do not like what they see."""
+    """The third part: the lock, which waits for writers in flight, and the triggers. Checks that must happen under the
+    lock go between the two, in the same message, by callers that roll back if a check fails."""
     return _lock(partitions, lock_timeout, tablets, _ROW_LOCKERS), trigger_statements(partitions, fence, tablets)
 
 
@@ -98,8 +98,8 @@ def renew_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, second
 
 
 def seal_statements(partitions: Sequence[Name], fence: Fence, tablets: Sequence[int] = ()) -> list[Statement]:
-    """Make a fence permanent that stands. They may be sent behind `look_statements`, in the same message, by those who
-    roll back if `check_looked` then says that it does not."""
+    """Make permanent a fence that stands. They may be sent after `look_statements`, in the same message, by callers
+    that roll back if `check_looked` then says that it does not stand."""
     return trigger_statements(partitions, replace(fence, until=SEALED), tablets)
 
 
@@ -128,7 +128,7 @@ def check_standing(cursor: Cursor, partitions: Sequence[Name], fence: Fence, loc
 
 
 def look_statements(partitions: Sequence[Name], lock_timeout: float, tablets: Sequence[int] = ()) -> list[Statement]:
-    """The lock, and what there is to know of the fences under it."""
+    """The lock, and under it everything there is to know about the fences."""
     look = sql.SQL(
         "SELECT name, array_agg(tgargs), bool_and(tgenabled = 'A'), array_agg(t.xmin::text),"
         " extract(epoch FROM clock_timestamp())::float8, min(last_value + is_called::int),"
@@ -164,7 +164,7 @@ def check_looked(rows: Sequence[TupleRow], fence: Fence) -> str:
 
 
 def lift_statements(partitions: Sequence[Name], lock_timeout: float, tablets: Sequence[int] = ()) -> list[Statement]:
-    """Let writers through; for partitions that surely have a fence. They wait for no reader."""
+    """Let writers through; for partitions that certainly have a fence. They wait for no reader."""
     disable = [sql.SQL("DISABLE TRIGGER {}").format(sql.Identifier(name)) for name in _NAMES]
     return [
         *_lock(partitions, lock_timeout, tablets),
@@ -174,9 +174,9 @@ def lift_statements(partitions: Sequence[Name], lock_timeout: float, tablets: Se
 
 
 def lift_fence(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float, *, closed: bool = False) -> bool:
-    """Lets writers through again, waiting for no reader. Partitions that are gone or have no fence are passed over.
+    """Lets writers through again, waiting for no reader. Skips partitions that are gone or have no fence.
 
-    What the leader's guard has closed stays so, unless `closed` ones are meant; then the answer is False.
+    What the leader's guard has closed stays closed, and the result is False, unless `closed` is set.
     """
     lifted = True
     for partition in partitions:
@@ -192,7 +192,7 @@ def lift_fence(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float, 
 
 
 def drop_fence(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float) -> None:
-    """Takes the triggers away. Waits for readers, so it comes after `lift_fence` and may be tried again.
+    """Removes the triggers. Waits for readers, so it comes after `lift_fence` and may be retried.
 
     Those of a tablet that the leader's guard has closed stay: only the guard opens it.
     """
@@ -238,7 +238,7 @@ def deadline_of(fence: Fence) -> datetime | None:
 
 
 def lock_partitions(cursor: Cursor, partitions: Sequence[Name], lock_timeout: float) -> None:
-    """Waits for writers in flight and keeps others out until the transaction ends; readers are not concerned."""
+    """Waits for writers in flight and keeps others out until the transaction ends; readers are not affected."""
     run_together(cursor, _lock(partitions, lock_timeout))
 
 
@@ -248,9 +248,10 @@ def guard_incoming(cursor: Cursor, partition: Name, fence: Fence) -> None:
 
 
 def let_through(cursor: Cursor, partition: Name) -> bool:
-    """Switches the guard of `guard_incoming` off until it is put up again, in the same transaction.
+    """Switches the guard of `guard_incoming` off until it is restored, in the same transaction.
 
-    For a role that may not write past triggers. It locks the partition: nobody else gets through. False: there is none.
+    For a role that may not write past triggers. It locks the partition, so nobody else gets through. False: there is no
+    guard.
     """
     if read_fence(cursor, partition) is None:
         return False
@@ -260,14 +261,14 @@ def let_through(cursor: Cursor, partition: Name) -> bool:
 
 
 def trigger_statements(partitions: Sequence[Name], fence: Fence, tablets: Sequence[int] = ()) -> list[Statement]:
-    """The triggers of a fence on partitions that are locked. They replace those of the fence before."""
+    """The triggers of a fence on partitions that are locked. They replace those of the previous fence."""
     # ALWAYS: replication's apply and sessions with session_replication_role = replica are refused as well.
     triggers = [statement for partition in partitions for statement in _triggers(partition, fence, "ENABLE ALWAYS")]
     return [_word_for_clients(partitions, tablets, fence.until), *triggers]
 
 
 def _word_for_clients(partitions: Sequence[Name], tablets: Sequence[int], until: str | None) -> Statement:
-    """What `balancer.hold` reads instead of the triggers, and by which transaction they are."""
+    """What `balancer.hold` reads instead of the triggers, and which transaction wrote them."""
     update = sql.SQL("UPDATE balancer.tablet SET until = {}, closed_by = {} WHERE id IN (SELECT {})")
     by = sql.SQL("NULL") if until is None else sql.SQL("pg_current_xact_id()::xid::text")
     return update.format(sql.Literal(until), by, tablets_of(partitions, tablets))
@@ -275,7 +276,7 @@ def _word_for_clients(partitions: Sequence[Name], tablets: Sequence[int], until:
 
 _WRITERS: LiteralString = "SHARE ROW EXCLUSIVE"
 _ROW_LOCKERS: LiteralString = "EXCLUSIVE"
-"""Waits for SELECT … FOR UPDATE as well: who holds a row must not find it taken by another on the new owner."""
+"""Waits for SELECT … FOR UPDATE as well: whoever holds a row must not find it taken on the new owner."""
 
 
 def _lock(

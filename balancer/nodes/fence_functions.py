@@ -2,11 +2,11 @@
 
 `refuse_write` is the body of every fence; its arguments are: migration, leader's epoch, `sealed` | `moved` | the
 deadline in seconds since 1970, the count of breaches when it was raised, tablet, node, epoch. It never looks anything
-up: a lookup would be blind in an old snapshot.
+up: in an old snapshot a lookup would be blind.
 
-What can be cured by running the transaction again has the SQLSTATE that every retry loop knows, 40001. The first word
-of the detail says which it is: `TB001` (the tablet is moving, try again soon) or `TB002` (it is not here any more; the
-detail names node and epoch).
+What a retry of the transaction can cure has the SQLSTATE that every retry loop knows, 40001. The first word of the
+detail says which it is: `TB001` (the tablet is moving, try again soon) or `TB002` (it is no longer here; the detail
+names node and epoch).
 """
 
 STEP = """

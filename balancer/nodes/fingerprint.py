@@ -1,9 +1,9 @@
-"""Fingerprints of tables: what tells that somebody has changed a definition, even if it was changed back.
+"""Fingerprints of tables, which reveal that somebody has changed a definition, even if it was changed back.
 
 Migrations take them before they read a definition, and compare them under the locks of the fence, the seal, ATTACH and
 the swap. A fingerprint goes by the `xmin` of the catalog's rows, the transaction that wrote each: `DISABLE TRIGGER` and
 `ENABLE TRIGGER` leave the definition as it was and two new rows behind. Of `pg_class` only those columns count that DDL
-changes: ATTACH of another tablet, VACUUM and ANALYZE write to the others. Reading only.
+changes: ATTACH of another tablet, VACUUM and ANALYZE write to the others. Only reads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ from psycopg.rows import TupleRow
 from balancer.nodes.connection import Cursor
 from balancer.nodes.names import Name
 
-# Our own fence comes and goes (its own xmin is looked at when it is sealed); what captures changes must stay.
-# Foreign keys: a root has one more per partition of every root it references, which come and go with tablets; so does
-# a partition. Their own rows are those that refer to no partition.
+# Our own fence comes and goes (its own xmin is checked when it is sealed); what captures changes must stay. Foreign
+# keys: a root has one more per partition of every root it references, which come and go with tablets; so does a
+# partition. Their own rows are those that refer to no partition.
 _FACTS = """
     SELECT n.name, md5(string_agg(f.fact, E'\\n' ORDER BY f.fact))
     FROM unnest({}::text[]) AS n (name)
@@ -45,7 +45,7 @@ _FACTS = """
 
 
 def fingerprints(cursor: Cursor, names: Sequence[Name]) -> Mapping[Name, str]:
-    """The fingerprint of each table, all in one question; of one that is not there, an empty text."""
+    """The fingerprint of each table, all in one query; an empty text for one that does not exist."""
     cursor.execute(fingerprint_statement(names))
     return read_fingerprints(names, cursor.fetchall())
 

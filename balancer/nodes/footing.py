@@ -1,15 +1,15 @@
-"""A node's place in its own history, and whether it has gone back. Pure: what it says now beside what it said before.
+"""A node's place in its own history, and whether it has gone back. Pure: what it says now against what it said before.
 
-A server that was replaced by a standby that lagged, or by an old backup, has forgotten writes that it had acknowledged.
-Four things tell, each where the others are blind:
+A server that was replaced by a lagging standby, or by an old backup, has forgotten writes that it had acknowledged.
+Four things reveal it, each where the others are blind:
 
 - the *system identifier*: another server altogether; nothing that it says can be compared;
-- the *mark*: a time that the leader writes on the node about once a minute. It is data as any other, so it goes back
-  with the data, whatever the log's positions say. It sees what happened while nobody watched;
+- the *mark*: a time that the leader writes on the node about once a minute. It is data like any other, so it goes back
+  with the data, whatever the WAL positions say. It sees what happened while nobody watched;
 - the *leader's epoch* that the node has recorded: the same, at each election;
 - *timeline and position* of the log, read in every poll. On one timeline the flushed end of the log never goes back,
   not even in a crash. After a promotion the new timeline's history says where it left the old one: nothing is lost if
-  that is not before the position last seen. The position alone would not do: a new primary soon writes past it.
+  that is not before the position last seen. The position alone would not be enough: a new primary soon writes past it.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 Forks = Mapping[int, int]
-"""Timeline → the position at which the present history left it."""
+"""Timeline → the position at which the current history left it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def read_footing(document: Mapping[str, Any]) -> Footing:
 def went_back(before: Footing, now: Footing, forks: Forks | None) -> str:
     """Why the node is behind what it has said before, with what is missing in numbers; empty: it is not.
 
-    `forks` None: the history of the timeline could not be read, and positions alone must do.
+    `forks` None: the history of the timeline could not be read, and positions alone must suffice.
     """
     if now.system != before.system:
         return f"it is another server (system identifier {now.system}, before {before.system})"

@@ -1,8 +1,8 @@
-"""Whether anything that a swap has read about tables has changed since: one question, asked before and under the locks.
+"""Whether anything that a swap has read about tables has changed since: one query, run before and under the locks.
 
-Reading everything again under the locks would take longer than the swap itself. A row of the catalog that is changed is
-a new row with another `xmin`, so a digest of the rows that were read tells; of `pg_class`, which VACUUM and ANALYZE
-write to as well, those columns count that DDL changes. Reading only.
+Reading everything again under the locks would take longer than the swap itself. Changing a row of the catalog makes a
+new row with another `xmin`, so a digest of the rows that were read shows it; of `pg_class`, which VACUUM and ANALYZE
+write to as well, those columns count that DDL changes. Only reads.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ SELECT md5(string_agg(text, E'\\n' ORDER BY text)) FROM fact
 
 
 def footprint(cursor: Cursor, tables: Sequence[Name]) -> str:
-    """A digest of everything in the catalog that describes these tables or names them."""
+    """A digest of everything in the catalog that describes these tables or refers to them."""
     row = cursor.execute(_DIGEST, ([str(table) for table in tables],)).fetchone()
     assert row is not None
     return str(row[0])

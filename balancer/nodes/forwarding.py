@@ -1,13 +1,12 @@
-"""Any node answers for any key: on each node, roots in the schema `balancer_all` whose partitions are all foreign.
+"""Lets any node answer for any key: on each node, roots in the schema `balancer_all` whose partitions are all foreign.
 
 A root with a primary key or a unique index cannot have foreign partitions, so the application's own roots are left
-alone: `balancer_all.orders` stands beside `public.orders`, without indexes, and each of its partitions is a table of
-postgres_fdw that leads to the partition's view on its owner (`proven_views`). A query over it is an ordinary query over
-the cluster. Between a switch and the next `set_forwards` it is refused with the code for "try again".
+alone: `balancer_all.orders` stands next to `public.orders`, without indexes, and each of its partitions is a
+postgres_fdw table that leads to the partition's view on its owner (`proven_views`). A query over it is an ordinary
+query over the cluster. Between a switch and the next `set_forwards` it is refused with the code for "retry".
 
 What it is not: a transaction that writes through it to several nodes is not atomic (postgres_fdw commits node by node).
-So a row does not get the key of another tablet through it (`rekey_refusal`).
-Called inside a `node_transaction`.
+So a row cannot be given the key of another tablet through it (`rekey_refusal`). Called inside a `node_transaction`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,12 +38,12 @@ class Forward:
 
 
 def forwarded_name(name: Name) -> Name:
-    """Where a root or a partition is found in our schema; names of other schemas than public are told apart."""
+    """Where a root or a partition is found in our schema; names from schemas other than public are kept distinct."""
     return Name(SCHEMA, name.name if name.schema == "public" else f"{name.schema}.{name.name}")
 
 
 def check_available(cursor: Cursor) -> None:
-    """Raises `Refused` where the server cannot forward."""
+    """Raises `Refused` if the server cannot forward."""
     cursor.execute("SELECT 1 FROM pg_available_extensions WHERE name = 'postgres_fdw'")
     if cursor.fetchone() is None:
         raise Refused("postgres_fdw is not installed on this server: it is in PostgreSQL's contrib package")
@@ -84,7 +83,7 @@ FROM pg_roles r WHERE rolname = %s
 
 
 def check_roots(cursor: Cursor, roots: Iterable[Name]) -> None:
-    """Raises `Refused` naming a root that other nodes could not be let into without letting them see too much."""
+    """Raises `Refused` naming a root that could not be opened to other nodes without letting them see too much."""
     owners: dict[str, Name] = {}
     for root in dict.fromkeys(roots):
         row = cursor.execute(_ROOT, (str(root),)).fetchone()
@@ -119,7 +118,7 @@ def set_servers(cursor: Cursor, addresses: Mapping[str, Address]) -> None:
 
 
 def set_forwards(cursor: Cursor, forwards: Sequence[Forward]) -> int:
-    """Makes our roots lead where these say, and nowhere else; returns how many partitions were changed.
+    """Makes our roots lead exactly where these say; returns how many partitions were changed.
 
     The views they lead to must be there: see `make_views`.
     """
@@ -142,7 +141,7 @@ def is_forwarding(cursor: Cursor) -> bool:
 
 
 def remove_forwarding(cursor: Cursor) -> None:
-    """Takes everything away again; the extension stays, it may be somebody else's too."""
+    """Removes everything again; the extension stays, as others may use it too."""
     cursor.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(SCHEMA)))
     remove_views(cursor)
     remove_explanations(cursor)
@@ -156,7 +155,7 @@ def _server(node: str) -> str:
 
 
 def _set_server(cursor: Cursor, node: str, address: Address, known: set[str]) -> None:
-    """Made, or its options replaced: an address may have changed."""
+    """Makes it, or replaces its options: an address may have changed."""
     name = sql.Identifier(_server(node))
     parameters = conninfo_to_dict(full_conninfo(address))
     options = {key: str(parameters[key]) for key in _SERVER_OPTIONS if parameters.get(key)}
@@ -203,7 +202,7 @@ def _set_roots(cursor: Cursor, forwards: Sequence[Forward]) -> None:
 
 
 def _copy_rights(cursor: Cursor, root: Name) -> None:
-    """Who may use the application's root may use ours in the same way."""
+    """Roles that may use the application's root may use ours in the same way."""
     cursor.execute(
         "SELECT privilege_type, CASE grantee WHEN 0 THEN NULL ELSE pg_get_userbyid(grantee) END"
         " FROM pg_class, aclexplode(coalesce(relacl, acldefault('r', relowner)))"

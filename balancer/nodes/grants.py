@@ -1,7 +1,7 @@
 """The script that gives a role what the balancer needs on a node, and no more: no superuser where that is possible.
 
-Run by a superuser in the node's database, once or often. It finds out versions and owners by itself, so it needs no
-connection to be written. `preflight` checks what it gives.
+Run by a superuser in the node's database, once or repeatedly. It finds out versions and owners by itself, so writing it
+needs no connection. `preflight` checks what it gives.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,9 @@
 """Reading a tablet's rows on the node that has proven to own it, as clients do (`balancer.hold`).
 
 For the consistency checker. After the proof no statement of the transaction meets a former owner's rows or an absent
-partition, so a tablet that moves meanwhile gives no false alarm. In READ COMMITTED the owner does not change before the
-end, so such transactions are short; with one snapshot a switch does not wait, and the rows are those of that moment.
+partition, so a tablet that moves meanwhile causes no false alarm. In READ COMMITTED the owner does not change before
+the end, so such transactions are short; with one snapshot a switch does not wait, and the rows are those of that
+moment.
 """
 
 from collections.abc import Iterator
@@ -19,12 +20,12 @@ _HOLD: LiteralString = "CALL balancer.hold({}, {}, false)"
 
 
 class NotHeld(Unavailable):
-    """The tablet is not here with this epoch, or moves just now: look at the map again."""
+    """The tablet is not here with this epoch, or is moving right now: look at the map again."""
 
 
 @contextmanager
 def held_read(connection: Connection, tablet: int, epoch: int, *, one_snapshot: bool = False) -> Iterator[Cursor]:
-    """A transaction that only reads, on the owner. Nothing of it is kept. Raises `NotHeld`."""
+    """A read-only transaction on the owner, always rolled back. Raises `NotHeld`."""
     level = "REPEATABLE READ" if one_snapshot else "READ COMMITTED"
     with held_transaction(connection, [(tablet, epoch)], sql.SQL("BEGIN ISOLATION LEVEL " + level)) as cursor:
         cursor.execute("SET TRANSACTION READ ONLY")

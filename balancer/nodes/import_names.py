@@ -1,10 +1,10 @@
-"""The new roots of an import take the names of the plain tables, with everything that those took along.
+"""Gives the new roots of an import the names of the plain tables, with everything that those carry along.
 
 As in a conversion, the parts of an old table and what names it from outside are printed while it has the name, and run
 again when the new root has it (`carried`). Foreign keys between the tables go to the partitions first, not validated: a
-scan beside the writers validates them afterwards, and then the root gets them (`near_keys`). A node that never had the
-tables gets the same parts by the texts of one that has. Everything runs in one transaction of a node; the caller has
-set full names. Called by `tables.import_switch`, and by the rehearsal in `tables.import_plan`.
+scan alongside the writers validates them afterwards, and then the root gets them (`near_keys`). A node that never had
+the tables gets the same parts from the texts of one that has. Everything runs in one transaction per node; the caller
+has set full names. Called by `tables.import_switch`, and by the rehearsal in `tables.import_plan`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,7 +89,7 @@ def take_names(cursor: Cursor, together: Sequence[Taking], close: Callable[[], N
 
 
 def read_elsewhere(cursor: Cursor, together: Sequence[Taking]) -> Elsewhere:
-    """On a node where the old tables still have their names, beside the new roots."""
+    """On a node where the old tables still have their names, next to the new roots."""
     names = [one.table for one in together]
     sequences: list[Statement] = []
     numbered: list[Statement] = []
@@ -136,13 +136,13 @@ def take_names_elsewhere(cursor: Cursor, together: Sequence[Taking], given: Else
 
 
 def spread_numbers(cursor: Cursor, tables: Sequence[Name], lane: int | None, above: int) -> None:
-    """Lets the tables' sequences on this node count in its lane, above what any node has handed out."""
+    """Makes the tables' sequences on this node count in its lane, above what any node has handed out."""
     for sequence in read_drawn(cursor, tables) if lane is not None else ():
         spread(cursor, sequence, lane or 0, above)
 
 
 def highest_number(cursor: Cursor, tables: Sequence[Name]) -> int:
-    """What the tables' sequences on this node have handed out at most."""
+    """The highest numbers that the tables' sequences on this node have handed out."""
     return max((one.last or one.start for one in read_drawn(cursor, tables)), default=0)
 
 
@@ -163,7 +163,7 @@ def _keys_of(one: Taking, keys: Mapping[str, Statement]) -> Iterator[Statement]:
 
 
 def _defaults(cursor: Cursor, oid: int, table: Name) -> Iterator[Statement]:
-    """What columns draw from, when their sequences are there."""
+    """What columns draw from, once their sequences exist."""
     alter = sql.SQL("ALTER TABLE {} ALTER COLUMN {} SET DEFAULT {}")
     for column in read_columns(cursor, oid):
         if column.draws and not column.identity and column.default is not None:
@@ -208,7 +208,7 @@ WHERE i.indrelid = to_regclass(%s) ORDER BY c.relname
 
 
 def _index_names(cursor: Cursor, table: Name, root: Name) -> dict[str, str]:
-    """By name of an index of the new root: what the same one of the old table is called."""
+    """Name of an index of the new root → name of the same index of the old table."""
     mine, theirs = (cursor.execute(_INDEXES, (str(name),)).fetchall() for name in (table, root))
     known = {(number, tail): str(name) for name, number, tail in mine}
     return {str(name): known[number, tail] for name, number, tail in theirs if (number, tail) in known}

@@ -1,7 +1,7 @@
-"""Statements of an import: plain tables of one name on several nodes become tablets of one table. Reading and making.
+"""Statements of an import: plain tables of one name on several nodes become tablets of one table. Reads and makes.
 
-The new root stands beside the old table under a name of its own until the switch; partitions have their last names from
-the start. Called by `tables.importing`, whatever changes a node inside its `node_transaction`.
+The new root stands next to the old table under a name of its own until the switch; partitions have their last names
+from the start. Called by `tables.importing`, whatever changes a node inside its `node_transaction`.
 """
 
 import heapq
@@ -51,7 +51,7 @@ ORDER BY 1
 
 
 def beside(table: Name, word: str) -> Name:
-    """A name beside a table's, cut where it would be too long."""
+    """A name derived from a table's, cut where it would be too long."""
     suffix = f"_{word}"
     return Name(table.schema, table.name.encode()[: MAX_BYTES - len(suffix)].decode(errors="ignore") + suffix)
 
@@ -59,7 +59,7 @@ def beside(table: Name, word: str) -> Name:
 def obstacles(
     cursor: Cursor, table: Name, together: Sequence[Name], layout: str, key: Sequence[str], *, spreads: bool
 ) -> list[str]:
-    """Why the plain table of this name, which is there, cannot be imported; with what would help.
+    """Why the plain table of this name, which exists, cannot be imported; with what would help.
 
     `spreads`: each node hands out numbers of its own. The caller has set full names.
     """
@@ -115,14 +115,15 @@ def row_key(cursor: Cursor, table: Name, layout: str, key: Sequence[str]) -> tup
 
 
 def compared_key(cursor: Cursor, table: Name, key: Sequence[str]) -> RowKey:
-    """The key of a plain table as rows are found by it."""
+    """The key of a plain table, as used to find rows."""
     return RowKey(tuple(key), frozenset(keys_of_other_types(cursor, table, key)))
 
 
 def make_root(cursor: Cursor, table: Name, root: Name, layout: str, key: Sequence[str]) -> None:
     """An empty partitioned twin of a plain table: columns, defaults, checks, indexes, statistics, comments.
 
-    It is ours until it has the table's name: its owner, or who may add triggers, could bring code that our copy runs.
+    It is ours until it has the table's name: its owner, or anyone who may add triggers, could add code that our copy
+    runs.
     """
     columns = sql.SQL(", ").join(map(sql.Identifier, key))
     how = "HASH" if layout == HASH else "RANGE"
@@ -136,7 +137,7 @@ def make_root(cursor: Cursor, table: Name, root: Name, layout: str, key: Sequenc
 
 
 def keep_to_us(cursor: Cursor, root: Name) -> None:
-    """Nobody else owns a new root, nor has any right on it, by default privileges for example."""
+    """Nobody else owns a new root or has any right on it, for example by default privileges."""
     run_single(cursor, sql.SQL("ALTER TABLE {} OWNER TO CURRENT_USER").format(root.identifier))
     for role in roles_with_rights(cursor, root):
         run_single(cursor, sql.SQL("REVOKE ALL ON {} FROM {} CASCADE").format(root.identifier, grantee(role)))
@@ -200,7 +201,7 @@ def digest_of(connection: Connection | Cursor, columns: Sequence[Compared], tabl
 
 
 def duplicates(readers: Mapping[str, Connection], table: Name, key: Sequence[str], *, trusted: bool) -> list[str]:
-    """Some keys that stand on more than one node, with the nodes; reads every key, in order, and keeps none."""
+    """Some keys that exist on more than one node, with the nodes; reads every key, in order, and keeps none."""
     found: list[str] = []
     with ExitStack() as stack:
         streams = [stack.enter_context(_KeyStream(node, one, table, key, trusted)) for node, one in readers.items()]
@@ -251,9 +252,9 @@ class _KeyStream:
 
 
 def take_batch(connection: Connection, log: sql.Composable, key: Sequence[str], limit: int) -> list[int] | None:
-    """Some entries of a log, their keys into a temporary table; both as one snapshot sees them.
+    """Reads some entries of a log, their keys into a temporary table; both as one snapshot sees them.
 
-    A key may be there several times. DISTINCT would make one of two that only their type calls equal (`citext`).
+    A key may be there several times. DISTINCT would merge two that only their type considers equal (`citext`).
 
     Returns the entries; None: one says that the table was truncated.
     """
@@ -305,7 +306,7 @@ def among_keys(key: RowKey) -> sql.Composable:
 
 
 def forget_keys(connection: Connection | Cursor, key: Sequence[str], texts: Sequence[str]) -> None:
-    """Takes keys out of the temporary table."""
+    """Removes keys from the temporary table."""
     connection.execute(
         sql.SQL("DELETE FROM pg_temp.{} AS t WHERE {} = ANY({})").format(KEYS, key_text(key), sql.Literal(list(texts)))
     )
@@ -321,7 +322,7 @@ def delete_keys(cursor: Cursor, root: Name, key: RowKey) -> None:
 def entries_without(
     connection: Connection, log: sql.Composable, key: Sequence[str], entries: Sequence[int], texts: Sequence[str]
 ) -> list[int]:
-    """Those of the entries whose key is none of these."""
+    """The entries whose key is not one of these."""
     query = sql.SQL("SELECT t.{} FROM {} AS t WHERE t.{} = ANY({}) AND {} <> ALL({})").format(
         sql.Identifier(SEQ), log, sql.Identifier(SEQ), sql.Literal(list(entries)), key_text(key),
         sql.Literal(list(texts)),
@@ -356,7 +357,7 @@ def drop_table(cursor: Cursor, table: Name) -> None:
 
 
 def add_digest(total: dict[int, tuple[int, int]], part: Digest) -> None:
-    """Sums up what several tables have."""
+    """Adds up what several tables have."""
     for bucket, (count, hashed) in part.items():
         before = total.get(bucket, (0, 0))
         total[bucket] = (before[0] + count, before[1] + hashed)
@@ -367,7 +368,7 @@ def _list(names: Sequence[str]) -> sql.Composable:
 
 
 def _same(key: RowKey) -> sql.Composable:
-    """As text, which no index helps with, only where `=` by our search path is not the type's own."""
+    """As text, which no index supports, only where `=` by our search path is not the type's own."""
     return sql.SQL(" AND ").join(
         sql.SQL("t.{0}::text = k.{0}::text" if name in key.as_text else "t.{0} = k.{0}").format(sql.Identifier(name))
         for name in key.columns

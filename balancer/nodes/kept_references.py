@@ -1,11 +1,12 @@
-"""Rows of a copy that others refer to may not go away when the copy is filled again.
+"""Rows of a copy that others refer to must not disappear when the copy is filled again.
 
 A copy is filled with triggers off, so PostgreSQL does not look at the foreign keys that point to it. Usually nothing
-goes away. But a home that went back in time, and was accepted so, has forgotten rows that its copies have, and tablets
-on the copies' nodes may refer to them. Filling such a copy is refused then: nothing is changed, and a person decides.
+disappears. But a home that went back in time, and was accepted that way, has forgotten rows that its copies have, and
+tablets on the copies' nodes may refer to them. Then filling such a copy is refused: nothing is changed, and a person
+decides.
 
-The caller holds the copy's lock against writers. An order that comes meanwhile holds the row that it refers to, which
-our DELETE waits for, so it is counted; or it waits for us, and then finds the row gone. Everything is inside the
+The caller holds the copy's lock against writers. A row that is inserted meanwhile holds the row that it refers to,
+which our DELETE waits for, so it is counted; or it waits for us, and then finds that row gone. Everything is inside the
 caller's transaction. Called by `migration.reference_copying`.
 """
 
@@ -52,7 +53,7 @@ class IncomingKey:
     """A temporary table with those values."""
 
     def matches(self, one: str, columns: Sequence[str], other: str) -> sql.Composable:
-        """The values of one are those of the other, by alias; the second side has the copy's columns."""
+        """That the values of one equal those of the other, by alias; the second side has the copy's columns."""
         pairs = zip(columns, self.copy_columns, strict=True)
         same = [sql.SQL("{} = {}").format(sql.Identifier(one, a), sql.Identifier(other, b)) for a, b in pairs]
         return sql.SQL(" AND ").join(same)
@@ -76,7 +77,7 @@ def remember_references(cursor: Cursor, copies: Sequence[Name]) -> list[Incoming
 
 
 def check_references_kept(cursor: Cursor, keys: Sequence[IncomingKey], home: str, *, trusted: bool) -> None:
-    """After they were filled: raises `Refused` if rows are gone that others refer to."""
+    """After they were filled: raises `Refused` if rows that others refer to are gone."""
     for key in keys:
         cursor.execute(
             sql.SQL("DELETE FROM pg_temp.{} AS b WHERE EXISTS (SELECT FROM {} AS c WHERE {})").format(

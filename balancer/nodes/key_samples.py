@@ -1,8 +1,8 @@
 """Keys in use on a node, without help from applications: where rows are, and which were written lately.
 
-`split_keys` cuts a range tablet by size: exactly where the tablet is small, else from PostgreSQL's own histogram, else
-from a sample of its blocks. `row_age_samples` finds hot keys by the age of rows (`xmin`). Both are bounded in time, are
-asked only for tablets that somebody suspects, and say how far they may be believed.
+`split_keys` cuts a range tablet by size: exactly if the tablet is small, otherwise from PostgreSQL's own histogram, or
+from a sample of its blocks. `row_age_samples` finds hot keys by the age of rows (`xmin`). Both are bounded in time, run
+only for tablets under suspicion, and say how reliable they are.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,15 +24,15 @@ from balancer.policies.hashing import partition_hash
 from balancer.policies.key_text import parse_value
 from balancer.policies.keys import Key, KeyMismatch, KeyType, encode_key
 
-EXACT_ROWS = 200_000  # sorting as many keys takes some tenths of a second
-MAX_BLOCKS = 2_000  # 16 MB read at most by a sample
+EXACT_ROWS = 200_000  # sorting this many keys takes some tenths of a second
+MAX_BLOCKS = 2_000  # a sample reads at most 16 MB
 SECONDS = 2.0
-BUCKETS_PER_PART = 4  # fewer of the histogram's buckets in a part would make it too uneven
+BUCKETS_PER_PART = 4  # with fewer of the histogram's buckets per part, parts would be too uneven
 
 
 @dataclass(frozen=True, slots=True)
 class SplitKeys:
-    """Where to cut: encoded keys in order, how they were found, and how far to believe that the parts are equal."""
+    """Where to cut: encoded keys in order, how they were found, and how certain it is that the parts are equal."""
 
     keys: tuple[bytes, ...]
     method: str  # exact, statistics, sample, or the last two
@@ -58,8 +58,8 @@ def split_keys(
 ) -> SplitKeys:
     """Keys that cut neighbouring range partitions, taken together, into parts of equal size.
 
-    `parts − 1` of them, fewer where keys repeat. Raises `Refused` where no key can be found: there are no rows, or all
-    of them have one key; or where the partitions would run their owners' code, unless those are `trusted`.
+    `parts − 1` of them, fewer if keys repeat. Raises `Refused` if no key can be found: there are no rows, or all of
+    them have one key; or if the partitions would run their owners' code, unless those are `trusted`.
     """
     with _bounded(connection, seconds) as cursor:
         check_readable(cursor, partitions, trusted=trusted)
@@ -132,7 +132,7 @@ SELECT set_config('statement_timeout', %s, true),
 
 @contextmanager
 def _bounded(connection: Connection, seconds: float) -> Iterator[Cursor]:
-    """A transaction with a time limit whose reads PostgreSQL does not count, where it lets us choose.
+    """A transaction with a time limit, whose reads PostgreSQL does not count where it gives us the choice.
 
     Counted, they would look like load: a hot tablet would be kept hot by the very questions about its heat.
     """
@@ -154,12 +154,12 @@ def _size(cursor: Cursor, partition: Name) -> _Size:
     if row is None:
         raise Refused(f"there is no partition {partition}")
     analysed, live, blocks, changed = row
-    # Neither count may be there yet; the blocks then say how many rows there can be at most.
+    # Neither count may exist yet; the blocks then say how many rows there can be at most.
     return _Size(max(analysed, live) or blocks * 200.0, blocks, changed)
 
 
 def _exact(cursor: Cursor, partitions: Sequence[Name], columns: Sequence[KeyColumn], parts: int) -> SplitKeys:
-    """The keys at the very ranks, in one pass over the sorted keys."""
+    """The keys at exactly these ranks, in one pass over the sorted keys."""
     # Part number of a row: (place − 1) · parts / total in whole numbers; a row that begins a new one is a cut.
     cursor.execute(
         sql.SQL(
@@ -183,7 +183,7 @@ def _exact(cursor: Cursor, partitions: Sequence[Name], columns: Sequence[KeyColu
         )
     )
     types = [column.type for column in columns]
-    # The first key there is comes first; a cut at it would leave an empty part below.
+    # The first existing key comes first; a cut at it would leave an empty part below.
     lowest, *found = [encode_key(types, key) for key in _keys(cursor, types)] or [b""]
     return SplitKeys(tuple(sorted({key for key in found if key != lowest})), "exact", 1.0)
 
@@ -244,7 +244,7 @@ def _statistics(cursor: Cursor, partition: Name, column: KeyColumn) -> list[Poin
 
 
 def _value(column: KeyColumn, text: str) -> Key:
-    """The value, or nothing where a key cannot represent it."""
+    """The value, or nothing if a key cannot represent it."""
     try:
         return (parse_value(column.type, text),)
     except KeyMismatch:

@@ -1,7 +1,7 @@
 """What migrations may leave on a node when everything dies at once: found by name alone, removed one by one.
 
-Called by `balancer.migration.doctor`, which knows from the directory which of these belong to a migration that still
-runs. Finding only reads; removing is for a leader, and each removal is idempotent.
+Called by `balancer.migration.doctor`, which knows from the directory which of these belong to a migration that is still
+running. Finding only reads; removing is for a leader, and each removal is idempotent.
 """
 
 from collections.abc import Iterator
@@ -81,7 +81,7 @@ def find_leftovers(connection: Connection) -> list[Leftover]:
 
 
 def remove_leftover(cursor: Cursor, leftover: Leftover) -> None:
-    """Takes one object away, or fails while the application's sessions are in the way. Idempotent.
+    """Removes one object, or fails while the application's sessions are in the way. Idempotent.
 
     Inside the caller's `node_transaction`.
     """
@@ -112,7 +112,7 @@ def _named(connection: Connection) -> Iterator[Leftover]:
     for kind, query in _QUERIES.items():
         for name, schema, table in connection.execute(sql.SQL(query)):
             owner = owner_of(name.removesuffix("_bound"))
-            if owner is not None:  # somebody else's may begin as ours do
+            if owner is not None:  # somebody else's may begin like ours
                 yield Leftover(kind, name, owner, Name(schema, table) if schema else None)
 
 

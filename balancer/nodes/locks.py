@@ -1,9 +1,9 @@
 """Advisory locks by which the transactions of clients and the steps of a mover keep out of each other's way.
 
-`balancer.hold` takes one of a tablet's two locks, shared and until its transaction ends: that of writers, or that of
-readers. Fences take the first exclusively, and so wait for writers alone; a swap takes both, and a detachment the
-second. Always before any lock on a relation, and in the order of the tablets' ids: one order for all, no deadlock.
-Called by `fence`, `reshard` and `partition`; callers have set a lock_timeout.
+`balancer.hold` takes one of a tablet's two locks, the writers' or the readers', shared and until its transaction ends.
+Fences take the first exclusively, and so wait only for writers; a swap takes both, and a detach the second. Always
+before any lock on a relation, and in the order of the tablets' ids: one order for all, no deadlock. Called by `fence`,
+`reshard` and `partition`; callers have set a lock_timeout.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,8 @@ from balancer.nodes.names import Name
 
 WRITERS = 8385983981140574208
 READERS = WRITERS + (1 << 47)
-"""Added to a tablet's id. The first two bytes ("ta") keep clear of an application's own advisory locks. The numbers are
-in the statements of `client_functions` too."""
+"""Added to a tablet's id. The first two bytes ("ta") keep clear of an application's own advisory locks. The statements
+of `client_functions` contain the numbers too."""
 
 STEP = """
     ALTER TABLE balancer.tablet ADD COLUMN until text;
@@ -43,15 +43,15 @@ FUNCTIONS = """
 def writers_statement(partitions: Sequence[Name], tablets: Sequence[int] = ()) -> Statement:
     """Keeps writers out until the transaction ends; waits for those that hold a tablet of these partitions.
 
-    `tablets`: their ids, if the caller knows them; else the node looks them up, which writers would wait for.
+    `tablets`: their ids, if the caller knows them; otherwise the node looks them up, while writers wait.
     """
     return _lock(WRITERS, partitions, tablets)
 
 
 def keep_statement(tablets: Sequence[int]) -> Statement:
-    """For who has `writers_statement`'s lock: keeps it over the end of the transaction, until `let_go_statement` or the
-    end of the session. Else all that wait for it are woken by each commit of a switch, to be refused and to wait again:
-    they take the processor from the one they wait for."""
+    """For a session that has `writers_statement`'s lock: keeps it beyond the end of the transaction, until
+    `let_go_statement` or the end of the session. Otherwise each commit of a switch wakes all that wait for it, only to
+    be refused and wait again, taking the processor from the one they wait for."""
     return sql.SQL("SELECT pg_advisory_lock(id + {}) FROM {} AS id").format(
         sql.Literal(WRITERS), tablets_of((), tablets)
     )
@@ -79,7 +79,7 @@ def tablets_of(partitions: Sequence[Name], tablets: Sequence[int] = ()) -> State
 
 @contextmanager
 def readers_kept_out(connection: Connection, partition: Name) -> Iterator[None]:
-    """For commands outside of transactions; waits for readers that hold the partition's tablet."""
+    """For commands outside transactions; waits for readers that hold the partition's tablet."""
     given = (READERS, [partition.schema], [partition.name])
     connection.execute("SELECT pg_advisory_lock(id + %s) FROM balancer.tablets_of(%s, %s) AS id", given)
     try:

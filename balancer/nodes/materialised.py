@@ -1,7 +1,7 @@
-"""Materialised views, which cannot be replaced: a new one is made beside the old one, filled, and takes its name.
+"""Materialised views, which cannot be replaced: a new one is made next to the old one, filled, and takes its name.
 
-In the swap of a conversion an empty shell is made by the old text, which then means the new table. Afterwards the shell
-is given its rows while the old one goes on answering, and takes the name in a moment. The query runs with the rights of
+In the swap of a conversion an empty shell is made from the old text, which then means the new table. Afterwards the
+shell is filled while the old view keeps answering, and takes the name in an instant. The query runs with the rights of
 the view's owner, as it always does (REFRESH), and never with ours. A shell is found again by its name.
 """
 
@@ -73,7 +73,7 @@ def pending_shells(cursor: Cursor, formerly: Sequence[Name]) -> list[Name]:
 
 
 def fill_statements(cursor: Cursor, view: Name) -> list[Statement]:
-    """Give the shell its rows and indexes; nobody else is kept waiting. Those that are done already are left out."""
+    """Give the shell its rows and indexes, keeping nobody waiting. Those already done are left out."""
     row, made = cursor.execute(_VIEW, view).fetchone(), cursor.execute(_VIEW, shell_name(view)).fetchone()
     assert row is not None, view
     assert made is not None, view
@@ -128,6 +128,6 @@ def take_name(cursor: Cursor, view: Name) -> tuple[list[Statement], list[Stateme
         *table_parts.set_grants(view, [], grants, version),
         *comments,
     ]
-    # Gives the view to the owner it has: a lock on it and, unlike LOCK, allowed on a materialised one.
+    # Gives the view to its current owner: this locks it and, unlike LOCK, is allowed on a materialised one.
     lock = sql.SQL("ALTER MATERIALIZED VIEW {} OWNER TO {}").format(view.identifier, sql.Identifier(row[1]))
     return [lock, *(lock for _, lock in dependents.locks)], statements

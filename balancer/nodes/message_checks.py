@@ -1,7 +1,7 @@
-"""Questions of the consistency checker about the messages of one tablet, some pages at a time. Reading only.
+"""Questions of the consistency checker about the messages of one tablet, some pages at a time. Only reads.
 
-Called inside a transaction that has proven to be the owner's (`held_reads`). Outboxes and inboxes are our own, so that
-reading them runs nobody's code.
+Called inside a transaction that has proven to be the owner's (`held_reads`). Outboxes and inboxes are our own, so
+reading them runs nobody else's code.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from balancer.nodes.names import Name
 from balancer.nodes.row_checks import page_after
 
 PAGES = 256
-"""Pages of an outbox or inbox that one look reads: 2 MB, each message of which is asked for at its other end."""
+"""Pages of an outbox or inbox that one look reads: 2 MB, each of whose messages is looked up at its other end."""
 
 
 class SentRow(NamedTuple):
@@ -32,7 +32,7 @@ class SentRow(NamedTuple):
     age: float
     """Seconds since it was sent."""
     known: bool
-    """Whether this node knows what it does, or has not been told yet which messages there are."""
+    """True if this node knows what the message does, or has not been told yet which messages there are."""
     reason: str | None
 
 
@@ -62,7 +62,7 @@ class MailPage(NamedTuple):
     """0: these were the last."""
 
 
-# A node that knows the sender's table was told of its messages in the same transaction.
+# A node that knows the sender's table was told about its messages in the same transaction.
 _SENT = """
 SELECT t.message_id, ARRAY[{keys}], t.message_target, t.message_key, t.message_name, t.message_state,
        extract(epoch FROM clock_timestamp() - t.message_sent)::float8,
@@ -102,20 +102,20 @@ def unreversed(cursor: Cursor, leaf: Name, keys: Sequence[str], first: int) -> M
 def outcomes_of(
     cursor: Cursor, leaf: Name, keys: KeyColumns, wanted: Mapping[UUID, Sequence[str]]
 ) -> dict[UUID, KnownOutcome]:
-    """What a tablet's inbox knows of these messages, each with the key that it was sent to."""
+    """What a tablet's inbox knows about these messages, each with the key that it was sent to."""
     rows = _found(cursor, leaf, keys, wanted, _OUTCOME)
     return {row[0]: KnownOutcome(*row) for row in rows}
 
 
 def states_of(cursor: Cursor, leaf: Name, keys: KeyColumns, wanted: Mapping[UUID, Sequence[str]]) -> dict[UUID, str]:
-    """What a tablet's outbox says of these messages, each with the key that it was sent from."""
+    """What a tablet's outbox says about these messages, each with the key that it was sent from."""
     return {row[0]: str(row[1]) for row in _found(cursor, leaf, keys, wanted, _STATE)}
 
 
 def _found(
     cursor: Cursor, leaf: Name, keys: KeyColumns, wanted: Mapping[UUID, Sequence[str]], columns: sql.SQL
 ) -> list[tuple[Any, ...]]:
-    """By the primary key, whose last column alone has no index."""
+    """Finds them by the primary key, whose last column alone has no index."""
     places = [sql.Identifier(f"k{number}") for number in range(len(keys))]
     same = [
         sql.SQL("t.{} = w.{}::" + kind).format(sql.Identifier(name), place)

@@ -1,11 +1,11 @@
 """A leader's statements about messages: what waits in an outbox, how it is delivered, given up, settled and forgotten.
 
-The argument is in `message_functions`. Roots and partitions of messages are our own, so that reading and writing them
-runs nobody's code. A handler, and with it whatever triggers and functions it sets off, runs inside a function that the
-sender's role has defined for this one call: with that role's rights, and without a way to take ours back. The name of
-that function is new each time, and the session forgets everything afterwards, so that nothing which such code leaves
-behind meets us. Before PostgreSQL 18 deferred triggers run with the rights of the role that commits, ours: where
-somebody else's could be waiting, nothing is delivered.
+The argument is in `message_functions`. Roots and partitions of messages are our own, so reading and writing them runs
+nobody else's code. A handler, with whatever triggers and functions it sets off, runs inside a function that the
+sender's role has defined for this one call: with that role's rights, and without a way to take ours back. That function
+has a new name each time, and the session forgets everything afterwards, so that nothing such code leaves behind affects
+us. Before PostgreSQL 18 deferred triggers run with the rights of the role that commits, ours: where somebody else's
+could be waiting, nothing is delivered.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ from balancer.nodes.message_functions import KEPT
 from balancer.nodes.names import Name
 
 AT_ONCE = 200
-"""Messages of one outbox that are looked at together."""
+"""Messages of one outbox that are processed together."""
 GIVE_UP = 1_000_000_000
-"""So many tries are an operator's word: it is given up without another one."""
-_SETTLED_AFTER = "10 seconds"  # younger ones are likely to be on their way
+"""This many tries stand for an operator's decision: it is given up without another one."""
+_SETTLED_AFTER = "10 seconds"  # younger ones are probably in flight
 _FORGET_AT_ONCE = 5000
 
 
@@ -42,7 +42,7 @@ class MailLeaf(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """A message that waits; those of one sender's key to one target are delivered in their order."""
+    """A message that waits; those from one sender's key to one target are delivered in order."""
 
     id: UUID
     sender_key: list[str]
@@ -53,11 +53,11 @@ class Letter(NamedTuple):
     role: str
     tries: int
     attempts: int | None
-    """How often it may be tried; None: the sender's node does not know it."""
+    """How often it may be tried; None: the sender's node does not know this message."""
 
     @property
     def queue(self) -> tuple[object, ...]:
-        """What it may not be overtaken in."""
+        """Within which it may not be overtaken."""
         return tuple(self.sender_key), self.target, tuple(self.key)
 
 
@@ -79,12 +79,12 @@ FROM {} o JOIN pg_class c ON c.oid = o.tableoid GROUP BY 1
 
 
 def waiting(connection: Connection | Cursor, outbox: Name) -> list[MailLeaf]:
-    """What the outboxes of a table have here, those of tablets that have left included: its owner must be asked."""
+    """What the outboxes of a table have here, including tablets that have left: their owner must be asked."""
     rows = connection.execute(sql.SQL(_WAITING).format(outbox.identifier)).fetchall()
     return [MailLeaf(*row) for row in rows]
 
 
-# With those that follow a message which is due: else a long queue would take a look for each.
+# Including those that follow a due message: otherwise a long queue would take a look for each.
 _LETTERS = """
 WITH o AS (
     SELECT *, first_value(message_due) OVER (
@@ -132,7 +132,7 @@ def _proven(connection: Connection, tablet: tuple[int, int], statement: Statemen
 
 
 def flush_log(cursor: Cursor) -> None:
-    """Whatever was committed here before this transaction is on disk, and on standbys that are waited for, after it."""
+    """After it, whatever was committed here before this transaction is on disk, and on the synchronous standbys."""
     cursor.execute("SELECT pg_logical_emit_message(true, 'balancer', '')")
 
 
@@ -158,7 +158,7 @@ SET search_path = pg_catalog, pg_temp SET row_security = on AS {body}
 def _as_role(
     cursor: Cursor, role: str, call: str, results: str, arguments: Sequence[tuple[str, object]]
 ) -> tuple[object, ...]:
-    """The row of a call of one of our functions with the rights of a role, and of nobody else."""
+    """The row returned by one of our functions, called with the rights of a role, and of nobody else."""
     name = sql.Identifier(f"balancer_{uuid4().hex}")
     types, values = zip(*arguments, strict=True)
     places = ", ".join(f"${number}" for number in range(1, len(types) + 1))
@@ -221,7 +221,7 @@ def fail_letter(
 
 
 def settle_applied(cursor: Cursor, leaf: Name, messages: Sequence[UUID]) -> None:
-    """At the sender's owner, once the inboxes have the outcomes. As `deliver_letter`."""
+    """At the sender's owner, once the inboxes have the outcomes. Like `deliver_letter`."""
     statement = sql.SQL("DELETE FROM {} WHERE message_id = ANY(%s) AND message_state = 'pending'")
     cursor.execute(statement.format(leaf.identifier), (list(messages),))
 
@@ -240,7 +240,7 @@ def settle_failed(cursor: Cursor, letter: Letter, sender: str, reason: str) -> b
 
 
 def put_off(cursor: Cursor, leaf: Name, message: UUID, seconds: float, reason: str, *, counts: bool) -> None:
-    """Tries a message again later; `counts` if its target has refused it."""
+    """Retries a message later; it `counts` if its target has refused it."""
     statement = sql.SQL(
         "UPDATE {} SET message_tries = message_tries + %s, message_due = clock_timestamp() + %s * interval '1 second',"
         " message_reason = %s WHERE message_id = %s AND message_state = 'pending'"
@@ -270,7 +270,7 @@ def receipts(connection: Connection | Cursor, inbox: Name, after: str = _SETTLED
 
 
 def old_partitions(connection: Connection | Cursor, inbox: Name, kept: str = KEPT) -> list[str]:
-    """Partitions of an inbox that have something to be forgotten, or to be marked by this server."""
+    """Partitions of an inbox with something for this server to forget or to mark."""
     limits = {"kept": kept, "limit": _FORGET_AT_ONCE}
     return [str(name) for (name,) in connection.execute(sql.SQL(_OLD).format(inbox.identifier), limits)]
 
@@ -300,7 +300,7 @@ def forget_old(cursor: Cursor, leaf: Name, kept: str = KEPT) -> int:
 
 
 class MailRow(NamedTuple):
-    """A message in an outbox, for people. Its body is the application's own, and not shown."""
+    """A message in an outbox, for people. Its body belongs to the application and is not shown."""
 
     partition: str
     id: UUID

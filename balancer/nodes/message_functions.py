@@ -3,48 +3,48 @@
 A transaction on one tablet stores a message in its table's *outbox*; it is applied at its target's owner in a
 transaction there, which also writes a row into the target table's *inbox*. Both are roots of the table, partitioned as
 it is, with its key: so moves, splits and merges carry them with the rows that they belong to. The sender delivers right
-after its commit (`client.outgoing`); what it leaves behind is delivered by the leader (`daemon.message_service`).
+after its commit (`client.outgoing`); the leader delivers what it leaves behind (`daemon.message_service`).
 
 The argument
 ============
 
  1. *No message without its change, no change without its message*: both are one transaction on one tablet. Its commit
     waits for the disk whatever the application has chosen (`send_message`): otherwise a crash could take the change
-    back after the target had the message. One of a part of an atomic transaction is delivered only after that part is
-    committed, not when it is decided: until then nobody sees it, and 6 would take it for gone.
+    back after the target had the message. A message of a part of an atomic transaction is delivered only after that
+    part is committed, not when it is decided: until then nobody sees it, and 6 would take it for gone.
  2. *Applied once.* The row in the inbox is unique by key and message and is written by the transaction that applies it.
-    Whoever comes second waits for the first, then finds the row and changes nothing. `balancer.hold` has proven
-    that the node owns the target's tablet, and the inbox has travelled with it, so there is one inbox to ask.
+    A second delivery waits for the first, then finds the row and changes nothing. `balancer.hold` has proven that the
+    node owns the target's tablet, and the inbox has travelled with it, so there is one inbox to ask.
  3. *Applied or failed, never both.* A message is given up by writing "failed" in the same place in the inbox. The
     reversal at the sender follows only after that row is committed, in one transaction with the change of the outbox
     row from pending to failed: it happens once, and a late delivery finds "failed" and applies nothing.
- 4. *In order.* A transaction that sends waits for others that have sent from the same key, so that numbers are given in
-    the order of the commits. Whoever delivers a message knows that every earlier one from that key to the same target
-    is settled: none is pending by the statement that found the message, or it has just delivered it.
+ 4. *In order.* A transaction that sends waits for others that have sent from the same key, so that numbers are assigned
+    in the order of the commits. A process that delivers a message knows that every earlier one from that key to the
+    same target is settled: none is pending by the statement that found the message, or it has just delivered it.
  5. *The sender forgets first.* A row leaves the outbox only when the inbox has the outcome on disk.
- 6. *The inbox forgets when nobody can come any more.* Whoever delivers brings a *ticket*: the clock of the target's
+ 6. *The inbox forgets when no delivery can come any more.* Each delivery brings a *ticket*: the clock of the target's
     server, read before the outbox row was read (or written) by a node that had proven to own it. A ticket is good for
     ten minutes, on the server that gave it. An inbox row is marked after its outbox row was seen to be gone, by a read
     that proved to be the owner's, and after whatever that read could see is on the sender's disk. It is deleted two
     hours after the mark, by the same server's clock. A delivery after that has read the outbox row before it was gone,
-    and its ticket before that: by then the ticket is older than two hours. The mark says which server has made it, and
-    another one, to which the tablet has moved, marks it again. Outbox rows do not come back under another key: `rekey`
-    takes no key that has any.
- 7. *What was given up is reversed.* "Failed" is forgotten only after somebody has dismissed the message: the inbox is
-    told so first, and by then the outbox row says that it is reversed. So "failed" at a target, not dismissed, without
-    a row at the sender, is a message that was lost: `checks.message_looks` finds it.
- 8. *With the sender's rights.* The role that sends is kept by a column that nobody can write; a handler runs with the
+    and its ticket before that: by then the ticket is older than two hours. The mark says which server made it, and a
+    server to which the tablet has since moved marks it again. Outbox rows do not come back under another key: `rekey`
+    refuses a key that has any.
+ 7. *What was given up is reversed.* "Failed" is forgotten only after somebody has dismissed the message: the inbox
+    learns that first, and by then the outbox row says that it is reversed. So "failed" at a target, not dismissed,
+    without a row at the sender, is a message that was lost: `checks.message_looks` finds it.
+ 8. *With the sender's rights.* The sending role is kept in a column that nobody can write; a handler runs with the
     rights of that role, as its statements do, no matter who delivers. Values are parameters, never text of a statement.
 
-What it does not survive: a node that has gone back in time (a restored backup, a standby that had not everything) has
+What it does not survive: a node that has gone back in time (a restored backup, a standby that lacked something) has
 forgotten what it acknowledged, here as with every other row.
 """
 
 TICKET = "10 minutes"
 KEPT = "2 hours"
-"""How long a ticket is good, and how long the inbox remembers after the outbox row was seen to be gone."""
+"""How long a ticket is valid, and how long the inbox remembers after the outbox row was seen to be gone."""
 OURS = "2 seconds"
-"""For so long after it was sent a message is its sender's business."""
+"""For this long after it was sent, a message is left to its sender."""
 
 NOT_KNOWN = "TB009"
 """SQLSTATE: this node does not know the table or the message (yet)."""

@@ -1,9 +1,9 @@
 """The outbox and the inbox of a table on a node, who may use them, and the statements that messages run.
 
-Called by `tables.message_switch`, which makes a table ready, and by the leader, which keeps every node so. Both roots
-are our own, not the table owner's: nobody else can give them triggers or indexes whose code would run with our rights
-when we read them. Who may write to the table may send and deliver; the column with the sender's role is not theirs.
-Called inside a `node_transaction`.
+Called by `tables.message_switch`, which makes a table ready, and by the leader, which keeps every node ready. Both
+roots are our own, not the table owner's: nobody else can give them triggers or indexes whose code would run with our
+rights when we read them. Roles that may write to the table may send and deliver; they cannot write the column with the
+sender's role. Called inside a `node_transaction`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ _INBOX_COLUMNS = """
 _SENT = ("message_number", "message_target", "message_key", "message_name", "message_body")
 _RECEIVED = ("message_id", "message_outcome", "message_name", "message_sender", "message_sender_key")
 
-# Full names: what is called so in another schema is another type or collation.
+# Full names: the same name in another schema is another type or collation.
 _KEY = """
 SELECT a.attname, format_type(a.atttypid, a.atttypmod),
        CASE WHEN a.attcollation <> t.typcollation
@@ -64,7 +64,7 @@ FROM pg_class c, aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) g
 WHERE c.oid = to_regclass(%s) AND g.privilege_type IN ('INSERT', 'UPDATE', 'DELETE')
 ORDER BY 1
 """
-# The rights of a role, or of everybody, by themselves: what it has as a member of others may be taken from those.
+# The rights granted directly to a role, or to everybody: what it has as a member of others may be revoked from those.
 _ON_TABLE = """
 SELECT g.privilege_type FROM pg_class c, aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) g
 WHERE c.oid = to_regclass(%(root)s)
@@ -84,7 +84,7 @@ _IS_CLOSED = "SELECT FROM pg_constraint WHERE conrelid = to_regclass(%s) AND con
 
 @dataclass(frozen=True, slots=True)
 class MessageRoots:
-    """Of one table: its first root, which says how it is cut, and its two roots for messages."""
+    """One table's first root, which says how it is partitioned, and its two roots for messages."""
 
     table: str
     first: Name
@@ -102,7 +102,7 @@ def key_of_root(cursor: Connection | Cursor, first: Name) -> list[tuple[str, str
 
 
 def make_message_roots(cursor: Cursor, roots: MessageRoots) -> bool:
-    """Makes the two roots, without partitions, where the table is and they are not; False: nothing was to be done."""
+    """Makes the two roots, without partitions, where the table exists and they do not; False: nothing to do."""
     key = key_of_root(cursor, roots.first)
     there = [_is_there(cursor, name) for name in (roots.outbox, roots.inbox)]
     if not key or all(there):
@@ -127,7 +127,7 @@ def make_message_roots(cursor: Cursor, roots: MessageRoots) -> bool:
 
 
 def open_message_roots(cursor: Cursor, roots: MessageRoots) -> None:
-    """Takes back what closes them (`tables.message_switch_off`), where an interruption has left it."""
+    """Removes what closes them (`tables.message_switch_off`), if an interruption has left it."""
     for root in (roots.outbox, roots.inbox):
         found = cursor.execute(_IS_CLOSED, (str(root), CLOSED)).fetchone()
         if found is not None:
@@ -163,7 +163,7 @@ def _make_root(
 def grant_messages(cursor: Cursor, roots: MessageRoots) -> bool:
     """Lets everybody who may write to the table send and deliver. What was given before stays.
 
-    False: nothing was to be done. Then nothing is written: a migration that runs takes every GRANT for a change of the
+    False: there was nothing to do. Then nothing is written: a running migration takes every GRANT for a change of the
     table that it copies.
     """
     key = [name for name, _, _ in key_of_root(cursor, roots.first)]
@@ -205,7 +205,7 @@ def _names(columns: Sequence[str]) -> sql.Composed:
 
 
 def tell_message_tables(cursor: Cursor, tables: Sequence[tuple[MessageRoots, KeyColumns]]) -> None:
-    """Writes down which tables take part, with their names and keys as SQL. Those that are gone are left."""
+    """Records which tables take part, with their names and keys as SQL. Leaves those that are gone."""
     for roots, key in tables:
         names = [sql.Identifier(name).as_string(cursor) for name, _ in key]
         values = [f"($1)[{number}]::{kind}" for number, (_, kind) in enumerate(key, 1)]
@@ -232,7 +232,7 @@ Handlers = Mapping[str, Mapping[str, MessageSettings]]
 
 
 def tell_handlers(cursor: Cursor, handlers: Handlers, keys: Mapping[str, KeyColumns]) -> None:
-    """Writes down what messages do, for every table that may send them; takes away what is not declared any more."""
+    """Records what messages do, for every table that may send them; removes what is no longer declared."""
     wanted = [row for target, messages in handlers.items() for row in _rows(target, messages, keys)]
     cursor.execute(
         "DELETE FROM balancer.message_handler h WHERE NOT EXISTS ("

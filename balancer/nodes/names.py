@@ -1,4 +1,4 @@
-"""Names on a node, for everything that speaks to one; the client library has them from `balancer.relation_names`."""
+"""Names on a node, for everything that talks to one; the client library imports them from `balancer.relation_names`."""
 
 from balancer.relation_names import MAX_BYTES as MAX_BYTES
 from balancer.relation_names import SCHEMA as SCHEMA

@@ -1,8 +1,8 @@
 """Foreign keys between tables that were converted together, or went back together: validated after the swap.
 
-The swap leaves them on the leaves (or on the tables that are plain again), enforced and not validated. A scan beside
-the writers validates each; then the root gets it too, in a moment, because PostgreSQL merges it with the leaf's equal
-one. They are found by the catalog alone, so a crash in between loses nothing.
+The swap leaves them on the leaves (or on the tables that are plain again), enforced and not validated. A scan alongside
+the writers validates each; then the root gets it too, in an instant, because PostgreSQL merges it with the leaf's equal
+one. They are found from the catalog alone, so a crash in between loses nothing.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ ORDER BY k.conname
 
 @dataclass(frozen=True, slots=True)
 class NearKey:
-    """A foreign key that waits."""
+    """A foreign key that is still to be validated."""
 
     table: Name
     name: str
@@ -35,7 +35,7 @@ class NearKey:
     comment: str | None
 
     def validate(self) -> Statement:
-        """Looks at every row, beside the writers."""
+        """Scans every row, alongside the writers."""
         alter = sql.SQL("ALTER TABLE {} VALIDATE CONSTRAINT {}")
         return alter.format(self.table.identifier, sql.Identifier(self.name))
 
@@ -62,7 +62,7 @@ class NearKey:
 
 
 def read_near_keys(cursor: Cursor, tables: Sequence[Name], to: Sequence[Name]) -> list[NearKey]:
-    """Of these tables, those of their own that point to one of `to`; the caller has set full names."""
+    """These tables' own foreign keys that point to one of `to`; the caller has set full names."""
     return [
         NearKey(table, name, text, validated, Name(schema, relation), comment)
         for table in tables

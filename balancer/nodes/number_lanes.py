@@ -1,11 +1,11 @@
 """Sequences from which several nodes draw without ever handing out the same number: each node has a lane of its own.
 
-A sequence that is *spread* counts in steps of `STRIDE`, and each node begins at another remainder, its lane. Numbers
-that were handed out before have all remainders; so every lane begins above the last of them. A move raises the
+A sequence that is *spread* counts in steps of `STRIDE`, and each node starts at a different remainder, its lane.
+Numbers that were handed out before have all remainders; so every lane begins above the last of them. A move raises the
 sequences of the new owner in their own steps (`sequences`), which keeps the lane.
 
-`ALTER SEQUENCE` keeps everybody who draws out until the transaction ends, so that nothing is handed out between the
-new step and the new beginning. Called by the adoption of a table.
+`ALTER SEQUENCE` blocks everybody who draws until the transaction ends, so that nothing is handed out between the new
+step and the new start. Called by the adoption of a table.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from balancer.nodes.names import Name
 STRIDE = 1024
 """How many nodes a table may ever have had."""
 ROOM = 1 << 40
-"""Numbers that must be left: an integer column would be used up a thousand times sooner."""
+"""Numbers that must be left: an integer column would run out a thousand times sooner."""
 
 _DRAWN = """
 SELECT DISTINCT n.nspname, s.relname, format('%%s of %%s', a.attname, r.oid::regclass), q.seqincrement, q.seqstart,
@@ -84,9 +84,9 @@ def in_lane(shape: Sequence[int], last: int | None, lane: int) -> list[int]:
 
 
 def spread(cursor: Cursor, sequence: DrawnSequence, lane: int, above: int = 0) -> None:
-    """Lets a sequence go on in a lane, above what other nodes have handed out; inside the caller's transaction."""
+    """Makes a sequence continue in a lane, above what other nodes have handed out; inside the caller's transaction."""
     cursor.execute(sql.SQL("ALTER SEQUENCE {} INCREMENT BY {}").format(sequence.name.identifier, sql.Literal(STRIDE)))
     row = cursor.execute("SELECT pg_sequence_last_value(%s::regclass)", (str(sequence.name),)).fetchone()
     last = sequence.start if row is None or row[0] is None else int(row[0])
-    # As if it had been handed out: a sequence whose next number is its first says nothing of its last one.
+    # As if it had been handed out: a sequence whose next number is its first says nothing about its last one.
     cursor.execute("SELECT setval(%s::regclass, %s)", (str(sequence.name), first_in_lane(max(last, above), lane)))

@@ -1,6 +1,6 @@
 """Names of what a migration makes on a node, and nothing else: each contains the migration's id.
 
-From such a name one can tell whose it is (`owner_of`), so that leftovers are found and removed by name alone.
+Such a name says whose it is (`owner_of`), so that leftovers are found and removed by name alone.
 """
 
 import re
@@ -17,9 +17,9 @@ TRIGGERS = (FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER, CAPTURE_TRIGGER, CAPTURE_TRUN
 
 SNAPSHOT_TRIGGER = "!balancer_snapshot"
 KEPT_SCHEMA = "balancer_kept_"
-"""Followed by the migration's id: where rows of a former owner are that somebody may have written to."""
+"""Followed by the migration's id: holds a former owner's rows that somebody may have written to."""
 CLOSED = "rewound"
-"""In the place of a migration's id: what stands on a node that has gone back in time."""
+"""In place of a migration's id: what stands on a node that has gone back in time."""
 
 PREFIX = "tb_"
 _OWNER = re.compile(r"(?:tb|changes|capture|chunks)_(m[0-9a-z]+)(?:_\d+)?")
@@ -46,12 +46,12 @@ def capture_name(migration: str, index: int) -> sql.Identifier:
 
 
 def snapshot_trigger(migration: str) -> str:
-    """What refuses writers by a snapshot from before its swap; several may be on a root."""
+    """What refuses writers with a snapshot from before its swap; a root may have several."""
     return f"{SNAPSHOT_TRIGGER}_{migration}"
 
 
 def bound_constraint(migration: str) -> str:
-    """The CHECK from which ATTACH knows that no row has to be looked at."""
+    """The CHECK that tells ATTACH that no row has to be scanned."""
     return f"{PREFIX}{migration}_bound"
 
 

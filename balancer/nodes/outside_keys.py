@@ -2,7 +2,7 @@
 
 From a table outside: the tablet's rows cannot leave the node, and a committed move would never end. To another sharded
 table, or to other tablets of the same one: the row it points to may be on another node. Asked before a table is adopted
-or made, and before every migration. Reading only.
+or made, and before every migration. Only reads.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -15,7 +15,7 @@ from balancer.nodes.connection import Cursor
 from balancer.nodes.names import Name
 from balancer.nodes.schema import installed
 
-# Partitions that come and go with migrations have keys of their own for a while; the node's own list has them.
+# Partitions that come and go with migrations have keys of their own for a while; the node's own list includes them.
 _OURS = """
     SELECT to_regclass(format('%I.%I', u.schema, u.partition))::oid AS oid
     FROM balancer.tablet, unnest(schemas, partitions) AS u (schema, partition)

@@ -1,11 +1,11 @@
-"""Whether the schema `balancer` in a database is the one that we made, asked before anything in it is read or called.
+"""Whether the schema `balancer` in a database is the one that we made; checked before anything in it is read or called.
 
 A role that may create schemas could have made one first, with views and functions of its own under our names; they
 would run with our rights. So the schema must belong to our role or to a superuser, and nobody else may make things in
-it: then everything in it is ours, and stays so. Sent by `connection` on every new connection, and again by what uses
-connections that were opened earlier, in the same message as the use.
+it: then everything in it is ours, and stays so. Sent by `connection` on every new connection, and again by code that
+uses connections opened earlier, in the same message as the use.
 
-And whether it was made for this cluster: the leader of another directory has an epoch of its own, and would shut out
+Also whether it was made for this cluster: the leader of another directory has an epoch of its own, and would shut out
 the node's own leader by raising the one that is recorded there. Directories are told apart by name and by identity.
 """
 
@@ -74,7 +74,7 @@ IF_THERE = _HEAD + _SCHEMA + _CONTENTS + _TAIL
 """Fails if there is such a schema and it, or a part of it, is not ours."""
 
 REQUIRED = _HEAD + _ABSENT + _SCHEMA + _TAIL
-"""Fails as well if there is none, and looks at the schema alone, which is cheap: in front of every use."""
+"""Also fails if there is none, and checks only the schema itself, which is cheap: sent before every use."""
 
 SURELY = """
 SELECT NOT EXISTS (
@@ -93,9 +93,9 @@ SELECT NOT EXISTS (
     EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
             WHERE n.nspname = 'balancer' AND c.relname = 'node')
 """
-"""First, true only where `IF_THERE` passes: if everything is our own role's and as we made it, found out at half the
-cost. Where it is false something may be a superuser's, which is right as well: `IF_THERE` decides. Second, whether
-the database is a node at all."""
+"""First, true only where `IF_THERE` passes: if everything belongs to our own role and is as we made it, found out at
+half the cost. Where it is false something may belong to a superuser, which is also fine: `IF_THERE` decides. Second,
+whether the database is a node at all."""
 
 _PLANNED = '"balancer ours"'
 _US = "ARRAY(SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolsuper OR r.rolname = current_user)"
@@ -108,10 +108,10 @@ PREPARE {_PLANNED} AS SELECT CASE WHEN EXISTS (
     THEN 0 ELSE ('not ours, says ' || current_user)::int END
 """  # noqa: S608 - nothing here comes from outside
 """What `REQUIRED` looks for, planned once for a connection: a block costs a server ten times as much, and writers wait
-for it. A text that is no number is what fails here; `REQUIRED` then says in words what is wrong."""
+for it. It fails by casting a text that is not a number; `REQUIRED` then says in words what is wrong."""
 
 EXECUTE = f"EXECUTE {_PLANNED}"
-"""Fails, on a connection that `PREPARE` was sent on, where `REQUIRED` does."""
+"""Fails where `REQUIRED` does, on a connection on which `PREPARE` was sent."""
 
 
 class Belonging(NamedTuple):
@@ -133,12 +133,12 @@ FROM balancer.node n, LATERAL (SELECT to_jsonb(n) AS j) d
 
 
 def belongs_to(connection: psycopg.Connection[Any]) -> Belonging | None:
-    """Which node this database is; None: of no cluster. The schema is known to be ours."""
+    """Which node this database is; None: not of any cluster. The schema is known to be ours."""
     there = connection.execute("SELECT pg_catalog.to_regclass('balancer.node') IS NOT NULL").fetchone()
     return read_belonging(connection) if there and there[0] else None
 
 
 def read_belonging(connection: psycopg.Connection[Any]) -> Belonging | None:
-    """The same, of a database that has our schema."""
+    """The same, for a database that has our schema."""
     row = connection.execute(_BELONGS).fetchone()
     return None if row is None else Belonging(*row)

@@ -1,8 +1,8 @@
 """Sequences that belong to columns of a table, carried to another table that takes its name.
 
 A serial column's sequence stays and gets another owner column. The sequence of an identity column belongs to the
-column for good: a new one of the same name is made, goes on where the old one stood, and nobody draws from either in
-between, because the old one is renamed first, which keeps everybody out to the end of the transaction. Reading only;
+column for good: a new one of the same name is made and continues where the old one stood; nobody draws from either in
+between, because the old one is renamed first, which keeps everybody out until the end of the transaction. Only reads;
 the statements run in one transaction.
 """
 
@@ -78,7 +78,7 @@ def carry_sequences(cursor: Cursor, oid: int, name: Name, old: Name) -> OwnedSeq
 
 @dataclass(frozen=True, slots=True)
 class NewSequences:
-    """What makes the sequences of a table's columns beside the same table on another node, not used yet."""
+    """What makes the sequences of a table's columns for the same table on another node, not used yet."""
 
     before: tuple[Statement, ...] = ()
     """Before the table is there."""

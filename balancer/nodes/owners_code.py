@@ -1,14 +1,14 @@
-"""What of a table would run its owner's code with our rights, found by walking the catalog from the table outwards.
+"""What in a table would run its owner's code with our rights, found by walking the catalog from the table outwards.
 
 Migrations ask before they copy; `readable` asks before anything else reads rows or makes partitions. When we copy rows,
-PostgreSQL evaluates checks, generated columns, index expressions and the constraints of domains as us; when we so much
-as plan a query, it folds constants in index and statistics expressions; and a cast of a type is called where values are
-compared as text. All of that is harmless as long as it ends in functions that nobody but a
-superuser or our own role can change. Two things are not: functions, operators and domains of other owners, and those of
-PostgreSQL's own functions that run a query or touch the server (they are volatile, or make XML of a table).
+PostgreSQL evaluates checks, generated columns, index expressions and the constraints of domains as us; merely planning
+a query folds constants in index and statistics expressions; and a cast of a type is called where values are compared as
+text. All of that is harmless as long as it ends in functions that nobody but a superuser or our own role can change.
+Two things are not: functions, operators and domains of other owners, and those of PostgreSQL's own functions that run a
+query or touch the server (they are volatile, or make XML of a table).
 
 Plain defaults are left out, because every column has a value when we write it, and so are triggers, which come to a
-partition when it is attached. Reading only, and only catalogs: nothing of the table is evaluated by asking.
+partition when it is attached. Reads only catalogs: asking evaluates nothing of the table.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from balancer.errors import Refused
 from balancer.nodes.connection import Cursor
 from balancer.nodes.names import Name
 
-# `found` has every object that the table leads to. PostgreSQL records no dependencies on its own objects, so what an
+# `found` has every object reachable from the table. PostgreSQL records no dependencies on its own objects, so what an
 # expression calls of them is read from the expression itself.
 _FOUND = r"""
 WITH RECURSIVE us AS MATERIALIZED (
@@ -119,11 +119,11 @@ WHERE EXISTS (
         (SELECT typowner FROM pg_type t WHERE kind = 'domain' AND t.oid = to_regtype(name))))
 """
 
-# By the catalog: a role that may not enter a schema is told so by the preflight, and not by an error here. `plain`: all
-# that `found` would have of this table are built-in types and its indexes, so that nothing of it has another owner and
-# there is no expression. Most tables are, and to plan `_STRANGE` costs a server ten times as much as this. Below 12000
-# PostgreSQL pins its objects: no domain is there. Whatever a table uses above it is a dependency as well, so that its
-# types are looked at twice.
+# By the catalog: the preflight, not an error here, tells a role that it may not enter a schema. `plain`: all that
+# `found` would have for this table are built-in types and its indexes, so nothing has another owner and there is no
+# expression. Most tables are plain, and planning `_STRANGE` costs a server ten times as much as this. Below 12000
+# PostgreSQL pins its objects: no domain is there. Whatever a table uses above that is a dependency as well, so its
+# types are checked twice.
 _TABLES = """
 SELECT c.oid, NOT (
     EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -157,12 +157,12 @@ def owners_code(cursor: Cursor, tables: Sequence[Name]) -> list[str]:
 
 
 def code_named(cursor: Cursor, root: int) -> tuple[tuple[str, str], ...]:
-    """Kind and full name of everything a table leads to that is not PostgreSQL's own, of any owner."""
+    """Kind and full name of everything reachable from a table that is not PostgreSQL's own, whoever owns it."""
     return tuple((str(kind), str(name)) for kind, name in cursor.execute(_NAMED, {"tables": [root]}))
 
 
 def check_named(cursor: Cursor, table: Name, used: Sequence[tuple[str, str]]) -> None:
-    """Raises `Refused` where a table that is to be made here would use what belongs to others here."""
+    """Raises `Refused` if a table that is to be made here would use what belongs to others here."""
     kinds, names = [kind for kind, _ in used], [name for _, name in used]
     if found := [str(name) for (name,) in cursor.execute(_OF_OTHERS, (kinds, names))]:
         raise Refused(owners_code_words(table, found))

@@ -1,7 +1,7 @@
 """Whether a node's own word on what it owns agrees with the directory. Pure: both sides are given as values.
 
-A node restored from a backup believes in an older world: epochs that are lower, tablets that have moved away long ago.
-It is not trusted until an operator has looked: nothing is planned with it, and its claims are shown beside the truth.
+A node restored from a backup believes in an older world: lower epochs, tablets that moved away long ago. It is not
+trusted until an operator has looked: nothing is planned with it, and its claims are shown next to the truth.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -71,7 +71,7 @@ class DirectoryView:
     mine: Mapping[int, Expected]
     """The node's own tablets."""
     tablets: "Lookup"
-    """Those of every node: a claim on another's tablet is looked up here."""
+    """Those of every node: a claim on another node's tablet is looked up here."""
     busy: Set[int] = frozenset()
     """Tablets in unfinished migrations: the two sides may differ for a while."""
     rewound: str = ""
@@ -81,7 +81,7 @@ class DirectoryView:
 
 
 def disagreements(poll: NodePoll, world: DirectoryView) -> list[Disagreement]:
-    """Everything in which they differ; empty: the node is to be trusted."""
+    """Everything in which they differ; empty: the node can be trusted."""
     mine = world.mine
     if poll.identity is None:
         return (
@@ -110,9 +110,9 @@ def disagreements(poll: NodePoll, world: DirectoryView) -> list[Disagreement]:
 def narrowed(
     poll: NodePoll, world: DirectoryView, ids: Ints, epochs: Ints, detached: Sequence[int]
 ) -> tuple[NodePoll, DirectoryView]:
-    """Both sides without the tablets in which they agree, which is nearly all of them: what `disagreements` and
-    `stale_claims` find is the same. `ids` and `epochs` are those of `world.mine`, by increasing id; `detached` are
-    those of them that lack a partition.
+    """Both sides without the tablets on which they agree, which is nearly all of them: `disagreements` and
+    `stale_claims` find the same. `ids` and `epochs` are those of `world.mine`, by increasing id; `detached` are those
+    of them that lack a partition.
     """
     claims = poll.claims
     if not detached and not claims.others and _equal(claims, ids, epochs):
@@ -134,7 +134,7 @@ def _equal(claims: Claims, ids: Ints, epochs: Ints) -> bool:
 
 
 def _held(claimed: Ints, claimed_epochs: Ints, ids: Ints, epochs: Ints) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-    """Which of these tablets are claimed with this very epoch."""
+    """Which of these tablets are claimed with exactly this epoch."""
     if not len(claimed):
         return np.zeros(len(ids), np.bool_)
     places = np.minimum(np.searchsorted(claimed, ids), len(claimed) - 1)
@@ -169,15 +169,15 @@ def rewound_words(node: str, why: str) -> str:
 def stale_claims(poll: NodePoll, world: DirectoryView) -> list[tuple[Claim, Expected]]:
     """Claims that the directory has outdated, with what it says instead: the node has gone back in time.
 
-    An owner is fenced before the directory changes, and stays so. So a node says `owned` with an epoch below the
-    directory's only if it has gone back. That is true of tablets in migrations too, and however old the snapshot is:
-    epochs only grow. Of fences it is true outside of migrations. A tablet that the snapshot does not have proves
-    nothing: it may have been made since.
+    An owner is fenced before the directory changes, and stays fenced. So a node says `owned` with an epoch below the
+    directory's only if it has gone back. That is also true for tablets in migrations, and however old the snapshot is:
+    epochs only grow. For fences it is true outside migrations. A tablet that the snapshot does not have proves nothing:
+    it may have been made since.
     """
     stale: list[tuple[Claim, Expected]] = []
     for claim in poll.claims:
         known = world.tablets.get(claim.tablet)
-        # What the guard has closed already is no news.
+        # What the guard has already closed is not news.
         if known is not None and claim.epoch < known.epoch and claim.migration != CLOSED:
             fenced = claim.state is OwnState.FENCED and claim.tablet not in world.busy
             if claim.state is OwnState.OWNED or fenced:
@@ -186,7 +186,7 @@ def stale_claims(poll: NodePoll, world: DirectoryView) -> list[tuple[Claim, Expe
 
 
 def claims_words(stale: Sequence[tuple[Claim, Expected]]) -> str:
-    """What stale claims say of their node."""
+    """What stale claims say about their node."""
     claim, known = stale[0]
     more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
     return (
@@ -196,7 +196,7 @@ def claims_words(stale: Sequence[tuple[Claim, Expected]]) -> str:
 
 
 def _agrees(expected: Expected, claim: Claim | None, attached: set[tuple[str, str]]) -> bool:
-    """Whether there is nothing to say of a tablet; `_owned` says it. Asked of every tablet in every poll."""
+    """Whether there is nothing to say about a tablet; `_owned` says it. Called for every tablet in every poll."""
     return (
         claim is not None
         and claim.epoch == expected.epoch

@@ -1,7 +1,7 @@
-"""A tablet's partition in one root: made beside the root, completed, attached; detached and dropped. Statements only.
+"""A tablet's partition in one root: made next to the root, completed, attached; detached and dropped. Statements only.
 
 Migrations call these inside a `node_transaction` of the node, except `detach`, which PostgreSQL does not allow in one.
-A partition is dropped only by `drop_partition`, which looks that it is detached.
+Only `drop_partition` drops a partition, after checking that it is detached.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ class Place:
 def create_partition(cursor: Cursor, root: Name, shape: Shape, partition: Name) -> None:
     """Makes a detached, empty twin of the partition that `shape` describes, without keys and indexes.
 
-    It takes the columns from the root, so that it can be attached, and from the shape what was set on it alone. It is
-    ours until `give_to_owner`.
+    It takes the columns from the root, so that it can be attached, and from the shape whatever was set only on the
+    original. It is ours until `give_to_owner`.
     """
     name = partition.identifier
     cursor.execute(
@@ -61,7 +61,7 @@ def create_partition(cursor: Cursor, root: Name, shape: Shape, partition: Name) 
 
 
 def give_to_owner(cursor: Cursor, shape: Shape, partition: Name) -> None:
-    """In the transaction that attaches it: before, its owner could add a check to it that our copy would run."""
+    """In the transaction that attaches it: earlier, its owner could add a check that our copy would run."""
     cursor.execute(owner_statement(shape, partition))
 
 
@@ -84,7 +84,7 @@ def analyze(partition: Name) -> sql.Composed:
 
 
 def count_rows(cursor: Cursor, partition: Name) -> int:
-    """How many rows it has, by reading all of it."""
+    """How many rows it has; reads all of it."""
     cursor.execute(sql.SQL("SELECT count(*) FROM ONLY {}").format(partition.identifier))
     found = cursor.fetchone()
     assert found is not None, "an aggregate has one row"
@@ -92,7 +92,7 @@ def count_rows(cursor: Cursor, partition: Name) -> int:
 
 
 def build_index(cursor: Cursor, shape: Shape, index: Index, partition: Name) -> None:
-    """One index of the shape on its twin; readers may go on meanwhile."""
+    """Builds one index of the shape on its twin; readers continue meanwhile."""
     name = index_name(index.name, shape.name, partition)
     if index.tail is None:
         raise Refused(f"the index {index.name} of {shape.name} has a definition that is not understood")
@@ -103,7 +103,7 @@ def build_index(cursor: Cursor, shape: Shape, index: Index, partition: Name) -> 
 
 def share_workers(connection: Connection, workers: int | None, sessions: int) -> None:
     """How many parallel workers an index of this session gets; None: its share of the server's own setting, as one of
-    so many sessions at work. Workers sort through files: where others use the cores anyway, an index that one process
+    this many sessions at work. Workers sort through files: where others use the cores anyway, an index that one process
     sorts in memory costs a third less."""
     connection.execute(
         "SELECT set_config('max_parallel_maintenance_workers',"
@@ -126,7 +126,7 @@ def has_constraint(cursor: Cursor, partition: Name, constraint: str) -> bool:
 
 
 def finish_index(cursor: Cursor, shape: Shape, index: Index, partition: Name) -> None:
-    """Makes a built index what it is on the original (primary key, replica identity …): a moment, but exclusively.
+    """Makes a built index what it is on the original (primary key, replica identity …): brief, but exclusive.
 
     Idempotent."""
     name = index_name(index.name, shape.name, partition)
@@ -146,7 +146,7 @@ def finish_index(cursor: Cursor, shape: Shape, index: Index, partition: Name) ->
 
 
 def index_name(index: str, old: Name, new: Name) -> str:
-    """The same for a twin of the same name; else the partition's name in it is replaced, or put before it."""
+    """The same name for a twin of the same name; otherwise the partition's name in it is replaced, or put before it."""
     if old == new:
         return index
     name = index.replace(old.name, new.name) if old.name in index else f"{new.name}_{index}"
@@ -184,7 +184,7 @@ def trigger_statements(trigger: Trigger, table: Name) -> list[Statement]:
 
 
 def add_bound(cursor: Cursor, place: Place, constraint: str) -> None:
-    """The CHECK that lets ATTACH take a moment; scans the partition, if it has rows already."""
+    """Adds the CHECK that makes ATTACH instant; scans the partition if it has rows already."""
     expression = check_expression(place.columns, place.part, root_oid(cursor, place.root))
     cursor.execute(
         sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} CHECK ({})").format(
@@ -206,7 +206,7 @@ def attach_statement(place: Place) -> sql.Composed:
 
 
 def drop_bound(cursor: Cursor, partition: Name, constraint: str) -> None:
-    """Takes away the CHECK of `add_bound`. Idempotent; waits for readers of the partition."""
+    """Removes the CHECK of `add_bound`. Idempotent; waits for readers of the partition."""
     cursor.execute(
         sql.SQL("ALTER TABLE IF EXISTS {} DROP CONSTRAINT IF EXISTS {}").format(
             partition.identifier, sql.Identifier(constraint)
@@ -215,7 +215,7 @@ def drop_bound(cursor: Cursor, partition: Name, constraint: str) -> None:
 
 
 def drop_triggers(cursor: Cursor, shape: Shape, partition: Name) -> None:
-    """The other way of `add_triggers`. Idempotent."""
+    """Undoes `add_triggers`. Idempotent."""
     for trigger in shape.triggers:
         drop = sql.SQL("DROP TRIGGER IF EXISTS {} ON {}")
         cursor.execute(drop.format(sql.Identifier(trigger.name), partition.identifier))
@@ -238,7 +238,7 @@ def detach_wherever(cursor: Cursor, partition: Name) -> None:
 
 
 def detach(connection: Connection, root: Name, partition: Name) -> None:
-    """Detaches outside of a transaction; finishes what was interrupted. Idempotent.
+    """Detaches outside a transaction; finishes an interrupted detach. Idempotent.
 
     Waits for clients that read this very tablet (it was theirs when they began), and keeps nobody else out.
     """
@@ -253,15 +253,15 @@ def detach(connection: Connection, root: Name, partition: Name) -> None:
 
 
 def set_lock_timeout(cursor: Cursor, seconds: float) -> None:
-    """How long the rest of the transaction waits for a lock: others wait behind it."""
+    """Sets how long the rest of the transaction waits for a lock: others wait behind it."""
     cursor.execute("SELECT set_config('lock_timeout', %s, true)", (f"{max(1, round(seconds * 1000))}ms",))
 
 
 def release_references(cursor: Cursor, partition: Name, lock_timeout: float) -> None:
     """Drops a detached partition's foreign keys: its old rows would keep those that they refer to from being deleted.
 
-    It locks the referenced tables against everybody, so it does not wait for them; for the partition, which a vacuum
-    may hold and nobody uses, it does.
+    It locks the referenced tables against everybody, so it does not wait for them; it does wait for the partition,
+    which a vacuum may hold and nobody uses.
     """
     names = cursor.execute(
         """
@@ -280,7 +280,7 @@ def release_references(cursor: Cursor, partition: Name, lock_timeout: float) -> 
 
 
 def detach_pending(connection: Connection | Cursor, partition: Name) -> bool | None:
-    """None: not attached; True: a detach was begun and not finished; False: attached."""
+    """None: not attached; True: a detach has begun but not finished; False: attached."""
     row = connection.execute(
         "SELECT inhdetachpending FROM pg_inherits WHERE inhrelid = to_regclass(%s)", (str(partition),)
     ).fetchone()
@@ -288,7 +288,7 @@ def detach_pending(connection: Connection | Cursor, partition: Name) -> bool | N
 
 
 def attachments(cursor: Cursor, partitions: Sequence[Name]) -> dict[Name, bool | None]:
-    """`detach_pending` of those among several that exist, in one question."""
+    """`detach_pending` of those among several that exist, in one query."""
     rows = cursor.execute(
         "SELECT to_regclass(name) IS NOT NULL, inhdetachpending"
         " FROM unnest(%s::text[]) WITH ORDINALITY AS n (name, place)"
@@ -299,7 +299,7 @@ def attachments(cursor: Cursor, partitions: Sequence[Name]) -> dict[Name, bool |
 
 
 def drop_partition(cursor: Cursor, partition: Name) -> None:
-    """Drops a partition that is detached; one that is gone is fine. Raises `Refused` for an attached one."""
+    """Drops a detached partition; one that is already gone is fine. Raises `Refused` for an attached one."""
     if detach_pending(cursor, partition) is not None:
         raise Refused(f"{partition} is still attached and is not dropped")
     bury(cursor, partition)

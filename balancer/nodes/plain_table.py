@@ -1,7 +1,7 @@
 """A plain table that is to become the one leaf of a partitioned root: what it is, and what keeps it from becoming one.
 
 Read by `conversion`, and by `balancer init` to propose keys. Everything in the way is a sentence in `refusals`, with
-the statement that helps; whatever the catalog knows that is not understood is in the way too. Reading only.
+the statement that helps; anything in the catalog that is not understood is in the way too. Only reads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,14 +16,14 @@ from balancer.nodes.names import Name
 from balancer.policies.keys import KeyType
 
 LEAF = 0
-"""The number in the leaf's name, as of a tablet: ids of tablets begin with 1."""
+"""The number in the leaf's name, like a tablet's: ids of tablets begin with 1."""
 BOUND = "balancer_convert_bound"
 """The CHECK that spares ATTACH the scan; on the table from the first step of a conversion to the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class UniqueIndex:
-    """A unique index of the table, of a constraint or not."""
+    """A unique index of the table, whether of a constraint or not."""
 
     name: str
     columns: tuple[str, ...]
@@ -38,7 +38,7 @@ class UniqueIndex:
 
 @dataclass(frozen=True, slots=True)
 class PlainTable:
-    """An ordinary table as far as a conversion looks at it itself."""
+    """An ordinary table, as far as a conversion itself looks at it."""
 
     name: Name
     oid: int
@@ -173,7 +173,7 @@ def _column_of_whole(cursor: Cursor, oid: int) -> str:
 
 
 def read_plain(cursor: Cursor, name: Name, layout: str, key: Sequence[str], leaf: str) -> PlainTable:
-    """The table of this name, which is there. `leaf`: what indexes begin with that a conversion has begun to build."""
+    """The table of this name, which exists. `leaf`: the prefix of indexes that a conversion has begun to build."""
     row = cursor.execute(_TABLE, name).fetchone()
     assert row is not None, name
     oid, kind, persistence, _, owner, row_type, secured, forced, replica_identity, *_ = row
@@ -246,8 +246,8 @@ def _unfit_kind(name: Name, kind: str, persistence: str, row: tuple[object, ...]
 
 
 def missing_rights_elsewhere(cursor: Cursor, name: Name, owner: str) -> list[str]:
-    """What keeps us from making a table like it on another node, in words; a role or schema that is not there is not
-    our business: PostgreSQL says so."""
+    """What keeps us from making a table like it on another node, in words; a missing role or schema is not our
+    business: PostgreSQL reports it."""
     row = cursor.execute(_RIGHTS_ELSEWHERE, {"owner": owner, "schema": name.schema}).fetchone()
     return [] if row is None else list(_missing_rights(name, owner, *row))
 

@@ -1,4 +1,4 @@
-"""The plain tables of a database, as far as a proposal for their sharding looks at them. Reading only."""
+"""The plain tables of a database, as far as a proposal for sharding them needs. Only reads."""
 
 from balancer.nodes.connection import Cursor
 from balancer.nodes.names import Name

@@ -2,11 +2,11 @@
 
 Called by `balancer.polling` only. Counters are read by object id (`pg_stat_get_*`), which costs a tenth of the views.
 Sizes are of the main forks: heap, toast and indexes. A partition that somebody holds with ACCESS EXCLUSIVE is not asked
-for its size, because the question would wait for the lock: the catalog's page count is taken for it.
+for its size, because the query would wait for the lock: the catalog's page count is used instead.
 
-What there is one of per tablet comes as packed numbers, and not at all where it is what the poll before has seen: the
-request carries the digests of that, and the answer has new ones. A node on which nothing happens costs the leader the
-same whether it has ten tablets or ten thousand.
+Whatever exists once per tablet comes as packed numbers, and not at all where it equals what the previous poll saw: the
+request carries digests of that, and the answer has new ones. A node on which nothing happens costs the leader the same
+whether it has ten tablets or ten thousand.
 """
 
 import re
@@ -78,11 +78,11 @@ class NodePoll:
     defaults: tuple[tuple[Name, Name], ...] = ()
     """Roots that have a DEFAULT partition, with its name."""
     secured: tuple[Name, ...] = ()
-    """Roots that have row level security, which forwarding would go round."""
+    """Roots that have row level security, which forwarding would bypass."""
     prepared: tuple[decisions.PreparedPart, ...] = ()
-    """Parts of transactions over several nodes that wait for their end."""
+    """Parts of transactions over several nodes that have not ended yet."""
     forks: Forks | None = None
-    """Where its timeline left the ones before; read only where the timeline is a new one."""
+    """Where its timeline left the ones before; read only where the timeline is new."""
 
     @property
     def prepared_seconds(self) -> float:
@@ -206,11 +206,11 @@ FROM said LEFT JOIN (
 def poll_node(
     connection: Connection, roots: Sequence[Name], others: int | None = None, before: NodePoll | None = None
 ) -> NodePoll:
-    """Measures the node and the partitions of these roots; roots that it does not have are left out.
+    """Measures the node and the partitions of these roots; skips roots that it does not have.
 
     The size of the whole database takes a look at every file, a third of all that a poll costs the server. With
-    `others`, the bytes beside these partitions as an earlier poll found them, it is summed up instead. What the node
-    said in the poll `before`, of the same roots, is not sent again.
+    `others`, the bytes outside these partitions as an earlier poll found them, it is added up instead. What the node
+    said in the poll `before`, about the same roots, is not sent again.
     """
     try:
         try:
@@ -250,8 +250,8 @@ def _of_roots(question: LiteralString, roots: Sequence[Name], **parts: sql.Compo
 
 @lru_cache(maxsize=1024)
 def _request(roots: tuple[Name, ...], *, with_ownership: bool) -> tuple[str, ...]:
-    """The whole request; every second part is the name of what a poll puts there. To put it together for each poll
-    would cost more than to send it. The part's border is what no statement can contain."""
+    """The whole request; every second part is the name of what a poll puts there. Assembling it for each poll would
+    cost more than sending it. Parts are separated by something that no statement can contain."""
     size, names, numbers, claims = (sql.SQL(f"\0{name}\0") for name in ("size", "names", "numbers", "claims"))
     request = sql.SQL(_FACTS).format(size=size) + sql.SQL(_SLOTS) + _measuring(roots, names, numbers)
     request += _of_roots(_DEFAULTS, roots) + _of_roots(_SECURED, roots) + decisions.PREPARED + sql.SQL(";")
@@ -261,7 +261,7 @@ def _request(roots: tuple[Name, ...], *, with_ownership: bool) -> tuple[str, ...
 
 
 def _quoted(digest: str) -> str:
-    """As a literal; a node's word that is no digest counts as none."""
+    """As a literal; an answer that is not a digest counts as none."""
     return f"'{digest}'" if _DIGEST.fullmatch(digest) else "''"
 
 
@@ -307,7 +307,7 @@ def _poll(
 
 
 def _results(cursor: psycopg.Cursor[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
-    """Those that have rows: the look at our schema has none."""
+    """Those that have rows: the check of our schema has none."""
     yield cursor.fetchall()
     while cursor.nextset():
         if cursor.description is not None:

@@ -1,5 +1,5 @@
-"""A node's partitions and claims as a poll brings them: columns of numbers, shared with the poll before where they are
-the same.
+"""A node's partitions and claims as a poll brings them: columns of numbers, shared with the previous poll where they
+are the same.
 
 An object for each would cost more than the answer. Digests are the node's own, of what it would have sent; equal ones
 mean that it says the same as before.
@@ -52,12 +52,12 @@ _BYTES = [FIGURES.index(field) for field in ("heap_bytes", "toast_bytes", "index
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartitionNames:
-    """What the partitions are called; the same object for as long as that is so."""
+    """What the partitions are called; the same object for as long as the names are the same."""
 
     roots: tuple[Name, ...]
     """Those that were asked for."""
     places: bytes | tuple[int, ...]
-    """Of each partition, the place of its root among them."""
+    """For each partition, the place of its root among them."""
     text: str
     """The names without schemas, with NUL between them: as objects they would take five times as much."""
 
@@ -91,7 +91,7 @@ class Partitions:
 
     @classmethod
     def of(cls, rows: Sequence[PartitionStats]) -> "Partitions":
-        """From single ones."""
+        """From single partitions."""
         schema_of = {row.root: row.schema for row in rows}
         schemas = [Name(schema_of.get(root, ""), "") for root in range(max(schema_of, default=-1) + 1)]
         named = PartitionNames.of(schemas, [row.root for row in rows], [row.name for row in rows])
@@ -105,7 +105,7 @@ class Partitions:
             yield PartitionStats(root, name.schema, name.name, *numbers)
 
     def bytes(self) -> int:
-        """Of all of them together."""
+        """The total over all of them."""
         return int(self.numbers[_BYTES].sum())
 
     def names(self) -> list[Name]:
@@ -118,7 +118,7 @@ class Partitions:
 
 
 class Claim(NamedTuple):
-    """What the node says of a tablet."""
+    """What the node says about a tablet."""
 
     tablet: int
     epoch: int
@@ -129,17 +129,17 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Claims:
-    """What the node says of all its tablets. Nearly all are plainly owned: of these there are only numbers."""
+    """What the node says about all its tablets. Nearly all are simply owned: for these there are only numbers."""
 
     ids: Ints
-    """Of tablets that are owned, and nothing else is said of them; increasing."""
+    """Ids of tablets that are owned, with nothing else to say about them; increasing."""
     epochs: Ints
     others: tuple[Claim, ...] = ()
     digest: str = ""
 
     @classmethod
     def of(cls, claims: Sequence[Claim]) -> "Claims":
-        """From single ones."""
+        """From single claims."""
         plain = sorted(claim for claim in claims if _plain(claim))
         ids, epochs = (np.array([claim[at] for claim in plain], np.int64) for at in (0, 1))
         return cls(ids, epochs, tuple(claim for claim in claims if not _plain(claim)))

@@ -1,6 +1,6 @@
 """What a node must offer before tablets may live on it: versions, settings, privileges, replica identities.
 
-Each finding is a sentence with the statement that mends it and what follows if nobody does. Only reads.
+Each finding is a sentence with the statement that fixes it and what follows if nobody does. Only reads.
 """
 
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -18,7 +18,7 @@ from balancer.nodes.root_findings import column_warnings, leaf_findings, root_fi
 OLDEST, NEWEST = 15, 18
 SUBSCRIPTIONS_WITHOUT_SUPERUSER = 16
 STARTS_EACH_AT_ONCE = 16
-"""From this version on each new subscription's worker is started at once, whenever another's was."""
+"""From this version on, each new subscription's worker starts at once, no matter when another's did."""
 SLOW_LAUNCH = 1.0
 
 
@@ -38,7 +38,7 @@ class Shortfall:
     subject: str
     text: str
     remedy: str = ""
-    """The statement that mends it; empty: there is none."""
+    """The statement that fixes it; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class TableNeeds:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What this bundle wants of a node."""
+    """What this bundle needs from a node."""
 
     tables: tuple["TableNeeds", ...] = ()
     moves: int = 2
@@ -221,7 +221,7 @@ _CHECKS: tuple[Callable[[_Facts, Needs], Iterator[Shortfall]], ...] = (_server, 
 
 
 def _table(cursor: Cursor, table: TableNeeds, all_roots: Set[Name]) -> Iterator[Shortfall]:
-    """What a move would refuse; roots that are not there yet are made when the table is adopted."""
+    """What a move would refuse; missing roots are made when the table is adopted."""
     there = [root for root in table.roots if _visible(cursor, root)]
     for text in root_findings(cursor, there, table.key, all_roots - {*table.roots}):
         yield Shortfall(Severity.ERROR, str(there[0]), text)

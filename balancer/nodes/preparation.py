@@ -1,8 +1,8 @@
-"""What a conversion builds before its swap, found again by name after a crash, or taken away.
+"""What a conversion builds before its swap, found again by name after a crash, or removed.
 
-The root and the CHECK that names its oid come and go in one transaction. The root is marked by its comment, so that a
-table of somebody else under this name is neither used nor dropped. Indexes are built beside the writers; one that was
-left half-built is dropped and built again. Called by `tables.convert` and `tables.unconvert`.
+The root and the CHECK that names its oid come and go in one transaction. The root is marked by its comment, so that
+somebody else's table of this name is neither used nor dropped. Indexes are built alongside the writers; one left
+half-built is dropped and rebuilt. Called by `tables.convert` and `tables.unconvert`.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def _mark(root: Name) -> str:
 
 
 def find_stub(cursor: Cursor, root: Name) -> int | None:
-    """The oid of our root under its first name. Raises `Refused` where somebody else's table has that name."""
+    """The oid of our root under its first name. Raises `Refused` if somebody else's table has that name."""
     stub = stub_name(root)
     row = cursor.execute(_STUB, (_mark(root), *stub)).fetchone()
     if row is None:
@@ -71,7 +71,7 @@ def mark_stub(root: Name) -> Statement:
 
 
 def stub_state(cursor: Cursor, conversion: Conversion) -> Built:
-    """Whether the root is there as the table is now, and its CHECK is on the table."""
+    """Whether the root matches the table as it is now, and its CHECK is on the table."""
     stub = find_stub(cursor, conversion.plain.name)
     if stub is None:
         return Built.ABSENT
@@ -84,7 +84,7 @@ def stub_state(cursor: Cursor, conversion: Conversion) -> Built:
 
 
 def _alike(there: Sequence[ColumnPart], wanted: Sequence[ColumnPart]) -> bool:
-    """Where no name is wanted for a NOT NULL, PostgreSQL has chosen one."""
+    """Where no name was asked for a NOT NULL, PostgreSQL has chosen one."""
     if len(there) != len(wanted):
         return False
     chosen = [mine.not_null_name if other.not_null_name else None for mine, other in zip(there, wanted, strict=True)]
@@ -100,7 +100,7 @@ def bound_state(cursor: Cursor, table: Name) -> Built:
 
 
 def make_stub(cursor: Cursor, conversion: Conversion) -> None:
-    """The root, ours and nobody else's until the swap, and the CHECK for rows that come from now on."""
+    """Makes the root, ours alone until the swap, and the CHECK for rows that come from now on."""
     run_single(cursor, conversion.create_stub())
     run_single(cursor, mark_stub(conversion.plain.name))
     revoke = sql.SQL("REVOKE ALL ON {} FROM {} CASCADE")
@@ -114,12 +114,12 @@ def make_stub(cursor: Cursor, conversion: Conversion) -> None:
 
 
 def validate_bound(table: Name) -> Statement:
-    """Looks at every row, beside the writers."""
+    """Scans every row, alongside the writers."""
     return sql.SQL("ALTER TABLE {} VALIDATE CONSTRAINT {}").format(table.identifier, sql.Identifier(BOUND))
 
 
 def index_state(cursor: Cursor, table: Name, new: NewKey) -> Built:
-    """Whether it is there and of use. Raises `Refused` where something else has its name."""
+    """Whether it is there and usable. Raises `Refused` if something else has its name."""
     row = cursor.execute(_INDEX, (list(new.columns), str(table), table.schema, new.name)).fetchone()
     if row is None:
         return Built.ABSENT
@@ -129,12 +129,12 @@ def index_state(cursor: Cursor, table: Name, new: NewKey) -> Built:
 
 
 def drop_index(connection: Connection, table: Name, name: str) -> None:
-    """Beside the writers."""
+    """Builds it alongside the writers."""
     connection.execute(sql.SQL("DROP INDEX CONCURRENTLY IF EXISTS {}").format(sql.Identifier(table.schema, name)))
 
 
 def drop_stubs(roots: Sequence[Name], cursor: Cursor) -> None:
-    """Takes the roots and their CHECKs away, where they are there; at once, because they may name each other."""
+    """Removes the roots and their CHECKs, if they exist; all at once, because they may refer to each other."""
     there = [root for root in roots if find_stub(cursor, root) is not None]
     for root in roots:
         if bound_state(cursor, root) is not Built.ABSENT:
@@ -146,6 +146,6 @@ def drop_stubs(roots: Sequence[Name], cursor: Cursor) -> None:
 
 
 def unused_indexes(cursor: Cursor, conversions: Sequence[Conversion]) -> list[tuple[Name, str]]:
-    """Table and name of each index that was built, or begun, for a swap that is not wanted any more."""
+    """Table and name of each index that was built, or begun, for a swap that is no longer wanted."""
     wanted = [(conversion.plain.name, new) for conversion in conversions for new in conversion.new_keys]
     return [(table, new.name) for table, new in wanted if index_state(cursor, table, new) is not Built.ABSENT]

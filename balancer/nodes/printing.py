@@ -1,12 +1,12 @@
-"""Definitions as PostgreSQL prints them, without what they begin with: a twin has another name, or another table.
+"""Definitions as PostgreSQL prints them, without their beginning: a twin has another name, or another table.
 
 Fragments of queries on the catalog, for `shape`, `definition` and `root_facts`.
 """
 
 from psycopg import sql
 
-# A name may contain anything, also what a definition looks like. So nothing is searched for in a definition: it begins
-# with parts of the catalog, put together as PostgreSQL puts them together, or it is not understood.
+# A name may contain anything, even text that looks like a definition. So nothing is searched for in a definition: it
+# begins with parts of the catalog, assembled as PostgreSQL assembles them, or it is not understood.
 INDEX_TAIL = sql.SQL("""
     (SELECT CASE WHEN starts_with(text, head) THEN substr(text, length(head) + 1) END
      FROM pg_class xc JOIN pg_class xt ON xt.oid = i.indrelid JOIN pg_namespace xn ON xn.oid = xt.relnamespace

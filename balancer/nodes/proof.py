@@ -1,10 +1,10 @@
 """`require_proof`: roots that refuse every write of a transaction that has not called `balancer.hold`.
 
-On a node that does not own the key, plain UPDATE and DELETE match 0 rows in silence; a table may be closed to clients
+On a node that does not own the key, plain UPDATE and DELETE silently match 0 rows; a table may be closed to clients
 that do not ask first. `hold` leaves a mark that ends with its transaction, and with a savepoint that is rolled back; a
 statement trigger on each root looks for it. It guards against mistakes, not against people: anybody may set the mark.
 
-Statements that name a leaf do not meet the trigger: the mover, replication and `balancer_all` go on as they did. What
+Statements that name a leaf do not meet the trigger: the mover, replication and `balancer_all` work as before. What
 other triggers and cascading foreign keys write belongs to the statement that fired them, and is not judged again.
 Called inside a `node_transaction`.
 """
@@ -41,7 +41,7 @@ _PRESENT = """
 
 
 def unlike(connection: Connection | Cursor, roots: Sequence[Name], *, wanted: bool) -> list[Name]:
-    """Which of these roots, of those that are here, are not as wanted."""
+    """Which of these roots, among those that are here, are not as wanted."""
     found = []
     for root in roots:
         row = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (str(root),)).fetchone()
@@ -52,7 +52,7 @@ def unlike(connection: Connection | Cursor, roots: Sequence[Name], *, wanted: bo
 
 
 def set_proof(cursor: Cursor, roots: Sequence[Name], *, wanted: bool) -> int:
-    """Makes these roots refuse unproven writes, or take them again; returns how many were changed. Idempotent."""
+    """Makes these roots refuse unproven writes, or accept them again; returns how many were changed. Idempotent."""
     changed = unlike(cursor, roots, wanted=wanted)
     for root in changed:
         for name, events in ((TRIGGER, "INSERT OR UPDATE OR DELETE"), (TRUNCATE_TRIGGER, "TRUNCATE")):

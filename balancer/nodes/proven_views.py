@@ -1,12 +1,12 @@
 """Views by which other nodes read and write a partition: each statement proves that its tablet is here.
 
 `balancer_all` on another node leads to `balancer_here.<partition>`, never to the partition itself. The view's condition
-is `balancer.here`, which takes the tablet's lock and looks at its row as `hold` does; it depends on no column, so the
+is `balancer.here`, which takes the tablet's lock and reads its row as `hold` does; it depends on no column, so the
 server asks it once per statement, and before it reads a row. A tablet that is not here is refused with the code for
-"try again" instead of being read too old. The view has a column `ctid`, by which postgres_fdw updates rows.
+"retry" instead of returning stale rows. The view has a column `ctid`, by which postgres_fdw updates rows.
 
-When a partition is dropped, its view stays as a tombstone that refuses everything: who has not heard of the move yet is
-told to try again, and not that there is no such table. Called inside a `node_transaction`.
+When a partition is dropped, its view stays as a tombstone that refuses everything: clients that have not heard of the
+move yet are told to retry, not that there is no such table. Called inside a `node_transaction`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -72,12 +72,12 @@ class Proven:
 
 
 def view_of(partition: Name) -> Name:
-    """Its view; names of other schemas than public are told apart."""
+    """Its view; names from schemas other than public are kept distinct."""
     return Name(SCHEMA, partition.name if partition.schema == "public" else f"{partition.schema}.{partition.name}")
 
 
 def make_views(cursor: Cursor, wanted: Iterable[Proven], role: str) -> None:
-    """Makes the views that are missing, or takes tombstones back. Idempotent.
+    """Makes missing views, and turns tombstones back into views. Idempotent.
 
     The role may use the views and nothing else: a view reads its partition with our rights, but whatever a trigger or a
     check of the partition calls runs with the role's.
@@ -103,7 +103,7 @@ def make_views(cursor: Cursor, wanted: Iterable[Proven], role: str) -> None:
 
 
 def bury(cursor: Cursor, partition: Name) -> None:
-    """Before a partition is dropped: its view, if it has one, refuses from now on and needs the partition no more."""
+    """Before a partition is dropped: its view, if it has one, refuses from now on and no longer needs the partition."""
     view = view_of(partition)
     row = cursor.execute(
         "SELECT c.oid::bigint, t.id FROM pg_class c LEFT JOIN balancer.tablet t"
@@ -131,7 +131,7 @@ def bury(cursor: Cursor, partition: Name) -> None:
 
 
 def prune(cursor: Cursor, kept: Sequence[Name]) -> int:
-    """Drops the views that nobody is led to any more; returns how many."""
+    """Drops the views that nothing leads to any more; returns how many."""
     names = {view_of(partition).name for partition in kept}
     gone = [name for name in _views(cursor) if name not in names]
     for name in gone:
@@ -140,7 +140,7 @@ def prune(cursor: Cursor, kept: Sequence[Name]) -> int:
 
 
 def remove_views(cursor: Cursor) -> None:
-    """Takes everything away again."""
+    """Removes everything again."""
     cursor.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(SCHEMA)))
 
 

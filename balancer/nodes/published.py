@@ -1,7 +1,7 @@
-"""The publications that a table is in, carried to another table that takes its name. Reading only.
+"""The publications that a table is in, carried to another table that takes its name. Only reads.
 
 Subscribers know the table by its name. A partition is published under its root's name only where the publication says
-so (`publish_via_partition_root`), which is therefore set; where that would change what subscribers get of other
+so (`publish_via_partition_root`), which is therefore set; where that would change what subscribers get from other
 partitioned tables, the publication is refused by name.
 """
 

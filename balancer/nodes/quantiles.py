@@ -12,7 +12,7 @@ class Point(NamedTuple):
 
 
 def cuts(points: Sequence[Point], parts: int) -> tuple[bytes, ...]:
-    """Keys at which sorted points fall into parts of equal weight; never the first key, never one twice."""
+    """Keys that cut sorted points into parts of equal weight; never the first key, never the same one twice."""
     total = sum(point.weight for point in points)
     found: list[bytes] = []
     reached = 0.0

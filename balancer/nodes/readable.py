@@ -1,10 +1,10 @@
-"""Asked before anything outside of a migration reads rows of a table or makes partitions of it: whether that would run
+"""Checked before anything outside a migration reads rows of a table or makes partitions of it: whether that would run
 its owner's code with our rights (see `owners_code`).
 
 PostgreSQL folds the constants of index, predicate and statistics expressions whenever it plans a query, so a count or a
-sample is enough to call an owner's function. The table is held still first: no index, check, statistics or rule comes
-to it between the look and the end of the transaction, and it cannot become a view. Writers are not held back; VACUUM
-and other DDL are. A name that an owner has given to a view or a foreign table meanwhile is refused as well.
+sample is enough to call an owner's function. The table is locked first: no index, check, statistics or rule is added to
+it between the check and the end of the transaction, and it cannot become a view. Writers are not held back; VACUUM and
+other DDL are. A name that an owner has given to a view or a foreign table meanwhile is refused as well.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def check_readable(cursor: Cursor, partitions: Sequence[Name], *, trusted: bool)
 
 
 def check_extendable(cursor: Cursor, roots: Sequence[Name], *, trusted: bool) -> None:
-    """The same for roots of which partitions are to be made: their indexes and checks come with them."""
+    """The same for roots that will get new partitions: their indexes and checks come with them."""
     _check(cursor, roots, _PARTITIONED, trusted=trusted)
 
 
@@ -49,7 +49,7 @@ def _check(cursor: Cursor, tables: Sequence[Name], kind: str, *, trusted: bool) 
 
 
 def _hold_still(cursor: Cursor, tables: Sequence[Name]) -> None:
-    """Until the end of the transaction. A standby knows no lock that keeps its primary's DDL out but the weakest."""
+    """Until the end of the transaction. The only lock that a standby has against its primary's DDL is the weakest."""
     row = cursor.execute("SELECT pg_is_in_recovery()").fetchone()
     mode = "ACCESS SHARE" if row is not None and row[0] else "SHARE UPDATE EXCLUSIVE"
     for table in tables:

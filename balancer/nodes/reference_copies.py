@@ -1,9 +1,10 @@
-"""Reference tables on a node: what keeps a copy from being written to, its stream, and how it is filled. Statements.
+"""Reference tables on a node: what keeps a copy from being written to, its stream, and how it is filled. Only SQL.
 
 Every node of the bundle has the tables, as plain ones. One is their home; the others follow it by logical replication:
 each copy has a publication and a slot at the home and a subscription of its own, all of one name (`stream_of`). The
-name has in it everything that makes a copy another one: the home's epoch and both nodes' generations. So whatever does
-not have the right name is an old one's, and a copy that has its subscription was filled: both are one transaction.
+name contains everything that makes a copy a different one: the home's epoch and both nodes' generations. So whatever
+does not have the right name belongs to an old copy, and a copy that has its subscription was filled: both are one
+transaction.
 
 On a copy a trigger refuses writes; it is an ordinary one, which replication does not fire. On the home another refuses
 what would not reach the copies or would leave foreign keys of other nodes without their row: TRUNCATE, and, where
@@ -33,7 +34,7 @@ _STREAM = re.compile(rf"{PREFIX}(r(\d+)e\d+h\d+g\d+x[0-9a-f]{{8}})")
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A node as far as it makes a copy another one."""
+    """What about a node makes a copy a different one."""
 
     node: str
     generation: int
@@ -46,7 +47,7 @@ class Streams:
     subscriptions: Mapping[str, bool]
     """With whether each is enabled."""
     slots: Mapping[str, bool]
-    """With whether each is of use: not what was lost because the copy was away for too long."""
+    """With whether each is usable: not one that was lost because the copy was away for too long."""
     publications: frozenset[str]
 
     def of(self, tablet: int) -> frozenset[str]:
@@ -90,7 +91,7 @@ def _ours(rows: Sequence[tuple[object, ...]]) -> Iterator[tuple[str, bool]]:
 
 
 def read_lags(connection: Connection | Cursor) -> dict[str, float]:
-    """Of each copy, by its home: how many bytes of the log it has not confirmed."""
+    """For each copy, according to its home: how many bytes of WAL it has not confirmed."""
     rows = connection.execute(
         "SELECT slot_name, greatest(0, pg_wal_lsn_diff(pg_current_wal_insert_lsn(), confirmed_flush_lsn))::float8"
         " FROM pg_replication_slots WHERE database = current_database() AND confirmed_flush_lsn IS NOT NULL"
@@ -99,14 +100,14 @@ def read_lags(connection: Connection | Cursor) -> dict[str, float]:
 
 
 def wal_position(connection: Connection | Cursor) -> str:
-    """Where the home's log ends now."""
+    """Where the home's WAL ends now."""
     row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
     assert row is not None
     return str(row[0])
 
 
 def confirmed(connection: Connection | Cursor, stream: str, position: str) -> bool:
-    """Whether a copy has confirmed everything up to there, by its home."""
+    """Whether a copy has confirmed everything up to there, according to its home."""
     row = connection.execute(
         "SELECT confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots WHERE slot_name = %s",
         (position, stream_name(stream)),
@@ -151,7 +152,7 @@ WHERE k.confrelid = to_regclass(%s) AND k.contype = 'f' AND k.conparentid = 0 AN
 
 
 def _referenced_columns(cursor: Connection | Cursor, table: Name) -> tuple[str, ...]:
-    """To which foreign keys of partitioned tables point: their rows may be on other nodes."""
+    """Columns that foreign keys of partitioned tables point to: the referring rows may be on other nodes."""
     return tuple(str(name) for (name,) in cursor.execute(_POINTED_TO, (str(table),)).fetchall())
 
 
@@ -224,7 +225,7 @@ def _disable(cursor: Cursor, table: Name, *triggers: str) -> None:
 
 
 def drop_stream(cursor: Cursor, stream: str) -> None:
-    """What this node has of it; a copy that is not followed any more stays as it is. Idempotent."""
+    """Drops what this node has of it; a copy that no longer follows stays as it is. Idempotent."""
     replication.drop_subscription(cursor, stream)
     replication.drop_slot(cursor, stream)
     replication.drop_publication(cursor, stream)
@@ -240,7 +241,7 @@ WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped AND a
 
 @dataclass(frozen=True, slots=True)
 class CopiedColumns:
-    """Of a table: what is copied, and by what rows are known."""
+    """For a table: what is copied, and what identifies rows."""
 
     table: Name
     columns: tuple[str, ...]
@@ -253,7 +254,7 @@ class CopiedColumns:
         return sql.SQL("COPY {} ({}) TO STDOUT").format(self.table.identifier, _listed(self.columns))
 
     def write(self) -> sql.Composed:
-        """On the copy, into the table beside it."""
+        """On the copy, into the temporary table."""
         return sql.SQL("COPY pg_temp.{} ({}) FROM STDIN").format(self._beside(), _listed(self.columns))
 
     def begin(self, cursor: Cursor) -> None:
@@ -262,7 +263,7 @@ class CopiedColumns:
         cursor.execute(make.format(self._beside(), _listed(self.columns), self.table.identifier))
 
     def merge(self, cursor: Cursor) -> None:
-        """Rows that are the same are left alone: foreign keys look at them meanwhile."""
+        """Equal rows are left alone: foreign keys look at them meanwhile."""
         lasting = (*self.key, *self.fixed)
         same = sql.SQL(" AND ").join(sql.SQL("n.{0} = t.{0}").format(sql.Identifier(name)) for name in lasting)
         names = {"table": self.table.identifier, "new": self._beside(), "columns": _listed(self.columns)}
@@ -306,7 +307,7 @@ def _listed(names: Sequence[str]) -> sql.Composable:
 
 
 def check_copy(cursor: Cursor, tables: Sequence[Name], tablet: int) -> None:
-    """Locks a copy against writers and DDL; raises `Refused` if it has become the home since somebody looked."""
+    """Locks a copy against writers and DDL; raises `Refused` if it has become the home since the last look."""
     state, _ = _claim(cursor, tables, tablet)
     if state == "moved":  # a former home that had gone back in time
         fence.lift_fence(cursor, tables, 1.0, closed=True)
@@ -316,14 +317,14 @@ def check_copy(cursor: Cursor, tables: Sequence[Name], tablet: int) -> None:
 
 
 def check_home(cursor: Cursor, tables: Sequence[Name], tablet: int, epoch: int) -> None:
-    """The same of the home: raises `Refused` if it is not any more, because its guard lets writers through."""
+    """The same for the home: raises `Refused` if it no longer is one, because its guard lets writers through."""
     state, known = _claim(cursor, tables, tablet)
     if state not in ("owned", "fenced") or known != epoch:
         raise Refused(f"this node is not the home of {tables[0]} any more")
 
 
 def _claim(cursor: Cursor, tables: Sequence[Name], tablet: int) -> tuple[str, int]:
-    """What the node says, under the tables' locks: who changes it holds them. A lock in its row would slow clients."""
+    """What the node says, under the tables' locks, which any change of it holds. Locking its row would slow clients."""
     for table in tables:
         cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN SHARE ROW EXCLUSIVE MODE").format(table.identifier))
     row = cursor.execute("SELECT state, epoch FROM balancer.tablet WHERE id = %s", (tablet,)).fetchone()
@@ -331,7 +332,7 @@ def _claim(cursor: Cursor, tables: Sequence[Name], tablet: int) -> tuple[str, in
 
 
 def open_copy(cursor: Cursor, tables: Sequence[Name]) -> None:
-    """Of a copy that is locked: until the transaction ends only we write to it."""
+    """For a locked copy: until the transaction ends only we write to it."""
     references.without_triggers(cursor)
     if not references.may_prepare(cursor):
         for table in tables:

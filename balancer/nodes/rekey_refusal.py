@@ -1,10 +1,10 @@
-"""What an UPDATE of the key through `balancer_all` is told, where the new key is another tablet's: one sentence.
+"""What an UPDATE of the key through `balancer_all` gets if the new key is another tablet's: a one-sentence refusal.
 
 PostgreSQL does not move rows out of foreign partitions, and postgres_fdw commits node by node, so such a row cannot be
-moved all or nothing through there. It is refused by the partition's own constraint in any case; this only says it in
-words that help. It is a row trigger on the root, which PostgreSQL passes on to every partition, also to those that come
-later; it fires only for statements that set a column of the key, in sessions of the login by which other nodes come in.
-Plain SQL on the node moves rows between tablets of that node as it always did. Called inside a `node_transaction`.
+moved all or nothing through there. The partition's own constraint refuses it in any case; this only says so in helpful
+words. It is a row trigger on the root, which PostgreSQL passes on to every partition, including later ones; it fires
+only for statements that set a column of the key, in sessions of the login that other nodes use. Plain SQL on the node
+moves rows between tablets of that node as it always did. Called inside a `node_transaction`.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ WHERE t.tgname = %s AND t.tgparentid = 0
 
 
 def explain_rekeys(cursor: Cursor, places: Iterable[Place], login: str) -> int:
-    """Puts it on the roots of these partitions; returns on how many it was not, or for another login. Idempotent."""
+    """Puts it on the roots of these partitions; returns how many lacked it, or had another login's. Idempotent."""
     wanted = {place.root: place.columns for place in places}
     present = {(schema, name): text for schema, name, text in cursor.execute(_PRESENT, (TRIGGER,)).fetchall()}
     named = sql.Literal(login).as_string(cursor)
@@ -46,6 +46,6 @@ def explain_rekeys(cursor: Cursor, places: Iterable[Place], login: str) -> int:
 
 
 def remove_explanations(cursor: Cursor) -> None:
-    """Takes it away again, wherever it is."""
+    """Removes it again, wherever it is."""
     for schema, name, _ in cursor.execute(_PRESENT, (TRIGGER,)).fetchall():
         cursor.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(TRIGGER), sql.Identifier(schema, name)))

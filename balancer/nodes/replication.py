@@ -1,8 +1,7 @@
 """The stream of a replicated move: publication and slot on the source, subscription on the target, markers through it.
 
 Called by migrations. Every object carries the migration's id (`objects.stream_name`), so each call may be repeated and
-touches nobody else's. Creating and dropping slots and subscriptions is outside of transactions: callers use
-`node_command`.
+touches nobody else's. Slots and subscriptions are created and dropped outside transactions: callers use `node_command`.
 """
 
 from collections.abc import Sequence
@@ -56,7 +55,7 @@ def drop_publication(cursor: Cursor, migration: str) -> None:
     """Idempotent; `Unavailable` while writers are in the way.
 
     A writer that has just read that its table is published, and then does not find the publication, fails with an
-    internal error of the server's: so none may be at work meanwhile. Markers are written by ourselves alone.
+    internal error of the server: so none may be at work meanwhile. Only we ourselves write markers.
     """
     cursor.execute(
         "SELECT prrelid::regclass::text FROM pg_publication_rel r JOIN pg_publication p ON p.oid = prpubid"
@@ -83,7 +82,7 @@ def create_slot(replication: Connection, migration: str) -> MadeSlot:
 
 
 def drop_slot(connection: Cursor, migration: str) -> None:
-    """Ends its reader, if it has one, and drops it. Idempotent; `Unavailable` while a reader has not let go."""
+    """Ends its reader, if it has one, and drops it. Idempotent; `Unavailable` while a reader still holds it."""
     name = stream_name(migration)
     row = connection.execute("SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", (name,)).fetchone()
     if row is None:
@@ -129,7 +128,7 @@ def disable_statement(migration: str) -> Statement:
 
 
 def enable_subscription(cursor: Cursor, migration: str) -> None:
-    """Goes on applying from where it was. Idempotent; nothing where there is no subscription."""
+    """Resumes applying from where it was. Idempotent; does nothing if there is no subscription."""
     row = cursor.execute(_SUBSCRIPTION, (stream_name(migration),)).fetchone()
     if row == (False,):
         name = sql.Identifier(stream_name(migration))
@@ -137,7 +136,7 @@ def enable_subscription(cursor: Cursor, migration: str) -> None:
 
 
 def drop_subscription(connection: Cursor, migration: str) -> None:
-    """Drops it without speaking to the source, which may be down; the slot is dropped there. Idempotent."""
+    """Drops it without contacting the source, which may be down; the slot is dropped there. Idempotent."""
     if not subscription_exists(connection, migration):
         return
     name = sql.Identifier(stream_name(migration))
@@ -147,7 +146,7 @@ def drop_subscription(connection: Cursor, migration: str) -> None:
 
 
 def marker_statements(migration: str) -> list[Statement]:
-    """Send a row that arrives on the target behind all that was committed before it; the last answers its number.
+    """Send a row that arrives on the target after everything committed before it; the last returns its number.
 
     One at a time: several moves may send through the stream of a reference table at once, and each needs its number.
     """
@@ -166,7 +165,7 @@ def _marker_statement(migration: str) -> Statement:
 
 
 def number_statement(migration: str, number: int) -> Statement:
-    """A marker of this very number, which goes through no stream: what it stands for is on both sides."""
+    """Writes a marker with this number that goes through no stream: what it stands for is on both sides."""
     return sql.SQL("INSERT INTO balancer.marker (migration, number) VALUES ({}, {})").format(
         sql.Literal(migration), sql.Literal(number)
     )
@@ -181,7 +180,7 @@ def newest_marker(connection: Connection | Cursor, migration: str) -> int:
 
 
 def arrived_markers(connection: Connection | Cursor, migration: str) -> tuple[int, int]:
-    """The newest marker here, and how many of those up to it are not: none, unless this server was taken back in
+    """The newest marker here, and how many of those up to it are missing: none, unless this server went back in
     time."""
     newest = sql.SQL(
         "SELECT coalesce(max(number), 0), coalesce(max(number), 0) - count(*) FROM balancer.marker WHERE migration = {}"
@@ -191,7 +190,7 @@ def arrived_markers(connection: Connection | Cursor, migration: str) -> tuple[in
 
 
 def missing_markers(connection: Connection | Cursor, migration: str) -> int:
-    """How many of the markers up to the newest are not here."""
+    """How many of the markers up to the newest are missing here."""
     return arrived_markers(connection, migration)[1]
 
 
@@ -201,7 +200,7 @@ def delete_markers(cursor: Cursor, migration: str) -> None:
 
 
 def delete_markers_before(cursor: Cursor, migration: str, number: int) -> None:
-    """Of a stream that lives long: its numbers go on from the last."""
+    """For a long-lived stream: its numbers continue from the last."""
     cursor.execute("DELETE FROM balancer.marker WHERE migration = %s AND number < %s", (migration, number))
 
 

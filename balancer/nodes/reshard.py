@@ -1,4 +1,4 @@
-"""Splits and merges on one node: new partitions filled beside the old ones, changes replayed, both compared.
+"""Splits and merges on one node: new partitions filled next to the old ones, changes replayed, both compared.
 
 Statements only; called by the steps of a reshard. Old partitions are *sources*, new ones *targets*; all belong to one
 root. `log` is the capture of the source with the same place in the list.
@@ -60,7 +60,7 @@ def fill(cursor: Cursor, family: Family, source: Name, first: int, end: int | No
 
 
 def replay(cursor: Cursor, family: Family) -> tuple[int, Mapping[str, int]]:
-    """Makes the targets what the sources are, for every logged key; then compares just these keys.
+    """Makes the targets equal the sources for every logged key; then compares just these keys.
 
     The caller's transaction sees one snapshot, or holds the root's lock. Returns how many keys were replayed, and
     the number of keys that still differ, by source: that must be none.
@@ -68,7 +68,7 @@ def replay(cursor: Cursor, family: Family) -> tuple[int, Mapping[str, int]]:
     total = 0
     different: dict[str, int] = {}
     changed = changed_sources(cursor, family)
-    # All keys are taken out before any is put in: rows may have exchanged values that must be unique.
+    # All keys are taken out before any is put in: rows may have swapped values that must be unique.
     for number, _ in changed:
         cursor.execute(sql.SQL("DROP TABLE IF EXISTS pg_temp.{}").format(_batch(number)))
         cursor.execute(
@@ -102,7 +102,7 @@ def truncated(cursor: Cursor, family: Family) -> bool:
 
 
 def changed_sources(connection: Connection | Cursor, family: Family) -> tuple[tuple[int, Name], ...]:
-    """The sources with keys that wait to be replayed: a merge may have dozens, and few of them change."""
+    """The sources with keys still to be replayed: a merge may have dozens, and few of them change."""
     numbers = _with_entries(connection, family, sql.SQL(""))
     return tuple((number, source) for number, source in family.sources if number in numbers)
 
@@ -132,9 +132,10 @@ def digest_chunk(
 
 
 def keep_writers_out(cursor: Cursor, roots: Sequence[Name], partitions: Sequence[Name], lock_timeout: float) -> None:
-    """Until the transaction ends. Roots before partitions: the other order deadlocks with who writes through the root.
+    """Until the transaction ends. Roots before partitions: the other order deadlocks with writers through the root.
 
-    Clients that hold the tablets of these partitions, and have perhaps locked nothing else so far, come before that.
+    Before that it waits for clients that hold the tablets of these partitions and have perhaps locked nothing else so
+    far.
     """
     cursor.execute("SELECT set_config('lock_timeout', %s, true)", (f"{max(1, round(lock_timeout * 1000))}ms",))
     keep_all_out(cursor, partitions)
@@ -167,7 +168,7 @@ def refuse_old_snapshots(cursor: Cursor, root: Name, migration: str, transaction
 
 
 def admit_old_snapshots(cursor: Cursor, root: Name, migration: str) -> None:
-    """When none is left. Idempotent; it locks the root only if it has to."""
+    """Removes that refusal when no such writer is left. Idempotent; locks the root only if it has to."""
     trigger = snapshot_trigger(migration)
     if has_trigger(cursor, root, trigger):
         cursor.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(trigger), root.identifier))

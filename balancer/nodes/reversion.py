@@ -1,9 +1,9 @@
-"""A root with one leaf becomes a plain table again: the swap of a conversion, backwards.
+"""Makes a root with one leaf a plain table again: the swap of a conversion, in reverse.
 
-The leaf is detached and gets the root's name; what the root carried is made on it by the texts that the catalog
+The leaf is detached and gets the root's name; what the root carried is made on it from the texts that the catalog
 printed, and its indexes get the names of the root's. The empty root stays under its first name until materialised views
 that read it are replaced; then it is dropped. Foreign keys between tables that go back together are validated after the
-swap, beside the writers. Called by `tables.unconvert`.
+swap, alongside the writers. Called by `tables.unconvert`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -69,7 +69,7 @@ def _read(cursor: Cursor, name: Name, together: Sequence[Name], whole: bool) -> 
     if len(partitions) != 1:
         raise Refused(f"{name} has {len(partitions)} partitions: only a table with one can become a plain one again")
     leaf, stub = partitions[0], stub_name(name)
-    # Of a conversion that was not finished: views that never ceased to read the leaf, and foreign keys of it.
+    # From an unfinished conversion: views that still read the leaf, and its foreign keys.
     shells = [shell_name(view) for view in pending_shells(cursor, [leaf.name])]
     waiting = read_near_keys(cursor, [leaf.name], together)
     carried = read_carried(cursor, root.oid, name, stub, together, near_to=name, other=leaf.oid, going=shells)
@@ -98,7 +98,7 @@ def _read(cursor: Cursor, name: Name, together: Sequence[Name], whole: bool) -> 
 
 
 def _renames(cursor: Cursor, root: int, leaf: int, name: Name, leaf_name: Name) -> Iterator[Statement]:
-    """First the root's names go aside, then the leaf's take them."""
+    """First the root's names are moved aside, then the leaf's take them."""
     stub = stub_name(name)
     rename = sql.SQL("ALTER {} {} RENAME TO {}")
     index, statistics, table = sql.SQL("INDEX"), sql.SQL("STATISTICS"), sql.SQL("TABLE")

@@ -1,7 +1,7 @@
 """The part of our schema that concerns nodes that go back in time. `schema.py` installs it.
 
-`refuse_closed` is the body of the fence on a rewound node's tablets. Unlike `refuse_write` it does not ask for another
-try: only an operator can end it. Its arguments are those of every fence.
+`refuse_closed` is the body of the fence on a rewound node's tablets. Unlike `refuse_write` it does not ask for a retry:
+only an operator can end it. Its arguments are those of every fence.
 """
 
 FUNCTIONS = """

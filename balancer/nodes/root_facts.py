@@ -1,8 +1,8 @@
-"""What two nodes' copies of a root must agree on, fact by fact, and where they do not.
+"""What two nodes' copies of a root must agree on, fact by fact, and where they differ.
 
 Adoption, every move, `node check`, `doctor` and `verify` compare it: a tablet that moves comes under the other root,
-with that root's policies, triggers, defaults and grants. What changes no answer (comments, statistics, storage) is not
-among the facts. Definitions are read with full names, whatever the session's path. Reading only.
+with that root's policies, triggers, defaults and grants. Whatever changes no query's answer (comments, statistics,
+storage) is not among the facts. Definitions are read with full names, whatever the session's path. Only reads.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from balancer.nodes.names import Name
 from balancer.nodes.printing import INDEX_TAIL, TRIGGER_EVENTS, TRIGGER_TAIL
 
 Facts = Mapping[str, str]
-"""`policy own_rows` → what it says; a root that is not there has none."""
+"""`policy own_rows` → what it says; a missing root has none."""
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def full_names(cursor: Cursor) -> Iterator[None]:
     assert row is not None
     cursor.execute("SELECT set_config('search_path', 'pg_catalog', false)")
     yield
-    # After an error a transaction is undone with its settings, and a connection without one is closed.
+    # After an error a transaction is rolled back with its settings, and a connection without one is closed.
     cursor.execute("SELECT set_config('search_path', %s, false)", row)
 
 
@@ -51,8 +51,8 @@ def differences(here: Facts, there: Facts, node: str, other: str) -> list[str]:
     ]
 
 
-# A default that draws from a sequence may name another one on each node. MAINTAIN is not known before PostgreSQL 17 and
-# shows nobody a row. Identity and NOT NULL are said with their columns.
+# A default that draws from a sequence may name another one on each node. MAINTAIN does not exist before PostgreSQL 17
+# and lets nobody read a row. Identity and NOT NULL come with their columns.
 _FACTS = sql.SQL("""
     WITH t AS (SELECT c.* FROM pg_class c WHERE c.oid = to_regclass(%(name)s)),
     columns AS (

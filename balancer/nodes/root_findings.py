@@ -1,4 +1,4 @@
-"""What a move would refuse, found before there is one: for `doctor`, `node check` and `verify`. Reading only."""
+"""What a move would refuse, found before there is one: for `doctor`, `node check` and `verify`. Only reads."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 
@@ -72,7 +72,7 @@ _OIDS = """
 
 
 def compare_roots(facts: Mapping[str, Mapping[Name, Facts]]) -> Iterator[tuple[str, str]]:
-    """Node and finding, for each fact in which its copy of a root is not that of the first node that has it."""
+    """Node and finding, for each fact in which its copy of a root differs from that of the first node that has it."""
     models: dict[Name, tuple[str, Facts]] = {}
     for node, roots in facts.items():
         for root, mine in roots.items():

@@ -1,8 +1,8 @@
-"""Questions of the consistency checker about the rows of one partition, some pages at a time. Reading only.
+"""Questions of the consistency checker about the rows of one partition, some pages at a time. Only reads.
 
-Each is one statement, so that its answer is of one moment. The planner must not answer from constraints what the rows
-are asked for: it would believe the very promise that is being checked. (It does so for NOT (…) where
-constraint_exclusion is on; for IS NOT TRUE no version up to 18 does.)
+Each is one statement, so that its answer is of one moment. The planner must not answer from constraints instead of
+rows: it would trust the very promise that is being checked. (It does so for NOT (…) where constraint_exclusion is on;
+for IS NOT TRUE no version up to 18 does.)
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from balancer.nodes.partition import Place
 from balancer.nodes.references import Reference
 
 PAGES = 2048
-"""Pages (8 kB) that one statement reads: 16 MB, some dozens of milliseconds."""
+"""Pages (8 kB) that one statement reads: 16 MB, a few dozen milliseconds."""
 _EXAMPLES = 3
 
 
@@ -53,7 +53,7 @@ def orphan_rows(cursor: Cursor, child: Name, parent: Name, reference: Reference,
 
 
 def largest_id(cursor: Cursor, partition: Name, column: str, bits: int, first: int) -> tuple[Counted, int]:
-    """The largest number in a column, without what stands above these bits; 0 where there is none."""
+    """The largest number in a column, without the bits above these; 0 if there is none."""
     largest = sql.SQL("max(t.{}::pg_catalog.int8 & {})").format(sql.Identifier(column), sql.Literal((1 << bits) - 1))
     end = page_after(cursor, partition, first)
     statement = sql.SQL("SELECT count(*), coalesce({}, 0) FROM ONLY {} AS t WHERE {}")
@@ -84,7 +84,7 @@ def _counted(cursor: Cursor, table: Name, shown: Sequence[str], bad: sql.Composa
 
 
 def page_after(cursor: Cursor, table: Name, first: int, count: int = PAGES) -> int:
-    """The page after so many; 0: they go to the end."""
+    """The page after this many; 0: they reach the end."""
     row = cursor.execute(
         "SELECT pg_relation_size(to_regclass(%s)) / current_setting('block_size')::int",
         (str(table),),

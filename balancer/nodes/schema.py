@@ -1,8 +1,8 @@
 """Our schema `balancer` on a node: installed and upgraded here, in one transaction, and nowhere else.
 
 `node` (one row) says which node of which cluster this database is and which leader it has seen; `tablet` says what it
-owns. It is the node's copy, what fences and clients' proofs are made of; the directory is the truth. Tables change by
-steps, which are only ever appended; functions have one text, which replaces what is there with every new version.
+owns. It is the node's copy, which fences and clients' proofs rely on; the directory is the truth. Tables change by
+steps, which are only ever appended; functions have one text, which every new version replaces.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ LEADER_LOCK = 0x7461626C  # classid of our advisory locks ("tabl"); objid 0: lea
 
 
 class OwnState(StrEnum):
-    """What a node says of a tablet."""
+    """What a node says about a tablet."""
 
     OWNED = "owned"
     FENCED = "fenced"
@@ -55,9 +55,9 @@ class NodeIdentity:
     mark: int = 0
     """When the leader last told it the time, in seconds since 1970; 0: never."""
     identity: str = ""
-    """Of the directory, as far as it was asked for; empty: no leader that has one has worked there yet."""
+    """Of the directory, if it was asked for; empty: no leader that has one has worked there yet."""
     changed_hands: bool = False
-    """Whether another directory has handed it over, as far as that was asked for."""
+    """Whether another directory has handed it over, if that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +101,12 @@ STEPS: tuple[str, ...] = (
 
     """,
     fence_functions.STEP,
-    "SELECT",  # was `hold` as it was first: replaced below
-    # A proof after the reading is none: the tablet may have arrived between the two. `hold` comes first.
+    "SELECT",  # was the first version of `hold`: replaced below
+    # A proof after reading proves nothing: the tablet may have arrived between the two. `hold` comes first.
     "DROP FUNCTION IF EXISTS balancer.prove(bigint, bigint)",
     locks.STEP + client_functions.STEP,
-    "SELECT",  # functions have changed: refusals that another try cures are 40001
-    "SELECT",  # functions have changed: a lock that is not had in time is such a refusal too
+    "SELECT",  # functions have changed: refusals that a retry cures are 40001
+    "SELECT",  # functions have changed: a lock that is not granted in time is such a refusal too
     # The transaction that wrote the fence, and the one whose fence somebody has switched off: see `set_aside`.
     "ALTER TABLE balancer.tablet ADD COLUMN IF NOT EXISTS closed_by text, ADD COLUMN IF NOT EXISTS breached_since text",
     ddl_journal.STEP,
@@ -115,10 +115,10 @@ STEPS: tuple[str, ...] = (
     "SELECT",  # functions have changed: those of reference tables
     message_functions.STEP,
     "SELECT",  # functions have changed: what an UPDATE of the key through balancer_all is told
-    "SELECT",  # functions have changed: a further proof in a transaction sees partitions that came meanwhile
+    "SELECT",  # functions have changed: a further proof in a transaction sees partitions that arrived meanwhile
     "SELECT",  # functions have changed: a sequence that was restarted is not put back
     "SELECT",  # functions have changed: what guards the home of a reference table has the writer's rights
-    # The directory that the node belongs to, and whether that was another one before: names may be alike.
+    # The directory that the node belongs to, and whether it belonged to another before: names may be the same.
     """
     ALTER TABLE balancer.node ADD COLUMN IF NOT EXISTS identity text,
         ADD COLUMN IF NOT EXISTS changed_hands boolean NOT NULL DEFAULT false
@@ -176,13 +176,13 @@ FUNCTIONS = _ENTER + fence_functions.FUNCTIONS + locks.FUNCTIONS + client_functi
 FUNCTIONS += proof.FUNCTIONS + proven_views.FUNCTIONS + rewind_functions.FUNCTIONS + decisions.FUNCTIONS
 FUNCTIONS += expired_functions.FUNCTIONS + reference_functions.FUNCTIONS + message_functions.FUNCTIONS
 FUNCTIONS += rekey_functions.FUNCTIONS + sequences.FUNCTIONS
-"""What the newest version has; a change of these appends a step, if only an empty one."""
+"""What the newest version has; a change to these appends a step, even if it is empty."""
 
 
 def install_schema(connection: Connection, cluster: str, node: str) -> int:
     """Installs or upgrades; returns the version. Idempotent. Refuses a database that is another node's."""
     with connection.transaction(), connection.cursor() as cursor:
-        # Two starting at once: the second waits here and then finds it done.
+        # If two start at once, the second waits here and then finds it done.
         cursor.execute("SELECT pg_advisory_xact_lock(%s, 1)", (LEADER_LOCK,))
         known = read_identity(cursor)
         if known is not None and (known.cluster, known.node) != (cluster, node):
@@ -216,7 +216,7 @@ def upgrade_schema(cursor: Cursor) -> None:
     for step in (*STEPS[known.schema_version :], FUNCTIONS):
         cursor.execute(step)
     cursor.execute("UPDATE balancer.node SET schema_version = %s", (len(STEPS),))
-    UNAWARE.discard(cursor.connection)  # if this is rolled back its next transaction fails, and it is closed
+    UNAWARE.discard(cursor.connection)  # if this is rolled back, its next transaction fails, and it is closed
 
 
 def read_identity(cursor: Cursor) -> NodeIdentity | None:
@@ -242,7 +242,7 @@ def installed(cursor: Cursor) -> bool:
 
 
 def read_tablets(cursor: Cursor) -> list[OwnedTablet]:
-    """Everything the node says of its tablets, by id."""
+    """Everything the node says about its tablets, by id."""
     cursor.execute(
         "SELECT id, epoch, state, schemas, partitions, migration, deadline, moved_to FROM balancer.tablet ORDER BY id"
     )
@@ -304,7 +304,7 @@ def tablet_statements(tablets: Sequence[OwnedTablet]) -> list[Statement]:
 
 
 def touch_statement(tablet: int) -> Statement:
-    """Writes to a tablet's row and leaves it as it is; answers its id, if it is there."""
+    """Writes to a tablet's row without changing it; returns its id, if it exists."""
     update = sql.SQL("UPDATE balancer.tablet SET changed = now() WHERE id = {} RETURNING id")
     return update.format(sql.Literal(tablet))
 

@@ -1,4 +1,4 @@
-"""The sequences behind a root's columns, with what each may still hand out. Reading only."""
+"""The sequences behind a root's columns, with what each may still hand out. Only reads."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ SELECT n.nspname, c.relname, c.oid::regclass::text, s.seqincrement, s.seqmin, s.
 FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE s.seqrelid = ANY(%s::regclass[]) ORDER BY 3
 """
-# From the sequence itself: pg_sequence_last_value does not know where one that was not used since begins.
+# From the sequence itself: pg_sequence_last_value does not know where a restarted, unused one begins.
 _NEXT = "SELECT last_value::numeric + CASE WHEN is_called THEN {} ELSE 0 END FROM {}"
 
 

@@ -28,7 +28,7 @@ def find_sequences(cursor: Cursor, roots: Sequence[Name]) -> tuple[str, ...]:
 
 
 def read_sequences(cursor: Cursor, names: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """Those of them that were used, with the last value given out."""
+    """Those of them that were used, with the last value handed out."""
     if not names:
         return ()
     found = cursor.execute(
@@ -38,10 +38,10 @@ def read_sequences(cursor: Cursor, names: Sequence[str]) -> tuple[tuple[str, int
 
 
 def raise_statements(values: Sequence[tuple[str, int]]) -> list[Statement]:
-    """Make each sequence here give out nothing up to its value. One that is not here is passed over.
+    """Keep each sequence here from handing out anything up to its value. Skips one that is not here.
 
-    It goes on in its own steps: nodes whose sequences do not meet (odd here, even there) must not begin to. Where it
-    would go beyond its end it is put there: the next nextval is told by PostgreSQL, and the tablet opens.
+    It continues in its own steps: nodes whose sequences do not collide (odd here, even there) must not begin to. Where
+    it would go beyond its end, it is set to the end: PostgreSQL refuses the next nextval, and the tablet opens.
     """
     raised = sql.SQL("SELECT balancer.raise_sequence({name}, {value})")
     return [raised.format(name=sql.Literal(name), value=sql.Literal(value)) for name, value in values]

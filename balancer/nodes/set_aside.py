@@ -27,13 +27,13 @@ _SWITCHED = """
 
 
 def switched_off(cursor: Cursor, tablets: Sequence[int], partitions: Sequence[Name]) -> bool:
-    """Whether somebody has switched a fence of these off since it was written; remembers it for `drop_or_set_aside`."""
+    """Whether somebody has switched off a fence of these since it was written; records it for `drop_or_set_aside`."""
     rows = cursor.execute(
         "SELECT closed_by FROM balancer.tablet WHERE id = ANY (%s) AND closed_by IS NOT NULL FOR UPDATE",
         (list(tablets),),
     ).fetchall()
     closed_by = [by for (by,) in rows]
-    if not closed_by:  # by a version that did not keep it
+    if not closed_by:  # by a version that did not record it
         return False
     found = any(_switched(cursor, partition, closed_by) for partition in partitions)
     if found:
@@ -45,7 +45,7 @@ def switched_off(cursor: Cursor, tablets: Sequence[int], partitions: Sequence[Na
 
 
 def was_switched_off(cursor: Cursor, tablets: Sequence[int], partitions: Sequence[Name]) -> bool:
-    """Whether that has ever been: their rows may be acknowledged ones."""
+    """Whether that has ever happened: their rows may have been acknowledged."""
     return switched_off(cursor, tablets, partitions) or _breached(cursor, tablets)
 
 
@@ -74,7 +74,7 @@ def drop_or_set_aside(
     """Drops detached partitions that are closed, in this order; returns what was set aside instead, in words, or ''."""
     cursor.execute("SELECT set_config('lock_timeout', %s, true)", (f"{max(1, round(lock_timeout * 1000))}ms",))
     for partition in partitions:
-        if exists(cursor, partition):  # from here on nobody switches anything
+        if exists(cursor, partition):  # from here on nobody can switch anything
             cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE").format(partition.identifier))
     if not was_switched_off(cursor, tablets, partitions):
         for partition in partitions:
@@ -114,7 +114,7 @@ def _written_since(cursor: Cursor, partitions: Sequence[Name], tablets: Sequence
         with cursor.connection.transaction():
             return f"{_count_since(cursor, partitions, tablets)} rows"
     except (Refused, psycopg.Error):
-        return "an unknown number of rows"  # to count them would run their owner's code as us, or it fails
+        return "an unknown number of rows"  # counting them would run their owner's code as us, or fails
 
 
 def _count_since(cursor: Cursor, partitions: Sequence[Name], tablets: Sequence[int]) -> int:
@@ -128,7 +128,7 @@ def _count_since(cursor: Cursor, partitions: Sequence[Name], tablets: Sequence[i
 
 
 def kept_rows(connection: Connection) -> list[tuple[str, str]]:
-    """Schemas with rows that were set aside, and what is known of them. Ours only: a person is told to drop them."""
+    """Schemas with rows that were set aside, and what is known about them. Ours only: a person is told to drop them."""
     rows = connection.execute(
         "SELECT nspname, coalesce(obj_description(oid, 'pg_namespace'), '') FROM pg_namespace"
         " WHERE nspname ~ %s AND nspowner = current_user::regrole ORDER BY nspname",

@@ -1,7 +1,7 @@
-"""What a partition is and carries, read from the catalog: enough to make its twin elsewhere.
+"""What a partition is and has, read from the catalog: enough to make its twin elsewhere.
 
 Migrations read it from the partition they move or reshard; `partition.py` makes the twin. What cannot be carried is
-in `refusals`, by name. Reading only.
+in `refusals`, by name. Only reads.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class Index:
     name: str
     unique: bool
     tail: str | None
-    """What its definition says after the name of its table; None: it begins otherwise than PostgreSQL prints it."""
+    """What its definition says after the name of its table; None: it does not begin the way PostgreSQL prints it."""
     constraint: str | None
     deferrable: str
     comment: str | None

@@ -1,8 +1,8 @@
-"""Sessions whose snapshot is older than a moment: they would miss rows that were copied since. Reading only.
+"""Sessions whose snapshot is older than a moment: they would miss rows that were copied since. Only reads.
 
 A transaction in REPEATABLE READ or SERIALIZABLE, and so pg_dump, reads by one snapshot to its end, but finds the
 partitions of a root by the newest catalog. Where new partitions have replaced old ones since, or one was detached, its
-rows are gone without a word. So a swap and a detachment wait for such sessions; they are named to those who ask why.
+rows silently disappear. So a swap and a detach wait for such sessions, and name them to anyone who asks why.
 """
 
 from datetime import datetime

@@ -1,6 +1,6 @@
 """Which physical standbys have not replayed a position yet. Statements only; the caller decides what to wait for.
 
-A failover to a standby that lags takes a node back in time. So before anything is dropped that such a node would need
+A failover to a standby that lags takes a node back in time. So before dropping anything that such a node would need
 again, the connected standbys must have replayed the change. Standbys of standbys, and those that are not connected at
 this moment, are not seen from here.
 """
@@ -28,7 +28,7 @@ class Standby:
 
 
 # The insert position is past the header of a page that has no record yet. No standby replays a bare header, so on an
-# idle server the end of the last record is what has to be reached: the page's start.
+# idle server the end of the last record has to be reached: the page's start.
 _POSITION = """
 SELECT ('0/0'::pg_lsn
         + CASE WHEN mod(at, segment) = 40 THEN at - 40 WHEN mod(at, block) = 24 THEN at - 24 ELSE at END)::text
@@ -36,8 +36,8 @@ FROM (SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn AS at, current_setting(
              (SELECT setting::numeric FROM pg_settings WHERE name = 'wal_segment_size') AS segment) AS here
 """
 
-# Logical decoding cannot be without a slot, so what a walsender does is told by the type of the slot it holds. A base
-# backup streams files, not WAL. A receiver of WAL (pg_receivewal) answers but replays nothing: it can never take over.
+# Logical decoding needs a slot, so the type of the slot that a walsender holds says what it does. A base backup streams
+# files, not WAL. A receiver of WAL (pg_receivewal) answers but replays nothing: it can never take over.
 _BEHIND = """
 SELECT r.application_name, host(r.client_addr), pg_wal_lsn_diff(%(position)s::pg_lsn, r.replay_lsn)::bigint
 FROM pg_stat_replication r
@@ -49,7 +49,7 @@ ORDER BY r.application_name, r.pid
 
 
 def position(cursor: Cursor) -> str:
-    """Where the server's log ends now. Everything committed before is below it."""
+    """Where the server's WAL ends now. Everything committed before is below it."""
     cursor.execute(_POSITION)
     row = cursor.fetchone()
     assert row is not None

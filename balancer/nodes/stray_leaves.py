@@ -1,7 +1,7 @@
-"""The partitions that a node has attached, no matter who did it, and the keys in one of them. Reading only.
+"""The partitions attached on a node, no matter who attached them, and the keys in one of them. Only reads.
 
-For the consistency checker: a partition that the directory does not give to the node takes and shows rows of keys that
-another node owns.
+For the consistency checker: a partition that the directory does not give to the node accepts and shows rows of keys
+that another node owns.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class AttachedLeaf(NamedTuple):
     bound: str
     """As the catalog prints it."""
     closed: bool
-    """Whether a fence without an end keeps writers out: a former owner's, which the mover takes away."""
+    """Whether a fence without an end keeps writers out: a former owner's, which the mover removes."""
 
 
 _ATTACHED = r"""
@@ -65,7 +65,7 @@ def some_keys(cursor: Cursor, leaf: Name, columns: Sequence[str]) -> list[tuple[
 
 
 def keys_present(cursor: Cursor, leaf: Name, columns: Sequence[str], keys: Sequence[tuple[Any, ...]]) -> int:
-    """How many of these keys have rows here, too."""
+    """How many of these keys have rows here too."""
     found = 0
     same = sql.SQL(" AND ").join(sql.SQL("{} = %s").format(sql.Identifier(name)) for name in columns)
     statement = sql.SQL("SELECT EXISTS (SELECT FROM ONLY {} WHERE {})").format(leaf.identifier, same)

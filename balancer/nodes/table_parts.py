@@ -2,7 +2,7 @@
 
 `definition` puts them together for a node that lacks a root; `conversion` and `reversion` carry them between a plain
 table and the root that takes its name. Read by oid, because the name may belong to another table by the time the
-statements run. The caller reads with full names (`full_names`). Reading only.
+statements run. The caller reads with full names (`full_names`). Only reads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -235,7 +235,7 @@ def roles_with_rights(cursor: Cursor, name: Name) -> list[str | None]:
 
 
 def set_grants(name: Name, given: Sequence[str | None], grants: Sequence[Grant], version: int) -> Iterator[Statement]:
-    """Exactly these grants; `given` are the roles that may have others, of default privileges for example."""
+    """Exactly these grants; `given` are the roles that may have others, for example from default privileges."""
     for role in given:
         yield sql.SQL("REVOKE ALL ON {} FROM {} CASCADE").format(name.identifier, grantee(role))
     for grant in grants:
@@ -256,7 +256,7 @@ def grantee(role: str | None) -> sql.Composable:
 def read_comments(
     cursor: Cursor, oid: int, name: Name, but: Sequence[str] = (), word: str = "TABLE"
 ) -> Iterator[Statement]:
-    """On the table (or whatever `word` says) and everything of it; constraints and indexes in `but` are left out."""
+    """On the table (or whatever `word` says) and all its parts; constraints and indexes in `but` are left out."""
     for kind, schema, part, text in cursor.execute(_COMMENTS, {"root": oid, "word": word}).fetchall():
         if text is None or (kind in ("CONSTRAINT", "INDEX") and part in but):
             continue

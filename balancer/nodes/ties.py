@@ -1,9 +1,9 @@
 """Foreign keys that keep a partition from being detached: rows of it point to rows of the same partition.
 
-PostgreSQL looks, before it detaches a partition, whether anything still points to its rows, and counts the partition's
-own rows among those that point. So a root that refers to itself, or to one that comes after it, is emptied first: its
-rows have moved, or are not wanted. Nobody may write to them meanwhile or afterwards: the fence's triggers are away only
-inside the caller's transaction, which holds the lock. Called by migrations.
+Before it detaches a partition, PostgreSQL checks whether anything still points to its rows, and counts the partition's
+own rows among those that point. So a partition of a root that refers to itself, or to one that comes after it, is
+emptied first: its rows have moved, or are not wanted. Nobody may write to them meanwhile or afterwards: the fence's
+triggers are off only inside the caller's transaction, which holds the lock. Called by migrations.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def tied(cursor: Cursor, roots: Sequence[Name]) -> bool:
 
 
 def empty_partitions(cursor: Cursor, partitions: Sequence[Name]) -> None:
-    """Deletes all rows of partitions that are locked. Their fences are off when it returns: the caller renews them."""
+    """Deletes all rows of locked partitions. Their fences are off when it returns: the caller renews them."""
     without_triggers(cursor)
     cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
     for partition in partitions:

@@ -1,8 +1,9 @@
 """Reads a partition into its server's cache before its first query comes: called by moves of in-memory tables.
 
-pg_prewarm does it where it is installed. Without it a plain scan would not: of a table larger than a quarter of the
-shared buffers it reuses some of them over and over. A scan by row addresses takes the ordinary way through the cache,
-and so does a walk along an index; indexes that cannot be walked in the order of columns stay as they are.
+pg_prewarm does it where it is installed. Without it, a plain scan would not be enough: for a table larger than a
+quarter of the shared buffers it reuses a few of them over and over. A scan by row addresses goes through the cache in
+the ordinary way, and so does a walk along an index; indexes that cannot be walked in the order of columns stay as they
+are.
 """
 
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ _ONE_WAY = ("enable_seqscan", "enable_bitmapscan", "enable_tidscan", "enable_sor
 
 
 def warm(cursor: Cursor, partition: Name) -> None:
-    """Rows, what they keep aside (TOAST) where that may be read, and indexes."""
+    """Rows, their TOAST where that may be read, and indexes."""
     row = cursor.execute(
         "SELECT e.extnamespace::regnamespace::text FROM pg_extension e WHERE extname = 'pg_prewarm'"
     ).fetchone()

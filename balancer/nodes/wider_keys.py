@@ -1,8 +1,8 @@
-"""Unique indexes that lack the key of a partitioned table, and those with it that take their place.
+"""Unique indexes that lack the key of a partitioned table, and the ones with it that replace them.
 
-PostgreSQL keeps a unique index of a partitioned table only if the partition key is in it. A wider index is built beside
-the writers, under the name that the leaf's index will have; the swap of a conversion exchanges the two. It promises
-less than the narrow one did, so an operator has to ask for it. Reading only.
+PostgreSQL keeps a unique index of a partitioned table only if the partition key is in it. A wider index is built
+alongside the writers, under the name that the leaf's index will have; the swap of a conversion exchanges the two. It
+promises less than the narrow one did, so an operator has to ask for it. Only reads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from balancer.nodes.plain_table import PlainTable, UniqueIndex
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A unique index with the key in it, which takes the place of one without."""
+    """A unique index with the key in it, which replaces one without."""
 
     old: UniqueIndex
     name: str
@@ -27,12 +27,12 @@ class NewKey:
     """What comes after the table's name, or after the word for the constraint."""
 
     def build(self, table: Name) -> Statement:
-        """Builds it beside the writers."""
+        """Builds it alongside the writers."""
         create = sql.SQL("CREATE UNIQUE INDEX CONCURRENTLY {} ON {} ")
         return create.format(sql.Identifier(self.name), table.identifier) + self.tail
 
     def on_root(self, root: Name) -> Statement:
-        """Makes its like on the root, by the name of the old one."""
+        """Makes its equivalent on the root, under the old one's name."""
         name = sql.Identifier(self.old.name)
         if self.old.constraint is None:
             return sql.SQL("CREATE UNIQUE INDEX {} ON {} ").format(name, root.identifier) + self.tail
@@ -112,7 +112,7 @@ def kept_refusals(cursor: Cursor, plain: PlainTable, kept: Sequence[str], *, wid
 
 
 def leaf_keys(plain: PlainTable, new_keys: Sequence[NewKey]) -> Iterator[Statement]:
-    """The table gets the new ones in the place of the old, and NOT NULL on its key: moments, because all is built."""
+    """The table gets the new ones instead of the old, and NOT NULL on its key: instant, because everything is built."""
     alter = sql.SQL("ALTER TABLE {} ").format(plain.name.identifier)
     for column in plain.nullable:
         yield alter + sql.SQL("ALTER COLUMN {} SET NOT NULL").format(sql.Identifier(column))

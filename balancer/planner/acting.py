@@ -1,7 +1,7 @@
 """What a tick starts: what migrations promised, what operators ordered, and the plan's own actions.
 
-`tick` calls `plan_and_act` with all that it knows. Mode, pause and schedules say what may start; a starter does it, and
-only a leader has one. What could not be started is said and stops nothing else.
+`tick` calls `plan_and_act` with everything it knows. Mode, pause and schedules say what may start; a starter starts it,
+and only a leader has one. What could not be started is reported and stops nothing else.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class Starter(Protocol):
     """Carries out what was admitted. Only a leader has one."""
 
     def start(self, action: Action, bundle: BundleSettings) -> Migration:
-        """Journals a migration and sets it to work; raises one of our errors where that is not possible."""
+        """Journals a migration and sets it to work; raises one of our errors if that is not possible."""
 
     def change_node(self, change: NodeChange) -> None:
         """Closes a node to new data, or opens it again."""
@@ -37,7 +37,7 @@ class Starter(Protocol):
         """Keeps nodes that have gone back in time from doing harm; in every mode. Returns why it could not, by node."""
 
     def quarantine(self, tablets: Sequence[int], failures: int) -> None:
-        """Leaves tablets alone whose migrations failed so often in a row, until an operator releases them."""
+        """Quarantines tablets whose migrations failed this often in a row, until an operator releases them."""
 
     def propose(self, plan: PlanResult, view: BundleView, bundle: BundleSettings, *, asked: bool = False) -> str:
         """Records a plan that is new or was asked for; returns the id of the one that stands, empty: there is none."""
@@ -46,13 +46,13 @@ class Starter(Protocol):
         """Records which of a plan's actions have been handled, and why some could not be started."""
 
     def settle_orders(self, bundle: str, dues: Sequence[orders.Due], view: BundleView) -> None:
-        """Records which of the operators' orders have come to their end, and forgets old ones."""
+        """Records which of the operators' orders have ended, and forgets old ones."""
 
     def answer_rounds(self, rounds: Sequence[Command], started: Sequence[Migration], refused: Sequence[str]) -> None:
         """Records what was started because operators asked for a round."""
 
     def park(self, bundle: str, overrunning: frozenset[str]) -> None:
-        """Holds these migrations of a bundle at a safe point, and lets go on those it held before."""
+        """Holds these migrations of a bundle at a safe point, and resumes those it held before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,15 @@ class Occasion:
     asked: bool = False
     """Whether an operator asked for this plan: then it is recorded whatever it proposes."""
     orders: tuple[Plan, ...] = ()
-    """Operators' orders that are being worked off, in whatever mode."""
+    """Operators' orders in progress, in whatever mode."""
     tail: Tail = NOTHING_BEGUN
-    """How far balancing that has begun has come."""
+    """How far the balancing in progress has come."""
     rounds: tuple[Command, ...] = ()
     """Operators' commands to act now, whatever the schedule."""
 
     @property
     def pause_until(self) -> datetime | None:
-        """When an operator's pause ends; None: never by itself, or there is none."""
+        """When an operator's pause ends; None: never by itself, or there is no pause."""
         pause = self.snapshot.pauses.get(self.bundle.name)
         return None if pause is None or pause.until is None else datetime.fromtimestamp(pause.until, UTC)
 
@@ -111,12 +111,12 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Acts:
-    """What a tick has done: migrations begun, and why others could not be."""
+    """What a tick has done: migrations begun, and why others could not begin."""
 
     started: tuple[Migration, ...] = ()
     refused: tuple[str, ...] = ()
     handled: tuple[Action, ...] = ()
-    """The plan's own actions that the tick came to."""
+    """The plan's own actions that the tick got to."""
     failures: tuple[str, ...] = ()
     """Those of the refusals that belong to them."""
     begun: tuple[Action, ...] = ()
@@ -129,7 +129,7 @@ class Acts:
 
 
 def plan_and_act(moment: Moment) -> tuple[str, Acts]:
-    """Records the plan, acts, and records what came of plan and orders; returns the plan that stands."""
+    """Records the plan, acts, and records what became of plan and orders; returns the plan that stands."""
     occasion, starter = moment.occasion, moment.occasion.starter
     if starter is None:
         return occasion.plan, Acts()
@@ -146,13 +146,13 @@ def plan_and_act(moment: Moment) -> tuple[str, Acts]:
 
 
 def _failing(view: BundleView, limit: int) -> list[int]:
-    """Tablets whose migrations have failed so often in a row, and that are not quarantined yet."""
+    """Tablets whose migrations have failed this often in a row and that are not quarantined yet."""
     failing = {tablet for tablet, history in view.history.items() if history.failures >= limit}
     return sorted(failing - view.quarantined)
 
 
 def _act(moment: Moment, starter: Starter) -> Acts:
-    """Parks what runs over its window, and starts what may be started now."""
+    """Parks what runs beyond its window, and starts what may start now."""
     occasion, openings, bundle = moment.occasion, moment.openings, moment.occasion.bundle
     starter.park(bundle.name, openings.overrunning(occasion.snapshot, bundle))
     if occasion.paused(moment.now):
@@ -179,18 +179,18 @@ def _ordered(moment: Moment, admission: Admission) -> list[Action]:
 
 
 def _beside_orders(moment: Moment, ordered: Sequence[Action], admission: Admission) -> Sequence[Action]:
-    """The plan's own actions that may start now, beside what the orders have started."""
+    """The plan's own actions that may start now, in addition to what the orders have started."""
     own = _due(moment)
     if moment.occasion.bundle.mode is not Mode.AUTONOMOUS or not moment.dues:
         return own
-    # The plan was made without the orders: what they have taken of tablets and budgets is not there for it.
+    # The plan was made without the orders: the tablets and budgets that they have taken are not available to it.
     taken = {tablet for action in ordered for tablet in action.tablets}
     free = [action for action in orders.beside(own, moment.dues) if taken.isdisjoint(action.tablets)]
     return orders.take(free, admission)
 
 
 def _start(starter: Starter, actions: Sequence[Action], bundle: BundleSettings) -> tuple[list[Migration], list[str]]:
-    """What was started, and why others could not be."""
+    """What was started, and why others could not start."""
     started: list[Migration] = []
     refused: list[str] = []
     for action in actions:
@@ -214,7 +214,7 @@ def _due(moment: Moment) -> Sequence[Action]:
         case Mode.AUTONOMOUS:
             if openings.all or not plan.actions:
                 return plan.actions
-            # Planned again without what must wait: the budgets' room is for what may start now.
+            # Planned again without what must wait: the room in the budgets is for what may start now.
             due = make_plan(moment.view, openings.narrowed()).actions
             return [action for action in due if openings.allows(action)]
 

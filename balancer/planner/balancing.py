@@ -1,8 +1,8 @@
-"""How far the balancing of a bundle has come: begun at the start threshold, and not at the stop threshold yet.
+"""How far the balancing of a bundle has come: begun at the start threshold, and not yet at the stop threshold.
 
-A note in the directory, by bundle, so that a restart or another leader goes on where moves have begun. Only the leader
-writes it, when it changes; everybody else, and a leader at its first tick, reads it. A note that is lost only means
-that moves start again at the start threshold.
+A note in the directory, by bundle, so that a restart or another leader continues where moves have begun. Only the
+leader writes it, when it changes; everybody else, and a leader at its first tick, reads it. A lost note only means that
+moves start again at the start threshold.
 """
 
 from math import isfinite
@@ -17,7 +17,7 @@ TOPIC: Final = "balancing"
 
 
 class BalancingBook:
-    """What one bundle's ticks know of it."""
+    """What one bundle's ticks know about it."""
 
     def __init__(self, bundle: str) -> None:
         self._bundle = bundle
@@ -32,7 +32,7 @@ class BalancingBook:
         return self._known
 
     def write(self, directory: Directory, tail: Tail) -> None:
-        """Leaves the note, where something has changed; tried again at the next tick where that fails."""
+        """Leaves the note if something has changed; retried at the next tick if that fails."""
         if tail != self._known:
             directory.publish(TOPIC, self._bundle, tail_note(tail))
             self._known = tail
@@ -44,7 +44,7 @@ def tail_note(tail: Tail) -> dict[str, Json]:
 
 
 def read_tail(note: Json) -> Tail:
-    """The other way. Anybody may leave a note: what is none says that nothing has begun."""
+    """The inverse. Anybody may leave a note: something that is not one means that nothing has begun."""
     try:
         left, nodes = float(note["bytes"]), frozenset(map(str, note["nodes"]))
     except (KeyError, TypeError, ValueError):

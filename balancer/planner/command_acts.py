@@ -32,7 +32,7 @@ def move(context: CommandContext) -> Outcome:
 
 
 def split(context: CommandContext) -> Outcome:
-    """A tablet into parts: at keys or in so many for a range, by doubling the modulus for a vbucket."""
+    """A tablet into parts: at keys or into this many for a range, by doubling the modulus for a vbucket."""
     tablet = context.tablet()
     _must_be_free(context, tablet)
     table = context.snapshot.tables[tablet.table]
@@ -55,7 +55,7 @@ def split(context: CommandContext) -> Outcome:
 
 
 def _leaves(tablet: int, leaf: Leaf, count: int, keys: Sequence[bytes]) -> tuple[Part, ...]:
-    """The parts of a vbucket: its modulus is doubled until there are so many."""
+    """The parts of a vbucket: its modulus is doubled until there are this many."""
     if keys:
         raise Refused(f"tablet {tablet} is a vbucket: it is split by its modulus, not at keys")
     if count & (count - 1):

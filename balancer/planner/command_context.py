@@ -1,4 +1,4 @@
-"""What the verbs of operators' commands look at, and what they come to. See `commands`."""
+"""What the verbs of operators' commands look at, and what they result in. See `commands`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,15 +16,15 @@ from balancer.settings import Mode, WantedMode
 
 @dataclass(frozen=True, slots=True)
 class Revival:
-    """A tablet that is nowhere and gets a new owner, by an operator's word."""
+    """A lost tablet that gets a new owner, on an operator's word."""
 
     tablet: Tablet
     """As it is in the directory, with its former owner."""
     node: str
     empty: bool = False
-    """Made without rows; else the node opens the copy that it still has."""
+    """Made without rows; otherwise the node opens the copy that it still has."""
     former: bool = False
-    """What it opens are the tablets from which a split or merge made this one."""
+    """It opens the tablets from which a split or merge made this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a command comes to."""
+    """What a command results in."""
 
     result: str
     changes: tuple[Change, ...] = ()
@@ -89,7 +89,7 @@ class CommandContext:
         return name
 
     def free_bundle(self) -> str:
-        """The bundle; refused where a schema change holds it, which has looked for migrations once."""
+        """The bundle; refused if a schema change holds it, since that looked for migrations only once."""
         bundle = self.bundle()
         pause = self.snapshot.pauses.get(bundle)
         if pause is not None and pause.reason.startswith(HELD_BY_CHANGE):

@@ -1,4 +1,4 @@
-"""The verbs about nodes: drain, close, those that went back in time, and those that are lost. See `commands`."""
+"""The verbs about nodes: drain, close, nodes that went back in time, and lost nodes. See `commands`."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ def drain(context: CommandContext) -> Outcome:
 
 
 def undrain(context: CommandContext) -> Outcome:
-    """The node is as any other again."""
+    """The node is like any other again."""
     node = context.node()
     if node.state not in (NodeState.DRAINING, NodeState.CLOSED, NodeState.LOST):
         return Outcome(f"node {node.id} is {node.state} already")
@@ -84,7 +84,7 @@ def lost(context: CommandContext) -> Outcome:
 
 
 def tablet_lost(context: CommandContext) -> Outcome:
-    """A tablet that is nowhere gets a new owner: an empty one, or one that still has an older copy."""
+    """A lost tablet gets a new owner: an empty one, or a node that still has an older copy."""
     tablet, node = context.tablet(), context.node()
     running = context.snapshot.migration_of(tablet.id)
     if running is not None:

@@ -1,6 +1,6 @@
 """Operators' commands: what each verb needs, and what the leader makes of it. A command is carried out exactly once.
 
-The command line and HTTP both `submit`: what the leader would refuse is refused at once, the rest is put into the
+The command line and HTTP both `submit`: what the leader would refuse is refused at once, the rest goes into the
 directory as a `Command`. The leader finds it and calls `decide`, which only decides: it returns changes of the
 directory, actions to start, or migrations to steer, and the sentence for the operator. The leader has the last word,
 because only it knows the newest directory.
@@ -51,7 +51,7 @@ def submit(
 ) -> tuple[Command, int]:
     """Puts a command into the directory, for the leader; returns it, and the directory's version that has it.
 
-    Raises with the leader's own words where it would refuse: nothing is left waiting where nobody leads.
+    Raises with the leader's own words if it would refuse: nothing is left waiting when nobody leads.
     """
     command = request(verb, arguments, author, now)
     outcome_of(command, snapshot, now)
@@ -66,7 +66,7 @@ def decide(
     modes: Mapping[str, Mode] | None = None,
     options: Mapping[str, BundleOptions] | None = None,
 ) -> tuple[Command, Outcome]:
-    """The command as it is kept in the history, and what is to be done. Our errors become its refusal."""
+    """The command as it is kept in the history, and what to do. Our errors become its refusal."""
     try:
         outcome = outcome_of(command, snapshot, now, modes, options)
     except BalancerError as error:
@@ -81,14 +81,14 @@ def outcome_of(
     modes: Mapping[str, Mode] | None = None,
     options: Mapping[str, BundleOptions] | None = None,
 ) -> Outcome:
-    """What is to be done. Raises `Refused`, or `UserError` where something is named that is not there."""
+    """What to do. Raises `Refused`, or `UserError` if it names something that does not exist."""
     context = CommandContext(snapshot, command.arguments, command.author, now, modes or {}, options or {})
     try:
         return VERBS[command.verb](context)
     except BalancerError:
         raise
     except (KeyError, TypeError, ValueError, OverflowError):
-        # Arguments come from anywhere, also from newer versions: no wish of one operator may end the leader.
+        # Arguments come from anywhere, even from newer versions: no operator's request may end the leader.
         text = f"{command.verb} with {dict(command.arguments)!r} is not understood by the leader"
         raise Refused(text) from None
 
@@ -150,8 +150,8 @@ def _cancel(context: CommandContext) -> Outcome:
 
 
 def _release(context: CommandContext) -> Outcome:
-    """Also of one that only waits after a failure: what failed before does not count any more, or it would be
-    quarantined again at the next tick."""
+    """Also for one that only waits after a failure: earlier failures no longer count, or it would be quarantined again
+    at the next tick."""
     tablet = context.tablet()
     failed = failures_of(context.snapshot.migrations.values(), tablet.id)
     if tablet.state is not TabletState.QUARANTINED and not failed:
@@ -198,7 +198,7 @@ def _apply(context: CommandContext) -> Outcome:
 
 
 def _chosen(plan: Plan, numbers: Any) -> list[Any]:
-    """The actions that are approved, in the plan's order; what is left is planned again once they have started."""
+    """The approved actions, in the plan's order; the rest is planned again once they have started."""
     written: list[Any] = plan.document.get("actions", [])
     if numbers is None:
         return written

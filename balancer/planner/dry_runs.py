@@ -1,7 +1,6 @@
-"""A command before it is given: what the leader would do, in words, and how it is written on the command line.
+"""A command before it is given: what the leader would do, in words, and how to write it on the command line.
 
-`balancer … --dry-run` and the page ask here, and here the code is asked that the leader asks:
-`commands.outcome_of`.
+`balancer … --dry-run` and the page ask here, and this calls the same code as the leader: `commands.outcome_of`.
 """
 
 import shlex
@@ -26,7 +25,7 @@ def would_do(
     modes: Mapping[str, Mode] | None = None,
     options: Mapping[str, BundleOptions] | None = None,
 ) -> str:
-    """What would be done, in words. Raises where the leader would refuse."""
+    """What would be done, in words. Raises if the leader would refuse."""
     outcome = outcome_of(request(verb, arguments, author, now), snapshot, now, modes, options)
     return "; ".join(map(_in_words, outcome.actions)) or outcome.result
 
@@ -42,7 +41,7 @@ def _in_words(action: Action) -> str:
 
 
 def command_line(verb: str, arguments: Mapping[str, Any]) -> str:
-    """The same wish for a shell; empty: it cannot be written there, or not with these arguments."""
+    """The same command for a shell; empty: it cannot be written there, or not with these arguments."""
     writer = _WRITERS.get(verb)
     try:
         words = [] if writer is None else writer(arguments)
@@ -52,7 +51,7 @@ def command_line(verb: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _named(*names: str, options: tuple[str, ...] = ()) -> Callable[[Mapping[str, Any]], list[str]]:
-    """Arguments by their places, then what options say."""
+    """Positional arguments, then options."""
 
     def write(arguments: Mapping[str, Any]) -> list[str]:
         return _safe([str(arguments[name]) for name in names], *(_option(arguments, name) for name in options))
@@ -61,7 +60,7 @@ def _named(*names: str, options: tuple[str, ...] = ()) -> Callable[[Mapping[str,
 
 
 def _safe(places: list[str], *options: list[str]) -> list[str]:
-    """A name that begins as an option does is put behind `--`."""
+    """A name that begins like an option goes after `--`."""
     said = [word for option in options for word in option]
     return [*said, "--", *places] if any(place.startswith("-") for place in places) else [*places, *said]
 

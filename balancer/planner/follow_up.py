@@ -1,8 +1,8 @@
 """Moves that migrations asked for: the parts of a split for heat, the second half of an exchange, the rest of a chain.
 
-The policy that proposed the migration has said what follows on it; the record remembers that, so that a restart or
-another leader does not forget it. Each wish is tried once: what became of it is in the directory, and from then on the
-tablet is the policies' again. What is started, and what has to wait, is for `policies.promises`. Pure.
+The policy that proposed the migration said what follows it; the record remembers that, so that a restart or another
+leader does not forget it. Each wish is tried once: the directory has what became of it, and from then on the tablet is
+up to the policies again. `policies.promises` decides what is started and what has to wait. Pure.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -12,13 +12,13 @@ from balancer.directory.snapshot import Snapshot
 from balancer.policies.bundle_view import Action, ActionKind
 
 CODE = "follow-up"
-PATIENCE = 3600.0  # seconds after which the load has changed so much that the wish means nothing any more
+PATIENCE = 3600.0  # seconds after which the load has changed so much that the wish is meaningless
 
 
 def follow_ups(snapshot: Snapshot, bundle: str, now: float) -> Iterator[Action]:
     """The moves that are owed now, oldest first: what asked for them is done.
 
-    Parts of a split may go at the same time; what follows on a move goes one after the other.
+    Parts of a split may go at the same time; what follows a move goes one after the other.
     """
     records = [record for record in snapshot.migrations.values() if record.bundle == bundle]
     wishes = [record for record in records if record.state == "done" and now - record.updated < PATIENCE]
@@ -37,7 +37,7 @@ def follow_ups(snapshot: Snapshot, bundle: str, now: float) -> Iterator[Action]:
 def promised(
     snapshot: Snapshot, bundle: str, owed: Iterable[Action] = (), started: Collection[int] = ()
 ) -> list[tuple[int, str]]:
-    """Tablets and where they will go: once a move that runs is done, and what is owed but for what is `started`."""
+    """Tablets and where they will go: once a running move is done, and what is owed except what is `started`."""
     records = [record for record in snapshot.migrations.values() if record.bundle == bundle and not record.finished]
     moves = [record for record in records if record.operation is MigrationKind.MOVE]
     pairs = [pair for record in sorted(moves, key=lambda record: record.created) for pair in _wanted(record)]

@@ -1,7 +1,7 @@
-"""Keys in use of tablets that look hot: what clients have reported, else what the node's own rows tell.
+"""Keys in use in tablets that look hot: what clients have reported, otherwise what the node's own rows show.
 
 Asked by the tick for hot tablets only. Clients leave a few samples per second in the directory; here they are gathered
-over some minutes, because one note holds too few to decide on. Notes that were seen before are not counted twice.
+over a few minutes, because one note holds too few to decide on. A note is never counted twice.
 """
 
 from bisect import bisect_left
@@ -24,7 +24,7 @@ from balancer.policies.hash_leaves import POSITIONS
 from balancer.policies.keys import HIGHEST
 
 MEMORY_SECONDS = 180.0
-MOST_SAMPLES = 5000  # per table: a weighted median is not better for more
+MOST_SAMPLES = 5000  # per table: more would not improve a weighted median
 MOST_REFUSED = 1000  # names of notes that are remembered as refused
 
 log = structlog.get_logger()
@@ -55,7 +55,7 @@ class Samples:
             notes = self._directory.published(TOPIC)
             tables = self._directory.snapshot().tables.keys() if notes else ()
         except BalancerError:
-            return  # samples are no part of the truth: the next tick asks again
+            return  # samples are not part of the truth: the next tick asks again
         for client, note in notes.items():
             try:
                 if self._seen.get(client) != note["at"]:
@@ -63,19 +63,19 @@ class Samples:
                     self._take(note, now, tables)
                     self._refused.discard(client)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                self._refuse(client, error)  # any client may write one: what is none must not end a tick
+                self._refuse(client, error)  # any client may write one: an invalid one must not end a tick
         self._seen = {client: at for client, at in self._seen.items() if client in notes}
         for samples in self._tables.values():
             while samples and samples[0].at < now - MEMORY_SECONDS:
                 samples.popleft()
 
     def _take(self, note: Mapping[str, Json], now: float, tables: Collection[int]) -> None:
-        """All of a note or nothing of it; tables that there are not would be kept for ever."""
+        """All of a note or none of it; tables that do not exist would be kept forever."""
         for table, samples in [one for one in read_samples(note, now) if one[0] in tables]:
             self._tables.setdefault(table, deque(maxlen=MOST_SAMPLES)).extend(samples)
 
     def _refuse(self, client: str, error: Exception) -> None:
-        """Says it once for each client, until it leaves one that can be read."""
+        """Reports it once per client, until it leaves one that can be read."""
         if client not in self._refused and len(self._refused) < MOST_REFUSED:
             self._refused.add(client)
             log.warning("a note of key samples is not used", note=one_line(client), error=one_line(str(error), 200))
@@ -83,9 +83,9 @@ class Samples:
     def of(
         self, view: BundleView, snapshot: Snapshot, tablets: Sequence[int], ask: AskNode, enough: int
     ) -> dict[int, KeySamples]:
-        """Samples by tablet; the node is asked where clients have told less than `enough`.
+        """Samples by tablet; asks the node if clients have reported less than `enough`.
 
-        What was told before a tablet's last migration does not count: it tells of the tablet as it was.
+        Reports from before a tablet's last migration do not count: they describe the tablet as it was.
         """
         found: dict[int, KeySamples] = {}
         rows = dict(zip(tablets, _rows(view, tablets), strict=True))
@@ -106,7 +106,7 @@ class Samples:
     def _sorted(
         self, snapshot: Snapshot, bundle: str, tables: set[str]
     ) -> dict[str, tuple[list[KeySample], list[bytes]]]:
-        """Per table what clients have told, by key, and the keys."""
+        """Per table what clients have reported, by key, and the keys."""
         ids = {table.name: table.id for table in snapshot.tables.values() if table.bundle == bundle}
         told = {name: sorted(self._tables.get(ids[name], ()), key=lambda sample: sample.key) for name in tables}
         return {name: (samples, [sample.key for sample in samples]) for name, samples in told.items()}
@@ -129,7 +129,7 @@ def _rows(view: BundleView, tablets: Sequence[int]) -> list[int]:
 
 
 def _migrated(view: BundleView, tablet: int) -> float:
-    """When a tablet was last made or moved; minus infinity: not that anybody remembers."""
+    """When a tablet was last made or moved; minus infinity: nobody remembers."""
     history = view.history.get(tablet)
     return float("-inf") if history is None or history.last_migrated is None else history.last_migrated
 

@@ -1,4 +1,4 @@
-"""What is remembered of tablets from tick to tick: heat that lasts, the greatest rate of five minutes, past migrations.
+"""What is remembered about tablets from tick to tick: lasting heat, the highest rate in five minutes, past migrations.
 
 The tick writes it and hands it to the policies as `TabletHistory`. Heat is forgotten with the process, which only means
 that it must be confirmed again; what must not be forgotten (failures, times of migrations) is read from the directory.
@@ -20,7 +20,7 @@ MINUTES = 5
 FAILED = "failed"
 DONE = "done"
 FORGIVEN = "forgiven"
-"""In the detail of a failed migration: an operator has released its tablets, and it does not count any more."""
+"""In the detail of a failed migration: an operator has released its tablets, and it no longer counts."""
 HEAT = "heat-"  # how the codes of actions for heat begin
 
 
@@ -52,14 +52,14 @@ class Memory:
         self._hot = {tablet: self._hot.get(tablet, 0) + 1 for tablet in hot}
 
     def history(self, view: BundleView, migrations: Iterable[Migration], warm: float) -> Mapping[int, TabletHistory]:
-        """What the policies are told, by tablet; only of those migrated, hot, or once warmer than `warm`."""
+        """What the policies are told, by tablet; only for those migrated, hot, or once warmer than `warm`."""
         found = past(migrations)
         for tablet, polls in self._hot.items():
             found[tablet] = replace(found.get(tablet, TabletHistory()), hot_polls=polls)
         for tablet, greatest in self._greatest(view, warm).items():
             found[tablet] = replace(found.get(tablet, TabletHistory()), max_rate_5m=greatest)
         if not self._minutes or self._minutes[0].number > int(view.now // 60) - MINUTES:
-            # Not watched for long enough: what was split for heat must not be joined on a moment's calm.
+            # Not watched for long enough: what was split for heat must not be merged after a moment's calm.
             for tablet, history in found.items():
                 if history.split_for_heat_at is not None:
                     found[tablet] = replace(history, max_rate_5m=math.inf)
@@ -75,7 +75,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """The greatest rates of one minute."""
+    """The highest rates of one minute."""
 
     number: int  # minutes since 1970
     ids: Ints  # increasing
@@ -112,7 +112,7 @@ def failures_of(migrations: Iterable[Migration], tablet: int) -> list[Migration]
 
 
 def past(migrations: Iterable[Migration]) -> dict[int, TabletHistory]:
-    """What finished migrations say of tablets: when they last were migrated, how often that failed in a row."""
+    """What finished migrations say about tablets: when they were last migrated, how often that failed in a row."""
     found: dict[int, TabletHistory] = {}
     for migration in sorted(migrations, key=lambda migration: migration.updated):
         if not migration.finished:

@@ -1,4 +1,4 @@
-"""A directory whose commits are timed: the daemon wraps its own in one, and everybody below commits through it."""
+"""A directory whose commits are timed: the daemon wraps its own in one, and everything below commits through it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, Self

@@ -1,7 +1,7 @@
-"""Turns what ticks and migrations found out into metrics. The tick calls it; it decides nothing and does no I/O.
+"""Turns what ticks and migrations find out into metrics. The tick calls it; it decides nothing and does no I/O.
 
-Labels come and go (a node is taken away, a reason no longer holds): new values are set before stale series are taken
-away, so that a scrape in between never sees a hole.
+Labels come and go (a node is removed, a reason no longer holds): new values are set before stale series are removed, so
+that a scrape in between never sees a gap.
 """
 
 import math
@@ -61,7 +61,7 @@ class Reporter:
             self._plan(bundle, state.plan)
 
     def finished(self, migration: Migration, outcome: str, seconds: float, moved: float, pause: float | None) -> None:
-        """A migration came to an end: done, cancelled or failed; `pause` is None where writers were not held back."""
+        """A migration came to an end: done, cancelled or failed; `pause` is None if writers were not held back."""
         labels = migration.bundle, migration.operation.value
         self.instruments.migrations_finished.labels(*labels, outcome).inc()
         if outcome == "done":
@@ -71,11 +71,11 @@ class Reporter:
             self.instruments.write_pause.labels(*labels).observe(pause)
 
     def leftovers(self, bundle: str, counts: Mapping[str, int]) -> None:
-        """Objects of dead migrations on each node that could be looked at."""
+        """Objects of dead migrations on each node that could be examined."""
         self._set(self.instruments.leftovers, bundle, {(bundle, node): count for node, count in counts.items()})
 
     def references(self, bundle: str, missing: Mapping[str, int], lags: Mapping[str, float]) -> None:
-        """Copies of reference tables, by node: how many are missing, and how far the others are behind at most."""
+        """Copies of reference tables, by node: how many are missing, and how far behind the others are at most."""
         self._set(self.instruments.missing_copies, bundle, {(bundle, node): n for node, n in missing.items()})
         self._set(self.instruments.copy_lag, bundle, {(bundle, node): lag for node, lag in lags.items()})
 
@@ -91,7 +91,7 @@ class Reporter:
             i.messages_delivered.labels(outcome).inc(outcomes.get(outcome, 0))
 
     def checks(self, bundle: str, book: CheckBook, options: CheckOptions, now: float) -> None:
-        """The consistency checker: what stands, what could not be looked at, and how late it is."""
+        """The consistency checker: what stands, what could not be checked, and how late it is."""
         i, round_ = self.instruments, book.round
         unchecked = {} if round_ is None else round_.unchecked
         kinds = [str(kind) for kind in options.kinds]
@@ -116,7 +116,7 @@ class Reporter:
         self.instruments.verifications.labels(bundle, "equal" if equal else "different").inc()
 
     def forget(self, bundle: str) -> None:
-        """The bundle is no longer configured: what was said of it goes."""
+        """The bundle is no longer configured: removes its series."""
         with self._lock:
             gauges = [gauge for gauge, name in self._known if name == bundle]
         for gauge in gauges:
@@ -213,7 +213,7 @@ class Reporter:
 
 
 def _age(node: NodeReport, state: BundleState) -> float:
-    """How old the node's figures are: those of a node that cannot be reached are as old as its silence."""
+    """How old the node's figures are: those of an unreachable node are as old as its silence."""
     if node.reachable or node.unreachable_since is None:
         return 0.0
     return (state.at - node.unreachable_since).total_seconds()
@@ -226,7 +226,7 @@ def _capacities(bundle: str, view: BundleView) -> Values:
 
 
 def _tablets(bundle: str, view: BundleView) -> Values:
-    """Tablets by node and state; each counts once, and trouble goes before work."""
+    """Tablets by node and state; each counts once, and trouble takes precedence over work."""
     migrating = [tablet for flight in view.in_flight if not flight.waits for tablet in flight.tablets]
     count, columns = len(view.nodes), view.tablets
     state = np.zeros(len(columns), dtype=np.int64)

@@ -27,7 +27,7 @@ class PastMoment:
     sentence: str
     score: float | None
     loads: Mapping[str, tuple[float, ...]]  # node → its figures, in the order of CARRIED
-    counted: frozenset[str]  # nodes that count in means: neither down nor draining
+    counted: frozenset[str]  # nodes that count in averages: neither down nor draining
 
 
 def moment_of(state: BundleState) -> PastMoment:
@@ -50,7 +50,7 @@ def _counts(condition: str, reachable: bool) -> bool:
 
 
 class Moments:
-    """Of one bundle. Not safe for several threads: the recorder's lock is."""
+    """Of one bundle. Not thread-safe: the recorder's lock protects it."""
 
     def __init__(self, slot_seconds: float, slots: int) -> None:
         self._tiers = ((slot_seconds, deque[PastMoment](maxlen=slots)), (DAY_SLOT, deque[PastMoment](maxlen=DAY_SLOTS)))

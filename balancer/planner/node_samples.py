@@ -1,7 +1,7 @@
 """Asks the node that owns a tablet about its keys: which rows were written lately, and where to cut by size.
 
-The tick asks for hot tablets whose clients tell too little; a split by size asks for keys. Each question
-is bounded in time by `balancer.nodes.key_samples`, and asked of the first root, which names a table's heat.
+The tick asks for hot tablets whose clients report too little; a split by size asks for keys. Each question is bounded
+in time by `balancer.nodes.key_samples`, and asked of the first root, which names a table's heat.
 """
 
 import threading
@@ -22,7 +22,7 @@ from balancer.policies.bundle_view import KeySamples
 
 log = structlog.get_logger()
 
-ROW_KEYS = 20  # twentieths of the rows: enough to say what an edge is
+ROW_KEYS = 20  # twentieths of the rows: enough to tell what an edge is
 ROW_KEYS_SECONDS = 60.0
 BASELINE_SECONDS = 300.0
 BASELINE_LIFE = 2 * BASELINE_SECONDS
@@ -32,7 +32,7 @@ Baseline = tuple[float, int]
 
 
 class NodeSampler:
-    """Keeps a connection per node and, per tablet, the transaction from which on rows count as new."""
+    """Keeps a connection per node and, per tablet, the transaction from which rows count as new."""
 
     def __init__(self, addresses: Callable[[str], Address], snapshot: Callable[[], Snapshot], clock: Clock) -> None:
         self._addresses = addresses
@@ -47,7 +47,7 @@ class NodeSampler:
     def ask(self, tablet_id: int) -> KeySamples | None:
         """Keys written lately in a tablet; None: the node cannot tell.
 
-        The first question only takes the baseline: after a move all rows have one age, so it is per epoch.
+        The first call only takes the baseline: after a move all rows have one age, so it is per epoch.
         """
         snapshot = self._snapshot()
         tablet = snapshot.find_tablet(tablet_id)
@@ -60,7 +60,7 @@ class NodeSampler:
             self._say_once(tablet, str(error))
             return None
         except BalancerError:
-            return None  # a node that does not answer is said by the poll; here it only means: nothing known
+            return None  # the poll reports a node that does not answer; here it only means: nothing known
 
     def row_keys(self, tablet_id: int) -> tuple[bytes, ...]:
         """Where a range tablet's rows lie, as keys evenly spaced by rank; asked of the node once a minute at most."""
@@ -92,7 +92,7 @@ class NodeSampler:
             return list(found.keys)
 
     def _say_once(self, tablet: Tablet, why: str) -> None:
-        """What `node check` and `doctor` say as well: asked with every tick, it would fill the log."""
+        """`node check` and `doctor` say this too: with every tick, it would fill the log."""
         with self._lock:
             known = self._refused.get(tablet.id) == why
             self._refused[tablet.id] = why
@@ -126,7 +126,7 @@ class NodeSampler:
         """The transaction after which rows count as new: some minutes old, so that "lately" stays lately."""
         key, now = (tablet.id, tablet.epoch), self._clock.monotonic()
         with self._lock:
-            # One that nobody has renewed for so long would call an hour "lately".
+            # One that nobody has renewed for this long would call an hour "lately".
             self._baselines = {
                 one: pair for one, pair in self._baselines.items() if pair[1] and now - pair[1][0] <= BASELINE_LIFE
             }

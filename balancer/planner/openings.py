@@ -1,7 +1,7 @@
 """Which windows of a bundle are open at this moment, and what that allows. The tick asks; nothing is decided elsewhere.
 
-A group of tables and heat may have formulas of their own, which take the place of the bundle's. What an operator asked
-for by name, or ordered to be done at once, is nobody's window: it starts at once and is never parked.
+A group of tables and heat may have formulas of their own, which replace the bundle's. What an operator asked for by
+name, or ordered to be done at once, has no window: it starts at once and is never parked.
 """
 
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ class Openings:
         return Openings(bundle, heat, reports, self.options)
 
     def seconds_left(self, now: datetime, finish_by: FinishBy) -> float | None:
-        """Until the first of the open windows closes; None where nothing has to be finished by then."""
+        """Until the first of the open windows closes; None if nothing has to be finished by then."""
         reports = [self.bundle] if self.bundle.open else [self.heat, *self.groups.values()]
         ends = [report.closes_at for report in reports if report.open and report.closes_at is not None]
         if finish_by is FinishBy.ANY or not ends:

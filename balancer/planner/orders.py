@@ -1,9 +1,9 @@
 """Orders: an operator's wish that takes many migrations, such as doubling all vbuckets of a table.
 
 An order is kept in the directory as a plan in state `ordered`, with the tablets that the table had when it was given
-and nothing about how far it is: ids are never used twice, so what has been done is what is no longer there. Every tick
-asks `due` what is left and starts as much of it as the budgets allow; a new leader goes on where the last one stopped.
-Decisions are those of `policies.sizes`; nothing here acts.
+and nothing about how far it is: ids are never reused, so what no longer exists has been done. Every tick asks `due`
+what is left and starts as much of it as the budgets allow; a new leader continues where the last one stopped.
+`policies.sizes` decides; nothing here acts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ DOUBLE, HALVE = "double", "halve"
 _WORDS = {DOUBLE: "doubling the vbuckets of", HALVE: "halving the vbuckets of"}
 _FUNCTIONS = {DOUBLE: double, HALVE: halve}
 _CODES = frozenset({DOUBLE, HALVE, "gather"})
-"""Codes of the actions that an order comes to."""
+"""Codes of the actions that an order results in."""
 _PASSING = frozenset({"in-flight", "source-down", "gathering"})
 """Codes of obstacles that go away without an operator."""
 
@@ -57,7 +57,7 @@ class Due:
 
 
 def place(snapshot: Snapshot, table: Table, what: str, now: float, *, at_once: bool, author: str) -> Plan:
-    """A new order for the directory. Raises `Refused` where the table cannot be doubled or halved."""
+    """A new order for the directory. Raises `Refused` if the table cannot be doubled or halved."""
     tablets = concerned(snapshot, table, what)
     for running in open_orders(snapshot, table.bundle):
         if running.document["table"] == table.name:
@@ -67,7 +67,7 @@ def place(snapshot: Snapshot, table: Table, what: str, now: float, *, at_once: b
 
 
 def concerned(snapshot: Snapshot, table: Table, what: str) -> list[int]:
-    """The tablets that an order would replace. Raises `Refused` where there can be none."""
+    """The tablets that an order would replace. Raises `Refused` if there can be none."""
     if table.whole:
         raise Refused(f"table {table.name} is whole: it is neither split nor merged")
     if not table.hashed:
@@ -91,13 +91,13 @@ def is_order(plan: Plan) -> bool:
 
 
 def open_orders(snapshot: Snapshot, bundle: str) -> list[Plan]:
-    """The orders of a bundle that are being worked off, oldest first."""
+    """The orders of a bundle in progress, oldest first."""
     found = (plan for plan in snapshot.plans.values() if plan.bundle == bundle and plan.state == ORDERED)
     return sorted(found, key=lambda plan: (plan.created, plan.id))
 
 
 def unscheduled(snapshot: Snapshot, record: Migration) -> bool:
-    """Whether a migration works off an order that does not wait for the schedule."""
+    """Whether a migration belongs to an order that does not wait for the schedule."""
     return record.detail.get("code") in _CODES and any(
         is_order(plan) and plan.document["at_once"] and set(record.sources).issubset(plan.document["tablets"])
         for plan in snapshot.plans.values()
@@ -158,7 +158,7 @@ def beside(actions: Iterable[Action], dues: Sequence[Due]) -> list[Action]:
 
 
 def settled(dues: Iterable[Due], view: BundleView) -> tuple[Put, ...]:
-    """The orders that have come to their end, with the number of tablets that they have led to."""
+    """The orders that have ended, with the number of tablets that they have led to."""
     counts = {table.name: table.last - table.first for table in view.tables}
     return tuple(
         Put(
@@ -178,7 +178,7 @@ def settled(dues: Iterable[Due], view: BundleView) -> tuple[Put, ...]:
 
 
 def ended_orders(snapshot: Snapshot, bundle: str) -> list[Plan]:
-    """The orders of a bundle that are not worked on any more, oldest first."""
+    """The orders of a bundle that are no longer in progress, oldest first."""
     found = (plan for plan in snapshot.plans.values() if plan.bundle == bundle and is_order(plan))
     return sorted((plan for plan in found if plan.state != ORDERED), key=lambda plan: (plan.created, plan.id))
 
@@ -222,7 +222,7 @@ def sentence(order: Plan, snapshot: Snapshot) -> str:
 
 
 def _failed_lately(action: Action, view: BundleView, options: BundleOptions) -> Left | None:
-    """What failures of a tablet's last migrations forbid; a rest after a success does not keep an order back."""
+    """What failures of a tablet's last migrations forbid; a rest after a success does not hold an order back."""
     for tablet in action.tablets:
         standing = history_standing(view, options, view.history.get(tablet, TabletHistory()))
         if standing in (Left.QUARANTINED, Left.BACKING_OFF):

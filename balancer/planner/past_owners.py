@@ -1,6 +1,6 @@
 """Who owned what at a moment of the past, from the directory's own log: the commits since then, undone. Pure.
 
-Any instance can tell, also one that started a minute ago. A commit that gives a tablet away carries the migration with
+Any instance can tell, even one that started a minute ago. A commit that gives a tablet away carries the migration with
 its source; one that replaces tablets carries them as they were. So nothing older than the moment has to be read.
 """
 
@@ -13,12 +13,12 @@ from balancer.directory.model import LogEntry, Migration, MigrationKind, Put, Re
 
 @dataclass(slots=True)
 class Returned:
-    """A tablet that was there then and is not now."""
+    """A tablet that existed then and does not now."""
 
     table: int
     node: str
     successors: tuple[int, ...]
-    """What took its place."""
+    """What replaced it."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class PastOwners:
     """Tablets that were not there yet."""
     returned: dict[int, Returned] = field(default_factory=dict)
     reached: bool = False
-    """Whether the commits go back to the moment; else it is not known what was."""
+    """Whether the commits go back to that moment; otherwise the past is not known."""
 
 
 def owners_at(newest_first: Iterable[LogEntry], at: float) -> PastOwners:

@@ -1,8 +1,8 @@
 """Plans in the directory: proposed by a tick, approved by an operator, done or superseded. Only a leader writes them.
 
-A plan is written when it differs from the last one in what it proposes, not at every tick. Some older ones are kept,
-so that yesterday's decision can still be explained. While an approved plan waits to be started, nothing new is
-proposed: the operator has decided.
+A plan is written when its proposals differ from the last one's, not at every tick. Some older ones are kept, so that
+yesterday's decision can still be explained. While an approved plan waits to be started, nothing new is proposed: the
+operator has decided.
 """
 
 from collections.abc import Sequence
@@ -47,10 +47,10 @@ def propose(
     *,
     asked: bool = False,
 ) -> tuple[str, tuple[Change, ...]]:
-    """The id of the plan that stands for this result, and the changes that record it: none if it is recorded.
+    """The id of the plan that stands for this result, and the changes that record it: none if it is already recorded.
 
-    A plan that was asked for is recorded in any case, with its inputs: also one that proposes nothing, or that comes
-    while an approved one stands, can be explained.
+    A plan that was asked for is always recorded, with its inputs: even one that proposes nothing, or that comes while
+    an approved one stands, can be explained.
     """
     known = of_bundle(snapshot, view.bundle)
     waiting = [plan for plan in known if plan.state == APPROVED] if mode is Mode.APPROVE else []
@@ -59,7 +59,7 @@ def propose(
     last = known[-1] if known else None
     if not asked and last is not None and last.state == PROPOSED and same(actions_of(last), result.actions):
         return last.id, ()
-    # Approved in a mode that asked for it, which is another one now: nobody will start it.
+    # Approved in a mode that asked for approval, which has changed since: nobody will start it.
     stale = _superseded(known, (PROPOSED,) if waiting else (PROPOSED, APPROVED))
     if not result.actions and not asked:
         return "", stale
@@ -93,7 +93,7 @@ def _superseded(known: Sequence[Plan], states: Sequence[str]) -> tuple[Put, ...]
 
 
 def forgotten_orders(snapshot: Snapshot, bundle: str) -> tuple[Remove, ...]:
-    """Orders that ended so long ago that others have taken their place; a table's newest one is still respected."""
+    """Orders that ended so long ago that others have replaced them; a table's newest one is still respected."""
     ended = ended_orders(snapshot, bundle)
     newest = {plan.document["table"]: plan.id for plan in ended if plan.state == DONE}
     old = [plan for plan in ended if plan.id not in newest.values()]

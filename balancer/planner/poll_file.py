@@ -1,8 +1,8 @@
 """Polls in files: what `balancer record` keeps and `balancer simulate --from` replays.
 
-One line of JSON per poll, with everything a plan is made from. The files are bounded: when FILE has its part of the
-bytes it becomes FILE.1, what was FILE.1 becomes FILE.2, and the oldest goes. A file may come from anywhere: whatever is
-in it, its reader gets polls or one sentence.
+One line of JSON per poll, with everything a plan is made from. The files are bounded: when FILE has reached its share
+of the bytes it becomes FILE.1, FILE.1 becomes FILE.2, and the oldest is deleted. A file may come from anywhere:
+whatever is in it, the caller gets polls or one sentence.
 """
 
 import json
@@ -40,7 +40,7 @@ class RecordedPoll:
 
 
 class PollFile:
-    """Writes polls. Belongs to one process; two that write the same file are noticed by neither."""
+    """Writes polls. Belongs to one process; two that write the same file do not notice each other."""
 
     def __init__(self, file: Path, max_bytes: int, files: int) -> None:
         if not 1 <= files <= MOST_FILES:
@@ -95,14 +95,14 @@ def read_polls(file: Path) -> list[RecordedPoll]:
 
 
 def _line(poll: RecordedPoll) -> bytes:
-    # What is known of single keys and of migrations has no place in a replay, and is not kept.
+    # What is known about single keys and migrations has no place in a replay, and is not kept.
     view = replace(poll.view, samples={}, history={}, in_flight=())
     document = {"format": FORMAT, "timezone": poll.timezone, "input": pack_input(view, poll.options)}
     return json.dumps(document).encode() + b"\n"
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    """Whole lines: the last one may have been cut off when its writer was killed, and is left out then."""
+    """Whole lines: the last one may have been cut off when its writer was killed, and is then left out."""
     try:
         with file.open("rb") as opened:
             while line := opened.readline(LONGEST_LINE + 1):
@@ -135,7 +135,7 @@ def _read(file: Path, number: int, line: bytes) -> RecordedPoll:
 
 
 def _well_formed(view: BundleView) -> bool:
-    """Whether everything is of its type, and the figures of nodes are some; `policies.replay` looks at the rest."""
+    """Whether everything has its type, and nodes have figures; `policies.replay` checks the rest."""
     columns = {
         field.name: getattr(view.tablets, field.name) for field in fields(view.tablets) if field.name != "lowers"
     }
@@ -156,7 +156,7 @@ def _well_formed(view: BundleView) -> bool:
 
 
 def _mend(file: Path) -> None:
-    """Cuts off a line that was not finished; refuses to write into what is no record."""
+    """Cuts off an unfinished line; refuses to write into a file that is not a record."""
     try:
         with file.open("r+b") as opened:
             first = opened.readline(LONGEST_LINE + 1)

@@ -1,7 +1,7 @@
 """Keeps a bundle's profile in the directory: notes, so that a restart or a new leader knows what the day is like.
 
-Notes, and not a table on the nodes: a profile is about all nodes, must be there when one of them is down, and has no
-part in the truth. Only the leader writes, when an hour ends: that hour, and a few of those whose notes still name
+Notes, not a table on the nodes: a profile is about all nodes, must be available when one of them is down, and is not
+part of the truth. Only the leader writes, when an hour ends: that hour, and a few of those whose notes still name
 tablets that have been split or merged since. An hour is one note of some 28 kB for 16,384 tablets, 62 of them for a
 million.
 """
@@ -22,13 +22,13 @@ from balancer.policies.day_report import DayReport, day_report
 from balancer.polling.rates import Rates
 
 MANY = 100_000
-"""Tablets from which on a report takes a second, and is not made again for every move …"""
+"""Number of tablets from which a report takes a second, and is not made again for every move …"""
 KEPT_SECONDS = 600.0
-"""… but after so many seconds."""
+"""… but after this many seconds."""
 
 
 class ProfileKeeper:
-    """One bundle's; belongs to its ticks."""
+    """For one bundle; belongs to its ticks."""
 
     def __init__(self, bundle: str) -> None:
         self._topic = topic_of(bundle)
@@ -38,7 +38,7 @@ class ProfileKeeper:
         self._reported: _Reported | None = None
 
     def read(self, directory: Directory, leading: object | None, parents: Parents) -> None:
-        """Takes what is noted and newer: at the first tick, and at the first of each leadership."""
+        """Takes over notes that are newer: at the first tick, and at the first of each leadership."""
         if not self._read or (leading is not None and leading is not self._leading):
             self.book.take(read_profile(directory.published(self._topic)), parents)
             self._read = True
@@ -47,7 +47,7 @@ class ProfileKeeper:
     def note(
         self, view: BundleView, now: datetime, timezone: str, rates: Rates, parents: Parents
     ) -> ProfileColumns | None:
-        """One more view; what plans see of the profile."""
+        """Adds one more view; returns what plans see of the profile."""
         return self.book.note(view, now.astimezone(ZoneInfo(timezone)), parents, _measured(view, rates))
 
     def report(self, view: BundleView) -> DayReport | None:
@@ -58,7 +58,7 @@ class ProfileKeeper:
         return last.report
 
     def write(self, directory: Directory) -> None:
-        """Leaves notes of what has changed; what fails is tried again at the next tick."""
+        """Leaves notes of what has changed; what fails is retried at the next tick."""
         if not self.book.changed:
             return
         known = list(directory.published(self._topic))
@@ -82,7 +82,7 @@ class _Reported:
     report: DayReport | None
 
     def stands(self, view: BundleView) -> bool:
-        """Whether it is still true; of very many tablets, of which some move all the time, nearly so is enough."""
+        """Whether it is still true; with very many tablets, some of which move all the time, nearly true is enough."""
         if len(self.nodes) == len(view.tablets) > MANY and 0.0 <= view.now - self.at < KEPT_SECONDS:
             return True
         return np.array_equal(self.nodes, view.tablets.node)

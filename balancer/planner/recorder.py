@@ -1,10 +1,10 @@
 """The last hour in memory, and coarser the last day: bundles' moments, and loads along key spaces. For eyes only.
 
 The tick records, the API reads. A table's tablets are put, in key order, into at most `BINS` bins; a bin keeps the
-figures of its greatest tablet, because one hot tablet among a hundred cool ones must not drown in a mean. Time is cut
-into slots, and a slot keeps the greatest of its ticks. So memory is bounded, whatever the cluster's size, the number
-of its tables or the length of a tick. Bins are kept with the keys at which they begin: when tablets were split or
-merged since, `HeatMap` lays the past over the present bins by key.
+figures of its greatest tablet, because one hot tablet among a hundred cool ones must not drown in an average. Time is
+cut into slots, and a slot keeps the greatest of its ticks. So memory is bounded, whatever the cluster's size, the
+number of its tables or the length of a tick. Bins are kept with the keys at which they begin: if tablets were split or
+merged since, `HeatMap` lays the past over the current bins by key.
 """
 
 import threading
@@ -62,7 +62,7 @@ class Present:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """One layer of a table: time over present bins."""
+    """One layer of a table: time over the current bins."""
 
     times: tuple[float, ...]  # start of each row's slot, seconds since 1970
     values: Cells  # times × bins
@@ -93,7 +93,7 @@ class _Tier:
         del self.present[key], self.frames[key]
 
     def bins(self, tables: int) -> int:
-        """How many bins each of so many tables may have."""
+        """How many bins each of this many tables may have."""
         return max(MIN_BINS, min(BINS, self.total_bins // max(1, tables)))
 
     def at(self, key: tuple[str, str], moment: float) -> Frame | None:
@@ -105,7 +105,7 @@ class _Tier:
 class Recorder:
     """Keeps the last hour in slots, and the last day in longer ones. Safe to use from several threads.
 
-    `slot_seconds` is best a tick: from 2 to 10 seconds. Shorter slots leave each table fewer bins.
+    `slot_seconds` is best set to a tick: 2 to 10 seconds. Shorter slots leave each table fewer bins.
     """
 
     def __init__(self, slot_seconds: float = 10.0, span_seconds: float = 3600.0) -> None:
@@ -139,19 +139,19 @@ class Recorder:
             return None if kept is None else kept.begun
 
     def tables(self) -> Sequence[tuple[str, str]]:
-        """The bundles and tables of which there is anything to show."""
+        """The bundles and tables for which there is anything to show."""
         with self._lock:
             return sorted(self._hour.present)
 
     def past(self, bundle: str, at: float) -> tuple[Sequence[PastTable], Sequence[str]]:
-        """The bundle's tables at a moment, from the finest that is kept of it, and the nodes that owners number."""
+        """The bundle's tables at a moment, at the finest resolution kept, and the nodes that owners number."""
         with self._lock:
             keys = [key for key in self._hour.present if key[0] == bundle]
             found = [(key[1], self._hour.at(key, at) or self._day.at(key, at)) for key in keys]
             return tuple(PastTable(name, frame) for name, frame in found if frame is not None), tuple(self._nodes)
 
     def heat_map(self, bundle: str, table: str, layer: str, *, day: bool = False) -> HeatMap | None:
-        """One layer of a table over the last hour, or the last day; None where nothing was recorded."""
+        """One layer of a table over the last hour, or the last day; None if nothing was recorded."""
         tier = self._day if day else self._hour
         with self._lock:
             frames = tuple(tier.frames.get((bundle, table), ()))
@@ -211,7 +211,7 @@ def _bins(view: BundleView, table: TableView, firsts: Ints, starts: tuple[bytes,
 
 
 class _Overlay:
-    """How the values of past bins lie over the present ones: each present bin takes the greatest that it meets."""
+    """How the values of past bins map to the current ones: each current bin takes the greatest that it meets."""
 
     def __init__(self, past: Bins, present: Bins) -> None:
         self.same = past is present
@@ -239,7 +239,7 @@ def _before(starts: tuple[bytes, ...], end: bytes) -> int:
 
 
 def _firsts(table: TableView, most: int) -> Ints:
-    """First rows of the bins: tablets dealt out evenly."""
+    """First rows of the bins: tablets distributed evenly."""
     count = table.last - table.first
     bins = min(most, count)
     return table.first + np.arange(bins, dtype=np.int64) * count // bins

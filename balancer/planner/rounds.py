@@ -1,8 +1,9 @@
-"""Rounds outside of the schedule, by an operator's word (`balancer run-now`): the next plan starts as if all windows
-were open, once.
+"""Rounds outside the schedule, on an operator's word (`balancer run-now`): the next plan starts as if all windows were
+open, once.
 
 The command itself waits in the directory until a tick of the leader has acted on it, so that a new leader finds it and
-carries it out, and the operator is told what was started. What a round has started is no window's: it is not parked.
+carries it out, and the operator is told what was started. What a round has started belongs to no window: it is not
+parked.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ _STARTED = "migrations"  # what a round has started, among the arguments of its 
 
 
 def run_now(context: CommandContext) -> Outcome:
-    """A round of a bundle; refused where the next tick could start nothing anyway."""
+    """A round of a bundle; refused if the next tick could start nothing anyway."""
     name = context.free_bundle()
     pause = context.snapshot.pauses.get(name)
     if pause is not None and (pause.until is None or pause.until > context.now.timestamp()):

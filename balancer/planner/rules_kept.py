@@ -1,4 +1,4 @@
-"""Whether an operator's move or merge is against a rule of its bundle. Pure: the directory's map is enough for it."""
+"""Whether an operator's move or merge violates a rule of its bundle. Pure: needs only the directory's map."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from balancer.polling.view import Remembered, build_view
 
 
 def refuse_against_rules(snapshot: Snapshot, bundle: str, options: BundleOptions, tablet: int, node: str) -> None:
-    """Raises `Refused` where a rule, or its table's zones, keep the tablet from the node: it would not stay there."""
+    """Raises `Refused` if a rule, or its table's zones, keep the tablet off the node: it would not stay there."""
     table, zone = snapshot.tables[snapshot.tablet(tablet).table].name, snapshot.nodes[node].zone
     zones = options.table(table).zones
     if zones and zone not in zones:
@@ -26,7 +26,7 @@ def refuse_against_rules(snapshot: Snapshot, bundle: str, options: BundleOptions
 
 
 def refuse_over_bounds(snapshot: Snapshot, bundle: str, options: BundleOptions, tablets: Sequence[int]) -> None:
-    """Raises `Refused` where a rule ends between tablets that should be joined."""
+    """Raises `Refused` if a rule ends between tablets that are to be merged."""
     if options.rules:
         names = names_of(_map(snapshot, bundle, options), options)
         found = {names.get(tablet, frozenset()) for tablet in tablets}

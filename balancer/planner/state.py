@@ -74,8 +74,8 @@ class BundleState:
     paused_until: datetime | None = None
     paused: bool = False
     tick_seconds: float = 0.0
-    started: tuple[str, ...] = ()  # migrations that this tick has begun, in words
-    not_started: tuple[str, ...] = ()  # why actions that were due could not be begun
-    tail: Tail = NOTHING_BEGUN  # how far balancing that has begun has come
-    day: DayReport | None = None  # what its hours are like; None: nothing is known of them yet
+    started: tuple[str, ...] = ()  # migrations that this tick began, in words
+    not_started: tuple[str, ...] = ()  # why due actions could not begin
+    tail: Tail = NOTHING_BEGUN  # how far the balancing in progress has come
+    day: DayReport | None = None  # what its hours are like; None: nothing is known about them yet
     error: str = ""  # of the tick itself: one broken bundle never stops another

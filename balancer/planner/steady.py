@@ -1,8 +1,8 @@
-"""Whether a bundle is as it was when it was last planned: then planning again would find nothing again. Pure.
+"""Whether a bundle is as it was when last planned: then planning again would find nothing again. Pure.
 
-The tick asks before it plans: most bundles are idle most of the time, or wait for what runs, and planning thousands of
-tablets is the most expensive thing a tick does. Only a plan that can start nothing is kept, and only for a while,
-because time itself (a cool-down that ends, a failure that has aged) may change the answer.
+The tick asks before it plans: most bundles are idle most of the time, or wait for what is running, and planning
+thousands of tablets is the most expensive thing a tick does. Only a plan that can start nothing is kept, and only for a
+while, because time itself (a cool-down that ends, a failure that has aged) may change the answer.
 """
 
 from dataclasses import replace
@@ -15,16 +15,16 @@ KEPT_SECONDS = 60.0
 RELATIVE = 0.01
 BYTES = 1 << 20
 ROWS_PER_SECOND = 0.5
-"""Differences below these are none: far below what any threshold of the policies looks at."""
+"""Smaller differences are ignored: they are far below any threshold of the policies."""
 
 
 def starts_nothing(plan: PlanResult) -> bool:
-    """Whether a plan starts nothing at all: what it wants has to wait for what runs, or for ever."""
+    """Whether a plan starts nothing at all: what it wants has to wait for what is running, or forever."""
     return not (plan.actions or plan.node_changes)
 
 
 def much_the_same(before: BundleView, after: BundleView) -> bool:
-    """Whether nothing has changed that a plan could see, but the time."""
+    """Whether nothing that a plan could see has changed, except the time."""
     if not 0.0 <= after.now - before.now <= KEPT_SECONDS:
         return False
     if (

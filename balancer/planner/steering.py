@@ -1,7 +1,7 @@
 """What operators have said about single migrations (cancel, pause, resume), read from the answered commands.
 
-A leader obeys at once, in memory; its successor finds the newest word here. Housekeeping keeps these
-commands for as long as their migration is unfinished.
+A leader obeys at once, in memory; its successor finds the newest instruction here. Housekeeping keeps these commands
+for as long as their migration is unfinished.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ def steered(command: Command, snapshot: Snapshot) -> str | None:
 
 
 def standing(snapshot: Snapshot) -> Mapping[str, str]:
-    """Migration → the word that stands: `cancel` for good, else the newest of `pause` and `resume`."""
+    """Migration → the instruction that stands: `cancel` for good, otherwise the newest of `pause` and `resume`."""
     found: dict[str, str] = {}
     for command in sorted(snapshot.commands.values(), key=lambda command: (command.created, command.id)):
         migration = steered(command, snapshot)

@@ -1,8 +1,8 @@
-"""A plan as the directory keeps it: what is proposed, what was kept back and why, and everything it was made from.
+"""A plan as the directory keeps it: what is proposed, what was held back and why, and everything it was made from.
 
 With its inputs stored, a plan can be explained, questioned (`why-not`) and made again from any host, long after the
-load that caused it has gone. Columns are packed; where even that is too large for the directory, the plan is kept
-without its inputs and says so.
+load that caused it has gone. Columns are packed; if even that is too large for the directory, the plan is kept without
+its inputs and says so.
 """
 
 import base64
@@ -36,7 +36,7 @@ from balancer.policies.keys import KeyType
 from balancer.policies.options import BundleOptions
 from balancer.settings.derive import build, model_of
 
-LARGEST_INPUT = 256 * 1024  # packed bytes: with the plan itself well below what the directory takes in one commit
+LARGEST_INPUT = 256 * 1024  # packed bytes: with the plan itself well below what the directory accepts in one commit
 
 _ARRAYS = tuple(field.name for field in fields(TabletColumns) if field.name != "lowers")
 _nodes = TypeAdapter(tuple[NodeView, ...])

@@ -1,8 +1,8 @@
 """One tick of one bundle: poll → snapshot → plan → admit → act → report.
 
-The daemon calls `run` for each bundle on its own, never twice at once. It decides nothing itself: what to do is decided
-by `policies.plan`, when by `schedules`; `acting` starts it, with the starter that is handed in. Without a starter (a
-standby, or nobody leads) everything but acting is done just the same.
+The daemon calls `run` for each bundle on its own, never twice at once. It decides nothing itself: `policies.plan`
+decides what to do, `schedules` when; `acting` starts it, with the starter it is given. Without a starter (a standby, or
+nobody leads) everything except acting is done just the same.
 """
 
 from collections.abc import Sequence
@@ -148,7 +148,7 @@ class BundleTick:
         return replace(view, profile=profile)
 
     def _moved(self, migrations: Sequence[Migration]) -> float:
-        """Bytes of the moves begun since the present window opened."""
+        """Bytes of the moves begun since the current window opened."""
         if self._opened is None:
             return 0.0
         since = self._opened.timestamp()
@@ -209,14 +209,14 @@ def _situation(moment: Moment, plan_id: str, nodes: tuple[NodeReport, ...], acts
 
 
 def failed_tick(bundle: BundleSettings, error: str, now: datetime) -> BundleState:
-    """The state of a bundle whose tick itself failed: nothing is known of it but that."""
+    """The state of a bundle whose tick itself failed: nothing else is known about it."""
     schedule = ScheduleReport("", "", bundle.timezone, False, None, None)
     word = f"the tick failed: {error}"
     return BundleState(bundle.name, now, bundle.mode, StateWord.BLOCKED, word, (), schedule, error=error)
 
 
 def left_alone(bundle: BundleSettings, why: str, now: datetime) -> BundleState:
-    """The state of a bundle that is not this directory's, though its file is here."""
+    """The state of a bundle that does not belong to this directory, though its file is here."""
     schedule = ScheduleReport("", "", bundle.timezone, False, None, None)
     return BundleState(bundle.name, now, bundle.mode, StateWord.BLOCKED, why, (), schedule, paused=True)
 

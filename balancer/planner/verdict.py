@@ -1,7 +1,7 @@
 """One word and one sentence for a bundle. Pure: everything that may stand in the way is given.
 
-The order of the questions is the order of importance to an operator: lost writes, what runs, what is broken, what is in
-the way, what is waited for. "Balanced" is only said when none of them applies.
+The order of the questions is the order of importance to an operator: lost writes, what is running, what is broken, what
+is in the way, what it waits for. It says "balanced" only when none of them applies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from balancer.policies.reasons import Left
 from balancer.settings import Mode
 
 EVEN = 99.0
-"""A score from here on needs no excuse."""
+"""A score this high needs no explanation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class Situation:
 
 def verdict(situation: Situation) -> tuple[StateWord, str]:
     """The word, and the sentence that says what, how long still, until when or by what."""
-    # Moves that help only after others stay pending where those others do not come: by themselves they are none.
+    # Moves that help only after others stay pending if those others do not come: by themselves they do not count.
     wanted = len(situation.plan.actions) and len(situation.plan.actions) + situation.plan.pending_moves
     wanted += situation.promised
     broken = [node for node in situation.nodes if _is_broken(node)]
     broken.sort(key=lambda node: not node.rewound)
-    if broken and broken[0].rewound:  # before all that runs: acknowledged writes are missing
+    if broken and broken[0].rewound:  # before anything that is running: acknowledged writes are missing
         return StateWord.BLOCKED, _broken(broken[0], len(broken))
     if situation.running:
         return StateWord.WORKING, _working(situation)
@@ -97,7 +97,7 @@ def _held(situation: Situation) -> str:
 
 
 def _ordered(situation: Situation) -> tuple[StateWord, str]:
-    """An order is being worked off, and nothing runs at this moment."""
+    """An order is in progress, and nothing is running at this moment."""
     order, unscheduled = situation.orders[0]
     if situation.paused:
         return StateWord.BLOCKED, f"{_paused(situation)}; {order}"
@@ -189,7 +189,7 @@ def _switched_off(plan: PlanResult) -> str:
 
 
 def _hindrance(plan: PlanResult) -> str:
-    """What keeps most candidates back, in words; empty: nothing that an operator could change."""
+    """What holds most candidates back, in words; empty: nothing that an operator could change."""
     hindered = {code: count for code, count in plan.counts.items() if code in _HINDRANCES and count}
     if not hindered:
         return ""

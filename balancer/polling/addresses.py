@@ -1,6 +1,6 @@
-"""From the configuration to the nodes: how to reach each, and what the directory records of it.
+"""From the configuration to the nodes: how to reach each, and what the directory records about it.
 
-Addresses are looked up in the present settings each time, so that a changed DSN or password holds at once.
+Addresses are looked up in the current settings each time, so that a changed DSN or password takes effect at once.
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,7 +36,7 @@ def addresses_of(bundles: Iterable[BundleSettings], identity: str = "") -> dict[
 
 
 def address_in(settings: Settings, node: str, identity: str = "") -> Address:
-    """Where a node is, and of which directory it must be (`directory.identity`); `Unavailable` where the configuration
+    """Where a node is, and which directory it must belong to (`directory.identity`); `Unavailable` if the configuration
     does not say: it may come back with the next reload."""
     for bundle in settings.bundles.values():
         if node in bundle.nodes:
@@ -49,8 +49,8 @@ def address_in(settings: Settings, node: str, identity: str = "") -> Address:
 def connected(
     bundle: BundleSettings, purpose: str, timeouts: Timeouts = DEFAULT_TIMEOUTS, identity: str = ""
 ) -> Iterator[dict[str, Connection]]:
-    """A connection to each node of a bundle, for the length of a block. `identity`: of the directory, where there is
-    one already."""
+    """A connection to each node of a bundle, for the length of a block. `identity`: the directory's, if it already has
+    one."""
     with ExitStack() as stack:
         yield {
             node.id: stack.enter_context(

@@ -1,8 +1,8 @@
-"""Threads that ask nodes, shared by everything in a process that asks many: as few as will do, however many nodes hang.
+"""Threads that ask nodes, shared by everything in a process that asks many: as few as needed, however many nodes hang.
 
-At most `AT_ONCE` questions are under way at a time. One that has been for longer than `STUCK` seconds does not count
-any more, because its node hangs and costs nothing but the thread; so a hundred dead nodes leave as many threads to the
-living as there were before. `MOST` bounds them all. Idle threads end after a while.
+At most `AT_ONCE` questions are under way at a time. One that has been under way for longer than `STUCK` seconds no
+longer counts, because its node hangs and costs nothing but the thread; so a hundred dead nodes leave as many threads to
+the living as there were before. `MOST` bounds them all. Idle threads end after a while.
 """
 
 import threading
@@ -18,7 +18,7 @@ from balancer.errors import BalancerError
 Answer = TypeVar("Answer")
 
 AT_ONCE: Final = 16
-"""More would not be quicker: what is done with an answer is done by one thread of this process at a time."""
+"""More would not be faster: only one thread of this process at a time can work on an answer."""
 MOST: Final = 256
 STUCK: Final = 0.5
 LONGEST: Final = 3
@@ -26,7 +26,7 @@ _IDLE_SECONDS: Final = 30.0
 
 
 class Question(Future[Answer]):
-    """One that waits for a thread, or is under way, or is answered."""
+    """A question that waits for a thread, is under way, or is answered."""
 
     began: float | None = None
     """When it was asked, by the askers' clock; None: not yet."""
@@ -34,7 +34,7 @@ class Question(Future[Answer]):
 
 class Askers:
     """Safe to use from any thread. The threads do not keep the process from ending: each question has timeouts of its
-    own, and nothing is left half-done by one that is cut off."""
+    own, and one that is cut off leaves nothing half-done."""
 
     def __init__(self, clock: Clock, at_once: int = AT_ONCE, most: int = MOST) -> None:
         self._clock = clock
@@ -56,13 +56,13 @@ class Askers:
         return future
 
     def make_room(self) -> None:
-        """Lets others go on in place of those that hang. Who waits for answers calls it now and then."""
+        """Lets others run in place of those that hang. Called now and then by whoever waits for answers."""
         with self._changed:
             self._hire()
 
     def wait(self, asked: list[Question[Any]], seconds: float | None) -> None:
-        """Until all are answered, or have been under way for so many seconds. What is not asked yet is waited for, too,
-        three times as long at most: then so many hang that there is no thread for it."""
+        """Waits until all are answered, or have been under way for this many seconds. Also waits for what has not been
+        asked yet, three times as long at most: then so many hang that there is no thread for it."""
         left: Collection[Question[Any]] = asked
         began = self._clock.monotonic()
         while left:
@@ -79,7 +79,7 @@ class Askers:
         return asked.began + seconds - self._clock.monotonic()
 
     def ask_all(self, questions: Mapping[str, Callable[[], Answer]]) -> dict[str, Answer | BalancerError]:
-        """Every node's answer, or our error in its place; each question must end by itself."""
+        """Every node's answer, or our error instead; each question must end by itself."""
         asked = {node: self.submit(question) for node, question in questions.items()}
         self.wait(list(asked.values()), None)
         answers: dict[str, Answer | BalancerError] = {}
@@ -107,7 +107,7 @@ class Askers:
             if future.set_running_or_notify_cancel():
                 try:
                     answer = question()
-                except BaseException as error:  # noqa: BLE001 - the one who asked gets it
+                except BaseException as error:  # noqa: BLE001 - the caller gets it
                     future.set_exception(error)
                 else:
                     future.set_result(answer)

@@ -1,9 +1,9 @@
 """Asks all nodes at once, each with a deadline. A slow or dead node is a value, never a stuck tick.
 
-A question that outlives its tick goes on until its own timeouts end it; until then its node counts as unreachable and
-is not asked again, so questions cannot pile up. Nodes that answered last time go first, and only they are waited for:
-one that is silent costs the tick in which it falls silent its patience, and those that follow a moment. An answer that
-comes too late is not used, because the directory may have changed since; but its node is waited for the next time.
+A question that outlives its tick continues until its own timeouts end it; until then its node counts as unreachable and
+is not asked again, so questions cannot pile up. Nodes that answered last time go first, and only they are waited for: a
+silent node costs its patience in the tick in which it falls silent, and only a moment in later ones. An answer that
+comes too late is not used, because the directory may have changed since; but the next tick waits for its node.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,11 +26,11 @@ class Unreachable:
 
 
 GRACE: Final = 1.0
-"""Seconds for which a node is waited for that was silent the last time."""
+"""Seconds to wait for a node that was silent last time."""
 
 
 class FanOut(Generic[Answer]):
-    """Keeps what must be remembered between ticks: open questions, and since when a node is silent."""
+    """Keeps what must be remembered between ticks: open questions, and since when a node has been silent."""
 
     def __init__(self, clock: Clock, askers: Askers = SHARED) -> None:
         self._clock = clock

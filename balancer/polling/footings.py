@@ -1,8 +1,8 @@
-"""What each node said last of its place in time: kept over polls, restarts and leaders, by notes in the directory.
+"""What each node last said about its place in time: kept across polls, restarts and leaders, by notes in the directory.
 
 Belongs to one poller. The leader publishes it after its polls; everybody reads what was published when they begin. No
-commit is made for it: a note that is lost or late only makes the memory older, which can hide that a node went back,
-but never claims it. What an operator has accepted since is told by the node's `generation` in the directory.
+commit is made for it: a lost or late note only makes the memory older, which can hide that a node went back, but never
+claims it. The node's `generation` in the directory says what an operator has accepted since.
 """
 
 import threading
@@ -54,7 +54,7 @@ class FootingBook:
         return ""
 
     def publish(self, directory: Directory, bundle: str) -> None:
-        """Leaves the note, where something has changed since the last one."""
+        """Leaves the note if something has changed since the last one."""
         with self._lock:
             note = {
                 node: {"generation": generation, **footing.document()}

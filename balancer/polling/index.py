@@ -1,7 +1,7 @@
 """Which partition on which node is which tablet, according to one snapshot of the directory.
 
-Made once per version of the directory. What a commit leaves alone is the same object afterwards, and with it what has
-been found out by it: a poll of a node on which nothing has changed looks up nothing.
+Made once per version of the directory. What a commit leaves alone stays the same object, along with everything derived
+from it: a poll of a node on which nothing has changed looks up nothing.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -41,7 +41,7 @@ class _Matched(NamedTuple):
 
 
 class NodeTablets(Mapping[int, Expected]):
-    """What the directory says of one node's tablets, by id. Objects are made of those that are asked for."""
+    """What the directory says about one node's tablets, by id. Objects are made only for those that are asked for."""
 
     def __init__(
         self, node: str, ids: Ints, epochs: Ints, *, tables: Ints, roots: tuple[_Roots, ...], partitions: Names | None
@@ -104,7 +104,7 @@ class NodeTablets(Mapping[int, Expected]):
     def _names(self, row: int) -> tuple[Name, ...]:
         table = self._roots[self._tables[row]]
         if table.everywhere:
-            return ()  # what is everywhere is no partition: nothing of it is attached or measured
+            return ()  # what is everywhere is not a partition: nothing of it is attached or measured
         given = "" if self._partitions is None else self._partitions[row]
         if given:
             pairs = zip(table.roots, given.split(_SEPARATOR), strict=True)
@@ -114,7 +114,7 @@ class NodeTablets(Mapping[int, Expected]):
 
 
 class _Everywhere:
-    """Tablets of every node, looked up one by one: few of a node's claims are on another's."""
+    """Tablets of every node, looked up one by one: few of a node's claims are on another node's tablets."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot

@@ -1,7 +1,7 @@
 """The directory's tablets as columns of numbers, made page by page and kept for as long as a page is the same.
 
-Successive snapshots share every page that a commit leaves alone; so what is asked again after a commit costs what the
-commit has changed, and not what there is. Belongs to one poller and the views that are made of its polls.
+Successive snapshots share every page that a commit leaves alone; so asking again after a commit costs in proportion to
+what it changed, not to what there is. Belongs to one poller and the views made from its polls.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ Names = npt.NDArray[np.object_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MapColumns:
-    """All tablets of one table in key order, one entry each. The same object for as long as nothing of it changes."""
+    """All tablets of one table in key order, one entry each. The same object for as long as nothing in it changes."""
 
     ids: Ints
     owners: Ints
@@ -34,7 +34,7 @@ class MapColumns:
     moduli: Ints
     remainders: Ints
     partitions: Names | None
-    """Names of partitions as pages have them; None: all are called after their tablets."""
+    """Names of partitions as pages have them; None: all are named after their tablets."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -43,7 +43,7 @@ class MapColumns:
 class _Part(NamedTuple):
     """One page's."""
 
-    page: Page  # also keeps its identity from being used again
+    page: Page  # also keeps its identity from being reused
     columns: tuple[Ints, ...]  # ids, owners, epochs, states, moduli, remainders
 
 
@@ -60,7 +60,7 @@ class ColumnBook:
 
     @property
     def nodes(self) -> Sequence[str]:
-        """The nodes by their numbers: a number stands for one node for ever."""
+        """The nodes by their numbers: a number stands for one node forever."""
         return list(self._numbers)
 
     def of(self, snapshot: Snapshot, table: int) -> MapColumns:
@@ -72,7 +72,7 @@ class ColumnBook:
         return known[1]
 
     def forget(self, tables: Sequence[int]) -> None:
-        """Keeps no other tables than these."""
+        """Keeps only these tables."""
         for table in [one for one in self._tables if one not in set(tables)]:
             del self._tables[table], self._parts[table]
 
@@ -82,7 +82,7 @@ class ColumnBook:
         named = any(page.partitions for page in pages)
         columns = [_ints(part.columns[place] for part in parts) for place in range(_COLUMNS)]
         edges = np.cumsum([0, *map(len, pages)]).tolist()
-        # What is kept of each page are slices of what was joined: nothing is there twice.
+        # What is kept of each page is slices of what was joined: nothing is stored twice.
         self._parts[table] = {
             id(page): _Part(page, tuple(column[first:last] for column in columns))
             for page, first, last in zip(pages, edges[:-1], edges[1:], strict=True)

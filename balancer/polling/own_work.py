@@ -1,8 +1,8 @@
 """Which counters our own work has touched, so that the poller does not take it for load. Pure.
 
-A copy, a checksum or a split reads every row, and PostgreSQL counts that as it counts everybody's reads. The poller
-makes the number that stands here for a tablet part of where its counters come from: when it changes, the tablet's rates
-begin a new interval instead of showing what we did.
+A copy, a checksum or a split reads every row, and PostgreSQL counts that like anybody's reads. The poller makes a
+tablet's number from here part of where its counters come from: when it changes, the tablet's rates begin a new interval
+instead of showing what we did.
 """
 
 from collections import defaultdict
@@ -13,14 +13,14 @@ from balancer.directory.model import Migration
 from balancer.directory.snapshot import Snapshot
 
 ATTACHING = ("swapping", "committing", "opening", "retiring", "done")
-"""States of a migration from which on partitions may have been attached or detached."""
+"""States of a migration from which partitions may have been attached or detached."""
 
 
 def own_work(snapshot: Snapshot, poll: int) -> dict[int, int]:
     """Tablet → a number that changes with our own work on it; tablets that we have never touched are left out.
 
-    While a migration is under way it changes with every poll, whose number is given: checksums and scans go on within
-    one step, so the rates stand still until the end.
+    While a migration is under way it changes with every poll, whose number is given: checksums and scans continue
+    within one step, so the rates stand still until the end.
     """
     found = _neighbours(snapshot, poll)
     for record in snapshot.migrations.values():

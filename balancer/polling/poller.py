@@ -1,7 +1,7 @@
-"""One poll of the whole cluster: every node measured, its claims compared with the directory, rates brought forward.
+"""One poll of the whole cluster: every node measured, its claims compared with the directory, rates updated.
 
 The daemon owns one `Poller` and calls `poll` once per tick, always from the same thread. A node that does not answer,
-is a standby or contradicts the directory is a value in the result; what was last known of its tablets stays.
+is a standby or contradicts the directory is a value in the result; what was last known about its tablets stays.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,7 +46,7 @@ WHOLE_EVERY = 60.0
 
 
 class Health(StrEnum):
-    """What a poll says of a node."""
+    """What a poll says about a node."""
 
     GOOD = "good"
     UNREACHABLE = "unreachable"
@@ -66,7 +66,7 @@ class NodeAnswer:
     rewound: str = ""
     """Why it has gone back in time; empty: it has not."""
     stale: tuple[tuple[Claim, Expected], ...] = ()
-    """What it claims and the directory has outdated."""
+    """Its claims that the directory has outdated."""
 
     @property
     def reason(self) -> str:
@@ -80,7 +80,7 @@ class NodeAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPoll:
-    """All nodes, and what is known of every tablet."""
+    """All nodes, and what is known about every tablet."""
 
     at: float  # seconds since 1970
     version: int  # of the directory's snapshot
@@ -100,7 +100,7 @@ class Poller:
         newest_epoch: Callable[[], int] = lambda: 0,
         book: FootingBook | None = None,
     ) -> None:
-        """`newest_epoch` reads the newest leader's epoch from the directory: asked when a node knows a newer one than
+        """`newest_epoch` reads the newest leader's epoch from the directory: called when a node knows a newer one than
         the snapshot, which may be from before an election that changed nothing else."""
         self._cluster = cluster
         self._clock = clock
@@ -151,7 +151,7 @@ class Poller:
         self._holder.close()
 
     def _question(self, node: Node, address: Address, roots: tuple[Name, ...]) -> Callable[[], NodePoll]:
-        # With one host a standby is let in, so that it can be called by its name instead of "unreachable".
+        # With one host a standby is accepted, so that it can be reported as one instead of as "unreachable".
         target = Target.PRIMARY if address.has_several_hosts() else Target.ANY
 
         def ask() -> NodePoll:
@@ -173,8 +173,8 @@ class Poller:
         return ask
 
     def _forks(self, node: Node, address: Address, found: NodePoll) -> Forks | None:
-        """The history of a timeline that is new: read over a connection for replication, as any role may that moves
-        tablets. Where it may not, positions and the mark must do."""
+        """The history of a new timeline: read over a replication connection, as any role that moves tablets may. If it
+        may not, positions and the mark must suffice."""
         before, facts = self._book.of(node), found.facts
         if before is None or facts.timeline <= before.timeline:
             return None

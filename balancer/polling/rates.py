@@ -1,11 +1,11 @@
 """Counters become rates: exponential averages over 10 and 60 minutes, per tablet. Columns, because there are many.
 
 k = exp(−Δt / (window / 2)), rate = new · (1 − k) + old · k, divided by the part of the window that has been seen: while
-a tablet is younger than a window, its rate is the mean over its life, and no first interval (a pause of the
-application, or a burst) outweighs those that follow. A counter that went down was reset, and what it shows now
-was counted since. A tablet whose partition is another one than before (it moved) starts a new baseline and keeps its
-rates: they are the best guess there is. So are those of its parents for a tablet that a split or a merge has made,
-until it has been measured itself. Time is given; nothing here reads a clock.
+a tablet is younger than a window, its rate is the average over its life, and no first interval (a pause of the
+application, or a burst) outweighs those that follow. A counter that went down was reset, and what it shows now was
+counted since. A tablet whose partition is a different one than before (it moved) starts a new baseline and keeps its
+rates: they are the best guess there is. For a tablet that a split or a merge has made, so are its parents' rates, until
+it has been measured itself. Time is given; nothing here reads a clock.
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ from balancer.policies.bundle_view import Floats, Ints
 
 COUNTERS = ("inserted", "updated", "deleted", "sequential_reads", "index_reads", "sequential_scans")
 KINDS = ("writes", "sequential_reads", "index_reads", "sequential_scans")
-"""What rates are kept of: rows that are written count together."""
+"""What rates are kept for: rows that are written count together."""
 WINDOWS = (600.0, 3600.0)
 WRITES, SEQUENTIAL, INDEX, SCANS = range(len(KINDS))
-_WRITTEN = 3  # the first so many counters
+_WRITTEN = 3  # the first this many counters
 ROWS_OF_A_SCAN = 100.0
-"""Rows that a sequential scan counts for at most. Small tables are looked up by scanning them, again and again: those
+"""The most rows that a sequential scan counts for. Small tables are looked up by scanning them, again and again: those
 rows are traffic. One scan of a large one is a dump, a new index or a report: it asks for no key, and splitting the
 tablet would not make it cheaper. Larger: such scans look like heat. Smaller: lookups by scanning look like none."""
 
@@ -35,7 +35,7 @@ GUESS = 1e-9  # the part of a window that a guess counts for: the first measurem
 
 
 class Heir(NamedTuple):
-    """Where a tablet comes from: the tablets it was made of, and how many were made of them."""
+    """Where a tablet comes from: the tablets it was made from, and how many were made from them."""
 
     parents: tuple[int, ...]
     siblings: int
@@ -47,7 +47,7 @@ class CounterSample:
 
     ids: Ints
     sources: Ints
-    """Which counters these are: changes when the partition or the server's statistics are other ones."""
+    """Which counters these are: changes when the partition or the server's statistics are different ones."""
     at: Floats
     """Seconds at which each row was measured, on any clock that does not jump."""
     counters: Floats  # (len(COUNTERS), tablets)
@@ -57,7 +57,7 @@ class CounterSample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rates:
-    """What is known of every tablet after some samples, sorted by id. A value; `advance` makes the next one."""
+    """What is known about every tablet after some samples, sorted by id. A value; `advance` makes the next one."""
 
     ids: Ints
     last: CounterSample
@@ -101,7 +101,7 @@ def advance(before: Rates, sample: CounterSample, known: Ints, heirs: Mapping[in
     """The rates after one more sample.
 
     `known` are the tablets that exist, sorted. Those that the sample lacks (their node did not answer) keep what was
-    last seen of them; those that exist no longer are forgotten. `heirs` are tablets that were made of others.
+    last seen of them; those that no longer exist are forgotten. `heirs` are tablets that were made from others.
     """
     merged = _merge(before.last, sample, known)
     old_rows, new_rows = _common(before.ids, merged.ids)
@@ -119,7 +119,7 @@ def advance(before: Rates, sample: CounterSample, known: Ints, heirs: Mapping[in
     if not usable.all():
         old_rows, new_rows, elapsed = _some(old_rows, usable), _some(new_rows, usable), elapsed[usable]
     if len(elapsed) and elapsed.min() == elapsed.max():
-        elapsed = elapsed[:1]  # asked at the same moment, as nearly always: what follows from the time is one number
+        elapsed = elapsed[:1]  # asked at the same moment, as nearly always: what depends on the time is one number
     if now.counters is then.counters and isinstance(new_rows, slice):
         current = np.zeros((len(KINDS), 1))  # nobody has done anything
     else:
@@ -136,7 +136,7 @@ def advance(before: Rates, sample: CounterSample, known: Ints, heirs: Mapping[in
 
 
 def _inherit(before: Rates, ids: Ints, heirs: Mapping[int, Heir], rates: Floats, seen: Floats) -> None:
-    """What is new and was made of tablets with rates has its share of those, which counts for next to nothing."""
+    """New tablets made from ones with rates get their share of those, which counts for next to nothing."""
     for tablet, heir in heirs.items():
         row = _row(ids, tablet)
         if row is None or seen[:, row].any():
@@ -155,7 +155,7 @@ def _row(ids: Ints, tablet: int) -> int | None:
 
 def _increase(then: Floats, now: Floats) -> Floats:
     """By how much counters have grown, as `KINDS`: what is written is one of them. One after the other: all together
-    would be there several times over."""
+    would be in memory several times over."""
     grown = np.zeros((len(KINDS), now.shape[1]))
     for counter, (before, after) in enumerate(zip(then, now, strict=True)):
         more = after - before
@@ -167,7 +167,7 @@ def _increase(then: Floats, now: Floats) -> Floats:
 
 
 def _common(left: Ints, right: Ints) -> tuple[Rows, Rows]:
-    """The places of the ids that both have; of equal ones all, without a copy."""
+    """The places of the ids that both have; if they are equal, all, without a copy."""
     if left is right or np.array_equal(left, right):
         return slice(None), slice(None)
     _, here, there = np.intersect1d(left, right, assume_unique=True, return_indices=True)

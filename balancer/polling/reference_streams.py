@@ -1,4 +1,4 @@
-"""Reference tables by the directory: who is their home, which streams their copies have, and which nodes lack a copy.
+"""Reference tables by the directory: where their home is, which streams their copies have, which nodes lack a copy.
 
 Pure. A copy is ready while its slot at the home has a reader: the subscription is made in the transaction that fills
 the copy. A node without all copies of its bundle gets no tablets: their foreign keys would find nothing there.
@@ -23,7 +23,7 @@ class ReferenceTable:
     tablet: Tablet
     """Its owner is the home."""
     streams: Mapping[str, str]
-    """Of each node with a copy, the name of its stream."""
+    """For each node with a copy, the name of its stream."""
 
     @property
     def home(self) -> str:
@@ -35,7 +35,7 @@ class ReferenceTable:
 
 
 def reference_tables(snapshot: Snapshot, bundle: str) -> list[ReferenceTable]:
-    """Those of a bundle. A lost node has no copy any more."""
+    """Those of a bundle. A lost node no longer has a copy."""
     return [
         ReferenceTable(table, tablet, _streams(snapshot, tablet, bundle))
         for table in snapshot.tables.values()

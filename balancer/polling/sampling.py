@@ -23,10 +23,10 @@ _NO_IDS = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
-    """Where the partitions of all nodes, one node after the other, stand among the tablets."""
+    """Where the partitions of all nodes, one node after the other, belong among the tablets."""
 
     owners: tuple[Ints, ...]
-    """Of each node's partitions; what this was made of."""
+    """Of each node's partitions; what this was made from."""
     order: Ints
     """Places of the partitions of tablets, in the order of the tablets' ids."""
     starts: Ints
@@ -42,7 +42,7 @@ class _Layout:
 
 
 class CounterSampler:
-    """Keeps the layout, which changes only when a partition comes or goes, and the last sample. Of one poller."""
+    """Keeps the layout, which changes only when a partition comes or goes, and the last sample. For one poller."""
 
     def __init__(self) -> None:
         self._layout = _Layout((), _NO_IDS, _NO_IDS, _NO_IDS)
@@ -52,8 +52,8 @@ class CounterSampler:
     def sample(
         self, answers: Mapping[str, NodePoll], index: TabletIndex, at: float, touched: Mapping[int, int]
     ) -> CounterSample:
-        """Sums the partitions of each tablet; `touched`: see `own_work`. The columns are those of the last sample where
-        no node has anything new to say."""
+        """Sums the partitions of each tablet; `touched`: see `own_work`. Reuses the columns of the last sample if no
+        node has anything new to say."""
         owners = tuple(
             (index.by_node.get(node) or nothing_on(node)).owners(answer.partitions.named)
             for node, answer in answers.items()
@@ -75,7 +75,7 @@ class CounterSampler:
         )
 
     def _summed(self, layout: _Layout, polls: Sequence[Ints], servers: Ints) -> CounterSample:
-        """One figure after the other: all of them at once would be there several times over."""
+        """One figure after the other: all of them at once would be in memory several times over."""
 
         def figure(place: int) -> Ints:
             return np.concatenate([_NO_IDS, *(numbers[place] for numbers in polls)])
@@ -102,7 +102,7 @@ class CounterSampler:
 
 
 def _changed(ids: Ints, sources: Ints, touched: Mapping[int, int]) -> Ints:
-    """Where counters come from, other than it was where our own work has touched them."""
+    """Where counters come from; changes where our own work has touched them."""
     if not touched:
         return sources
     found = sources.copy()

@@ -1,6 +1,6 @@
 """One bundle as the policies see it: the directory's map and the last poll, joined into columns. Pure.
 
-What a poll has not seen yet counts as nothing: no bytes, no rows, no rates. A node that is not to be trusted is down.
+What a poll has not seen yet counts as nothing: no bytes, no rows, no rates. An untrusted node counts as down.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ LONG_WINDOW = 1  # an hour, for metrics that ask for it
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the bundle's file says of a node that PostgreSQL cannot know. Bytes, rows per second; None: not said."""
+    """What the bundle's file says about a node that PostgreSQL cannot know. Bytes, rows per second; None: not said."""
 
     disk: int | None = None
     memory: int | None = None
@@ -51,7 +51,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What the caller keeps over ticks."""
+    """What the caller keeps across ticks."""
 
     history: Mapping[int, TabletHistory] = field(default_factory=dict)
     samples: Mapping[int, KeySamples] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class _Placed:
     expired: frozenset[int]
 
     def same(self, tables: tuple[Table, ...], nodes: tuple[str, ...], columns: tuple[MapColumns, ...]) -> bool:
-        """Whether it is made of the same."""
+        """Whether it is made from the same."""
         known = self.made_of
         return known[:2] == (tables, nodes) and [*map(id, known[2])] == [*map(id, columns)]
 
@@ -212,7 +212,7 @@ def _measured(ids: Ints, poll: ClusterPoll) -> dict[str, Floats]:
 
 
 def _picker(known: Ints, ids: Ints) -> Callable[[Floats], Floats]:
-    """Takes a column of known tablets, by increasing id, to these; 0 for those that are not known."""
+    """Maps a column of known tablets, by increasing id, to these; 0 for unknown ones."""
     if np.array_equal(known, ids):
         return lambda column: column
     if not len(known):

@@ -1,8 +1,8 @@
-"""Takes over a partitioned table that somebody else made: partitions become tablets, and nothing of theirs changes.
+"""Takes over a partitioned table that somebody else made: partitions become tablets, and nothing about them changes.
 
 Order: everything is read and checked; missing roots are made on the other nodes; the directory's commit is the moment
-of adoption; then each node is told what it owns. Who is interrupted in between runs it again: a table that is already
-in the directory as found is only told to the nodes once more.
+of adoption; then each node is told what it owns. After an interruption, run it again: if the directory already has the
+table as found, only the nodes are told once more.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,7 +71,7 @@ class TableRequest:
 
 
 def request_of(bundle: BundleSettings, name: str, author: str) -> TableRequest:
-    """A table as its bundle's file describes it, where it is wanted so."""
+    """A table as its bundle's file describes it, if it does."""
     shape = bundle.tables[name]
     roots = tuple(parse_name(root) for root in shape.roots)
     sharded = (table for table in bundle.tables.values() if table.layout != EVERYWHERE)
@@ -93,7 +93,7 @@ def request_of(bundle: BundleSettings, name: str, author: str) -> TableRequest:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """What came of it: the table and its tablets in key order."""
+    """The result: the table and its tablets in key order."""
 
     table: Table
     tablets: tuple[Tablet, ...]
@@ -119,7 +119,7 @@ def inspect(request: TableRequest, nodes: Mapping[str, Connection]) -> Found:
 
 
 def _try_roots(request: TableRequest, found: Found, nodes: Mapping[str, Connection]) -> None:
-    """Makes the missing roots and undoes it: what they need beyond themselves only PostgreSQL can tell."""
+    """Makes the missing roots and rolls back: only PostgreSQL can tell what else they need."""
     definitions = _definitions(found, nodes, 0 if request.spreads_sequences else None)
     if request.spreads_sequences:
         check_lanes(found, nodes)
@@ -142,7 +142,7 @@ def _said_of(table: str, node: str) -> Iterator[None]:
 
 
 def check_request(request: TableRequest, root: Root) -> None:
-    """Refuses a table that is another one than the file describes. What a whole one needs is read with its roots."""
+    """Refuses a table that differs from the file's description. What a whole one needs is read with its roots."""
     if request.whole:
         return
     names = tuple(column.name for column in root.columns)
@@ -156,7 +156,7 @@ def check_request(request: TableRequest, root: Root) -> None:
 def adopt(
     request: TableRequest, directory: Directory, nodes: Mapping[str, Connection], records: Sequence[Node], cluster: str
 ) -> Adopted:
-    """Takes the table over. `records` are the bundle's nodes, put into the directory where they are missing."""
+    """Takes the table over. `records` are the bundle's nodes, put into the directory if they are missing."""
     found = inspect(request, nodes)
     for node, connection in nodes.items():
         install_schema(connection, cluster, node)
@@ -196,7 +196,7 @@ def tell_nodes(leader_epoch: int, table: Table, tablets: Sequence[Tablet], nodes
     for node, connection in nodes.items():
         mine = [tablet for tablet in tablets if tablet.node == node]
         with node_transaction(connection, leader_epoch, node) as cursor:
-            # What is there may be newer than our snapshot: a migration may have moved a tablet meanwhile.
+            # What the node has may be newer than our snapshot: a migration may have moved a tablet meanwhile.
             add_tablets(cursor, [owned_row(tablet, roots) for tablet in mine])
 
 
@@ -252,7 +252,7 @@ def _new_records(request: TableRequest, found: Found, snapshot: Snapshot) -> tup
 def table_record(request: TableRequest, found: Found, table_id: int) -> Table:
     """The table as the directory records it."""
     root = found.roots[0]
-    # Of a whole table, one column of each root; else all of them have the same ones.
+    # For a whole table, one column of each root; otherwise all of them have the same ones.
     columns = [column for each in found.roots for column in each.columns] if request.whole else root.columns
     return Table(
         id=table_id,
@@ -274,7 +274,7 @@ def _already(snapshot: Snapshot, table: Table, found: Found) -> list[Tablet]:
 
 
 def missing_parents(bundle: str, snapshot: Snapshot, records: Sequence[Node]) -> Iterator[Change]:
-    """The bundle and its nodes, as far as the directory does not have them."""
+    """The bundle and its nodes, as far as the directory lacks them."""
     if snapshot.find(RecordKind.BUNDLE, bundle) is None:
         yield Put(Bundle(bundle))
     for node in records:
@@ -283,13 +283,13 @@ def missing_parents(bundle: str, snapshot: Snapshot, records: Sequence[Node]) ->
 
 
 def next_ids(snapshot: Snapshot) -> tuple[int, int]:
-    """The next table's id and the next tablet's; their counters may not be there yet."""
+    """The next table's id and the next tablet's; their counters may not exist yet."""
     table, tablet = (snapshot.counters.get(name) or Counter(name) for name in (TABLE_COUNTER, TABLET_COUNTER))
     return table.next, tablet.next
 
 
 def reserved(table_id: int, last_tablet: int) -> tuple[Change, Change]:
-    """Makes ids up to these ones never be given again."""
+    """Makes sure that ids up to these are never assigned again."""
     return Put(Counter(TABLE_COUNTER, table_id + 1)), Put(Counter(TABLET_COUNTER, last_tablet + 1))
 
 

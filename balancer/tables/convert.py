@@ -1,8 +1,8 @@
-"""A plain table on one node becomes a table of the cluster: the one leaf of a root of its name, adopted as one tablet.
+"""Makes a plain table on one node a table of the cluster: the only leaf of a root of its name, adopted as one tablet.
 
-Order: everything is read and checked on all nodes (`intent`); what takes long is built beside the writers; one short
+Order: everything is read and checked on all nodes (`intent`); what takes long is built alongside the writers; one short
 transaction swaps; foreign keys and materialised views follow; then the ordinary adoption. Each step finds what an
-interrupted run has left, so running it again goes on, and `unconvert` takes it back at any moment.
+interrupted run has left, so running it again continues, and `unconvert` undoes it at any moment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,12 +38,12 @@ from balancer.tables.intent import plan_conversion, read_request
 from balancer.tables.swapping import Workplace, WorkplaceOf
 
 ATTEMPTS = 3
-"""Swaps of definitions that changed since they were prepared: so many in a row say that somebody works on them."""
+"""Swaps of definitions that changed since they were prepared: this many in a row mean that somebody works on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What came of it."""
+    """The result."""
 
     adopted: Adopted
     pause: float | None
@@ -60,7 +60,7 @@ def convert(
     workplace: WorkplaceOf,
     widen: bool = False,
 ) -> Converted:
-    """Converts the table's plain tables and adopts them. Run again after an interruption, it goes on."""
+    """Converts the table's plain tables and adopts them. Run again after an interruption, it continues."""
     intent = plan_conversion(request, nodes, widen=widen)
     for node, connection in nodes.items():
         with translated(node):
@@ -82,8 +82,8 @@ def convert(
 
 
 def prepare(place: Workplace, request: TableRequest, *, widen: bool) -> None:
-    """Builds what the swap needs, or finds it built. Writers wait for moments only."""
-    finish_views(place, [stub_name(root) for root in request.roots])  # of a way back that was interrupted
+    """Builds what the swap needs, or finds it built. Writers wait only briefly."""
+    finish_views(place, [stub_name(root) for root in request.roots])  # from an interrupted way back
     conversions = _read(place, request, widen=widen)
     if refusals := [text for conversion in conversions for text in conversion.refusals]:
         raise Refused(f"table {request.name} on node {place.node}: {'; '.join(dict.fromkeys(refusals))}")
@@ -164,7 +164,7 @@ def swap(place: Workplace, request: TableRequest, *, widen: bool) -> float:
 
 
 def finish(place: Workplace, roots: Sequence[Name]) -> None:
-    """What follows the swap, beside the writers: foreign keys between the roots, and materialised views."""
+    """What follows the swap, alongside the writers: foreign keys between the roots, and materialised views."""
     leaves = [partition_name(root, LEAF) for root in roots]
     with translated(place.node), place.connection.cursor() as cursor, full_names(cursor):
         keys = read_near_keys(cursor, leaves, roots)
@@ -185,7 +185,7 @@ def give_key(place: Workplace, roots: Sequence[Name], root: Name, key: NearKey, 
 
 
 def run_all(statements: Sequence[Statement], cursor: Cursor) -> None:
-    """One after the other, without waiting for the answers in between: everybody waits for their end."""
+    """One after the other, without waiting for the answers in between: everybody waits for them to end."""
     with cursor.connection.pipeline():
         for statement in statements:
             run_single(cursor, statement)

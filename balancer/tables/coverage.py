@@ -1,6 +1,6 @@
 """Whether what was found on all nodes covers a table's key space exactly once. Pure; a refusal names partitions.
 
-Adoption and creation ask it before the directory does, because only here the partitions' names are known.
+Adoption and creation ask it before the directory does, because only here are the partitions' names known.
 """
 
 from collections.abc import Sequence

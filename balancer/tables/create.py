@@ -91,7 +91,7 @@ def create(
         require_proofs(request, nodes, snapshot.epoch)
         _commit(request, directory, records, table, made)
     except OutcomeUnknown:
-        raise  # it may be a table by now: nothing may be taken away
+        raise  # it may be a table by now: nothing may be removed
     except BalancerError:
         _undo(snapshot.epoch, nodes, names, done)
         raise
@@ -109,7 +109,7 @@ def _define(
     leader_epoch: int,
     check: Callable[[Root], object],
 ) -> None:
-    """Makes the roots where they are missing. A definition with a mistake leaves nothing: it is seen before the end."""
+    """Makes missing roots. A definition with a mistake leaves nothing: it is seen before the commit."""
     for node, connection in nodes.items():
         if _has_roots(connection, request):
             continue
@@ -176,7 +176,7 @@ def _made(
     nodes: Mapping[str, Connection],
     tablets: Sequence[tuple[Tablet, Part]],
 ) -> Iterator[list[Tablet]]:
-    """Makes the partitions, batch by batch; yields each batch when it is there."""
+    """Makes the partitions, batch by batch; yields each batch when it is done."""
     for node, connection in nodes.items():
         mine = [(tablet, part) for tablet, part in tablets if tablet.node == node]
         for at in range(0, len(mine), BATCH):
@@ -192,11 +192,11 @@ def _made(
 
 
 def _undo(leader_epoch: int, nodes: Mapping[str, Connection], roots: Sequence[Name], done: Sequence[Tablet]) -> None:
-    """Takes the partitions of tablets away that did not become any."""
+    """Drops the partitions of tablets that did not come to be."""
     for node, connection in nodes.items():
         mine = [tablet for tablet in done if tablet.node == node]
         with node_transaction(connection, leader_epoch, node) as cursor:
-            # In the order opposite to the making: a colocated root may refer to the one before it.
+            # In reverse order: a colocated root may refer to the one before it.
             for number, root in reversed(list(enumerate(roots))):
                 drop_empty(cursor, root, [Name(root.schema, tablet.partitions[number]) for tablet in mine])
             forget_tablets(cursor, [tablet.id for tablet in mine])

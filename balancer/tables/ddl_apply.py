@@ -1,9 +1,9 @@
 """A schema change over all nodes of a bundle: held moves, step by step on every node, compared at the end.
 
-Order: nothing of it is begun before all of it was tried (each statement on each node, and undone); then the bundle is
-held, moves that run are waited for, and each step is done on every node before the next one. What a node has done is
-noted there in the same transaction (`nodes.ddl_journal`), so that after a crash `resume` goes on where each node
-stands, and `take_back` undoes what was done. The text, and how far it is, is a note in the directory. The bundle stays
+Order: nothing begins before everything was tried (each statement on each node, and rolled back); then the bundle is
+held, running moves are waited for, and each step is done on every node before the next one. What a node has done is
+noted there in the same transaction (`nodes.ddl_journal`), so that after a crash `resume` continues where each node
+stands, and `take_back` undoes what was done. A note in the directory has the text and how far it is. The bundle stays
 held until the change has ended one way or the other.
 """
 
@@ -35,7 +35,7 @@ from balancer.tables.ddl_sessions import ChangeSessions
 from balancer.tables.ddl_steps import DdlStep, RootKey, read_change, shown, undo_of
 
 LOCK_TIMEOUT = 1.0
-"""Seconds that a statement waits for its lock, and everybody else behind it; then others go first."""
+"""Seconds that a statement, and everybody else behind it, waits for its lock; then others go first."""
 PAUSE_BETWEEN = 0.5
 KEPT = 20  # finished changes of a bundle that are shown
 
@@ -72,12 +72,12 @@ class ChangeRunner:
         return read_change(text, self._roots(), allow_rewrite=allow_rewrite)
 
     def rehearse(self, steps: Sequence[DdlStep], role: str) -> None:
-        """Tries everything on every node and undoes it; what reads or builds whole tables is left out."""
+        """Tries everything on every node and rolls back; what reads or builds whole tables is left out."""
         for node in self._addresses:
             self._patiently(node, f"trying it on node {node}", partial(self._try, node, steps, role))
 
     def apply(self, text: str, author: str, *, allow_rewrite: bool = False, role: str = "") -> SchemaChange:
-        """Begins a change and brings it to its end."""
+        """Begins a change and completes it."""
         self._await_turn()
         unfinished = self._unfinished()
         if unfinished is not None:
@@ -96,25 +96,25 @@ class ChangeRunner:
         try:
             self._hold(change)
         except (Refused, UserError, Conflict):
-            self._directory.unpublish(TOPIC, change.id)  # nothing of it was begun
+            self._directory.unpublish(TOPIC, change.id)  # nothing had begun
             raise
         return self._go(change, steps)
 
     def resume(self) -> SchemaChange:
-        """Goes on with the change that was interrupted."""
+        """Resumes the interrupted change."""
         self._await_turn()
         change = self._needed()
         self._hold(change)
         return self._go(change, self.steps(change.text, allow_rewrite=change.allow_rewrite))
 
     def take_back(self) -> SchemaChange:
-        """Undoes what was done of a change that was interrupted. Refuses before anything is touched where it cannot."""
+        """Undoes what was done of an interrupted change. If it cannot, refuses before touching anything."""
         self._await_turn()
         change = self._needed()
         steps = self.steps(change.text, allow_rewrite=change.allow_rewrite)
         done = {node: self._done(node, change) for node in self._addresses}
         begun = max((max(numbers, default=0) for numbers in done.values()), default=0)
-        # An index may have been begun and not been noted: what it left is taken back as well.
+        # An index may have been begun but not noted: what it left is removed as well.
         reach = begun + 1 if begun < len(steps) and steps[begun].index is not None else begun
         plan = undo_of(steps[:reach])
         self._hold(change)
@@ -221,14 +221,14 @@ class ChangeRunner:
                     ) from error
 
     def _run_kept(self, node: str, cursor: Cursor, role: str, statement: str) -> None:
-        """The bundle's tables and tablets are the same ones afterwards, or nothing of it is done."""
+        """The bundle's tables and tablets are the same ones afterwards, or nothing is done."""
         names = self._names()
         before = ddl_statements.standing(cursor, names)
         self._run(node, cursor, role, statement)
         ddl_statements.check_standing(before, ddl_statements.standing(cursor, names), shown(statement))
 
     def _run(self, node: str, cursor: Cursor, role: str, statement: str) -> None:
-        # What a lock is waited for is short; what the statement itself takes is PostgreSQL's affair.
+        # The wait for a lock is short; how long the statement itself takes is up to PostgreSQL.
         run_together(cursor, [lock_timeout_of(LOCK_TIMEOUT), statement_timeout_of(0)])
         self._sessions.spoil(node)
         ddl_statements.run_as_owner(cursor, role, statement, trusted=self._addresses[node].trusts_owners)
@@ -265,7 +265,7 @@ class ChangeRunner:
             raise Refused(f"another process has ended change {self._begun} of bundle {self._bundle}: it is {state}")
 
     def _patiently(self, node: str, what: str, work: Callable[[], None]) -> None:
-        """Tries again while a lock is not had, or a node is away; the node knows what was done."""
+        """Retries while a lock is not granted, or a node is away; the node knows what was done."""
         deadline = self._clock.monotonic() + self._patience
         while True:
             try:
@@ -306,7 +306,7 @@ class ChangeRunner:
         return found
 
     def _let_go(self) -> str:
-        """A hold whose change nobody knows any more, as after `directory recover`: nobody else would take it away."""
+        """Removes a hold whose change nobody knows any more, as after `directory recover`: nobody else would."""
         held = self._directory.snapshot().pauses.get(self._bundle)
         if held is None or not held.reason.startswith(HELD_BY_CHANGE):
             return ""

@@ -20,7 +20,7 @@ class SchemaChange:
     text: str
     author: str
     began: float
-    state: str = "running"  # running, done, undone; one that was interrupted says running
+    state: str = "running"  # running, done, undone; an interrupted one says running
     allow_rewrite: bool = False
     role: str = ""
     error: str = ""
@@ -34,12 +34,12 @@ class SchemaChange:
 
     @property
     def reason(self) -> str:
-        """Why the bundle is held: by this the hold is found again."""
+        """Why the bundle is held: the hold is found again by this."""
         return f"{HELD_BY_CHANGE}{self.id}"
 
 
 def changes_of(directory: Directory, bundle: str = "") -> list[SchemaChange]:
-    """The changes that the directory has notes of, oldest first. A note that cannot be read is passed over."""
+    """The changes that the directory has notes of, oldest first. Skips a note that cannot be read."""
     found = []
     for name, document in directory.published(TOPIC).items():
         with suppress(TypeError, ValueError, KeyError):

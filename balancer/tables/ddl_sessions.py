@@ -1,7 +1,7 @@
-"""The sessions of a schema change: one on each node, and one by which other processes are kept from changes meanwhile.
+"""The sessions of a schema change: one on each node, and one that keeps other processes from changes meanwhile.
 
 An owner's code runs in the first kind, and may leave something behind there (`nodes.deferred_code`): such a session is
-not used again. Called by `ddl_apply`.
+not reused. Called by `ddl_apply`.
 """
 
 from collections.abc import Mapping
@@ -35,12 +35,12 @@ class ChangeSessions:
         return self._open.get(node)
 
     def spoil(self, node: str) -> None:
-        """From here on an owner's code runs in this session: after its transaction it is closed."""
+        """From here on an owner's code runs in this session: it is closed after its transaction."""
         self._spoilt.add(node)
 
     def take_turn(self) -> bool:
-        """On the first node, by a session in which nothing else is done: it is held until `close`. Idempotent; True:
-        this process did not have it until now."""
+        """Takes the turn on the first node, in a session used for nothing else, and holds it until `close`. Idempotent;
+        True: this process did not have it until now."""
         first = min(self._addresses)
         with translated(first):
             if self._turn is None or self._turn.closed:

@@ -1,9 +1,9 @@
 """A file of schema changes as steps that each node can carry out: what is split up, and what is refused. Pure.
 
-Statements are told apart by their words; PostgreSQL itself judges the rest. A step is one of two kinds: a statement in
+Statements are recognised by their words; PostgreSQL itself judges the rest. A step is one of two kinds: a statement in
 a transaction of its own, or an index, which is built leaf by leaf without keeping writers out. What would keep them out
-for long is done in parts where PostgreSQL has them: a CHECK is added NOT VALID and validated, NOT NULL is set by way of
-a validated CHECK.
+for long is done in parts where PostgreSQL allows it: a CHECK is added NOT VALID and then validated, NOT NULL is set by
+way of a validated CHECK.
 """
 
 import hashlib
@@ -30,12 +30,12 @@ _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*\Z", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """An index of a root, which is built on each leaf by itself."""
+    """An index of a root, which is built on each leaf separately."""
 
     name: str
     root: Name
     unique: bool
-    tail: str  # from behind the table's name
+    tail: str  # from after the table's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +47,28 @@ class DdlStep:
     """The table whose owner carries it out; None: any owner of the bundle's roots."""
     index: IndexPlan | None = None
     undo: tuple[str, ...] | None = None
-    """What takes it back, or nothing; None: nothing known does."""
+    """What undoes it, or nothing; None: nothing known does."""
     scans: bool = False
     """It reads the whole table: not tried beforehand."""
     rewrites: bool = False
-    """It may write the whole table again while everybody waits."""
+    """It may rewrite the whole table while everybody waits."""
 
     @property
     def digest(self) -> str:
-        """Tells it from another under the same number."""
+        """Distinguishes it from another with the same number."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class RootKey:
-    """What of a root must stay as the directory knows it."""
+    """What must stay in a root as the directory knows it."""
 
     columns: tuple[str, ...] = ()
 
 
 @dataclass
 class _Words:
-    """A statement as words, with the text behind each."""
+    """A statement as words, with the text after each."""
 
     text: str
     words: list[str] = field(default_factory=list)
@@ -81,7 +81,7 @@ class _Words:
         return all(self.upper(at + place) == word for place, word in enumerate(expected))
 
     def skip(self, at: int, *optional: str) -> int:
-        """Behind these words, if they are all there."""
+        """The position after these words, if they are all there."""
         return at + len(optional) if self.starts(at, *optional) else at
 
     def name(self, at: int) -> tuple[Name, int]:
@@ -102,12 +102,12 @@ class _Words:
     identifier = _identifier
 
     def rest(self, at: int) -> str:
-        """The text behind the word before this one."""
+        """The text after the word before this one."""
         return self.text[self.ends[at - 1] :].strip()
 
 
 def read_change(text: str, roots: Mapping[Name, RootKey], *, allow_rewrite: bool = False) -> tuple[DdlStep, ...]:
-    """The steps of a file, in their order. Raises `UserError` with one sentence for what cannot be among them."""
+    """The steps of a file, in order. Raises `UserError` with one sentence for what cannot be among them."""
     if "\0" in text:
         raise UserError("the file has a zero byte in it")
     steps: list[DdlStep] = []
@@ -156,7 +156,7 @@ def _steps(words: _Words, roots: Mapping[Name, RootKey]) -> Iterator[DdlStep]:
         yield DdlStep(words.text)
     elif words.starts(0, "DROP", "INDEX"):
         at = words.skip(2, "CONCURRENTLY")
-        yield DdlStep(f"DROP INDEX {words.rest(at)}")  # of a root it cannot be done concurrently; it takes a moment
+        yield DdlStep(f"DROP INDEX {words.rest(at)}")  # on a root it cannot be done concurrently; it takes a moment
     elif words.starts(words.skip(1, "UNIQUE"), "INDEX") and words.upper(0) == "CREATE":
         yield _create_index(words, roots)
     else:
@@ -227,7 +227,7 @@ def _root_action(words: _Words, at: int, table: Name) -> Iterator[DdlStep]:
 
 
 def _rewrites(words: _Words, at: int) -> bool:
-    """Whether one of its actions gives a column another type, or a new one a value in each row."""
+    """Whether one of its actions gives a column another type, or a new column a value in each row."""
     for place in _actions(words, at):
         column = words.skip(place + 1, "COLUMN")
         behind = words.skip(column, "IF", "NOT", "EXISTS") + 1
@@ -248,7 +248,7 @@ def _add(words: _Words, at: int, table: Name, name: str, several: bool) -> Itera
         undo = None if several else (f"{name} DROP CONSTRAINT IF EXISTS {constraint}",)
         if words.starts(at + 3, "CHECK") and not _ends_not_valid(words):
             _alone(words, several)
-            yield DdlStep(f"{words.text}\nNOT VALID", table, undo=undo)  # behind a comment, too
+            yield DdlStep(f"{words.text}\nNOT VALID", table, undo=undo)  # even after a comment
             yield DdlStep(f"{name} VALIDATE CONSTRAINT {constraint}", table, undo=(), scans=True)
             return
         yield DdlStep(words.text, table, undo=undo, scans=True)
@@ -328,7 +328,7 @@ def _quoted(name: Name) -> str:
 
 
 def undo_of(steps: Sequence[DdlStep]) -> list[tuple[int, tuple[str, ...]]]:
-    """What takes these steps back, last one first. Raises `UserError` naming the first that nothing takes back."""
+    """What undoes these steps, last one first. Raises `UserError` naming the first that nothing undoes."""
     found = []
     for number in range(len(steps), 0, -1):
         undo = steps[number - 1].undo

@@ -1,7 +1,7 @@
-"""Whole bundles go from one directory into another, while applications go on writing. Called by the command line.
+"""Hands whole bundles from one directory to another, while applications keep writing. Called by the command line.
 
 The giver G has the bundle's records; the taker T is to have them. The process that hands over leads neither: it commits
-as operators do, on the newest version, and daemons of both may run, or none.
+as operators do, on the newest version; the daemons of both may run, or not.
 
 Order, each step recorded before its effect (G's record is `handover_record`, one for each bundle, all alike):
 
@@ -23,22 +23,23 @@ The argument
     of an older version does not know this check; so the node itself is compared with the copied records, each tablet
     with its epoch, nothing incoming, nothing fenced, under the locks of 1. A difference stops the hand-over there.
  3. *Nothing is under way*: a first record is refused while a migration of the bundle is unfinished, by the version that
-    it is committed on, and after it none can be begun. Imports, schema changes and commands need commits on the bundle,
-    which are refused from then on; those that began before are looked for again after the close.
+    it is committed on, and after it none can begin. Imports, schema changes and commands need commits on the bundle,
+    which are refused from then on; the close is followed by another check for those that began before.
  4. *The taker's leader does nothing before all nodes are its own*: until arrival its record closes the bundle there in
     the same way, and each node refuses it until that very node has changed hands.
- 5. *Ids*: G's are closed with the first commit; who takes a block reads G's counter after taking it, so it got ids only
-    if it took the block before the close. Blocks are counted after the close; T's ids begin above them, and are closed
-    until arrival. So at no moment do both hand out, and undoing opens G's only where T's were never opened.
+ 5. *Ids*: G's are closed with the first commit; a client that takes a block reads G's counter after taking it, so it
+    got ids only if it took the block before the close. Blocks are counted after the close; T's ids begin above them,
+    and are closed until arrival. So at no moment do both hand out ids, and undoing opens G's only where T's were never
+    opened.
  6. *A way back exists until `changing`*: undoing and changing are both written over `closed`, by compare-and-set; one
     of them loses, and no node is touched before `changing` is written. After it every step is repeated until it is
     done; each finds what was done before (the node's row, T's record, G's record) and skips it. A process that comes
-    late, when another has ended it, goes by the hand-over's id: the bundle may be on its way back. A node that is gone
-    for good meanwhile is left out by an operator's word and arrives as a lost one; should it come back, 1 keeps T's
-    leader off it until the hand-over is run once more, and G's by the record.
+    late, when another has ended the hand-over, goes by its id: the bundle may be on its way back. A node that is
+    meanwhile gone for good is left out on an operator's word and arrives as a lost one; should it come back, 1 keeps
+    T's leader off it until the hand-over is run once more, and the record keeps G's off.
  7. *Applications* go by proofs, which nodes give by tablet and epoch, and these do not change here. So G's map stays
     right until T's leader moves something; then a node says that the tablet is not there, and G's record says where to
-    look. Transactions over several keys and messages end in a leader's hands and are refused by a router on G.
+    look. Transactions over several keys and messages need a leader to finish them, so a router on G refuses them.
 """
 
 from collections.abc import Callable, Sequence
@@ -105,10 +106,10 @@ class HandingOver:
     addresses: Callable[[str], Address]
     author: str
     observe: Callable[[str], None] = field(default=lambda step: None)
-    """Told of each step before its effect."""
+    """Is told of each step before its effect."""
 
     def record(self) -> HandoverRecord | None:
-        """How far it is by the giver's word; `Refused` where the bundles do not go together."""
+        """How far it is by the giver's word; `Refused` if the bundles do not go together."""
         snapshot = self.giver.directory.snapshot()
         found = {bundle: handover_of(snapshot, bundle) for bundle in self.bundles}
         records = set(map(repr, found.values()))
@@ -123,7 +124,7 @@ class HandingOver:
     def run(self, check: Callable[[bool], Sequence[str]], lost: Sequence[str] = ()) -> HandoverRecord:
         """From where it is to its end. `check` says what is in the way, before and after the bundle is closed.
 
-        `lost`: nodes that are gone for good since nodes change hands. They arrive as lost ones.
+        `lost`: nodes that are gone for good since nodes began to change hands. They arrive as lost ones.
         """
         if lost:
             self._check_lost(self.record(), lost)
@@ -153,7 +154,7 @@ class HandingOver:
         for node in lost:
             if node not in mine:
                 raise Refused(f"{self._what} has no node {node}")
-            self.addresses(node)  # one that the configuration does not name cannot be asked, and is not lost by that
+            self.addresses(node)  # one that the configuration does not name cannot be asked, but is not lost for that
             try:
                 self.connect(node).close()
             except Unavailable as error:
@@ -163,7 +164,7 @@ class HandingOver:
             raise Refused(f"node {node} answers: it is not lost")
 
     def undo(self) -> None:
-        """Takes it back, as long as no node can have changed hands."""
+        """Undoes it, as long as no node can have changed hands."""
         record = self.record()
         if record is None:
             self._clear_taker()
@@ -184,8 +185,8 @@ class HandingOver:
         commit_on_newest(self.giver.directory, propose, "it could not be undone")
 
     def _clear_taker(self) -> None:
-        """What a process has copied that did not know yet that it was undone. No node can have changed hands: that
-        needs the giver's record. They are asked all the same, should an old backup of the giver have none."""
+        """Removes what was copied by a process that did not know yet that it was undone. No node can have changed
+        hands: that needs the giver's record. They are asked anyway, in case an old backup of the giver lacks it."""
         taker, hands = self.taker.directory.snapshot(), self._hands(self.giver)
         mark = handover_of(taker, self.bundles[0])
         if mark is None or (mark.state, mark.identity) != (ARRIVING, hands.identity):
@@ -227,7 +228,7 @@ class HandingOver:
         return commit_on_newest(self.giver.directory, propose, f"{self._what} could not be recorded")
 
     def _save(self, record: HandoverRecord, state: str) -> HandoverRecord:
-        """Over the state that this process knows, or another one that hands the same over has written already."""
+        """Replaces the state that this process knows, unless another one doing the same hand-over has done so."""
         self.observe(state)
         saved = replace(record, state=state)
 
@@ -282,7 +283,7 @@ class HandingOver:
             taker.publish(FOOTINGS, bundle, {node: {**said, "leader_epoch": 0} for node, said in seen.items()})
 
     def _put(self, arriving: HandoverRecord, changes: Sequence[Change], missing: Callable[[Snapshot], bool]) -> None:
-        """Into the taker, under its record: who has undone it meanwhile has removed that."""
+        """Into the taker, under its record: an undo in the meantime would have removed that."""
 
         def propose(snapshot: Snapshot) -> tuple[Transaction | None, None]:
             if handover_of(snapshot, self.bundles[0]) != arriving:
@@ -350,7 +351,7 @@ class HandingOver:
     # What they are made of.
 
     def connect(self, node: str) -> Connection:
-        """To a node that is one of the two directories': which, is compared by what is done there."""
+        """A connection to a node of one of the two directories: what is done there checks which one."""
         return connect(replace(self.addresses(node), cluster="", identity=""), purpose="hand-over")
 
     def _hands(self, side: Party) -> Hands:

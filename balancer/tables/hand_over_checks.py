@@ -1,7 +1,7 @@
-"""What is in the way of a hand-over, each as one sentence, all at once. Changes nothing but a note, taken away again.
+"""What is in the way of a hand-over, each as one sentence, all at once. Changes only a note, which it removes again.
 
-Nodes and reference tables are a bundle's own in every directory, and so is forwarding: whole bundles part nothing of
-these. What reaches from one bundle into another are messages and transactions over several keys.
+Nodes and reference tables belong to one bundle in every directory, and so does forwarding: moving whole bundles
+separates none of these. Only messages and transactions over several keys reach from one bundle into another.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,8 +34,8 @@ _UNSETTLED: Final = ("pending", "failed")
 
 
 def in_the_way(work: HandingOver, *, closed: bool, dry_run: bool = False) -> list[str]:
-    """Everything. `closed`: the hand-over has begun, the giver's record is written. A dry run brings no node up to
-    date, and what it cannot see on one that is not it leaves to the real one."""
+    """Everything. `closed`: the hand-over has begun, the giver's record is written. A dry run upgrades no node, and
+    leaves to the real run what it cannot see on an outdated one."""
     giver = work.giver.directory.snapshot()
     missing = [bundle for bundle in work.bundles if bundle not in giver.bundles]
     if missing:
@@ -123,7 +123,7 @@ def _same_names(work: HandingOver, giver: Snapshot, taker: Snapshot) -> Iterator
 
 
 def _rehearsal(work: HandingOver, giver: Snapshot, taker: Snapshot) -> Iterator[str]:
-    """All commits of the copy, made ready and not sent: what the taker's own rules, or the size of one, refuse."""
+    """Prepares all commits of the copy without sending them: what the taker's rules, or their size, would refuse."""
     mark = HandoverRecord("rehearsal", ARRIVING, work.giver.url, "")
     marks = [Put(mark.pause(bundle, work.author)) for bundle in work.bundles]
     parts: list[list[Change]] = [[*head_changes(giver, taker, work.bundles, work.giver.cluster, work.author), *marks]]
@@ -139,7 +139,7 @@ def _rehearsal(work: HandingOver, giver: Snapshot, taker: Snapshot) -> Iterator[
 
 
 def _node_faults(work: HandingOver, giver: Snapshot, dry_run: bool) -> Iterator[str]:
-    """Each node must answer, know this directory and have what it says. One of a former version is upgraded."""
+    """Each node must answer, know this directory and have what it says. One with an older version is upgraded."""
     identity = identity_of(giver)
     hands = Hands(work.giver.cluster, identity)
     for node, tablets in nodes_with_tablets(giver, work.bundles).items():
@@ -159,7 +159,7 @@ def _node_faults(work: HandingOver, giver: Snapshot, dry_run: bool) -> Iterator[
 
 
 def _messages_parted(work: HandingOver, giver: Snapshot) -> Iterator[str]:
-    """Messages that wait, or have failed, between tables that go and tables that stay."""
+    """Waiting or failed messages between tables that go and tables that stay."""
     tables = message_tables(giver)
     going = {table.name for table in tables if table.bundle in work.bundles}
     if not going or len(going) == len(tables):

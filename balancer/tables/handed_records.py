@@ -1,6 +1,6 @@
 """Which records of a directory belong to bundles that are handed over, as changes of either directory. Pure values.
 
-Called by `hand_over`, which says in what order, and by what looks before it whether they fit into a commit.
+Called by `hand_over`, which says in what order, and by the checks before it, to see whether they fit into a commit.
 """
 
 import secrets
@@ -18,7 +18,7 @@ _TABLETS_OF_A_SLOT, _TABLES_OF_A_SLOT = 1 << 32, 100_000
 
 
 def nodes_with_tablets(snapshot: Snapshot, bundles: Sequence[str]) -> dict[str, dict[int, int]]:
-    """Of each node of the bundles the tablets that it owns, by their epochs."""
+    """For each node of the bundles, the tablets that it owns, with their epochs."""
     found: dict[str, dict[int, int]] = {one.id: {} for one in snapshot.nodes.values() if one.bundle in bundles}
     for table in snapshot.tables.values():
         if table.bundle in bundles:
@@ -30,7 +30,7 @@ def nodes_with_tablets(snapshot: Snapshot, bundles: Sequence[str]) -> dict[str, 
 def head_changes(
     giver: Snapshot, taker: Snapshot, bundles: Sequence[str], cluster: str, author: str
 ) -> Iterator[Change]:
-    """What comes before the tables: bundles, nodes, pauses, and numbers that are never given again."""
+    """What comes before the tables: bundles, nodes, pauses, and numbers that are never assigned again."""
     for bundle in bundles:
         yield Put(giver.bundles[bundle])
         standing = [one for one in giver.pauses.values() if one.bundle == bundle and one.only != WORD]
@@ -46,7 +46,7 @@ def head_changes(
         (TABLE_COUNTER, tables.values(), _TABLES_OF_A_SLOT),
     ):
         known = taker.counters[name].next if name in taker.counters else 1
-        # A directory's own numbers are far from those that the giver still gives, so that further bundles can follow.
+        # A directory's own numbers are far from those that the giver still assigns, so that further bundles can follow.
         yield Put(Counter(name, max(known, slot * size, 1 + max(ids, default=0))))
     for name in tables:
         lanes = giver.counters.get(f"lanes of {name}")
@@ -64,14 +64,14 @@ def table_changes(giver: Snapshot, table: Table) -> list[Change]:
 
 
 def table_removal(snapshot: Snapshot, table: Table) -> list[Change]:
-    """The same away. Its ids stay closed: a table of this number may have given some."""
+    """Removes the same. Its ids stay closed: a table of this number may have handed out some."""
     tablets = list(snapshot.tablets(table.id))
     pins = [Remove(RecordKind.PIN, one.key) for one in tablets if one.id in snapshot.pins]
     return [Remove(RecordKind.TABLE, table.key), *(Remove(RecordKind.TABLET, one.key) for one in tablets), *pins]
 
 
 def rest_removal(snapshot: Snapshot, bundles: Sequence[str]) -> Iterator[Change]:
-    """Everything else of bundles without tables, their marks among it."""
+    """Everything else of bundles without tables, including their marks."""
     kinds: Mapping[RecordKind, Mapping[object, object]] = {
         kind: snapshot.of(kind) for kind in (RecordKind.NODE, RecordKind.PLAN, RecordKind.PAUSE)
     }

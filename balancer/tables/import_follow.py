@@ -1,7 +1,7 @@
-"""What has changed in the old tables since an import has copied them, by the keys in their logs, follows in the new.
+"""Applies to the new tables what has changed in the old ones since an import copied them, by the keys in their logs.
 
 Each batch of keys is read from every old table, each in one snapshot; on every node of the new table the keys are taken
-out and put in as they are, in one transaction, and compared there; then the log forgets them. A key that stands on two
+out and put in as they are, in one transaction, and compared there; then the log forgets them. A key that exists on two
 nodes is left out, and its entries stay in the log, so that the last round finds it again. Called by `importing`.
 """
 
@@ -39,16 +39,16 @@ from balancer.tables.import_plan import ImportedTable, ImportPlan
 from balancer.tables.import_sessions import ImportSessions
 
 BATCH: Final = 5000
-"""Entries that follow at once."""
+"""Entries that are followed together."""
 
 
 class Truncated(Refused):
-    """An old table was truncated: what was copied is worth nothing. It is copied again when the import is run again."""
+    """An old table was truncated: the copy is worthless. It is copied again when the import is run again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportFacts:
-    """What one of the tables is, read before writers are refused; whether it still is is looked at under the seals."""
+    """What one of the tables is, read before writers are refused; the seals check that it has not changed."""
 
     migration: str
     table: ImportedTable
@@ -82,7 +82,7 @@ def _facts_of(places: ImportSessions, migration: str, plan: ImportPlan, table: I
 def follow_changes(
     places: ImportSessions, facts: Sequence[ImportFacts], plan: ImportPlan
 ) -> tuple[int, dict[Name, list[str]]]:
-    """One round over all logs: how many entries were followed, and by table the keys that stand on two nodes."""
+    """One round over all logs: how many entries were followed, and by table the keys that exist on two nodes."""
     total = 0
     twice: dict[Name, set[str]] = {}
     for one in facts:
@@ -117,7 +117,7 @@ def _follow_batch(places: ImportSessions, facts: ImportFacts, plan: ImportPlan, 
 def _read_batch(
     stack: ExitStack, places: ImportSessions, facts: ImportFacts, plan: ImportPlan, source: str
 ) -> list[int]:
-    """The keys of a batch into a temporary table of each reader, which sees one snapshot until the stack is closed."""
+    """Puts a batch's keys into a temporary table of each reader, which sees one snapshot until the stack is closed."""
     reader, table = places.readers[source], facts.table
     stack.enter_context(places.reading(source, [table.name], trusted=plan.trusts_owners))
     entries = take_batch(reader, facts.log, table.row_key, BATCH)
@@ -145,7 +145,7 @@ def _twice(held: Mapping[str, Mapping[str, int]]) -> dict[str, list[str]]:
 
 
 def _write_batch(places: ImportSessions, facts: ImportFacts, plan: ImportPlan, source: str, node: str) -> None:
-    """Makes one node's part of the new table, for the keys of a batch, what the old tables are; and compares it."""
+    """Makes one node's part of the new table equal the old tables for the keys of a batch, and compares it."""
     table, mine = facts.table, plan.mine(node)
     key = facts.key
     wanted: dict[str, int] = {}
@@ -166,4 +166,4 @@ def _write_batch(places: ImportSessions, facts: ImportFacts, plan: ImportPlan, s
 
 
 def _ignore(_: int) -> None:
-    """Nobody is told of single blocks."""
+    """Nobody is told about single blocks."""

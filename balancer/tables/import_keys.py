@@ -1,6 +1,6 @@
-"""Foreign keys between tables that are imported together: validated when the names have changed, beside the writers.
+"""Foreign keys between tables that are imported together: validated when the names have changed, alongside the writers.
 
-Until then they are on the partitions, enforced and not validated. They are found by the catalog alone, so a process
+Until then they are on the partitions, enforced and not validated. They are found from the catalog alone, so a process
 that is killed in between loses nothing. Called by `importing`.
 """
 
@@ -18,7 +18,7 @@ from balancer.tables.swapping import Workplace
 def finish_keys(
     place: Workplace, roots: Sequence[Name], partitions: Mapping[Name, Sequence[Name]], known: Sequence[NearKey]
 ) -> None:
-    """On one node: what waits on partitions is validated and given to their root.
+    """On one node: validates what waits on partitions and gives it to their root.
 
     A root without partitions gets the `known` keys, which another node's roots have.
     """

@@ -1,7 +1,7 @@
 """What an import finds on the nodes, and everything that is in its way, before anything is touched.
 
-The dry run is this and no more; an import begins with it. Only reads, except that the new roots are made and undone at
-once, because only PostgreSQL can tell what they need.
+The dry run is this and no more; an import begins with it. Only reads, except that the new roots are made and rolled
+back at once, because only PostgreSQL can tell what they need.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -102,7 +102,7 @@ def plan_import(
 ) -> ImportPlan:
     """What would be done; raises `Refused` naming everything that is in the way. Changes nothing.
 
-    The end is rehearsed on every node and undone: for that writers wait for moments.
+    The end is rehearsed on every node and rolled back: writers wait briefly for that.
     """
     sources, without = _whereabouts(request, nodes)
     refusals = [text for node in sources for text in _obstacles(request, nodes[node], node)]
@@ -128,7 +128,7 @@ def _tables(cursor: Cursor, request: TableRequest, present: Sequence[Name]) -> t
 
 
 def check_duplicates(plan: ImportPlan, readers: Mapping[str, Connection]) -> None:
-    """Raises `Refused` with keys that stand on two nodes."""
+    """Raises `Refused` with keys that exist on two nodes."""
     for table in plan.tables:
         sources = {node: readers[node] for node in plan.sources}
         found = duplicates(sources, table.name, table.row_key, trusted=plan.trusts_owners)
@@ -137,7 +137,7 @@ def check_duplicates(plan: ImportPlan, readers: Mapping[str, Connection]) -> Non
 
 
 def duplicate_words(table: Name, found: Sequence[str]) -> str:
-    """What an operator reads of keys that stand on two nodes."""
+    """What an operator reads about keys that exist on two nodes."""
     more = ", and perhaps more" if len(found) >= LISTED else ""
     return (
         f"rows of {table} stand on two nodes with the same key: {'; '.join(found[:LISTED])}{more}; which of them counts"
@@ -185,7 +185,7 @@ def _obstacles(request: TableRequest, connection: Connection, node: str) -> list
 def _rehearsed(
     request: TableRequest, nodes: Mapping[str, Connection], sources: Sequence[str], without: Sequence[str]
 ) -> Root:
-    """Goes through it with empty roots on each node and undoes it; raises `Refused` where the roots would differ.
+    """Goes through it with empty roots on each node and rolls back; raises `Refused` if the roots would differ.
 
     Only PostgreSQL can tell what roots, triggers, policies and views need; after the commit it would be too late.
     """
@@ -233,7 +233,7 @@ def _undone(connection: Connection, node: str) -> Iterator[Cursor]:
 def resumed_plan(
     cursor: Cursor, request: TableRequest, sources: Sequence[str], owners: Sequence[str], splits: Sequence[Any]
 ) -> ImportPlan:
-    """The plan of an import that has begun, by what its first node has: the old tables, under either of their names."""
+    """The plan of a begun import, from what its first node has: the old tables, under either of their names."""
     switched = kind_of_table(cursor, request.roots[0]) != "r"
     present = [Taking(table).before if switched else table for table in request.roots]
     types = [column.type for column in read_plain(cursor, present[0], request.layout, request.key, "").key]

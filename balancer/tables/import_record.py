@@ -1,7 +1,7 @@
 """The record of an import in the directory: how far it is, and the commits of the process that wrote it last.
 
 It is a pause of its own (`only` is the word import and the table), with what an import must know as its reason. Every
-process that goes on with an import, or cancels it, writes the record first; who wrote it before cannot commit then.
+process that continues an import, or cancels it, writes the record first; after that its previous writer cannot commit.
 """
 
 import json
@@ -49,7 +49,7 @@ class ImportRecord:
     sources: tuple[str, ...]
     attempt: int = 1
     lanes: dict[str, int] = field(default_factory=dict)
-    """By node: where its sequences count from the switch on."""
+    """By node: the lane in which its sequences count from the switch on."""
     numbers: int = 0
     """From the seals on: above what any sequence has handed out."""
 
@@ -61,7 +61,7 @@ class ImportRecord:
 
 
 def record_in(snapshot: Snapshot, bundle: str, table: str) -> ImportRecord | None:
-    """The import of a table that has not ended."""
+    """The unfinished import of a table."""
     pause = snapshot.pauses.get(_key(bundle, table))
     if pause is None:
         return None
@@ -73,7 +73,7 @@ def record_in(snapshot: Snapshot, bundle: str, table: str) -> ImportRecord | Non
 
 
 def imports_in(snapshot: Snapshot) -> Iterator[tuple[str, str, ImportRecord]]:
-    """Bundle, table and record of every import that has not ended."""
+    """Bundle, table and record of every unfinished import."""
     for pause in snapshot.pauses.values():
         word, _, table = (pause.only or "").partition(" ")
         if word == _WORD and (found := record_in(snapshot, pause.bundle, table)) is not None:
@@ -130,7 +130,7 @@ class ImportJournal:
         return self._mine
 
     def save(self, record: ImportRecord) -> ImportRecord:
-        """Writes the record, if nobody else has written it since this process has."""
+        """Writes the record, if nobody else has written it since this process did."""
 
         def propose(snapshot: Snapshot) -> tuple[Transaction, None]:
             known = record_in(snapshot, self._request.bundle, self._request.name)
@@ -167,7 +167,7 @@ class ImportJournal:
         self._mine = record
 
     def end(self) -> None:
-        """Takes the record away, and lets the bundle go on."""
+        """Removes the record, and releases the bundle."""
 
         def propose(snapshot: Snapshot) -> tuple[Transaction | None, None]:
             bundle = self._request.bundle
@@ -179,7 +179,7 @@ class ImportJournal:
         commit_on_newest(self._directory, propose, f"the {self._held} could not be ended")
 
     def _hold(self, snapshot: Snapshot) -> Iterator[Change]:
-        """Nothing of the bundle moves until the names have changed on all nodes."""
+        """Nothing in the bundle moves until the names have changed on all nodes."""
         if self._request.bundle not in snapshot.pauses:
             yield Put(Pause(self._request.bundle, None, self._request.author, self._held))
 

@@ -1,7 +1,7 @@
 """The sessions of an import: on each node one that writes and one that reads.
 
 The writing ones hold an advisory lock until they end, and whatever an import changes on a node goes through them: so a
-process that slept, and whose sessions still live, keeps others out, and one whose sessions are gone can do nothing.
+process that slept keeps others out while its sessions live, and can do nothing once they are gone.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,9 +21,9 @@ from balancer.nodes.schema import LEADER_LOCK
 from balancer.settings import MigrationSettings
 
 PATIENCE: Final = 3.0
-"""Seconds for which a predecessor's sessions may take to end."""
+"""Seconds that a predecessor's sessions may take to end."""
 _UNLIMITED = ("statement_timeout", "idle_in_transaction_session_timeout")
-"""A copy takes as long as it takes; locks are waited for shortly, as everywhere."""
+"""A copy takes as long as it takes; waits for locks are short, as everywhere."""
 
 
 class ImportSessions:
@@ -77,9 +77,9 @@ class ImportSessions:
 
     @contextmanager
     def reading(self, node: str, tables: Sequence[Name], *, trusted: bool) -> Iterator[Connection]:
-        """One snapshot of plain tables that stand still: else their owner could bring code that reading them runs.
+        """One snapshot of plain tables that are locked: otherwise their owner could add code that reading them runs.
 
-        Writers go on; VACUUM and DDL wait. Raises `Refused` if there is such code, and the owners are not `trusted`.
+        Writers continue; VACUUM and DDL wait. Raises `Refused` if there is such code, and the owners are not `trusted`.
         """
         reader = self.readers[node]
         self.patiently(partial(self._begin_reading, node, tables, trusted))
@@ -102,7 +102,7 @@ class ImportSessions:
                 raise
 
     def patiently(self, work: Callable[[], None]) -> None:
-        """Tries again while a lock is not had; a session that is gone has let go of its lock, and ends it."""
+        """Retries while a lock is not granted; a session that is gone has released its lock, which ends the retries."""
         deadline = self._clock.monotonic() + self._settings.retry_patience
         while True:
             try:

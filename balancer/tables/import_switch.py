@@ -1,4 +1,4 @@
-"""The switch of an import: fences on every old table, the last changes, seals, the directory's word, the new names.
+"""The switch of an import: fences on every old table, the last changes, seals, the directory's commit, the new names.
 
 `importing` has the argument.
 """
@@ -36,9 +36,9 @@ from balancer.tables.import_record import FOLLOWING, RENAMING, SEALING, ImportJo
 from balancer.tables.import_sessions import ImportSessions
 
 SPARE: Final = 1 << 20
-"""Numbers that are left out above the highest: somebody may have drawn one and not used it yet."""
+"""Numbers that are skipped above the highest: somebody may have drawn one and not used it yet."""
 ROUNDS: Final = 200
-"""Each has what changed during the one before: where so many did not become short, more will not."""
+"""Each round has what changed during the previous one: if this many did not get short, more will not."""
 
 
 class ImportSwitch:
@@ -66,7 +66,7 @@ class ImportSwitch:
         self._facts: list[ImportFacts] | None = None
 
     def run(self) -> float:
-        """Follows until little is left, then switches; tried again while writers would be kept out for too long.
+        """Follows until little is left, then switches; retries while writers would be kept out for too long.
 
         Returns when they were kept out, by the monotonic clock.
         """
@@ -91,7 +91,7 @@ class ImportSwitch:
         raise AssertionError("fence_attempts is 1 or more")
 
     def let_writers_on(self) -> None:
-        """The record first: once it is written, what was sealed cannot be committed any more."""
+        """The record first: once it is written, what was sealed can no longer be committed."""
         self._journal.save(replace(self._journal.record, state=FOLLOWING))
         failed: list[BalancerError] = []
         for node in self._plan.sources:
@@ -176,7 +176,7 @@ class ImportSwitch:
         return max(found)
 
     def _rehearse(self, node: str) -> None:
-        """What could fail after the commit fails before it: everything that the tables take along may have changed."""
+        """What could fail after the commit fails before it: anything that the tables carry along may have changed."""
         given = self._elsewhere(node)
         connection = self._sessions.nodes[node]
         with translated(node), connection.transaction(force_rollback=True), connection.cursor() as cursor:
@@ -185,7 +185,8 @@ class ImportSwitch:
     def rename(self) -> None:
         """On each node the new roots take the old tables' names, and the old ones are kept, read-only. Rolls forward.
 
-        Nodes that never had the tables come first: what those take along is read where they still have their names.
+        Nodes that never had the tables come first: what the tables carry along is read where they still have their
+        names.
         """
         for node in (*self._plan.without, *self._plan.sources):
             self._observe(f"rename on {node}")
@@ -230,7 +231,7 @@ class ImportSwitch:
             return read_elsewhere(cursor, [Taking(table) for table in self._plan.names])
 
     def _close(self, cursor: Cursor) -> None:
-        """Ends what watches the old tables; from the fence on nobody writes to them, and nobody ever will."""
+        """Removes what watches the old tables; from the fence on nobody writes to them, and nobody ever will."""
         timeout = self._settings.lock_timeout
         for table in self._plan.tables:
             capture.drop_capture(cursor, self._journal.record.id, table.index, table.name)

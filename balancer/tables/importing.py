@@ -1,17 +1,17 @@
-"""Plain tables of one name on several nodes, whose rows an application has placed by a rule of its own, become a table.
+"""Turns plain tables of one name on several nodes, whose rows an application has placed by its own rule, into a table.
 
-Order: a new root with its tablets beside the old tables; what captures changes; all rows at one snapshot per node,
-compared by checksum; what has changed since, again and again; then the switch. That is all at once: every old table is
-fenced, the last changes follow and are compared, the fences are sealed, and *one directory transaction* makes the table
-known and the import irrevocable. After it, and only then, the names change on each node.
+Order: a new root with its tablets next to the old tables; what captures changes; all rows at one snapshot per node,
+compared by checksum; what has changed since, again and again; then the switch. That happens all at once: every old
+table is fenced, the last changes follow and are compared, the fences are sealed, and *one directory transaction* makes
+the table known and the import irrevocable. After it, and only then, the names change on each node.
 
 Why nothing is lost or doubled. A fence is exact (see `migration.machine`, 2): what an old table has acknowledged is in
 its log or was in its snapshot. An unsealed fence ends by itself, and is then not sealed: its triggers, deadline and
-breaches are looked at under its lock. The commit is conditional on the import's own record (`import_record`), which
-every process that goes on, or cancels, writes first: a process that slept cannot commit any more; nor can it write to a
-node beside another one (`import_sessions`). A row is written to the new table by its key: taken out, and put in as the
-old tables have it, in one transaction per node; the log's entries go after that. So a round may be repeated at any
-point, and so may everything else: a step looks at what is there.
+breaches are checked under its lock. The commit is conditional on the import's own record (`import_record`), which every
+process that continues, or cancels, writes first: a process that slept can no longer commit; nor can it write to a node
+while another does (`import_sessions`). A row is written to the new table by its key: taken out, and put in as the old
+tables have it, in one transaction per node; the log's entries go after that. So a round may be repeated at any point,
+and so may everything else: each step checks what is there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -74,7 +74,7 @@ from balancer.tables.swapping import Workplace
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What came of it."""
+    """The result."""
 
     table: str
     tablets: int
@@ -85,7 +85,7 @@ class Imported:
 
 
 class TableImport:
-    """Carries one import on, from a process of its own. `observe` is told of each step; tests end the process there."""
+    """Carries out one import, from its own process. `observe` is told of each step; tests end the process there."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class TableImport:
         return found
 
     def run(self, tablets: int, splits: Sequence[Any]) -> Imported:
-        """Begins an import, or goes on with one, to its end."""
+        """Begins an import, or resumes one, and completes it."""
         self._sessions.lock_out_others()
         record = self._journal.found()
         if record is None:
@@ -163,7 +163,7 @@ class TableImport:
         return Imported(self._request.name, len(plan.parts), rows, pause)
 
     def cancel(self) -> None:
-        """Takes back what has not been committed; the old tables are as they were. May be repeated."""
+        """Undoes what has not been committed; the old tables are as they were. May be repeated."""
         record = self._journal.found()
         if record is None:
             raise Refused(f"there is no import of table {self._request.name} to cancel")
@@ -232,7 +232,7 @@ class TableImport:
         return replace(found, without=tuple(node for node in self._sessions.nodes if node not in record.sources))
 
     def _until_committed(self, record: ImportRecord, plan: ImportPlan, switch: ImportSwitch) -> float:
-        if record.state == SEALING:  # the directory says that it was not committed, so writers may go on
+        if record.state == SEALING:  # the directory says that it was not committed, so writers may continue
             switch.let_writers_on()
         if record.state == PREPARING:
             self._prepare(record, plan)
@@ -258,9 +258,9 @@ class TableImport:
         elsewhere = self._definitions(plan) if node in plan.without else None
         with self._sessions.transaction(node) as cursor:
             if kind_of_table(cursor, plan.tables[0].root) is not None:
-                return  # by a run before this one
+                return  # by an earlier run
             if elsewhere is None:
-                # A check may have come since they were looked at; none comes until the roots are made.
+                # A check may have been added since we looked; none can be added until the roots are made.
                 check_readable(cursor, plan.names, trusted=self._request.trusts_owners)
                 for table in plan.tables:
                     make_root(cursor, table.name, table.root, self._request.layout, self._request.key)
@@ -290,7 +290,7 @@ class TableImport:
 
     def _copy(self, record: ImportRecord, plan: ImportPlan) -> None:
         """All rows at one snapshot per node, after their changes are captured; from the start, each time."""
-        if record.attempt > 1:  # else they were looked for just now
+        if record.attempt > 1:  # otherwise they have just been looked for
             check_duplicates(plan, self._sessions.readers)
         for node in self._sessions.nodes:
             self._observe(f"empty {node}")
@@ -324,7 +324,7 @@ class TableImport:
             )
 
     def _copy_from(self, source: str, plan: ImportPlan) -> dict[Name, Digest]:
-        """All tables of one node at one snapshot; what they were."""
+        """Copies all tables of one node at one snapshot; returns what they were."""
         reader = self._sessions.readers[source]
         with translated(source), reader.cursor() as cursor:
             facts = {
@@ -340,7 +340,7 @@ class TableImport:
             return {table.name: digest_of(reader, columns, table.name) for table, ((columns, _), _) in facts.items()}
 
     def _finish_keys(self, plan: ImportPlan, switch: ImportSwitch) -> None:
-        """Foreign keys between the tables are validated on every node, beside the writers."""
+        """Validates foreign keys between the tables on every node, alongside the writers."""
         epoch = self._directory.snapshot().epoch
         known: list[NearKey] = []
         owning = [node for node in self._sessions.nodes if plan.mine(node)]
@@ -363,4 +363,4 @@ def _partition(table: ImportedTable, tablet: Tablet) -> Name:
 
 
 def _ignore(_: int) -> None:
-    """Nobody is told of single blocks."""
+    """Nobody is told about single blocks."""

@@ -1,7 +1,7 @@
 """What a conversion finds on the nodes, and everything that is in its way, before anything is touched.
 
 The dry run is this and no more; the conversion itself begins with it. Only reads, except that the roots are made on
-nodes that lack them and undone at once, because only PostgreSQL can tell what they need there.
+nodes that lack them and rolled back at once, because only PostgreSQL can tell what they need there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -167,7 +167,7 @@ def _null_keys(request: TableRequest, home: Connection, node: str, conversions: 
 
 
 def _unfit_node(request: TableRequest, there: Connection, node: str, conversions: Sequence[Conversion]) -> list[str]:
-    """Makes the roots on a node that lacks them and undoes it: what they need, only PostgreSQL can tell."""
+    """Makes the roots on a node that lacks them and rolls back: only PostgreSQL can tell what they need."""
     rules = [f"{c.plain.name} has the rewrite rule {rule}: make it yourself" for c in conversions for rule in c.rules]
     if rules:
         return [f"it cannot be made on node {node}: {text}" for text in rules]

@@ -1,7 +1,7 @@
 """Gives the nodes of a table lanes for the numbers that they hand out (`nodes.number_lanes`). Called by `adopt`.
 
-A lane is taken from a counter in the directory before a node uses it, and is never given again: a node that is lost,
-or an adoption that died, costs a lane and nothing else. What a node's own sequences say is its lane.
+A lane is taken from a counter in the directory before a node uses it, and is never assigned again: a lost node, or an
+adoption that died, costs a lane and nothing else. A node's own sequences say what its lane is.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from balancer.tables.survey import Found
 
 
 def check_lanes(found: Found, nodes: Mapping[str, Connection]) -> None:
-    """Raises `Refused` where the table's sequences cannot be spread. Changes nothing."""
+    """Raises `Refused` if the table's sequences cannot be spread. Changes nothing."""
     by_node = _drawn(found, nodes)
     plain = sorted(node for node, drawn in by_node.items() if any(one.lane is None for one in drawn))
     if len(by_node) > 1 and plain:
@@ -37,7 +37,7 @@ def check_lanes(found: Found, nodes: Mapping[str, Connection]) -> None:
 def take_lanes(
     table: str, directory: Directory, found: Found, nodes: Mapping[str, Connection], leader_epoch: int
 ) -> dict[str, int]:
-    """The lane of each node; the sequences that are there are spread first, so that others begin above them."""
+    """The lane of each node; existing sequences are spread first, so that others begin above them."""
     check_lanes(found, nodes)
     by_node = _drawn(found, nodes)
     if not any(by_node.values()):
@@ -66,7 +66,7 @@ def _drawn(found: Found, nodes: Mapping[str, Connection]) -> dict[str, list[Draw
 
 
 def reserve_lanes(directory: Directory, table: str, count: int) -> int:
-    """The first of so many lanes that nobody had."""
+    """The first of this many lanes that nobody had."""
     name = f"lanes of {table}"
 
     def propose(snapshot: Snapshot) -> tuple[Transaction | None, int]:

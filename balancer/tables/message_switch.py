@@ -1,9 +1,9 @@
-"""Makes a table ready for messages: gives it an outbox and an inbox as further roots, whatever way it came to be.
+"""Makes a table ready for messages: gives it an outbox and an inbox as further roots, however it came to be.
 
 Order: the two roots on every node; then, while no tablet of the table migrates, their partitions on each tablet's
 owner, empty, and the directory's commit, which makes them roots of the table. The commit is refused if a migration has
-begun, or a tablet has moved, meanwhile; partitions that were made for it are then dropped, and it is tried again. Then
-each node is told. Nothing is lost by an interruption at any point: run it again.
+begun, or a tablet has moved, meanwhile; partitions that were made for it are then dropped, and it is retried. Then each
+node is told. An interruption at any point loses nothing: run it again.
 
 `tell_node` is also what the leader calls for every node, again and again: nodes join, and files change.
 """
@@ -54,7 +54,7 @@ class Switched:
 
 
 def message_roots(table: Table) -> MessageRoots:
-    """Where a table's messages are, or will be: beside its first root."""
+    """Where a table's messages are, or will be: next to its first root."""
     first = parse_name(table.roots[0])
     outbox, inbox = (Name(first.schema, word.format(table.id)) for word in (OUTBOX, INBOX))
     return MessageRoots(table.name, first, outbox, inbox)
@@ -208,7 +208,7 @@ class _Growth:
 
 def _grown(tablet: Tablet, roots: MessageRoots) -> Tablet:
     if not tablet.partitions:
-        return tablet  # its partitions are called by its number
+        return tablet  # its partitions are named after its number
     added = (partition_name(root, tablet.id).name for root in (roots.outbox, roots.inbox))
     return replace(tablet, partitions=(*tablet.partitions, *added))
 
@@ -228,7 +228,7 @@ def _part(tablet: Tablet) -> Part:
 
 
 def _drop_strays(connection: Connection, epoch: int, node: str, roots: MessageRoots, mine: Sequence[Tablet]) -> None:
-    """What an attempt has left whose commit was refused because a tablet had moved, or had become others."""
+    """Drops what was left by an attempt whose commit was refused because a tablet had moved, or had become others."""
     for name in (roots.outbox, roots.inbox):
         wanted = {partition_name(name, tablet.id).name for tablet in mine}
         with node_transaction(connection, epoch, node) as cursor:
@@ -237,7 +237,7 @@ def _drop_strays(connection: Connection, epoch: int, node: str, roots: MessageRo
 
 
 def tell_partitions(cursor: Cursor, snapshot: Snapshot, table: Table, node: str) -> None:
-    """The node's rows name the new partitions, too; those of a tablet that has left meanwhile are left alone."""
+    """Makes the node's rows name the new partitions too; those of a tablet that has left meanwhile are left alone."""
     for tablet in snapshot.tablets(table.id):
         if tablet.node == node:
             names = list(_partitions(table, tablet))

@@ -1,12 +1,12 @@
-"""Takes the outbox and the inbox away from a table: the way back of `message_switch`.
+"""Removes the outbox and the inbox from a table: undoes `message_switch`.
 
-Order: on every node both roots are *closed*, by a constraint that no row fulfils, which PostgreSQL only takes where
-there is none; then the directory's commit, which is refused if a migration has begun, or a tablet has moved, since the
-map was read; then the roots are dropped. So nothing can be in them at the commit, and nothing that comes later:
-after it no move would carry it. Directory first could leave a message behind at a former owner; dropped first, an
-interruption would leave tablets without partitions that the directory gives them. An interruption before the commit
-leaves closed roots: messages wait or are refused at `send`, and either command, run again, ends that. One after the
-commit leaves empty roots that nobody uses: run it again.
+Order: on every node both roots are *closed*, by a constraint that no row satisfies, which PostgreSQL accepts only if
+there are no rows; then the directory's commit, which is refused if a migration has begun, or a tablet has moved, since
+the map was read; then the roots are dropped. So nothing can be in them at the commit, nor arrive later, when no move
+would carry it. Committing first could leave a message behind at a former owner; dropping first, an interruption would
+leave tablets without partitions that the directory gives them. An interruption before the commit leaves closed roots:
+messages wait or are refused at `send`, and either command, run again, ends that. One after the commit leaves empty
+roots that nobody uses: run it again.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ def switch_off(
     author: str,
     tell: Tell = lambda _: None,
 ) -> bool:
-    """On these nodes, all of its bundle; `others` are those of other bundles. False: it was so before. Idempotent."""
+    """On these nodes, all of its bundle; `others` are those of other bundles. False: it was off already. Idempotent."""
     with alone(nodes, directory.snapshot().table(name)):
         snapshot = directory.snapshot()
         table = snapshot.table(name)
@@ -58,7 +58,7 @@ def switch_off(
 
 
 def check_unused(snapshot: Snapshot, table: Table, nodes: Mapping[str, Connection]) -> None:
-    """Raises `Refused` while a message of the table, or to it, is somewhere, or an outcome may still be asked for."""
+    """Raises `Refused` while a message of the table, or to it, exists anywhere, or an outcome may still be wanted."""
     busy = [one.id for one in snapshot.migrations.values() if not one.finished and one.table == table.id]
     if busy:
         raise Refused(f"migration {busy[0]} of table {table.name} is running: wait for it, or say `balancer pause`")

@@ -1,18 +1,18 @@
-"""A directory that is older than its nodes, restored from an export, learns from them who owns what.
+"""Makes a directory that is older than its nodes, restored from an export, learn from them who owns what.
 
-Every node says which tablets it owns, with their epochs, and its catalog says which keys each partition holds. Of a
-tablet that several nodes claim, the claim with the highest epoch counts: a change of owner raises it, and nobody else
-does, except that `tablet lost` writes it on a closed tablet before the directory has it: such a one is in doubt. So is
-an owner whose epoch is below one that a former owner, or the directory, has seen: it has gone back in time. What is
+Every node says which tablets it owns, with their epochs, and its catalog says which keys each partition holds. If
+several nodes claim a tablet, the claim with the highest epoch counts: a change of owner raises it, and nothing else
+does, except that `tablet lost` writes it on a closed tablet before the directory has it: such a claim is in doubt. So
+is an owner whose epoch is below one that a former owner, or the directory, has seen: it has gone back in time. What is
 found must cover each table's keys exactly once, or nothing is changed. Migrations that the export still knows are
 forgotten: what they did is on the nodes, and `doctor` removes what they left. A former owner that is closed, and was
-not told yet that its tablet has left, is told so: else the leader would take it for a node that has gone back in time.
-Called by the command line.
+not yet told that its tablet has left, is told so: otherwise the leader would take it for a node that has gone back in
+time. Called by the command line.
 
-Beside the owners, the directory learns what it would otherwise do a second time or undo: ids of tablets and lanes of
-numbers that were given, tablets that have expired, and nodes that are closed because they went back in time, which
-stay closed. A node that was lost before the export is not asked: its tablets stay its own, unless another has their
-keys.
+In addition to the owners, the directory learns what it would otherwise do a second time or undo: ids of tablets and
+lanes of numbers that were assigned, tablets that have expired, and nodes that are closed because they went back in
+time, which stay closed. A node that was lost before the export is not asked: its tablets stay its own, unless another
+has their keys.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,8 +57,8 @@ from balancer.tables.coverage import FoundTablet, check_coverage, overlap
 ELECTIONS = 100_000
 """A directory whose epoch is further behind than this is not the one that these nodes had."""
 UNSEEN = 20
-"""Elections of the directory that was lost which no node may have seen: who was elected last there and has not spoken
-to a node yet has an epoch above all that nodes know. Leaders do so within seconds, so there are few."""
+"""Elections of the lost directory that perhaps no node has seen: a leader that was elected there last and has not
+contacted a node yet has an epoch above all that nodes know. Leaders do so within seconds, so there are few."""
 LOCK_TIMEOUT = 2.0
 
 
@@ -71,7 +71,7 @@ class TakenOver:
     epoch: int
     """The highest leader's epoch that a node has seen: a leader below it is refused there."""
     untold: tuple[tuple[str, OwnedTablet], ...] = ()
-    """By node what it should say of a tablet that has left."""
+    """By node, what it should say about a tablet that has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,11 @@ class _Said:
     """The highest id of a tablet in any state, of any table."""
     closed: set[str] = field(default_factory=set)
     lanes: dict[str, int] = field(default_factory=dict)
-    """By table the first lane above all that nodes count in."""
+    """By table, the first lane above all that nodes count in."""
     unknown: dict[str, list[int]] = field(default_factory=dict)
-    """By node the tablets that it owns of tables which the directory does not have."""
+    """By node, the tablets that it owns of tables that the directory does not have."""
     left: dict[int, tuple[int, str]] = field(default_factory=dict)
-    """By tablet the highest epoch with which it has left a node, and that node."""
+    """By tablet, the highest epoch with which it has left a node, and that node."""
     closed_claims: list[_Claim] = field(default_factory=list)
     """Those behind a migration's fence: its tablet may have left meanwhile."""
 
@@ -111,9 +111,9 @@ class _Said:
 def plan_recovery(
     snapshot: Snapshot, nodes: Mapping[str, Connection], records: Sequence[Node], cluster: str
 ) -> TakenOver:
-    """Reads all nodes, which must all answer. Raises `Refused` where they do not say it without a doubt.
+    """Reads all nodes, which must all answer. Raises `Refused` if their answers leave any doubt.
 
-    `records`: the nodes as the files have them; some may have come after the export.
+    `records`: the nodes as the files have them; some may have joined after the export.
     """
     lost = {node.id for node in snapshot.nodes.values() if node.state is NodeState.LOST}
     if missing := sorted(set(snapshot.nodes) - set(nodes) - lost):
@@ -228,8 +228,8 @@ def _untold(said: _Said) -> Iterator[tuple[str, OwnedTablet]]:
 
 
 def tell_former_owners(nodes: Mapping[str, Connection], planned: TakenOver, leader_epoch: int) -> None:
-    """What the migration would have said at its end, before the directory knows of it: it is true without that, and who
-    is interrupted here says it again."""
+    """Says what the migration would have said at its end, before the directory knows: it is true regardless, and after
+    an interruption here it is said again."""
     for node, row in planned.untold:
         with node_transaction(nodes[node], leader_epoch, node, durable=True) as cursor:
             say_moved(cursor, row, leader_epoch=leader_epoch, lock_timeout=LOCK_TIMEOUT)
@@ -238,14 +238,14 @@ def tell_former_owners(nodes: Mapping[str, Connection], planned: TakenOver, lead
 def recover(directory: Directory, leadership: Leadership, planned: TakenOver, snapshot: Snapshot, author: str) -> None:
     """Commits it, under a leadership that no node refuses."""
     if not planned.changes:
-        return  # there was only a node to be told something
+        return  # only a node had to be told something
     reason = f"taken over from the nodes: {len(planned.words)} changes"
     directory.commit(Transaction(planned.changes, snapshot.version, reason, author, leader_epoch=leadership.epoch))
 
 
 def shut_out(nodes: Mapping[str, Connection], leader_epoch: int) -> None:
-    """Whoever still follows the directory that was lost does nothing on a node any more, and what it was at has ended:
-    what the nodes say from here on stays so."""
+    """A leader that still follows the lost directory can no longer do anything on a node, and what it was doing has
+    ended: what the nodes say from here on stays true."""
     for node, connection in nodes.items():
         with translated(node), connection.cursor() as cursor:
             there = read_identity(cursor) is not None
@@ -308,7 +308,7 @@ def _enter(said: _Said, snapshot: Snapshot, cursor: Cursor, node: str, row: Owne
 
 
 def _table_of(snapshot: Snapshot, cursor: Cursor, row: OwnedTablet) -> Table | None:
-    root = parent_of(cursor, row.partitions[0]) or row.partitions[0]  # a reference table is no partition
+    root = parent_of(cursor, row.partitions[0]) or row.partitions[0]  # a reference table is not a partition
     return next((one for one in snapshot.tables.values() if root in map(parse_name, one.roots)), None)
 
 
@@ -323,8 +323,8 @@ def _check_table(table: Table, found: Mapping[int, _Claim]) -> None:
 
 
 def _pass_over_expired(found: dict[int, _Claim]) -> None:
-    """The empty tablet of an expiry takes the place of the one that an earlier expiry left, which may be on another
-    node, and say so later. Neither has rows."""
+    """The empty tablet of an expiry replaces the one that an earlier expiry left, which may be on another node and hear
+    of it later. Neither has rows."""
     ends = {
         number: one.bounds.upper for number, one in found.items() if one.expired and isinstance(one.bounds, RangeBounds)
     }
@@ -334,7 +334,7 @@ def _pass_over_expired(found: dict[int, _Claim]) -> None:
 
 
 def _check_epochs(snapshot: Snapshot, said: _Said, found: Mapping[int, _Claim]) -> None:
-    """An epoch never goes down: who owns a tablet with a lower one than was seen elsewhere has old rows."""
+    """An epoch never goes down: an owner with a lower one than was seen elsewhere has old rows."""
     for number, claim in found.items():
         mine = f"node {claim.node} owns tablet {number} with epoch {claim.row.epoch}"
         epoch, node = said.left.get(number, (0, ""))
@@ -388,7 +388,7 @@ def _names(table: Table, partitions: Sequence[Name]) -> tuple[str, ...]:
 
 
 def _counter(snapshot: Snapshot, said: _Said) -> Iterator[Change]:
-    """Ids of tablets are never given again, also those that only the nodes remember, in whatever state."""
+    """Ids of tablets are never assigned again, including those that only the nodes remember, in whatever state."""
     known = snapshot.counters.get(TABLET_COUNTER) or Counter(TABLET_COUNTER)
     if said.last >= known.next:
         yield Put(Counter(TABLET_COUNTER, said.last + 1))

@@ -1,7 +1,7 @@
 """Makes plain tables a reference table of a bundle: one node becomes their home, and the daemon makes the copies.
 
-Nothing of theirs changes but triggers that the daemon adds. Everything is checked before; the directory's commit is the
-moment; then the home is told. Who is interrupted in between runs it again.
+Nothing about them changes except triggers that the daemon adds. Everything is checked first; the directory's commit is
+the moment; then the home is told. After an interruption, run it again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ FROM pg_class c WHERE c.oid = to_regclass(%(name)s)
 
 @dataclass(frozen=True, slots=True)
 class FoundReference:
-    """What was found: who will be the home, and who has the tables already, or lacks them."""
+    """What was found: which node will be the home, and which have the tables already, or lack them."""
 
     table: str
     home: str
@@ -116,7 +116,7 @@ def _contents(request: TableRequest, node: str, connection: Connection) -> tuple
 
 
 def _try_tables(request: TableRequest, nodes: Mapping[str, Connection], home: str, without: Sequence[str]) -> None:
-    """Makes the missing tables and undoes it: what they need beyond themselves only PostgreSQL can tell."""
+    """Makes the missing tables and rolls back: only PostgreSQL can tell what else they need."""
     with translated(home), nodes[home].cursor() as cursor:
         definitions = [read_plain_definition(cursor, name) for name in request.roots]
     for node in without:

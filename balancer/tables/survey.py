@@ -1,4 +1,4 @@
-"""What the nodes of a bundle hold of one table: read from all of them, compared, and made one finding.
+"""What the nodes of a bundle hold of one table: read from all of them, compared, and combined into one finding.
 
 Only reads. Every refusal names the node and the object that is in the way.
 """
@@ -20,7 +20,7 @@ from balancer.tables.coverage import FoundTablet
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A table as the nodes have it: its roots (as the first node has them), its tablets, and who lacks the roots."""
+    """A table as the nodes have it: its roots (as the first node has them), its tablets, nodes without the roots."""
 
     table: str
     roots: tuple[Root, ...]
@@ -53,7 +53,7 @@ def survey(
 ) -> Found:
     """Reads the table on every node. Raises `Refused` for what cannot be balanced. `others`: roots of other tables.
 
-    That it uses code of its owners, which are not trusted, is a note: its tablets can be owned, but not moved.
+    If it uses code of its owners, who are not trusted, that is only a note: its tablets can be owned, but not moved.
     """
     holdings = []
     without = []

@@ -1,7 +1,7 @@
-"""The short transaction of a conversion, and of its way back: tried until it fits into the pause that writers may have.
+"""The short transaction of a conversion, and of its way back: retried until it fits into the pause allowed to writers.
 
-Everybody who wants the tables waits while it lasts, so locks are waited for only shortly, and a swap that has taken
-longer than `write_pause_budget` is undone and tried again. Used by `convert` and `unconvert`.
+Everybody who wants the tables waits while it lasts, so it waits only briefly for locks, and a swap that takes longer
+than `write_pause_budget` is rolled back and retried. Used by `convert` and `unconvert`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ from balancer.nodes.root_facts import full_names
 from balancer.settings import MigrationSettings
 
 Observe = Callable[[str], None]
-"""Told of each step when it begins, by name; tests end the process there."""
+"""Is told of each step when it begins, by name; tests end the process there."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Workplace:
     """When others began to wait."""
 
     def short(self, tables: Sequence[Name], work: Callable[[Cursor], None]) -> float:
-        """A transaction that keeps others out from where it calls `lock`; tried again until that fits into the budget.
+        """A transaction that keeps others out from where it calls `lock`; retried until that fits into the budget.
 
         Returns how long others waited, in seconds.
         """
@@ -77,8 +77,8 @@ class Workplace:
                 raise Unavailable(f"the swap took {took * 1000:.0f} ms on node {self.node} and was undone")
 
     def lock(self, cursor: Cursor, statements: Sequence[Statement]) -> None:
-        """Takes several locks within the time for one: who holds one and wants another is not waited for until the
-        server finds a deadlock, because it might end that session and not this one."""
+        """Takes several locks within the time for one: it does not wait for a session that holds one and wants another
+        until the server finds a deadlock, because that might end the other session and not this one."""
         self._locked = self.clock.monotonic()
         until = self._locked + min(self.settings.lock_timeout, LOCK_TIMEOUT)
         for statement in statements:
@@ -97,7 +97,7 @@ class Workplace:
     def long(self, statement: Statement, tables: Sequence[Name] = ()) -> None:
         """A statement that keeps nobody out and may take hours; it must not run code of the owners of `tables`."""
         with node_transaction(self.connection, self.leader_epoch, self.node):
-            pass  # the leader's epoch is checked, and not held: a new leader need not wait for an index
+            pass  # the leader's epoch is checked but not held: a new leader need not wait for an index
         with translated(self.node), self._patient():
             if not tables:
                 with self.connection.cursor() as cursor:

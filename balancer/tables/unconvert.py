@@ -1,4 +1,4 @@
-"""A converted table becomes a plain one again, as long as it has one tablet; or a conversion that was begun is undone.
+"""Makes a converted table plain again, as long as it has one tablet; or undoes a conversion that was begun.
 
 Order: the directory forgets the table, so that no migration begins; its node forgets the tablet; one short transaction
 swaps back; foreign keys are validated and materialised views replaced; the empty root is dropped. Each step finds what
@@ -32,11 +32,11 @@ from balancer.tables.swapping import Workplace, WorkplaceOf
 
 @dataclass(frozen=True, slots=True)
 class Unconverted:
-    """What came of it."""
+    """The result."""
 
     node: str
     pause: float | None
-    """Seconds for which others waited; None: the swap back had happened before, or never a swap."""
+    """Seconds for which others waited; None: the swap back had happened before, or there never was a swap."""
     kept: tuple[str, ...]
     """Nodes that keep empty roots."""
 
@@ -55,7 +55,7 @@ def plan_unconversion(request: TableRequest, directory: Directory, nodes: Mappin
 def unconvert(
     request: TableRequest, directory: Directory, nodes: Mapping[str, Connection], *, workplace: WorkplaceOf
 ) -> Unconverted:
-    """Makes the table's roots plain tables again. Run again after an interruption, it goes on."""
+    """Makes the table's roots plain tables again. Run again after an interruption, it continues."""
     plan_unconversion(request, directory, nodes)
     node = _home(request, nodes)
     place = workplace(node, nodes[node], directory.snapshot().epoch)

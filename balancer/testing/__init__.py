@@ -1,1 +1,1 @@
-"""A small real cluster for applications' tests. They get at it by `balancer.client.testing` or the pytest fixture."""
+"""A small real cluster for applications' tests. They get it from `balancer.client.testing` or the pytest fixture."""

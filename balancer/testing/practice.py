@@ -37,7 +37,7 @@ from balancer.tables.adopt import TableRequest
 from balancer.tables.create import create
 
 _BUNDLE = "practice"
-# A block that the test itself keeps open is said to be in the way after seconds, not minutes.
+# A block that the test itself keeps open is reported as being in the way after seconds, not minutes.
 _SETTINGS = MigrationSettings(
     retire_grace=0.0,
     retry_back_off=0.05,
@@ -92,7 +92,7 @@ class PracticeServers:
 
 
 class PracticeCluster:
-    """Nodes, a directory and a leader in this process. One thread gives the orders."""
+    """Nodes, a directory and a leader in this process. Driven by one thread."""
 
     def __init__(self, file: Path, dsns: dict[str, str]) -> None:
         self.url = f"sqlite://{file}"
@@ -119,7 +119,7 @@ class PracticeCluster:
         tablets: int = 4,
         splits: Sequence[Any] = (),
     ) -> None:
-        """As `balancer table create`: the definition makes the roots (by default one, of the table's name)."""
+        """Like `balancer table create`: the definition makes the roots (by default one, of the table's name)."""
         request = TableRequest(
             _BUNDLE, name, tuple(parse_name(root) for root in roots or [name]), layout, tuple(key), "testing"
         )
@@ -154,7 +154,7 @@ class PracticeCluster:
         return file
 
     def router(self, pools: PoolSettings | None = None) -> Router:
-        """To be closed by who asked for it."""
+        """The caller closes it."""
         return Router.connect(self.url, pools, samples=False)
 
     async def async_router(self, pools: PoolSettings | None = None) -> AsyncRouter:
@@ -172,7 +172,7 @@ class PracticeCluster:
             return cursor.fetchall() if cursor.description else []
 
     def move(self, table: str, key: AnyKey = NO_KEY, to: str | None = None) -> str:
-        """Moves the key's tablet to a node, the next one by default, and returns that when it is done.
+        """Moves the key's tablet to a node, the next one by default, and returns that node when it is done.
 
         Not from inside an open block for the same tablet: a switch waits for the block. `Refused` says what was in the
         way; the tablet is then where it was.
@@ -223,7 +223,7 @@ class PracticeCluster:
         self.close()
 
     def _surely(self, tablet: int, target: str) -> Migration:
-        """What was undone because of a busy machine is asked for again, as the planner does."""
+        """Retries what was undone because of a busy machine, as the planner does."""
         leadership = self._led()
         runner = Runner(self._directory, leadership, self._addresses.__getitem__, _SETTINGS)
         error = ""

@@ -1,4 +1,4 @@
-"""pytest's door to the practice cluster: the fixture `balancer_cluster`, there wherever tablet-balancer is installed.
+"""pytest's way to the practice cluster: the fixture `balancer_cluster`, present wherever tablet-balancer is installed.
 
 pytest finds it by its entry point. Nothing is imported or started before a test asks for it.
 """
@@ -27,6 +27,6 @@ def balancer_servers() -> "Iterator[PracticeServers]":
 
 @pytest.fixture
 def balancer_cluster(balancer_servers: "PracticeServers") -> "Iterator[PracticeCluster]":
-    """An empty cluster of two real nodes that moves tablets when it is told to."""
+    """An empty cluster of two real nodes that moves tablets when told to."""
     with balancer_servers.cluster() as cluster:
         yield cluster

@@ -1,7 +1,7 @@
-"""Clients that stand still in the middle of an atomic transaction: in this process, or in one that is to be killed.
+"""Clients that stop in the middle of an atomic transaction: in this process, or in one that is going to be killed.
 
-`python -m tests.support.atomic_victim URL PASSWORD WORD ID ID` inserts a row of each id into `orders`, and stands,
-having said so, right after it has sent the request that has WORD in it. With the word `nothing` it never commits.
+`python -m tests.support.atomic_victim URL PASSWORD WORD ID ID` inserts a row of each id into `orders`, and stops,
+having said so, right after it has sent the request that contains WORD. With the word `nothing` it never commits.
 """
 
 import sys
@@ -20,7 +20,7 @@ NOTHING = "nothing"
 
 
 class Standing:
-    """An atomic transaction whose client stands still right after it has sent something."""
+    """An atomic transaction whose client stops right after it has sent something."""
 
     def __init__(
         self, router: Router, word: str, pair: tuple[int, int], statement: str = "INSERT INTO orders VALUES (%s, 1)"

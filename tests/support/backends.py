@@ -20,7 +20,7 @@ def lose_while_busy(connection: psycopg.Connection[Any]) -> int:
     asking = threading.Thread(target=sleep)
     asking.start()
     with socket.socket(fileno=connection.fileno()) as line:
-        time.sleep(0.2)  # so that the statement has begun; if not, the server ends all the sooner
+        time.sleep(0.2)  # so that the statement has begun; if not, the server ends even sooner
         line.shutdown(socket.SHUT_RDWR)
         line.detach()
     asking.join()
@@ -28,7 +28,7 @@ def lose_while_busy(connection: psycopg.Connection[Any]) -> int:
 
 
 def wait_until_gone(observer: psycopg.Connection[Any], pid: int, seconds: float = 20.0) -> None:
-    """Asks the server until a process of it has ended."""
+    """Asks the server until one of its processes has ended."""
     deadline = time.monotonic() + seconds
     while observer.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchone() is not None:
         assert time.monotonic() < deadline, f"server process {pid} is still there"

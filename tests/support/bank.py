@@ -1,10 +1,10 @@
 """`make bank`: money moves between accounts on three servers by atomic transactions and by messages, while their
-tablets move and clients, servers, the directory and the instance are killed. It is run as
-`python -m tests.support.bank SECONDS [TABLETS [MOVES]]`.
+tablets move and clients, servers, the directory and the instance are killed. Run as `python -m tests.support.bank
+SECONDS [TABLETS [MOVES]]`.
 
 At the end every transfer is in both accounts or in neither, acknowledged ones are there, refused ones are not, messages
-to accounts that are not there have come back, the sum is what it was, and nothing is left prepared or waits, nor any
-server. With MOVES it goes on until every tablet has moved so often, and SECONDS are the longest that this may take.
+to accounts that do not exist have come back, the sum is what it was, and no prepared part, waiting message or server is
+left. With MOVES it continues until every tablet has moved that often, and SECONDS is the longest that this may take.
 `BANK_SEED` repeats a run.
 """
 
@@ -46,7 +46,7 @@ TELLERS = 3
 TABLETS = 16
 TELL_EVERY = 10.0
 OFTEN, SELDOM = (0.0, 1.3), (2.0, 8.0)
-"""Seconds between two troubles; seldom enough that a move gets through where every tablet must."""
+"""Seconds between two troubles; rarely enough that a move gets through if every tablet must."""
 AT_ONCE = 3
 """Tablets that move at the same time."""
 CREDIT = "UPDATE orders SET n = n + (%(amount)s)::bigint, note = note || %(mark)s WHERE id = %(id)s"
@@ -117,7 +117,7 @@ class Bank:
         self.keeper.start()
 
     def move_something(self) -> None:
-        """Some of those that have moved least, to the next node, whatever the balance."""
+        """Moves some of those that have moved least to the next node, whatever the balance."""
         with suppress(BalancerError):
             snapshot = self.directory.snapshot()
             waiting = [one for one in snapshot.commands.values() if one.state is CommandState.WAITING]
@@ -137,7 +137,7 @@ class Bank:
         return list(snapshot.tablets(snapshot.table("orders").id))
 
     def done(self, moves: int) -> bool:
-        """Whether every tablet has moved so often; no, where the directory is just away."""
+        """Whether every tablet has moved this often; no if the directory is away right now."""
         with suppress(BalancerError):
             return min(self.moves()) >= moves
         return False
@@ -149,7 +149,7 @@ class Bank:
         return "the directory does not answer"
 
     def moves(self) -> list[int]:
-        """How often each tablet has moved: its epoch tells, and no record of a migration is needed."""
+        """How often each tablet has moved: its epoch says so, without any record of a migration."""
         return [tablet.epoch - 1 for tablet in self.tablets()]
 
     def close(self) -> None:
@@ -157,11 +157,11 @@ class Bank:
             teller.close()
 
     def quiet(self) -> bool:
-        """Nothing moves, nothing is prepared, and no message waits."""
+        """Nothing moves, nothing is prepared, and no message is waiting."""
         return not self.directory.snapshot().busy and not any(self.prepared()) and not self.messages("pending")
 
     def messages(self, state: str) -> int:
-        """How many messages are in this state where their owners have them."""
+        """How many messages are in this state, as their owners have them."""
         snapshot = self.directory.snapshot()
         table = snapshot.table("orders")
         total = 0
@@ -275,7 +275,7 @@ def run(folder: Path, seconds: float, seed: int, tablets: int = TABLETS, moves: 
 
 
 def _work(bank: Bank, seconds: float, moves: int) -> None:
-    """Moves and troubles, until the time is over or every tablet has moved so often."""
+    """Moves and troubles, until the time is over or every tablet has moved this often."""
     began = told = time.monotonic()
     trouble_at = began
     while time.monotonic() < began + seconds and not (moves and bank.done(moves)):
@@ -287,7 +287,7 @@ def _work(bank: Bank, seconds: float, moves: int) -> None:
         if moves and time.monotonic() > told + TELL_EVERY:
             told = time.monotonic()
             print(f"{told - began:.0f} s: {bank.progress(moves)}; troubles: {dict(bank.made)}", flush=True)
-    # A short run may end in the middle of its troubles: then one move at least is waited for without any.
+    # A short run may end in the middle of its troubles: then wait for at least one move without any.
     until(partial(_has_moved, bank), 120, "a move")
 
 

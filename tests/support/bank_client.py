@@ -1,8 +1,8 @@
 """A teller of the bank: `python -m tests.support.bank_client URL PASSFILE SEED ACCOUNTS LOG`, until it is killed.
 
 Moves money between random accounts, by atomic transactions and by messages in turn; now and then a message goes to an
-account that is not there, and must come back. Every transfer leaves its number in the notes of both accounts; what was
-begun, and what became of it, is in the log: a line before, a line after.
+account that does not exist, and must come back. Every transfer leaves its number in the notes of both accounts; the log
+has what was begun and what became of it: a line before, a line after.
 """
 
 import sys
@@ -74,7 +74,7 @@ def outcome(router: Router, pay: Callable[[Atomic], None]) -> str:
     except OutcomeUnknown:
         return "unknown"
     except LookupError:
-        return "missing"  # all accounts are there all the time: the books will say that this is a fault
+        return "missing"  # all accounts exist all the time: the books will say that this is a fault
     except (BalancerError, psycopg.Error):
         return "refused"
     return "done"

@@ -1,4 +1,4 @@
-"""A real PgBouncer, run as an unprivileged account as it demands."""
+"""A real PgBouncer, run as an unprivileged account, as it requires."""
 
 import os
 import shutil

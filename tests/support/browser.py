@@ -1,4 +1,4 @@
-"""A real browser: the distribution's Chromium, driven by playwright; everything it complains about is written down."""
+"""A real browser: the distribution's Chromium, driven by playwright; everything it complains about is recorded."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from playwright.sync_api import Browser, Page, Request, Response, sync_playwright
 
 CHROMIUM = "/usr/bin/chromium"
-# No sandbox: the tests may run as root in a container. The page's own policy is what is tested.
+# No sandbox: the tests may run as root in a container. What is tested is the page's own policy.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions"]
 
 

@@ -74,7 +74,7 @@ def view_of(
 
 
 def state_of(view: BundleView, plan: PlanResult | None = None, seconds: float = 0.0, **fields: Any) -> BundleState:
-    """The state a tick would report of this view, so many seconds after noon."""
+    """The state a tick would report for this view, this many seconds after noon."""
     reports = tuple(NodeReport(node.id, node.condition.value, "", True) for node in view.nodes)
     state = BundleState(
         bundle=view.bundle,

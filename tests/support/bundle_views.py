@@ -88,7 +88,7 @@ NOW = 1_700_000_000.0
 
 
 def rough(tablets: int, node_count: int, sigma: float, seed: int) -> BundleView:
-    """A bundle that is hard to balance: tablets dealt out at random, rates lognormal, so that a few carry most."""
+    """A bundle that is hard to balance: tablets distributed at random, rates lognormal, so that a few carry most."""
     chance = np.random.default_rng(seed)
     owner = chance.integers(0, node_count, tablets)
     sizes = chance.lognormal(0.0, 0.7, tablets) * 5 * GB
@@ -97,7 +97,7 @@ def rough(tablets: int, node_count: int, sigma: float, seed: int) -> BundleView:
 
 
 def small(seed: int) -> BundleView:
-    """Some large tablets on a few nodes: few single moves help, so that exchanges and chains are looked for."""
+    """Some large tablets on a few nodes: few single moves help, so it searches for exchanges and chains."""
     chance = np.random.default_rng(seed)
     tablets, node_count = int(chance.integers(6, 41)), int(chance.integers(2, 6))
     owner = chance.integers(0, node_count, tablets)
@@ -106,7 +106,7 @@ def small(seed: int) -> BundleView:
 
 
 def in_tables(view: BundleView, each: int = 4096) -> BundleView:
-    """The same tablets as vbuckets of tables with so many each: every table covers its key space."""
+    """The same tablets as vbuckets of tables with this many each: every table covers its key space."""
     views, moduli, remainders = [], [], []
     for at, first in enumerate(range(0, len(view.tablets), each)):
         last = min(first + each, len(view.tablets))
@@ -119,7 +119,7 @@ def in_tables(view: BundleView, each: int = 4096) -> BundleView:
 
 
 def _dealt_leaves(count: int) -> list[Leaf]:
-    """So many leaves in the order of their positions: all of one size, or the first ones half the size of the rest."""
+    """This many leaves in order of their positions: all of one size, or the first ones half the size of the rest."""
     half = 1 << (count - 1).bit_length() >> 1 if count > 1 else 1
     parents = descendants(Leaf(1, 0), half)
     split = count - half
@@ -128,14 +128,14 @@ def _dealt_leaves(count: int) -> list[Leaf]:
 
 @dataclass
 class Tablets:
-    """One table's tablets in key order. What is a single value holds for all of them."""
+    """One table's tablets in key order. A single value holds for all of them."""
 
     sizes: Sequence[float]
     leaves: Sequence[Leaf] | None = None  # a hash table
     nodes: int | Sequence[int] = 0
     writes: float | Sequence[float] = 0.0
     reads: float | Sequence[float] = 0.0
-    lowers: Sequence[bytes] | None = None  # a range table's bounds; else the keys 0, 100, 200 …
+    lowers: Sequence[bytes] | None = None  # a range table's bounds; otherwise the keys 0, 100, 200 …
     key_types: tuple[KeyType, ...] = (KeyType.BIGINT,)
 
 

@@ -53,7 +53,7 @@ def checker_of(
     trusted: bool = False,
     cluster: str = "shop",
 ) -> Iterator[Checker]:
-    """It goes on from the book."""
+    """It continues from the book."""
 
     def address(node: str) -> Address:
         return Address(node, shards.dsns[node], trusts_owners=trusted)

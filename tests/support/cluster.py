@@ -44,7 +44,7 @@ from balancer.settings import MigrationSettings
 from tests.support.opening import connect
 
 AMPLE: dict[str, Any] = {"write_pause_budget": 5.0, "fence_deadline": 10.0, "lock_timeout": 1.0, "retry_patience": 90.0}
-"""For tests that are not about the pause: a machine that others keep busy must not decide them."""
+"""For tests that are not about the pause: a busy machine must not decide them."""
 QUICK = MigrationSettings(retire_grace=0.0, retry_patience=20.0, retry_back_off=0.05, chunk_size=8192)
 """A page is a chunk: nearly every copy has several."""
 
@@ -74,7 +74,7 @@ class Cluster:
         return psycopg.connect(self.dsns[node], autocommit=True)
 
     def directory(self) -> Directory:
-        """The directory, opened once more, as another process would."""
+        """The directory, opened again, as another process would."""
         opened = open_directory(self.url, lease=10.0)
         self._open.append(opened)
         return opened
@@ -89,7 +89,7 @@ class Cluster:
 
     @contextmanager
     def session(self, node: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
-        """A session of its own, which the next may have as a new one: to begin it costs more than most answers."""
+        """A session of its own, reset for reuse by the next caller: starting one costs more than most answers."""
         idle = self._idle.setdefault(self.dsns[node], [])
         connection = idle.pop() if idle else self.connect(node)
         if not looks_alive(connection):
@@ -179,7 +179,7 @@ def adopt(
     url: str = "",
     first: Callable[[Connection, str], None] = lambda connection, node: None,
 ) -> Cluster:
-    """Roots and partitions that are there, or that `first` makes, become a cluster: our schema on the nodes, and a
+    """Makes a cluster of roots and partitions that exist, or that `first` makes: our schema on the nodes, and a
     directory."""
     cluster = Cluster(folder, dsns, table, url=url)
     for node, dsn in dsns.items():

@@ -1,4 +1,4 @@
-"""Runs the command line as a user does: a process, its output, its exit code; and programs beside the tests."""
+"""Runs the command line as a user does: a process, its output, its exit code; and programs alongside the tests."""
 
 import gc
 import os
@@ -26,14 +26,14 @@ class Result:
 
 
 def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """For a Python that imports what we import, and knows nothing of the settings of whoever runs the tests."""
+    """For a Python that imports what we import, and knows nothing about the settings of the user who runs the tests."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("BALANCER_")}
     return {**clean, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(changes or {})}
 
 
 @contextmanager
 def started(*arguments: str | Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A Python with these arguments beside the test; killed where it still runs at the end, however that came."""
+    """A Python with these arguments alongside the test; killed if it is still running at the end, however that came."""
     command = [sys.executable, *map(str, arguments)]
     with subprocess.Popen(command, env=environment(), text=True, **options) as process:
         try:
@@ -62,7 +62,7 @@ def balancer_here(*arguments: str | Path, env: Mapping[str, str] | None = None) 
     out, err = StringIO(), StringIO()
     patched = pytest.MonkeyPatch()
     with patched.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(gc, "freeze", lambda: None)  # this process goes on: what tests leave behind must be found in it
+        patch.setattr(gc, "freeze", lambda: None)  # this process continues: what tests leave behind must be found in it
         patch.setattr(sys, "argv", ["balancer", *map(str, arguments)])
         for name in [name for name in os.environ if name.startswith("BALANCER_")]:
             patch.delenv(name)

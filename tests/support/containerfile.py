@@ -26,7 +26,7 @@ def copied() -> list[list[str]]:
 
 
 def build(folder: Path) -> None:
-    """Every line of the first stage in its order, with the places moved below the folder."""
+    """Every line of the first stage in order, with the paths moved below the folder."""
     source, prefix = folder / "src", folder / "opt"
     source.mkdir(parents=True)
     stage = text().split("\nFROM ")[1]  # before it comes the comment on top

@@ -24,7 +24,7 @@ from tests.support.servers import Database
 
 ROOTS = ("orders", "items")
 BUDGET = MigrationSettings(write_pause_budget=5.0, lock_timeout=0.5, fence_deadline=30.0, retry_patience=20.0)
-"""A busy machine is no reason to fail."""
+"""A busy machine is not a reason to fail."""
 
 SHOP = """
 CREATE ROLE {prefix}_owner; CREATE ROLE {prefix}_clerk; CREATE ROLE {prefix}_reader;
@@ -125,7 +125,7 @@ class Shop:
 
 
 def dump(database: Database, *, ours: bool = False) -> str:
-    """All definitions, without what pg_dump says of itself; our own schema only if it is asked for."""
+    """All definitions, without what pg_dump says about itself; our own schema only on request."""
     program = str(database.server.program("pg_dump"))
     server = ["-h", "127.0.0.1", "-p", str(database.server.port), "-U", "postgres"]
     command = [program, "-s", *([] if ours else ["-N", "balancer"]), *server, database.name]

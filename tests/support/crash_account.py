@@ -30,7 +30,7 @@ from tests.support.workloads.workload import is_within
 
 REFUSALS = {"TB001", "TB002", "23514", "40001"}
 PACE = 0.002  # seconds between two operations of a client
-PROBES = 5_000_000  # ids from here on belong to nobody but this module
+PROBES = 5_000_000  # ids from here on belong only to this module
 COMMITTED = {State.OPENING, State.RETIRING, State.DONE}
 
 
@@ -40,7 +40,7 @@ def tablet_of(cluster: Cluster, snapshot: Snapshot, number: int) -> Tablet:
 
 
 def ids_in(cluster: Cluster, snapshot: Snapshot, tablet: int, first: int = PROBES) -> Iterator[int]:
-    """Ids of a tablet that nobody has used."""
+    """Unused ids of a tablet."""
     return (number for number in count(first) if tablet_of(cluster, snapshot, number).id == tablet)
 
 
@@ -52,7 +52,7 @@ class Traffic:
         self._crews = crews
 
     def await_writes(self, count: int, seconds: float) -> bool:
-        """Waits until so many more writes through the root were asked for and acknowledged."""
+        """Waits until this many more writes through the root were requested and acknowledged."""
         return self._crews[0].await_writes(count, seconds)
 
     def await_reads(self, count: int, seconds: float) -> bool:
@@ -61,11 +61,11 @@ class Traffic:
 
     @property
     def readers_are_held(self) -> bool:
-        """Whether a fence holds the readers back like writers: each of their statements has a snapshot of its own."""
+        """Whether a fence holds the readers back like writers: each of their statements has its own snapshot."""
         return self._crews[0].approach.proof is Proof.HOLD
 
     def await_operations(self, count: int, seconds: float) -> bool:
-        """Waits until so many were answered in all, from the beginning on."""
+        """Waits until this many were answered in all, from the beginning."""
         deadline = time.monotonic() + seconds
         while self.operations < count and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -86,7 +86,7 @@ class Traffic:
 def traffic(
     cluster: Cluster, tablets: tuple[int, ...], present: range, chance: Random, leaf: tuple[Approach, ...]
 ) -> Iterator[Traffic]:
-    """Crews for the length of a block, on rows that are there already."""
+    """Crews for the length of a block, on rows that already exist."""
     snapshot = cluster.directory().snapshot()
     bounds = [snapshot.tablet(tablet).bounds for tablet in tablets]
     mine = [number for number in present if is_within(bounds, number)]
@@ -105,7 +105,7 @@ def traffic(
 def owners_now(cluster: Cluster) -> Iterator[str]:
     """In the middle of it: at most one node takes a write.
 
-    The first one's transaction stays open meanwhile, so no fence can come between: if both take it, both are open.
+    The first one's transaction stays open meanwhile, so no fence can come in between: if both take it, both are open.
     """
     root = cluster.table.roots[0]
     snapshot = cluster.directory().snapshot()
@@ -151,7 +151,7 @@ def account(cluster: Cluster, application: Traffic, crashed_in: State) -> Iterat
 
 
 def owner_faults(cluster: Cluster, snapshot: Snapshot) -> Iterator[str]:
-    """For some ids of each tablet: the owner takes a write, everybody else refuses it, and with the right words."""
+    """For some ids of each tablet: the owner takes a write, everybody else refuses it, with the right words."""
     root = cluster.table.roots[0]
     wanted = {
         tablet: list(islice(ids_in(cluster, snapshot, tablet.id), 3)) for tablet in snapshot.tablets(cluster.table.id)

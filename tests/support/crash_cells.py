@@ -40,7 +40,7 @@ class Cell:
 
     @property
     def kind(self) -> str:
-        """A kind of migration as people say it."""
+        """A kind of migration in plain words."""
         return f"{self.operation}, {self.mode}"
 
     @property
@@ -71,7 +71,7 @@ def absence(cell: Cell) -> str | None:
 
 
 def every_cell() -> Iterator[Cell]:
-    """All combinations, also those that do not exist."""
+    """All combinations, including those that do not exist."""
     for operation in (MigrationKind.MOVE, MigrationKind.SPLIT, MigrationKind.MERGE):  # expiry: `test_expiry_crashes`
         for mode in MigrationMode:
             for state in states(track_of(operation, mode)):

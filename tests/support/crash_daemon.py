@@ -1,8 +1,8 @@
 """A daemon in miniature, as a process of its own that a test can kill: leads, recovers, runs one migration.
 
-`python -m tests.support.crash_daemon` starts a nursery (`crash_nursery` speaks to it): it has imported everything, and
-forks a daemon for each plan, which then begins to work at once. At the point that the plan names the daemon leaves a
-file `reached` and then kills itself, stops itself, or waits for a file `go`, while the test kills somebody else.
+`python -m tests.support.crash_daemon` starts a nursery (`crash_nursery` talks to it): it has imported everything, and
+forks a daemon for each plan, which then starts work at once. At the point that the plan names the daemon leaves a file
+`reached` and then kills itself, stops itself, or waits for a file `go`, while the test kills another victim.
 """
 
 import json
@@ -39,7 +39,7 @@ from tests.support.resharding import begin_merge, begin_split
 
 @dataclass(frozen=True)
 class Plan:
-    """What the process is to do, and where it is to stop."""
+    """What the process should do, and where it should stop."""
 
     folder: str
     directory: str
@@ -51,12 +51,12 @@ class Plan:
     target: str = ""
     point: str = ""  # entered:<state>, inside:<state> or left:<state>
     step: int = 1  # inside: after how many of the state's transactions on nodes
-    delay: float = 0.0  # inside: if it is not 0, so many seconds after that transaction began, wherever it is then
+    delay: float = 0.0  # inside: if not 0, this many seconds after that transaction began, wherever it is then
     action: str = ""  # kill, stop, hold
     cancel: str = ""  # the state at whose beginning an operator cancels the migration
     spoil: str = ""  # the state at whose beginning somebody changes the first tablet's definition
     lease: float = 10.0
-    blind: bool = False  # it does not look at its own clock, as if it had slept right after looking
+    blind: bool = False  # it does not check its own clock, as if it had slept right after checking
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
@@ -96,7 +96,7 @@ class Failpoint(Observer):
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """Around each transaction on a node."""
+        """Wraps each transaction on a node."""
         self._steps += 1
         point = f"inside:{self._state}" if self._steps >= self._plan.step else ""
         if point and self._plan.delay:
@@ -160,7 +160,7 @@ class Blind:
 
 
 def lead(plan: Plan) -> int:
-    """Leads until everything is finished; 0 then, 3 if somebody else leads now."""
+    """Leads until everything is finished; returns 0 then, 3 if somebody else leads now."""
     failpoint = Failpoint(plan)
     _watch_steps(failpoint)
     with open_directory(plan.directory, lease=plan.lease) as directory:
@@ -202,7 +202,7 @@ def begin(plan: Plan, directory: Directory, leadership: Leadership) -> Migration
 
 
 def run_plan(file: Path) -> NoReturn:
-    """In the forked process: everything that it says goes into `daemon.log` beside the plan."""
+    """In the forked process: everything it says goes into `daemon.log` next to the plan."""
     code = 7
     try:
         nothing, log = os.open(os.devnull, os.O_RDONLY), os.open(file.with_name("daemon.log"), _APPEND, 0o644)
@@ -227,7 +227,7 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 def serve() -> None:
-    """Answers `start FILE` with a process id, `poll ID` with how it ended or with nothing; ends with its input."""
+    """Answers `start FILE` with a process id, `poll ID` with how it ended or with nothing; ends when its input does."""
     living: set[int] = set()
     try:
         while line := sys.stdin.readline():

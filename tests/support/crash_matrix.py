@@ -1,7 +1,7 @@
 """One cell of the crash matrix: a migration under load, somebody killed at a named point, a successor, the account.
 
 Used by the test, which runs a sample, and by `crash_matrix_main`, which runs all and prints a table. A cell fails
-unless the point was reached, the victim really died there, and writes and reads went on before and afterwards.
+unless the point was reached, the victim really died there, and writes and reads succeeded before and afterwards.
 """
 
 import signal
@@ -28,12 +28,12 @@ from tests.support.servers import new_database, postgres
 from tests.support.workloads.approach import HELD_LEAF, HELD_SNAPSHOT_LEAF, PLAIN_LEAF
 
 PATIENCE = 90.0
-DOWN = 0.3  # seconds for which a killed server stays away, while the daemon goes on
-LEASE = 30.0  # a busy machine must not take it from a leader that nobody means to pause
+DOWN = 0.3  # seconds for which a killed server stays away, while the daemon continues
+LEASE = 30.0  # a busy machine must not take it from a leader that nobody intends to pause
 SHORT_LEASE = 2.0
-SESSION = 6.0  # longer than ZooKeeper takes to come back, and no longer: a successor may have to wait for its end
+SESSION = 6.0  # just longer than ZooKeeper takes to come back: a successor may have to wait for its end
 ATTEMPTS = 3
-FENCED = 3  # how a daemon ends that does not lead any more
+FENCED = 3  # how a daemon that no longer leads ends
 LOST_DIRECTORY = 5
 QUICK_JAVA = ("-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no")
 PRESENT = range(400)
@@ -41,16 +41,16 @@ TABLETS = hash_tablets(4, ["a"])
 OPERATIONS = 2000  # of the application on the tablets that are migrated, in each cell
 APPROACHES = (PLAIN_LEAF, HELD_LEAF, HELD_SNAPSHOT_LEAF)  # how partitions are written to by their own names
 
-# The budget is no protection here: a daemon that wakes up late must be refused by fence, seal and epoch alone.
-# Changed keys are counted as often as they changed, and few rows are changed all the time.
+# The budget is not a protection here: fence, seal and epoch alone must refuse a daemon that wakes up late. Changed keys
+# are counted as often as they changed, and few rows are changed all the time.
 SETTINGS = replace(
     QUICK, write_pause_budget=5.0, fence_deadline=10.0, retry_back_off=0.02, verify_keys_in_fence=100_000
 )
-# The fence of a paused daemon ends by itself while it sleeps, and writers go on at the source.
+# The fence of a paused daemon ends by itself while it sleeps, and writers continue at the source.
 PAUSED = replace(SETTINGS, fence_deadline=1.5, read_only_fence_deadline=1.5)
 
 
-# From the seal to the opening of the new owner it may be nobody who answers: the old one cannot know any more.
+# From the seal to the opening of the new owner perhaps nobody answers: the old one can no longer know.
 SEALED = {State.SEALING, State.COMMITTING, State.OPENING}
 
 
@@ -69,7 +69,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Victims:
-    """Servers that a cell may kill: nobody else uses them. And where its daemons come from."""
+    """Servers that a cell may kill, because nobody else uses them; and where its daemons come from."""
 
     nodes: Mapping[str, PostgresServer]
     keeper: ZooKeeperServer
@@ -106,7 +106,7 @@ def _fill(folder: Path, dsns: dict[str, str]) -> None:
 
 
 def run_cell(cell: Cell, folder: Path, servers: Victims, seed: int) -> Outcome:
-    """Runs a cell until its point was reached, for at most so many times."""
+    """Runs a cell until its point was reached, at most this many times."""
     words = []
     for attempt in range(ATTEMPTS):
         place = folder / f"attempt-{attempt}"
@@ -156,7 +156,7 @@ class _Run:
         return cluster
 
     def _url(self) -> str:
-        """A file, unless the directory is to be killed, or a session to expire."""
+        """A file, unless the directory should be killed, or a session should expire."""
         keeper = self._cell.victim in ("directory", "paused daemon")
         return f"zk://{self._servers.keeper.address}/{uuid4().hex}" if keeper else ""
 
@@ -174,13 +174,13 @@ class _Run:
             target="b" if cell.operation is MigrationKind.MOVE else "a",
             point=cell.point,
             step=self._random.choice((1, 1, 2, 3, 4)),
-            # A daemon may be killed in the middle of a statement; servers are killed while it stands still.
+            # A daemon may be killed in the middle of a statement; servers are killed while it is stopped.
             delay=self._random.choice((0.0, self._random.uniform(0.001, 0.02))) if cell.victim == "daemon" else 0.0,
             action={"daemon": "kill", "paused daemon": "stop"}.get(cell.victim, "hold"),
             cancel=State.VERIFYING if cell.state in (State.CANCELLING, State.CANCELLED) else "",
             spoil=State.COPYING if cell.state is State.FAILED else "",
             lease=self._lease(),
-            # Either it sleeps until all is over, or it wakes up beside its successor and trusts its own word.
+            # Either it sleeps until everything is over, or it wakes up alongside its successor and trusts itself.
             blind=cell.victim == "paused daemon" and not cell.point.startswith("entered"),
         )
 
@@ -190,7 +190,7 @@ class _Run:
         return SHORT_LEASE if self._cell.victim == "paused daemon" else LEASE
 
     def _directory_is_lost(self) -> bool:
-        """At its end a state loses the directory for longer than the lease; else the same leader goes on."""
+        """At its end a state loses the directory for longer than the lease; otherwise the same leader continues."""
         return self._cell.victim == "directory" and self._cell.point.startswith("left")
 
     def _crash(self, cluster: Cluster, running: Traffic, stack: ExitStack) -> None:
@@ -217,8 +217,8 @@ class _Run:
                 self._succeed(plan, stack)
 
     def _look_at_traffic(self, running: Traffic) -> None:
-        """While the daemon is dead or stands still: readers go on unless the new owner may be open, and writers
-        wherever no fence is."""
+        """While the daemon is dead or stopped: readers continue unless the new owner may be open, and writers wherever
+        there is no fence."""
         cell = self._cell
         open_to_writers = not row_of(cell.track, cell.state).writers_held and cell.state is not State.CANCELLING
         sealed = cell.operation is MigrationKind.MOVE and cell.state in SEALED
@@ -243,19 +243,19 @@ class _Run:
         first.send(signal.SIGCONT)
 
     def _await_late_riser(self, first: Daemon) -> None:
-        """It has woken up beside its successor, or after it, and must do no harm."""
+        """It has woken up alongside its successor, or after it, and must do no harm."""
         code = first.wait(PATIENCE)
         right = (0, FENCED) if is_final(self._cell.state) else (FENCED,)
         self._check(code in right, f"the daemon that woke up late ended with {code}: {first.words()}")
 
     def _await_survivor(self, first: Daemon) -> None:
-        """A leader that lost a server goes on by itself; one that lost the directory may have to leave it to others."""
+        """A leader that lost a server continues alone; one that lost the directory may have to leave it to others."""
         code = first.wait(PATIENCE)
         right = (0, FENCED, LOST_DIRECTORY) if self._cell.victim == "directory" else (0,)
         self._check(code in right, f"the daemon that lost the {self._cell.victim} ended with {code}: {first.words()}")
 
     def _strike(self) -> None:
-        """Kills the victim, lets the daemon go on without it, brings the victim back."""
+        """Kills the victim, lets the daemon continue without it, brings the victim back."""
         if self._cell.victim == "directory":
             keeper = self._servers.keeper
             keeper.kill()
@@ -270,13 +270,14 @@ class _Run:
         self._check(server.pid() is None, "PostgreSQL did not die")
         (self._folder / "go").touch()
         time.sleep(DOWN)
-        # Whoever tries to connect meanwhile may be given this very port to connect from: everybody knows the old one.
+        # A client that tries to connect meanwhile may be given this very port to connect from: everybody knows the old
+        # one.
         _until(lambda: free_port(port) == port, f"port {port} is taken")
         server.start()
         assert server.port == port
 
     def _succeed(self, plan: Plan, stack: ExitStack, when_leading: Callable[[], None] | None = None) -> None:
-        """Until one has finished: on a busy machine a leader may lose its lease, and the next goes on."""
+        """Until one has finished: on a busy machine a leader may lose its lease, and the next one continues."""
         successor = replace(plan, operation="", point="", action="", cancel="", spoil="", lease=LEASE, blind=False)
         for _ in range(ATTEMPTS):
             following = stack.enter_context(
@@ -302,7 +303,7 @@ class _Run:
 
 
 def _known_in(cell: Cell) -> State:
-    """The state that the migration was in for good: the end of the commit is the beginning of what follows."""
+    """The state that the migration was in durably: the end of the commit is the beginning of what follows."""
     return State.OPENING if cell.point == f"left:{State.COMMITTING}" else cell.state
 
 

@@ -74,7 +74,7 @@ class Board:
 def _outcome(cell: Cell, place: Path, servers: Victims, seed: int) -> Outcome:
     try:
         return run_cell(cell, place, servers, seed)
-    except Exception as error:  # a cell that breaks is a result like any other, and the others go on
+    except Exception as error:  # a broken cell is a result like any other, and the others continue
         traceback.print_exc()
         return Outcome((repr(error),), 0, "broken")
 
@@ -93,7 +93,7 @@ def main() -> int:
         folder.chmod(0o755)
         stack.enter_context(kept(folder))
         each = [stack.enter_context(victims(folder / f"servers-{job}")) for job in range(options.jobs)]
-        # Daemons: after Ctrl-C nobody waits for the cells that run.
+        # Daemon threads: after Ctrl-C nobody waits for the running cells.
         threads = [threading.Thread(target=board.work, args=(folder, servers), daemon=True) for servers in each]
         for thread in threads:
             thread.start()

@@ -96,6 +96,6 @@ class Daemon:
         self.wait(20)
 
     def words(self) -> str:
-        """The last of what the cell's daemons said."""
+        """The end of what the cell's daemons said."""
         lines = self._log.read_text().splitlines() if self._log.exists() else []
         return " | ".join(lines[-3:]) or "(it said nothing)"

@@ -1,7 +1,7 @@
 """A process with many bad connections: run as `python -m tests.support.crowd URL KIND NUMBER`, until it is ended.
 
 `idle` says nothing; `slow` sends a header line every two seconds and never ends; `poll` waits for a newer directory all
-the time. What the server closes is opened again. It says `ready` when all were open at once or a try of each is over.
+the time. What the server closes is opened again. It says `ready` when all were open at once or each has been tried.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class Crowd:
         await asyncio.gather(*members)
 
     async def _member(self, at: int) -> None:
-        await asyncio.sleep(at / 1000)  # a burst of all would only fill the listener's queue
+        await asyncio.sleep(at / 1000)  # a burst of all of them would only fill the listener's queue
         first = True
         while True:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError, IndexError):
@@ -81,7 +81,7 @@ class Crowd:
 
 @contextmanager
 def crowds(url: str, number: int) -> Iterator[None]:
-    """So many connections of each kind, for the length of a block."""
+    """This many connections of each kind, for the length of a block."""
     with contextlib.ExitStack() as stack:
         for kind in KINDS:
             process = stack.enter_context(started("-m", "tests.support.crowd", url, kind, str(number), stdout=-1))

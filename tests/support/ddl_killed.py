@@ -1,7 +1,7 @@
-"""`balancer` in a process that is killed at its N-th word to a node: `python -m tests.support.ddl_killed N ARGUMENT…`.
+"""`balancer` in a process killed at its N-th message to a node: `python -m tests.support.ddl_killed N ARGUMENT…`.
 
 N counts statements and commits on connections for schema changes; the kill comes before odd ones are sent and after
-even ones were answered. Prints how many there were, if it lives.
+even ones were answered. Prints how many there were, if it survives.
 """
 
 import os
@@ -17,9 +17,9 @@ from balancer.cli.main import main
 
 
 def killed_at(number: int, whose: str = "tablet-balancer ddl") -> Callable[[], int]:
-    """Counts from here on; returns what tells the count."""
+    """Counts from here on; returns a function that tells the count."""
     count = 0
-    turn = threading.Lock()  # nodes are changed side by side
+    turn = threading.Lock()  # nodes are changed in parallel
 
     def counted(original: Any, connection_of: Callable[[Any], Any]) -> Any:
         def instead(self: Any, *arguments: Any, **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""For tests that act at one point of a migration: every write that was acknowledged is counted, and must be kept."""
+"""For tests that act at one point of a migration: every acknowledged write is counted, and must be kept."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ Work = Mapping[str, Callable[[], object]]
 
 @dataclass
 class Tally:
-    """Increments of one row of the tablet, on whichever node, by whichever name."""
+    """Increments of one row of the tablet, on any node, by any name."""
 
     cluster: Cluster
     key: int
@@ -99,7 +99,7 @@ class Beside:
         return not self._thread.is_alive()
 
     def result(self, seconds: float = 90.0) -> Migration:
-        """Its record, once it has come to an end."""
+        """Its record, once it has ended."""
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the migration does not come to an end"
         assert self.done is not None, self.error

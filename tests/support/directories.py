@@ -1,4 +1,4 @@
-"""Records and clusters for tests of the directory, and of whoever needs one."""
+"""Records and clusters for tests of the directory, and of anything that needs one."""
 
 from collections.abc import Callable, Sequence
 from uuid import uuid4
@@ -27,7 +27,7 @@ from balancer.policies.hash_leaves import Leaf
 from balancer.policies.keys import HIGHEST, LOWEST, KeyType, encode_key
 
 Opener = Callable[[], Directory]
-"""Opens the same directory once more, as another process would."""
+"""Opens the same directory again, as another process would."""
 
 NODES = ("pg-a", "pg-b", "pg-c")
 HASHED = Table(1, "orders", "shop", Layout.HASH, (KeyColumn("user_id", KeyType.BIGINT),), ("public.orders",))

@@ -1,4 +1,4 @@
-"""A database made as good as new: quicker than a new one."""
+"""Makes a database as good as new: faster than making a new one."""
 
 import psycopg
 

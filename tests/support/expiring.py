@@ -1,7 +1,7 @@
 """A table with a tablet for each day, on two nodes, some of which have expired; and processes that are killed.
 
-Run as `python -m tests.support.expiring FOLDER DSNS MIGRATION N`: leads, carries the migration on, and is killed at its
-N-th word to a node, as in `ddl_killed`; prints how many there were, if it lives.
+Run as `python -m tests.support.expiring FOLDER DSNS MIGRATION N`: leads, continues the migration, and is killed at its
+N-th message to a node, as in `ddl_killed`; prints how many there were, if it survives.
 """
 
 import json
@@ -45,18 +45,18 @@ def days_ago(number: int) -> date:
 
 
 def bound(number: int) -> bytes:
-    """The lower bound of the day so many days ago."""
+    """The lower bound of the day this many days ago."""
     return encode_key(EVENTS.key_types, (days_ago(number),), prefix=True)
 
 
 def tablets(ages: Sequence[int], nodes: Sequence[str]) -> list[Tablet]:
-    """Cut at the beginnings of the days so many days ago, oldest first."""
+    """Cut at the beginnings of the days this many days ago, oldest first."""
     edges = [LOWEST, *map(bound, ages), HIGHEST]
     return [Tablet(n + 1, 1, RangeBounds(edges[n], edges[n + 1]), nodes[n]) for n in range(len(edges) - 1)]
 
 
 def made(folder: Path, dsns: dict[str, str], found: Sequence[Tablet], rows: int = 5) -> Cluster:
-    """The cluster, with so many rows in each root of each tablet that has a beginning and an end."""
+    """The cluster, with this many rows in each root of each tablet that has a beginning and an end."""
     cluster = Cluster(folder, dsns, EVENTS)
     for node in dsns:
         with cluster.connect(node) as connection:

@@ -1,4 +1,4 @@
-"""Passing failures on purpose: sessions of a migration that end in the middle of something, locks in its way."""
+"""Deliberate passing failures: sessions of a migration that end in the middle of something, locks in its way."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ _OURS = "application_name LIKE 'tablet-balancer migration %' AND datname = curre
 
 
 class Listener(Spy):
-    """A spy that also remembers what was waited for."""
+    """A spy that also remembers what the migration waited for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,13 +37,13 @@ class Obstacle:
         self._thread: threading.Thread | None = None
 
     def lose(self) -> None:
-        """Takes the lock; as soon as somebody waits for it, the sessions end as when a server restarts."""
+        """Takes the lock; as soon as somebody waits for it, the sessions end as if a server restarted."""
         self.hold()
         self._thread = threading.Thread(target=self._end_sessions)
         self._thread.start()
 
     def hold_for(self, seconds: float) -> None:
-        """Takes the lock for so long."""
+        """Takes the lock for this long."""
         self.hold()
         self._thread = threading.Timer(seconds, self.release)
         self._thread.start()
@@ -61,7 +61,7 @@ class Obstacle:
         self._holder.execute(self._statement)
 
     def release(self) -> None:
-        """Lets go of it."""
+        """Releases it."""
         assert self._holder is not None
         self._holder.rollback()
 
@@ -78,14 +78,14 @@ class Obstacle:
 
 
 def end_sessions(dsn: str) -> None:
-    """Ends every session of a migration in this database, as a server that restarts does."""
+    """Ends every session of a migration in this database, as a restarting server does."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {_OURS}".encode())
 
 
 @contextmanager
 def obstacle(cluster: Cluster, node: str, table: str, mode: str = "ACCESS EXCLUSIVE") -> Iterator[Obstacle]:
-    """An obstacle that is out of the way afterwards."""
+    """An obstacle that is gone afterwards."""
     made = Obstacle(cluster, node, table, mode)
     try:
         yield made

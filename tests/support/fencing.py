@@ -16,7 +16,7 @@ from balancer.nodes.names import Name
 
 
 def raise_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, seconds: float, lock_timeout: float) -> Fence:
-    """Fences these partitions for so many seconds; returns the fence with its deadline. `fence.until` is ignored."""
+    """Fences these partitions for this many seconds; returns the fence with its deadline. `fence.until` is ignored."""
     run_together(cursor, [deadline_statement(seconds)])
     standing = announced(last_rows(cursor)[0], fence)
     locks, triggers = raise_statements(partitions, standing, lock_timeout)

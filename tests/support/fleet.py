@@ -1,7 +1,7 @@
 """A cluster with configuration files, as an operator has it: databases as nodes, a directory, one hash table.
 
 `Fleet` writes the files and makes the table; `Process` is `balancer run` as a real process; `Application` writes and
-reads all the time and keeps account of what it was promised.
+reads all the time and keeps track of what it was promised.
 """
 
 import signal
@@ -34,8 +34,8 @@ from tests.support.waiting import surely
 from tests.support.workload import Ledger, Worker
 
 TOKEN = "correct-horse-battery"
-# One for all questions: each `httpx.get` reads the certificates of the whole world, which takes 30 ms of a core. No
-# connection is kept, so that an instance that was started again is never asked on one of its predecessor's.
+# One for all requests: each `httpx.get` reads all the system's certificates, which takes 30 ms of a core. No connection
+# is kept, so that a restarted instance is never asked on one of its predecessor's.
 CLIENT = httpx.Client(timeout=20, verify=False, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 
@@ -48,14 +48,14 @@ class Fleet:
     dsns: dict[str, str]
     tablets: int = 8
     bundle: dict[str, str] = field(default_factory=lambda: {"heat": "enable = false"})
-    """Sections of the bundle's file beside nodes and tables, as TOML; the key '' holds what is above all sections.
+    """Sections of the bundle's file other than nodes and tables, as TOML; the key '' holds what is above all sections.
 
     Hot tablets are not split unless a test asks for it: a writer on a slow machine makes some, and tests count tablets.
     """
     present: range = range(0)
     """Ids of the rows that the table was made with."""
     login: str = ""
-    """What each node's section has besides: the login of other nodes, for forwarding."""
+    """What else each node's section has: the login of other nodes, for forwarding."""
 
     @property
     def config(self) -> Path:
@@ -135,7 +135,7 @@ def until(condition: Callable[[], object], seconds: float = 60.0, what: str = "i
 
 
 class Process:
-    """`balancer run` as a process of its own; `fresh`: of a fresh Python, where it is measured or seen from outside."""
+    """`balancer run` as a process of its own; `fresh`: a fresh Python, where it is measured or seen from outside."""
 
     def __init__(
         self,
@@ -225,9 +225,9 @@ def running(config: Path, *, wait: bool = True, fresh: bool = False) -> Iterator
 
 @contextmanager
 def application(fleet: Fleet, seed: int, workers: int = 3) -> Iterator[Ledger]:
-    """Writes and reads for the length of a block; what was promised is checked by the caller with `Ledger.faults`.
+    """Writes and reads for the length of a block; the caller checks what was promised with `Ledger.faults`.
 
-    Some hundred operations a second: at full speed the instances, which share the machine, would only take longer.
+    A few hundred operations a second: at full speed the instances, which share the machine, would only take longer.
     """
     ledger = Ledger(fleet.present)
     with fleet.directory() as directory:

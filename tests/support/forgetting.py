@@ -1,6 +1,6 @@
-"""A leader killed while it forgets: `python -m tests.support.forgetting URL FOLDER N` stands at its N-th commit.
+"""A leader killed while it forgets: `python -m tests.support.forgetting URL FOLDER N` stops at its N-th commit.
 
-FOLDER has the configuration. It says `stands` before the commit is sent, and waits for ever.
+FOLDER has the configuration. It says `stands` before the commit is sent, and waits forever.
 """
 
 import sys
@@ -21,7 +21,7 @@ KEPT = 20
 
 
 def stop_at(directory: Directory, number: int) -> None:
-    """Makes the directory stand still at this commit."""
+    """Makes the directory stop at this commit."""
     commit, left = directory.commit, [number]
 
     def counted(transaction: Transaction) -> int:

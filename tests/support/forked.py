@@ -1,10 +1,10 @@
 """Programs in processes of their own that need not wait for Python's imports: forked by a process that has done them.
 
-A fresh Python takes up to a second of a core until `balancer run` begins, and the suite starts hundreds. What is
-forked is as real otherwise: its own process, that can be killed, with the arguments, environment and files that it was
-given, run as `python -m` runs it. Its threads are waited for and what it registered for its end is called; the modules
-are not taken apart, which would cost more than most programs do. Only its entry in /proc shows the words of the process
-that forked it. Whether modules can be imported in another order is for those tests to say that start a fresh Python.
+A fresh Python takes up to a second of a core until `balancer run` begins, and the suite starts hundreds. A forked
+program is otherwise just as real: its own process, which can be killed, with the arguments, environment and files it
+was given, run as `python -m` runs it. Its threads are waited for and its exit handlers are called; the modules are not
+torn down, which would cost more than most programs do. Only its entry in /proc shows the command line of the process
+that forked it. Whether modules can be imported in another order is left to tests that start a fresh Python.
 """
 
 import atexit
@@ -29,7 +29,7 @@ from typing import IO, Any
 from tests.support.commands import environment
 
 _TREE = Path(__file__).parents[2]
-# What most of the programs need. None of the programs themselves: they are to be run, and not found imported.
+# What most of the programs need. None of the programs themselves: they must be run, not found already imported.
 _IMPORTED = (
     "balancer.client.router",
     "balancer.cli.main",
@@ -47,7 +47,7 @@ _IMPORTED = (
 
 
 class Forked:
-    """`python -m MODULE ARGUMENT…` in a process of its own: what tests need of `subprocess.Popen`."""
+    """`python -m MODULE ARGUMENT…` in a process of its own: what tests need from `subprocess.Popen`."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Forked:
 def run_forked(
     module: str, *arguments: str | Path, env: Mapping[str, str] | None = None, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """The same to its end: how it ended, and what it printed. It is killed where it takes longer."""
+    """The same to its end: how it ended, and what it printed. It is killed if it takes longer."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = Forked(module, arguments, stdout=out, stderr=err, env=env)
         try:
@@ -114,7 +114,7 @@ def run_forked(
 
 @contextmanager
 def forked_beside(module: str, *arguments: str | Path) -> Iterator[tuple[Forked, IO[str]]]:
-    """The same beside the test, and what it prints, to be read; killed where it still runs at the end."""
+    """The same alongside the test, with its output to be read; killed if it is still running at the end."""
     reading, writing = os.pipe()
     with open(reading) as printed:
         with open(writing, "w") as out:
@@ -127,7 +127,7 @@ def forked_beside(module: str, *arguments: str | Path) -> Iterator[tuple[Forked,
 
 
 class _Nursery:
-    """The process that forks. It ends when this one does, and may be asked by any thread."""
+    """The process that forks. It ends when this one does; any thread may ask it."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -163,8 +163,8 @@ def _nursery() -> _Nursery:
 
 
 def _serve(asked: socket.socket) -> dict[str, Any] | None:
-    """Answers until nobody can ask any more. It comes back with words in a forked process alone, which is to run them:
-    from the top, so that it ends as every Python does."""
+    """Answers until nobody can ask any more. Returns arguments only in a forked process, which must run them: from the
+    top, so that it ends as every Python does."""
     while True:
         message, files, _, _ = socket.recv_fds(asked, 1 << 20, 3)
         if not message:
@@ -196,7 +196,7 @@ def _become(words: Mapping[str, Any]) -> None:
 
 
 def _end(code: int) -> None:
-    """As Python ends, without freeing one by one what the next moment frees with the process: 60 ms."""
+    """Ends as Python does, without freeing one by one what the process's end is about to free anyway: 60 ms."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as Python does before it calls the others
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -111,7 +111,7 @@ def _division(symbol: str, left: int, right: int) -> int:
 
 
 def tokens_of(tree: Tree, spare: "list[bool]") -> list[str]:
-    """The tree's tokens with the parentheses it needs, and with needless ones as `spare` has them (used up)."""
+    """The tree's tokens with the parentheses it needs, and with redundant ones as `spare` has them (used up)."""
     tokens = _tokens(tree, spare)
     return ["(", *tokens, ")"] if spare and spare.pop() else tokens
 
@@ -132,7 +132,7 @@ def _tokens(tree: Tree, spare: list[bool]) -> list[str]:
 def _set(members: tuple[Tree, ...], spare: list[bool]) -> list[str]:
     tokens = _inside(members[0], 1 if len(members) == 1 else 2, spare)
     for member in members[1:]:
-        # The set so far may stand in parentheses: a set may stand left of a comma.
+        # The set so far may be in parentheses: a set may be to the left of a comma.
         tokens = ["(", *tokens, ")"] if spare and spare.pop() else tokens
         tokens = [*tokens, ",", *_inside(member, 2, spare)]
     return ["(", *tokens, ")"] if spare and spare.pop() else tokens

@@ -1,4 +1,4 @@
-"""`make fuzz`: every fuzzer for some minutes, as a table; a seed repeats what was found."""
+"""`make fuzz`: every fuzzer for a few minutes, as a table; a seed repeats what was found."""
 
 import argparse
 import sys

@@ -273,7 +273,7 @@ def messages() -> FuzzTarget:
 
 
 def snapshots(view: Snapshot) -> FuzzTarget:
-    """What an instance sends to those who follow it, damaged and signed again; and a commit in the same way."""
+    """What an instance sends to its followers, damaged and signed again; and a commit in the same way."""
     sent = pack_snapshot(view)
     start = len(MARK) + 16
     commit = pack_log([view_entry(view)])

@@ -1,4 +1,4 @@
-"""What the fuzzers begin with: right configurations, requests and places in a directory, to be made wrong."""
+"""What the fuzzers begin with: valid configurations, requests and places in a directory, to be corrupted."""
 
 from hypothesis import strategies as st
 

@@ -27,7 +27,7 @@ class FuzzTarget:
 
 @dataclass
 class FuzzReport:
-    """What came of it."""
+    """The result."""
 
     target: str
     seed: int
@@ -80,7 +80,7 @@ def _round(target: FuzzTarget, number: int, deadline: float, report: FuzzReport)
 
     with warnings.catch_warnings():  # clients' threads draw random numbers, which hypothesis takes for ours
         warnings.simplefilter("ignore", HypothesisDeprecationWarning)
-        warnings.simplefilter("ignore", HypothesisWarning)  # it prints the whole strategy to say so, which is large
+        warnings.simplefilter("ignore", HypothesisWarning)  # to say so it prints the whole strategy, which is large
         once()
 
 

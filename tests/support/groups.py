@@ -74,7 +74,7 @@ def make_groups(folder: Path, server: str, hosts: Sequence[str], dsn: Callable[[
 
 @contextmanager
 def running(groups: Mapping[str, Fleet], program: str) -> Iterator[Callable[[str], Host]]:
-    """Starts hosts; what still runs at the end is stopped."""
+    """Starts hosts; stops what is still running at the end."""
     hosts: dict[str, Host] = {}
 
     def start(name: str) -> Host:
@@ -97,8 +97,8 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 def tell(groups: Mapping[str, Fleet], program: str) -> None:
-    """Hosts share out the groups; the second one dies in the middle of a move, comes back, and gets its group back when
-    the move, which another one goes on with, has ended. Nothing that was acknowledged is lost."""
+    """Hosts share the groups; the second one dies in the middle of a move, comes back, and gets its group back when the
+    move, which another one continues, has ended. Nothing that was acknowledged is lost."""
     hosts = sorted(groups)
     first, second, *_ = hosts
     with ExitStack() as stack:
@@ -129,7 +129,7 @@ def tell(groups: Mapping[str, Fleet], program: str) -> None:
             waits = f"{move.operation} {move.id} has ended"
             until(lambda: _notes(directory)[heir].waits_for == waits, "the heir says what it waits for")
             _check_status(fleet, heir, second, waits, hosts)
-            time.sleep(2.5)  # more than all that it would wait for if nothing were under way
+            time.sleep(2.5)  # longer than it would wait in all if nothing were under way
             assert directory.leader() == heir
             _steer("resume", move, fleet)
             until(lambda: directory.leader() == second, "the group is back")

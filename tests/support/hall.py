@@ -1,7 +1,7 @@
 """Instances that settle who should lead, in one thread and on a clock that a test moves: a model of an election.
 
-The real `Spreader`s, with a board of notes in memory and an election in which somebody who stands wins. Instances may
-be killed, stopped, cut off, or be unable to lead.
+The real `Spreader`s, with a board of notes in memory and an election in which one of those who stand wins. Instances
+may be killed, stopped, cut off, or be unable to lead.
 """
 
 from collections.abc import Mapping
@@ -83,7 +83,7 @@ class Hall:
         )
 
     def change(self, name: str, **leadership: Any) -> None:
-        """Another configuration of one."""
+        """Changes the configuration of one."""
         self.files[name] = self._file(name, **leadership)
 
     def begin(self, name: str) -> Member:
@@ -103,7 +103,7 @@ class Hall:
         return kept
 
     def kill(self, name: str) -> None:
-        """SIGKILL; the servers let others lead a session later, which is told by `run`."""
+        """SIGKILL; the servers let others lead a session later, which `run` simulates."""
         self.members[name].alive = False
         if self.board.name == name:
             self.run(self._session)

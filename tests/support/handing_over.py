@@ -91,7 +91,7 @@ class World:
         return run_forked("tests.support.handing_over", file, step, *(["undo"] if undo else [])).returncode
 
     def belongs(self, node: str) -> tuple[object, ...]:
-        """What a node says of itself."""
+        """What a node says about itself."""
         with connect(Address(node, self.dsns[node])) as connection:
             row = connection.execute(
                 "SELECT cluster, identity, leader_epoch, changed_hands FROM balancer.node"

@@ -1,7 +1,7 @@
 """A host with an instance for each group, in one process: `python -m tests.support.host CONFIG…`, until SIGTERM.
 
-One process, so that SIGKILL ends all of them at once, as a host that dies does; each has its own directory, its own
-session and its own leadership. There is no HTTP.
+One process, so that SIGKILL ends all of them at once, as when a host dies; each has its own directory, its own session
+and its own leadership. There is no HTTP.
 """
 
 import sys

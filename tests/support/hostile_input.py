@@ -56,7 +56,7 @@ values = st.one_of(st.sampled_from(VALUES), st.text(max_size=12), st.integers().
 
 @st.composite
 def edited(draw: st.DrawFn, texts: tuple[str, ...], pool: st.SearchStrategy[str] = values) -> str:
-    """One of the texts with words replaced, lines dropped, doubled or put elsewhere, or cut short."""
+    """One of the texts with words replaced, lines dropped, doubled or moved, or cut short."""
     lines = draw(st.sampled_from(texts)).splitlines()
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(lines) - 1)) if lines else 0
@@ -116,7 +116,7 @@ def _change(draw: st.DrawFn, part: Any) -> Any:
 
 @st.composite
 def damaged(draw: st.DrawFn, original: bytes) -> bytes:
-    """The bytes with some flipped, cut, doubled, or others in their place."""
+    """The bytes with some flipped, cut, doubled or replaced."""
     data = bytearray(original)
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, max(0, len(data) - 1)))

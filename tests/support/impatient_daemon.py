@@ -1,4 +1,4 @@
-"""`balancer` whose leader waits moments for clients: run as `python -m tests.support.impatient_daemon run …`."""
+"""`balancer` whose leader waits only moments for clients: run as `python -m tests.support.impatient_daemon run …`."""
 
 from balancer.cli.main import main
 from balancer.daemon import atomic_recovery

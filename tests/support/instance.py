@@ -88,8 +88,8 @@ def instance_in(folder: Path) -> Iterator[Instance]:
 
 @contextmanager
 def serving(instance: Instance, **changes: Any) -> Iterator[httpx.Client]:
-    """A client of the instance's server, really listening. It has patience with requests that come late: a busy machine
-    takes long over hundreds at once."""
+    """A client of the instance's server, really listening. It is patient with late answers: a busy machine takes long
+    over hundreds of requests at once."""
     http = http_settings(**changes)
     early = httpx.Limits(keepalive_expiry=2.0)  # the server closes idle connections after 5 s: not while we send
     patient = SocketLimits(connections_for(raise_descriptor_limit()), header_seconds=120.0)

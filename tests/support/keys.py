@@ -14,7 +14,7 @@ _INFINITIES = (float("inf"), float("-inf"))
 
 
 def random_keys(kind: KeyType, count: int, seed: int) -> list[KeyValue]:
-    """So many values of a type; about one in a hundred is an edge case."""
+    """This many values of a type; about one in a hundred is an edge case."""
     chance = random.Random(f"{kind} {seed}")
     make, edges = _MAKERS[kind], _EDGES[kind]
     return [chance.choice(edges) if chance.random() < 0.01 else make(chance) for _ in range(count)]

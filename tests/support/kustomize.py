@@ -1,7 +1,7 @@
 """What `kubectl kustomize` makes of the folders in deploy/kubernetes, as far as they use it; and their generated files.
 
-The suite runs where there is no kubectl, so that the manifests which a person applies are put together here. What a
-kustomization says and this does not know is an error. `make manifests` writes the generated files and compares every
+The suite runs where there is no kubectl, so the manifests that a person applies are assembled here. Anything in a
+kustomization that this does not know is an error. `make manifests` writes the generated files and compares every
 document with those of a real `kubectl kustomize`.
 """
 
@@ -47,7 +47,7 @@ def build(folder: Path) -> list[Document]:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """kustomize reads no file outside of the folder."""
+    """kustomize reads no file outside the folder."""
     file = (folder / name).resolve()
     assert file.is_relative_to(folder.resolve()), f"{name} is outside of {folder}"
     return file
@@ -77,7 +77,7 @@ def _patch(documents: list[Document], patch: Document) -> None:
 
 
 def _merge(target: Any, patch: Any) -> None:
-    """A strategic merge: mappings by key, and lists of things that have names by these names."""
+    """A strategic merge: mappings by key, and lists of named things by name."""
     for key, value in patch.items():
         if isinstance(value, dict) and isinstance(target.get(key), dict):
             _merge(target[key], value)

@@ -1,7 +1,7 @@
-"""A process that leads: run as `python -m tests.support.leading URL LEASE`, spoken to line by line.
+"""A process that leads: run as `python -m tests.support.leading URL LEASE`, controlled line by line.
 
-It campaigns, says `leading EPOCH`, and then answers each line: `commit` tries to move a tablet under its epoch and
-says what came of it, `held` says whether it still thinks it leads.
+It campaigns, says `leading EPOCH`, and then answers each line: `commit` tries to move a tablet under its epoch and says
+what happened, `held` says whether it still thinks it leads.
 """
 
 import sys

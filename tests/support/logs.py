@@ -9,7 +9,7 @@ import structlog
 
 @contextmanager
 def kept_logs() -> Iterator[None]:
-    """Logs may be set up anew inside; afterwards they are as they were."""
+    """Logs may be reconfigured inside; afterwards they are as they were."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:

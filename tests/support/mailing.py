@@ -25,7 +25,7 @@ MESSAGES: Mapping[str, MessageSettings] = {
     "lasting": MessageSettings(CREDIT, attempts=2),
 }
 POOR = 10
-"""What no row of the cluster's may be below."""
+"""What no row of the cluster may be below."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Mailing:
     service: MessageService
 
     def users(self, count: int, n: int = 100) -> list[int]:
-        """New users with a row of their own, each on another node than the one before."""
+        """New users with a row of their own, each on a different node from the previous one."""
         nodes, found = sorted(self.shards.dsns), list[int]()
         highest = max(
             (int(str(row[0])) for row in self._all("SELECT coalesce(max(user_id), 0) FROM orders")), default=0
@@ -60,7 +60,7 @@ class Mailing:
             connection.send("orders", payee, "credit", {"amount": amount, "mark": mark}, **options)
 
     def look(self) -> MailRound:
-        """One look of the leader's, at everything that waits, however young."""
+        """One look by the leader, at everything that is waiting, however young."""
         for name in self.shards.dsns:
             self.shards.node(name).execute("UPDATE balancer_outbox_1 SET message_due = message_sent - interval '1 min'")
         return self.service.look(self.shards.directory.snapshot())

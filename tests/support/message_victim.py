@@ -1,7 +1,7 @@
-"""A client that stands still while it sends a message, to be killed there.
+"""A client that stops while it sends a message, to be killed there.
 
-`python -m tests.support.message_victim URL PASSWORD WORD PAYER PAYEE` pays by a message, and stands, having said so,
-right after it has sent the request that has WORD in it. With the word `nothing` it never commits.
+`python -m tests.support.message_victim URL PASSWORD WORD PAYER PAYEE` pays by a message, and stops, having said so,
+right after it has sent the request that contains WORD. With the word `nothing` it never commits.
 """
 
 import sys

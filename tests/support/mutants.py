@@ -1,8 +1,8 @@
 """The argument with a step left out: each mutant is a small patch, by name, and must be caught by an end-to-end test.
 
 `make mutants` runs `mutants_main`. A mutant is chosen by the environment (`BALANCER_MUTANT=no-drain,no-verification`);
-`tests/conftest.py` and the crash matrix's daemons apply it when they start. A name that is patched must exist, and a
-text that is replaced must be there: else `MutantBroken` is raised, which is no catch.
+`tests/conftest.py` and the crash matrix's daemons apply it when they start. A patched name must exist, and a replaced
+text must be there: otherwise `MutantBroken` is raised, which does not count as a catch.
 
 To adapt the table to changed code: `replaced` names the function that a mutant replaces, `rewritten` the function in
 our schema on the nodes and the words that are replaced in it.
@@ -39,7 +39,7 @@ class Mutant:
 
 
 def replaced(path: str, make: Callable[[Any], Any]) -> Patch:
-    """Puts `make(original)` in the place of a function wherever it was imported to, and into tables of functions."""
+    """Replaces a function by `make(original)` wherever it was imported to, and in tables of functions."""
 
     def patch() -> None:
         module_name, _, name = path.rpartition(".")
@@ -92,7 +92,7 @@ def rewritten(function: str, changes: Mapping[str, str]) -> Patch:
 
 
 def together(*patches: Patch) -> Patch:
-    """Several patches that are one mutant."""
+    """Several patches that make one mutant."""
 
     def patch() -> None:
         for one in patches:
@@ -102,12 +102,12 @@ def together(*patches: Patch) -> Patch:
 
 
 def instead(result: object = None) -> Callable[[Any], Any]:
-    """A function that does nothing and answers this."""
+    """A function that does nothing and returns this."""
     return lambda _: lambda *given, **named: result
 
 
 def _no_drain(original: Any) -> Any:
-    """The last drain only: while catching up, with a watch, the stream is waited for as ever."""
+    """The last drain only: while catching up, with a watch, it waits for the stream as usual."""
 
     def _await_marker(ctx: Any, number: int, patience: float, watch: Any = None) -> None:
         if watch is not None:
@@ -131,7 +131,7 @@ def _attached_lazily(original: Any) -> Any:
 
 
 def _unlocked(original: Any) -> Any:
-    """Nothing is held from the fence to the word where the tablet went."""
+    """Nothing is held from the fence until the source says where the tablet went."""
 
     def close_source(ctx: Any, made: Any = None, then: Any = ()) -> Any:
         from balancer.nodes.connection import run_together  # noqa: PLC0415
@@ -175,7 +175,7 @@ def _noted_apart(original: Any) -> Any:
 
 
 def _replayed_between(original: Any) -> Any:
-    """Changed keys are replayed after each chunk, and not only after the last."""
+    """Changed keys are replayed after each chunk, not only after the last."""
     from balancer.migration import key_replay, steps_copy  # noqa: PLC0415
 
     def _copy_chunk(ctx: Any, *rest: Any) -> None:
@@ -259,7 +259,7 @@ def _never_newer(original: Any) -> Any:
 
 
 def _without_epoch(original: Any) -> Any:
-    """The directory is told nothing of the leader's epoch."""
+    """The directory is told nothing about the leader's epoch."""
     from dataclasses import replace  # noqa: PLC0415
 
     def _commit(self: Any, transaction: Any) -> int:
@@ -285,7 +285,7 @@ def _told_unlocked(original: Any) -> Any:
 
 
 def _lifted_anyway(original: Any) -> Any:
-    """Who lifts a fence lifts that of a node that went back in time, too."""
+    """Lifting a fence also lifts that of a node that went back in time."""
 
     def lift_fence(*given: Any, **named: Any) -> Any:
         return original(*given, **{**named, "closed": True})
@@ -294,7 +294,7 @@ def _lifted_anyway(original: Any) -> Any:
 
 
 def _asked_alone(_: Any) -> Any:
-    """The new owner is asked, whatever the directory knows of it."""
+    """The new owner is asked, whatever the directory knows about it."""
     from balancer.errors import Refused, Unavailable  # noqa: PLC0415
     from balancer.migration.revive import owner_has  # noqa: PLC0415
 

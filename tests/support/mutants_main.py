@@ -62,7 +62,7 @@ def hunt(mutant: Mutant, verified: bool) -> Catch:
     """The first test that fails with this mutant."""
     began = time.monotonic()
     names = mutant.name if verified else f"{mutant.name},{NO_VERIFICATION.name}"
-    # Without verification the tests of verification fail whatever else is missing.
+    # Without verification, the tests of verification fail whatever else is missing.
     left_out = () if verified else NO_VERIFICATION.likely
     for tests in (mutant.likely, OTHERS):
         catch = _run(tests, names, left_out)
@@ -78,7 +78,7 @@ def hunt(mutant: Mutant, verified: bool) -> Catch:
 
 @cache
 def passes_unmutated(test: str) -> bool:
-    """What a test catches that fails anyway says nothing."""
+    """A test that fails anyway catches nothing."""
     output = _pytest((test,), "")
     passes = "FAILED" not in output and "ERROR" not in output
     if not passes:

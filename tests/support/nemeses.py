@@ -1,4 +1,4 @@
-"""What goes wrong on purpose, beside being killed: each is a block, or a call that may be made at a named point.
+"""What goes wrong on purpose, apart from being killed: each is a block, or a call that may be made at a named point.
 
 Used by the directed tests, the crash matrix and `make soak`. All of them act on real servers.
 """
@@ -90,7 +90,7 @@ class EveryPoint(Observer):
 def lift_and_put_back(connection: Connection, leaf: str, write: Callable[[], object]) -> None:
     """A node's clock jumps past the fence's deadline, somebody writes, and the clock jumps back.
 
-    The clock of the fence's function alone: a server has no other than the machine's.
+    Only the clock of the fence's function: a server has none but the machine's.
     """
     asked = "SELECT FROM pg_trigger WHERE tgrelid = %s::regclass AND tgname = '!balancer_fence'"
     assert connection.execute(asked, (leaf,)).fetchone() is not None, f"{leaf} has no fence"
@@ -114,7 +114,7 @@ def clock_ahead(connection: Connection) -> Iterator[None]:
 
 
 class Sleeper:
-    """A leader whose clock stood still: it has resigned, or lost its lease, and does not know it."""
+    """A leader whose clock stood still: it has resigned, or lost its lease, without knowing it."""
 
     def __init__(self, real: Leadership) -> None:
         self._real = real
@@ -142,7 +142,7 @@ def settings(server: PostgresServer, **values: str) -> Iterator[None]:
 
 
 class OldCopy:
-    """A node's data folder as it was: a failover to a standby that lags, or an old base backup."""
+    """A node's data folder as it was: a failover to a lagging standby, or an old base backup."""
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
@@ -165,7 +165,7 @@ class OldCopy:
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int, owner: int | None = None) -> Iterator[Path]:
-    """A file system that is soon full; everybody may pass through it unless it has an owner."""
+    """A file system that fills up quickly; everybody may pass through it unless it has an owner."""
     folder.mkdir(parents=True)
     options = f"size={megabytes}m," + ("mode=755" if owner is None else f"uid={owner},mode=700")
     as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
@@ -196,7 +196,7 @@ def dump(server: PostgresServer, dsn: str, table: str) -> int:
 
 @contextmanager
 def stalled(dsn: str, table: str) -> Iterator[None]:
-    """A target that does not get on: whoever writes to one of its tables waits."""
+    """A target that makes no progress: any writer to one of its tables waits."""
     with psycopg.connect(dsn) as connection:
         connection.execute(f"LOCK TABLE {table} IN EXCLUSIVE MODE".encode())
         yield

@@ -122,7 +122,7 @@ def worked(older: Older) -> None:
 
 
 def tree(address: str) -> dict[str, tuple[str, int]]:
-    """Every znode, what it says and how often it was set; what lives only with a session is left out."""
+    """Every znode, what it says and how often it was set; what lives only as long as a session is left out."""
     client = KazooClient(address)
     client.start()
     found: dict[str, tuple[str, int]] = {}

@@ -7,7 +7,7 @@ from balancer.nodes.connection import Address, Connection
 
 
 def connect(address: Address, **how: Any) -> Connection:
-    """As the balancer opens it, but for its pinned search_path and row_security."""
+    """As the balancer opens it, except for its pinned search_path and row_security."""
     opened = connection.connect(address, **how)
     opened.execute("SET search_path TO public; SET row_security TO on")
     if not opened.autocommit:

@@ -8,7 +8,7 @@ from tests.support.bundle_views import Tablets, bundle_of
 
 
 def after(view: BundleView, actions: Sequence[Action]) -> BundleView:
-    """The same bundle with these actions done. Tablets are numbered anew; loads are divided like the bytes."""
+    """The same bundle with these actions done. Tablets are renumbered; loads are divided like the bytes."""
     replaced = {action.tablets[0]: action for action in actions if action.kind is not ActionKind.MOVE}
     gone = {tablet for action in replaced.values() for tablet in action.tablets}
     moved = {action.tablets[0]: action.target for action in actions if action.kind is ActionKind.MOVE}

@@ -19,7 +19,7 @@ Connection = psycopg.Connection[tuple[object, ...]]
 
 @contextmanager
 def plain_role(dsns: dict[str, str], *statements: str) -> Iterator[str]:
-    """A role without any right of its own, on every server, which has carried out these statements there."""
+    """A role without any rights of its own, on every server, which has run these statements there."""
     role = f"r{uuid4().hex[:6]}"
     for dsn in dsns.values():
         with psycopg.connect(dsn, autocommit=True) as connection:
@@ -42,7 +42,7 @@ def run_as(connection: Connection, role: str, *statements: sql.Composed | str) -
 
 
 def rights(cluster: Cluster, role: str) -> list[tuple[object, ...]]:
-    """What the role may do on each server, and whose member it is."""
+    """What the role may do on each server, and which roles it is a member of."""
     found: list[tuple[object, ...]] = []
     for node in cluster.dsns:
         found += cluster.query(

@@ -1,4 +1,4 @@
-"""What tests of the page do again and again: change the cluster, wait for what is shown, ask axe what hinders."""
+"""What tests of the page do repeatedly: change the cluster, wait for what is shown, ask axe about accessibility."""
 
 from hashlib import sha256
 from pathlib import Path

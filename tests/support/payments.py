@@ -1,7 +1,7 @@
 """pgbench's payments through the library: `python -m tests.support.payments URL PASSFILE SEED SCALE`, until SIGTERM.
 
 What pgbench calls TPC-B, with the account and its history on the account's owner, teller and branch where their whole
-table is: one atomic transaction each. Prints what came of it as JSON.
+table is: one atomic transaction each. Prints the result as JSON.
 """
 
 import json
@@ -17,7 +17,7 @@ from balancer.client import Atomic, PoolSettings, Router
 from balancer.errors import BalancerError
 
 PER_SECOND = 50
-"""As many as one client pays: machines with spare time are what a split or a move needs, too."""
+"""As many as one client pays: a split or a move also needs machines with time to spare."""
 ACCOUNT = "UPDATE pgbench_accounts SET abalance = abalance + %s WHERE aid = %s"
 HISTORY = "INSERT INTO pgbench_history (tid, bid, aid, delta, mtime) VALUES (%s, %s, %s, %s, CURRENT_TIMESTAMP)"
 TELLER = "UPDATE pgbench_tellers SET tbalance = tbalance + %s WHERE tid = %s"

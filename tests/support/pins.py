@@ -1,4 +1,4 @@
-"""What an image contains: the pinned lists, what needs what, and the NOTICE made of both.
+"""What an image contains: the pinned lists, what needs what, and the NOTICE made from both.
 
 `python -m tests.support.pins runtime` prints requirements-runtime.txt as requirements.txt and pyproject.toml have it,
 `python -m tests.support.pins notice` prints NOTICE. `make lock` calls both; tests compare them with what is committed.
@@ -67,7 +67,7 @@ def needed() -> set[str]:
 
 
 def dependencies(folder: str) -> list[Requirement]:
-    """What one of our two distributions says that it needs; the other one is no package from elsewhere."""
+    """What one of our two distributions says it needs; the other one is not a third-party package."""
     project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
     found = [Requirement(text) for text in project["dependencies"]]
     return [one for one in found if one.name != "tablet-balancer-client"]
@@ -90,13 +90,13 @@ def notice() -> str:
 
 
 def vendored() -> list[str]:
-    """What the page has of others."""
+    """Third-party code in the page."""
     listed = tomllib.loads((ROOT / "balancer" / "api" / "page" / "vendored.toml").read_text())
     return [f"{name} {about['version']}: {about['licence']}" for name, about in listed.items()]
 
 
 def licence(package: str) -> str:
-    """As the package says it: by expression, else by classifier, else in its own words."""
+    """As the package says it: by expression, otherwise by classifier, otherwise in its own words."""
     metadata = distribution(package).metadata
     classifiers = [
         text.rpartition(" :: ")[2] for text in metadata.get_all("Classifier") or () if text.startswith("License ::")

@@ -1,6 +1,6 @@
 """A proxy between a ZooKeeper client and its server that knows the protocol's frames, and can lose some of them.
 
-Three faults befall multi requests, at random but from a printed seed: the request is lost, its reply is lost, or the
+Three faults hit multi requests, at random but from a printed seed: the request is lost, its reply is lost, or the
 request arrives late; each time the client's connection breaks, as it would on a real network. `cut` breaks all
 connections once; `down` refuses new ones until `up`; `ignore_next` accepts one and never answers.
 """

@@ -24,11 +24,11 @@ READING = {
     *("transactions list", "messages list"),
 }
 NOT_FOR_TESTS = {"--watch", "--replan", "--fix", "--id", "--deep"}
-"""What waits, acts, names a thing of somebody else's cluster, or reads for long."""
+"""What waits, acts, names something in somebody else's cluster, or reads for long."""
 HOLE = "{}"
 """Where a message has a value of its own."""
 _QUOTED = re.compile(r"`(balancer [^`]+)`")
-_MAY_QUOTE = re.compile(r"`balancer|`[\"']")  # also where a literal ends after the mark, and the next one goes on
+_MAY_QUOTE = re.compile(r"`balancer|`[\"']")  # also if a literal ends after the mark, and the next one continues
 _LINE = re.compile(r"^\s*(?:\$ |sudo |exec )?(balancer [^#\n]+)", re.MULTILINE)
 _BLOCK = re.compile(r"^```\w*\n(.*?)^```|((?:^ {4}\S.*\n)+)", re.MULTILINE | re.DOTALL)
 _HINTS = re.compile(r"\[[^]]*\]|…|\.\.\.|\s(?:\||\d?>|&).*")
@@ -42,7 +42,7 @@ class QuotedCommand:
     text: str
 
     def lines(self) -> list[list[str]]:
-        """What would be typed, without `balancer`: values in the place of what stands for them, `a|b` as two lines."""
+        """What would be typed, without `balancer`: values in place of placeholders, `a|b` as two lines."""
         text = re.sub(r"(?<=\w)[.,;:]+$", "", _HINTS.sub("", self.text).strip())
         choices = [_value(word).split("|") for word in shlex.split(text)[1:]]
         return [list(line) for line in product(*choices)]
@@ -56,7 +56,7 @@ def quoted_commands() -> list[QuotedCommand]:
 
 
 def readable(real: dict[str, str]) -> list[tuple[str, ...]]:
-    """Those that only read, with a real cluster's names in the place of what stands for them."""
+    """Those that only read, with a real cluster's names in place of placeholders."""
     found = {tuple(line) for one in quoted_commands() if (line := _readable(one, real))}
     return sorted(found)
 
@@ -73,7 +73,7 @@ def _readable(one: QuotedCommand, real: dict[str, str]) -> list[str]:
 
 
 def parsed(words: list[str], *, whole: bool = False) -> str:
-    """What is wrong with a command line; empty: the real parser takes it. Unless it must be whole, it may only name a
+    """What is wrong with a command line; empty: the real parser accepts it. Unless it must be whole, it may just name a
     command, or an option, without what that needs."""
     command: Any = _tree()
     context = None
@@ -123,7 +123,7 @@ def _in_sources() -> Iterator[QuotedCommand]:
 
 
 def _literals(tree: ast.Module) -> Iterator[str]:
-    """Strings, with holes where values go; docstrings are no messages, but are read by people too."""
+    """Strings, with holes where values go; docstrings are not messages, but people read them too."""
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
@@ -134,7 +134,7 @@ def _literals(tree: ast.Module) -> Iterator[str]:
 
 
 def _value(word: str) -> str:
-    """A number is right wherever a number, a name or an id is wanted."""
+    """A number is valid wherever a number, a name or an id is wanted."""
     option, sign, value = word.partition("=")
     if sign and option.startswith("--"):
         return f"{option}={_value(value)}"

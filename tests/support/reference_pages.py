@@ -44,7 +44,7 @@ class SectionPage:
     settings: tuple[Setting, ...]
 
 
-# Where each class stands in the files; several classes make one section.
+# Where each class belongs in the files; several classes make one section.
 DAEMON: Mapping[str, tuple[type, ...]] = {
     "At the top": (files.DaemonFile,),
     "`[http]`": (files.HttpSettings,),
@@ -160,7 +160,7 @@ def _source(one: type) -> str:
 
 
 def undocumented() -> list[str]:
-    """Settings that say nothing of themselves."""
+    """Settings that have no text."""
     pages = [("balancer.toml", DAEMON), ("bundles/NAME.toml", BUNDLE)]
     return [
         f"{file} {section.title} {setting.name}"
@@ -231,7 +231,7 @@ def commands() -> str:
 
 
 def _walk(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Typer brings its own copy of click, whose types are not for others."""
+    """Typer brings its own copy of click, whose types are private."""
     if hasattr(command, "list_commands"):
         context = command.context_class(command)
         for name in sorted(command.list_commands(context)):
@@ -241,7 +241,7 @@ def _walk(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 
 
 def _usage(path: tuple[str, ...], command: Any) -> str:
-    """A word in brackets may be left out; dots stand for more of it."""
+    """A word in brackets may be left out; dots stand for repetition."""
     words = [
         f"{one.metavar or (one.name or '').upper()}{'…' if one.nargs == -1 else ''}"
         for one in command.params

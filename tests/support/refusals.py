@@ -1,4 +1,4 @@
-"""How a node refused, as one word: ours (TB001, TB002) where a move is the reason, else the SQLSTATE."""
+"""How a node refused, as one word: ours (TB001, TB002) if a move is the reason, otherwise the SQLSTATE."""
 
 import psycopg
 

@@ -1,7 +1,7 @@
 """Builds both distributions of a copy of the tree, checks them, and tries them in fresh environments: `make dist`.
 
-Wheels are made from the source archives, so that these are whole. What a user types then is typed here: the version,
-the demonstration with the extra `embedded`, and an application that has the client alone.
+Wheels are made from the source archives, which proves that these are complete. Then it types what a user would type:
+the version, the demonstration with the extra `embedded`, and an application that has only the client.
 """
 
 import os
@@ -24,7 +24,7 @@ CLIENT = (
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    """Shows the command and what it said; ends the program where it fails."""
+    """Shows the command and its output; ends the program if it fails."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "BALANCER_"))}
     began = time.monotonic()
     done = subprocess.run([*map(str, command)], cwd=cwd, env=clean, capture_output=True, text=True, check=False)
@@ -36,7 +36,7 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 
 def copied(place: Path) -> Path:
-    """The tree without what an earlier build has left there."""
+    """The tree without what an earlier build left there."""
     ignored = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
     for name in BUILT:
         shutil.copytree(TREE / name, place / name, symlinks=True, ignore=ignored)

@@ -1,10 +1,10 @@
 """Many nodes in one process: answers of a real PostgreSQL, recorded and replayed with each node's own names and ids.
 
-`python -m tests.support.replayed_nodes record HOST:PORT FILE` is a proxy that writes down what is asked and answered;
-`… replay FILE SPAN CHANGES` answers as any node, whose number is in the name of its database (`n7`): its tablets are
-SPAN times the number ahead of the recorded ones. Both print their port, and end when their input does. A poll is
-answered as a quiet node would (`CHANGES` 0: what is known is not sent again) or with the next recorded figures. What
-was never recorded is an error that names the question; `replay` prints how often that happened.
+`python -m tests.support.replayed_nodes record HOST:PORT FILE` is a proxy that records what is asked and answered; `…
+replay FILE SPAN CHANGES` answers as any node, whose number is in the name of its database (`n7`): its tablets are SPAN
+times the number ahead of the recorded ones. Both print their port, and end when their input does. A poll is answered as
+a quiet node would (`CHANGES` 0: what is known is not sent again) or with the next recorded figures. A question that was
+never recorded is an error that names it; `replay` prints how often that happened.
 """
 
 import asyncio
@@ -196,7 +196,8 @@ class Replayed:
         recorded = self._tape.answers.get(asked)
         if _MARKING.search(request):
             self._marks[node] = b"%d" % time.time()
-            # A second mark comes a minute after the first, which nobody records for: it is answered as the first was.
+            # A second mark comes a minute after the first, and nobody records for that long: it is answered like the
+            # first.
             recorded = recorded or self._tape.first_mark()
         if recorded is None:
             self.unknown[asked[:300]] += 1
@@ -222,7 +223,7 @@ class Replayed:
             return sizes.index(max(sizes))
         if not self._changes:
             return sizes.index(min(sizes))
-        # Names and claims are known; only figures are other ones. (A quiet answer may be a digit longer than another.)
+        # Names and claims are known; only figures differ. (A quiet answer may be a digit longer than another.)
         changed = [at for at, size in enumerate(sizes) if 2 * min(sizes) < size < max(sizes)]
         self._turn[node, asked] += 1
         return changed[self._turn[node, asked] % len(changed)] if changed else sizes.index(max(sizes))

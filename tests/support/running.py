@@ -101,7 +101,7 @@ class Running:
 
 
 def until(holds: Callable[[], object], what: str, seconds: float = 30.0) -> None:
-    """Waits for a condition; a test that waits in vain says for what."""
+    """Waits for a condition; if it never comes, the test says what it waited for."""
     assert came(holds, seconds, 0.05), f"after {seconds:.0f} s it does not hold that {what}"
 
 
@@ -127,7 +127,7 @@ def product(folder: Path, servers: dict[str, PostgresServer]) -> Iterator[Runnin
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Keeps a daemon's log lines out of what commands print; only what is wrong goes to standard error."""
+    """Keeps a daemon's log lines out of what commands print; only problems go to standard error."""
     with kept_logs():
         set_up_logs("error", "text", sys.__stderr__)
         yield

@@ -1,4 +1,4 @@
-"""Key samples for the tests of heat, written down as plain numbers."""
+"""Key samples for the tests of heat, as plain numbers."""
 
 from collections.abc import Sequence
 from typing import Any

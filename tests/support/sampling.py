@@ -1,4 +1,4 @@
-"""Which part of a large table of tests the suite runs: another one each time, the same in all its processes.
+"""Which part of a large table of tests the suite runs: a different one each time, the same in all its processes.
 
 `SAMPLE_SEED` repeats a run; `SAMPLE_SEED=all` runs everything, as `make mutants` does.
 """
@@ -15,7 +15,7 @@ SEED = os.environ["SAMPLE_SEED"]  # set by tests/conftest.py
 
 
 def sampled(values: Sequence[T], count: int, name: str) -> list[T]:
-    """So many of these values, in their order. `name` tells one sample of a run from another."""
+    """This many of these values, in order. `name` distinguishes one sample of a run from another."""
     if SEED == "all":
         return list(values)
     chosen = random.Random(f"{SEED} {name}").sample(range(len(values)), count)
@@ -23,7 +23,7 @@ def sampled(values: Sequence[T], count: int, name: str) -> list[T]:
 
 
 def crossed(first: Sequence[S], second: Sequence[T], each: int, name: str) -> list[tuple[S, T]]:
-    """Pairs of two tables: every value of the first with so many of the second, by turns, so that all occur."""
+    """Pairs of two tables: every value of the first with this many of the second, in turns, so that all occur."""
     if SEED == "all":
         return [(one, other) for one in first for other in second]
     chance = random.Random(f"{SEED} {name}")
@@ -33,7 +33,7 @@ def crossed(first: Sequence[S], second: Sequence[T], each: int, name: str) -> li
 
 
 def thinned(values: Sequence[T], step: int, name: str) -> list[T]:
-    """Every so-manieth of these values: of neighbours, which are alike, one at least."""
+    """Every n-th of these values: at least one of each group of neighbours, which are alike."""
     if SEED == "all":
         return list(values)
     return list(values[random.Random(f"{SEED} {name}").randrange(step) :: step])

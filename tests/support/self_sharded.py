@@ -1,7 +1,7 @@
 """An application that shards a plain table over three nodes by `id % 3`, with writers; and a process that imports it.
 
 Run as `python -m tests.support.self_sharded URL DSNS STEP [cancel] [together]`: imports, and is killed where that step
-begins; or at its N-th word to a node, if STEP is a number (see `ddl_killed`).
+begins; or at its N-th message to a node, if STEP is a number (see `ddl_killed`).
 """
 
 import itertools
@@ -29,7 +29,7 @@ from tests.support.ddl_killed import killed_at
 SETTINGS = MigrationSettings(
     write_pause_budget=10.0, lock_timeout=1.0, fence_deadline=20.0, retry_patience=30.0, retry_back_off=0.05
 )
-"""A busy machine is no reason to fail."""
+"""A busy machine is not a reason to fail."""
 TABLETS = 8
 SHARDS = 3
 PACE = 0.004
@@ -81,13 +81,13 @@ def together() -> TableRequest:
 
 
 def make_together(dsns: Mapping[str, str], users: int) -> None:
-    """Each user has an order of two items on the node of his shard; the last node has the function only."""
+    """Each user has an order of two items on the node of their shard; the last node has only the function."""
     for number, dsn in enumerate(dsns.values()):
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute(ADD_UP)
             if number < SHARDS:
                 connection.execute(TOGETHER)
-                for table, column in (("orders", "id"), ("items", "item")):  # each node has come another way
+                for table, column in (("orders", "id"), ("items", "item")):  # each node has a different history
                     numbers = "SELECT setval(pg_get_serial_sequence(%s, %s), %s)"
                     connection.execute(numbers, (table, column, 1 + number * 50_000))
                 mine = [user for user in range(users) if user % SHARDS == number]
@@ -132,9 +132,9 @@ def make_tables(dsns: Mapping[str, str], rows: int) -> None:
 
 
 class Writer(threading.Thread):
-    """Inserts, updates and deletes by the application's rule and, once that is refused, wherever the row is taken.
+    """Inserts, updates and deletes by the application's rule and, once that is refused, wherever the row is accepted.
 
-    Keeps account of what was acknowledged; while servers live, no answer is lost.
+    Keeps track of what was acknowledged; while servers live, no answer is lost.
     """
 
     def __init__(self, dsns: Mapping[str, str], ids: range) -> None:
@@ -186,7 +186,7 @@ class Writer(threading.Thread):
                     return
 
     def _taken(self, connection: psycopg.Connection[Any], statement: str, values: Mapping[str, int]) -> bool:
-        """Whether the row was there and changed; a node that refuses, or does not have it, is no fault."""
+        """Whether the row was there and changed; a node that refuses, or does not have it, is not a fault."""
         try:
             return connection.execute(statement.encode(), values).rowcount == 1
         except (psycopg.errors.SerializationFailure, psycopg.errors.CheckViolation, psycopg.errors.UndefinedTable):

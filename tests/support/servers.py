@@ -1,4 +1,4 @@
-"""Servers for the tests: started once per run, small, and gone when the run is, even after SIGKILL."""
+"""Servers for the tests: started once per run, small, and gone when the run ends, even after SIGKILL."""
 
 import shutil
 import tempfile
@@ -19,12 +19,12 @@ MEMORY = Path("/dev/shm")
 ROOM = 8 << 30
 FAST = {
     "fsync": "off",
-    # What PostgreSQL has. Each database is visited once in this time, by a process that costs more than what it finds
-    # to do in a database that lives for moments: with four of them, 10 s took as much again as an idle server does.
+    # PostgreSQL's default. Each database is visited once in this time, by a process that costs more than what it finds
+    # to do in a short-lived database: with four of them, 10 s cost as much again as an idle server does.
     "autovacuum_naptime": "1min",
     "max_locks_per_transaction": 256,  # the server writes its table of locks when it starts: 50 ms of a core for 1024
-    "shared_preload_libraries": "plpgsql",  # else every session that calls a function loads it: half a millisecond
-    "wal_retrieve_retry_interval": "200ms",  # before 16 a server starts one subscription's worker in such a time: 5 s
+    "shared_preload_libraries": "plpgsql",  # otherwise every session that calls a function loads it: half a millisecond
+    "wal_retrieve_retry_interval": "200ms",  # before 16 a server starts one subscription's worker per interval: 5 s
 }
 
 
@@ -53,11 +53,11 @@ def new_database(
     template: str = "",
     fill: Callable[[psycopg.Connection[tuple[object, ...]]], object] = nothing,
 ) -> Iterator[Database]:
-    """A fresh database, dropped afterwards with those that are still connected. Its files are copied, which costs a
-    checkpoint instead of log: a server that is killed recovers sooner.
+    """A fresh database, dropped afterwards along with any remaining connections. Its files are copied, which costs a
+    checkpoint instead of WAL: a killed server recovers sooner.
 
-    What many tests begin with, `fill` does once for a server. And somebody has been connected: the server has written
-    down what the catalog's own tables are like, which it would else find out for each database anew.
+    `fill` does once per server what many tests begin with. And somebody has been connected: the server has cached what
+    the catalog's own tables look like, which it would otherwise find out again for each database.
     """
     name = f"test_{uuid4().hex[:12]}"
     template = template or f"test_{fill.__name__}"
@@ -77,7 +77,7 @@ def new_database(
 def _make_template(
     server: PostgresServer, name: str, fill: Callable[[psycopg.Connection[tuple[object, ...]]], object]
 ) -> None:
-    """It gets its name when it is filled: others may ask for it at the same time."""
+    """It gets its name only when it is filled: others may ask for it at the same time."""
     made = f"{name}_{uuid4().hex[:12]}"
     _administer(server, f'CREATE DATABASE "{made}" TEMPLATE template0 STRATEGY file_copy')
     with psycopg.connect(server.dsn(made), autocommit=True) as connection:
@@ -88,7 +88,7 @@ def _make_template(
 
 
 def unsubscribe(dsn: str) -> None:
-    """Subscriptions of migrations that a test has left in the middle; their slots go with the database they are on."""
+    """Drops subscriptions of migrations that a test left half-way; their slots go with the database they are on."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         for (name,) in connection.execute(_SUBSCRIPTIONS, (connection.info.dbname,)).fetchall():
             for rest in ("DISABLE", "SET (slot_name = NONE)"):
@@ -113,8 +113,8 @@ def _drop(server: PostgresServer, name: str) -> None:
 
 
 def _administer(server: PostgresServer, statement: str, *values: str) -> list[tuple[object, ...]]:
-    """A statement on a connection that is kept: thousands of databases are made, and a server's new process costs more
-    than most of what is asked of it."""
+    """Runs a statement on a kept connection: thousands of databases are made, and a new server process costs more than
+    most of what it is asked to do."""
     connection = _kept_connection(server)
     try:
         cursor = connection.execute(statement.encode(), values or None)
@@ -127,7 +127,7 @@ def _administer(server: PostgresServer, statement: str, *values: str) -> list[tu
 def _kept_connection(server: PostgresServer) -> psycopg.Connection[tuple[object, ...]]:
     kept = _kept_connections.get(server)
     if kept is not None:
-        with suppress(psycopg.Error):  # of a server that a test has killed since
+        with suppress(psycopg.Error):  # of a server that a test has since killed
             kept.execute("")
             return kept
         kept.close()
@@ -147,7 +147,7 @@ def postgres(folder: Path, version: int, settings: Mapping[str, object] | None =
 
 
 def fast_place() -> Path | None:
-    """Where servers' data is made soonest: in memory, if there is room; None: where temporary files are.
+    """Where servers' data is created fastest: in memory, if there is room; None: where temporary files are.
 
     A database has 300 files, and making them costs a disk ten times as much.
     """

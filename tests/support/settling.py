@@ -17,14 +17,14 @@ from balancer.settings import Mode
 from tests.support.bundle_views import moved
 
 TICK = 60.0
-LULL = 300.0  # to the next plan where nothing was started: what changes then is only how long tablets have rested
+LULL = 300.0  # to the next plan if nothing was started: then only the time that tablets have rested changes
 MOST_TICKS = 2000
 SCHEDULE = ScheduleReport("", "", "UTC", True, None, None)
 
 
 @dataclass(slots=True)
 class Run:
-    """A bundle in the hands of the planner. Only moves are carried out: its tablets have fitting sizes."""
+    """A bundle driven by the planner. Only moves are carried out: its tablets have suitable sizes."""
 
     view: BundleView
     options: BundleOptions
@@ -35,7 +35,7 @@ class Run:
     history: dict[int, TabletHistory] = field(default_factory=dict)
 
     def tick(self) -> tuple[Action, ...]:
-        """Plans, and carries out all that is started; says what that was."""
+        """Plans, and carries out everything that is started; returns what that was."""
         owed = affordable([self._owed(chain) for chain in self.promises], self.view, self.options)
         started = {action.tablets[0] for action in owed}
         self.promises = [chain for chain in self.promises if chain[0][0] not in started]
@@ -53,7 +53,7 @@ class Run:
         return actions
 
     def _owed(self, chain: tuple[tuple[int, str], ...]) -> Action:
-        """The next move of a chain whose last one is done."""
+        """The next move of a chain whose previous one is done."""
         tablet, target = chain[0]
         row = int(np.flatnonzero(self.view.tablets.ids == tablet)[0])
         source = self.view.nodes[int(self.view.tablets.node[row])].id
@@ -70,11 +70,11 @@ class Settled:
     moves: int
     bytes: float
     carried_again: int  # moves of tablets that had been moved before
-    soonest: float  # seconds between two moves of one tablet, at least
+    soonest: float  # least seconds between two moves of one tablet
 
 
 def settle(view: BundleView, options: BundleOptions) -> Settled:
-    """Runs it to rest."""
+    """Runs it until it is at rest."""
     run, quiet, total = Run(view, options), 0.0, 0.0
     scores, times = [], dict[int, list[float]]()
     for _ in range(MOST_TICKS):

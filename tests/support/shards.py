@@ -1,7 +1,7 @@
 """A table spread over databases, with a directory that says so: what a client of a cluster sees.
 
-`Shards.switch` changes a tablet's owner by the very statements a migration uses (fence, seal, commit, attach, moved,
-detach), without its copying under load, so that a test can stop between any two of them.
+`Shards.switch` changes a tablet's owner by the same statements that a migration uses (fence, seal, commit, attach,
+moved, detach), without copying under load, so that a test can stop between any two of them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -58,7 +58,7 @@ class Shards:
     _links: dict[str, Connection] = field(default_factory=dict)
 
     def node(self, name: str) -> Connection:
-        """A connection of the test's own, in autocommit."""
+        """The test's own connection, in autocommit."""
         if name not in self._links:
             self._links[name] = connect(Address(name, self.dsns[name]), purpose="test")
         return self._links[name]
@@ -155,7 +155,7 @@ class Shards:
 
 @dataclass(frozen=True)
 class Leader:
-    """Called with a tablet and a node it moves the one to the other."""
+    """Called with a tablet and a node, it moves the one to the other."""
 
     directory: Directory
     leadership: Leadership
@@ -171,7 +171,7 @@ class Leader:
         return self._surely(lambda: begin_merge(self.directory, self.leadership, tablets))
 
     def _surely(self, begin: Callable[[], Migration]) -> Migration:
-        """One that finds the server too busy is undone and may be asked for again, as the planner does."""
+        """A move that finds the server too busy is undone and may be retried, as the planner does."""
         for _ in range(5):
             done = self.runner.run(begin().id)
             if done.state == "done":
@@ -200,7 +200,7 @@ def attach(node: Connection, tablet: Tablet) -> None:
 
 @contextmanager
 def new_shards(folder: Path, dsns: Sequence[str], tablets: int = 4, url: str = "") -> Iterator[Shards]:
-    """A cluster on these databases, of which nothing else is kept; its directory is a file, or at `url`."""
+    """A cluster on these databases, which keep nothing else; its directory is a file, or at `url`."""
     names = [f"pg-{letter}" for letter in "abcdefgh"[: len(dsns)]]
     url = url or f"sqlite://{folder}/directory.sqlite"
     columns = (KeyColumn("user_id", KeyType.BIGINT),)
@@ -221,7 +221,7 @@ def new_shards(folder: Path, dsns: Sequence[str], tablets: int = 4, url: str = "
 
 @contextmanager
 def databases(server: PostgresServer, count: int = 2) -> Iterator[list[str]]:
-    """Databases to be used for one cluster after another: making them takes far longer than emptying them."""
+    """Databases that are reused for one cluster after another: making them takes far longer than emptying them."""
     with ExitStack() as stack:
         yield [stack.enter_context(new_database(server)).dsn for _ in range(count)]
 

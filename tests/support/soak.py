@@ -1,11 +1,11 @@
-"""`make soak`: an instance under load and steady work, looked at all the time. `python -m tests.support.soak SECONDS`.
+"""`make soak`: an instance under load and steady work, watched all the time. `python -m tests.support.soak SECONDS`.
 
-Three nodes, ZooKeeper, an application that writes and reads, and a node that is drained and filled again without end,
-so that migrations, plans and commands come and go as they would in months. Every running move has threads, connections
-and files of its own, so the instance is also looked at twice with none under way: after a quarter of the time, and at
-the end. Meanwhile `soak_nemeses` troubles its servers, and two crews of `workloads` keep account. Ends with 1 if
-anything that must stay flat has grown in the second half or from rest to rest, if a write was lost, or if the doctor
-finds something. `SOAK_SEED` repeats a run.
+Three nodes, ZooKeeper, an application that writes and reads, and a node that is drained and filled again endlessly, so
+that migrations, plans and commands come and go as they would over months. Every running move has threads, connections
+and files of its own, so the instance is also measured twice with none under way: after a quarter of the time, and at
+the end. Meanwhile `soak_nemeses` troubles its servers, and two crews of `workloads` keep track. Ends with 1 if anything
+that must stay flat has grown in the second half or from rest to rest, if a write was lost, or if the doctor finds
+something. `SOAK_SEED` repeats a run.
 """
 
 import os
@@ -48,7 +48,7 @@ DRAINED = "c"
 REST_SECONDS = 6.0
 DISK_MEGABYTES = 3000  # a file system of its own, which one of the troubles fills
 LISTS = 400  # rows that are appended to
-SLACK = 2  # threads, connections and files more at rest than before: a tick or a question may be under way
+SLACK = 2  # more threads, connections and files at rest than before: a tick or a request may be under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Soak:
             time.sleep(0.2)
 
     def rest(self) -> None:
-        """Nothing new starts, and what runs comes to its end: a former owner shows its rows until they are retired."""
+        """Nothing new starts, and what is running ends: a former owner shows its rows until they are retired."""
         if self.trouble is not None:
             self.trouble.rest()
         self.fleet.write("observe")
@@ -150,7 +150,7 @@ def figures(name: str, one: Look) -> tuple[object, ...]:
 
 
 def act(verb: str, fleet: Fleet) -> bool:
-    """Until it is heard: the directory may be away for a moment."""
+    """Until it succeeds: the directory may be away for a moment."""
     deadline = time.monotonic() + 60
     while (done := balancer(verb, DRAINED, "--config", fleet.config)).code != 0:
         assert time.monotonic() < deadline, done.err
@@ -159,7 +159,7 @@ def act(verb: str, fleet: Fleet) -> bool:
 
 
 def grown(looks: list[Look]) -> list[str]:
-    """What is clearly more at the end than before the middle; medians, because every running move has connections."""
+    """What is clearly higher at the end than before the middle; medians, because every running move has connections."""
     middle, end = looks[len(looks) // 4 : len(looks) // 2], looks[-len(looks) // 4 :]
     found = []
     for name in end[0].flat():
@@ -170,7 +170,7 @@ def grown(looks: list[Look]) -> list[str]:
 
 
 def left_over(before: Look, after: Look) -> list[str]:
-    """What there is more of at rest than at the rest before: with nothing under way, nothing may be kept."""
+    """What there is more of at rest than at the previous rest: with nothing under way, nothing may be kept."""
     found = []
     for name, then in before.flat().items():
         now, allowed = after.flat()[name], 0.1 * then + 5 if name == "memory" else SLACK
@@ -220,7 +220,7 @@ def soak(folder: Path, seconds: float, seed: int) -> list[str]:
 
 def inspected(directory: Directory, cluster: Cluster) -> list[str]:
     """What the doctor finds. Rows that were set aside, because a trouble has switched triggers of a former owner off
-    and on, are looked at as a person would: nothing was written to them, so they are dropped."""
+    and on, are handled as a person would: nothing was written to them, so they are dropped."""
     for one in examine(directory, cluster.address):
         kept = re.match(r"schema (balancer_kept_\w+): .* and 0 rows were written here since", one.text)
         if kept and one.node:

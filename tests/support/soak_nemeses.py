@@ -1,8 +1,8 @@
 """What troubles an instance while it soaks: one thing after another, chosen by a seed that is printed.
 
 The instance itself is left alive, if not always awake, so that its figures at rest can be compared; its servers are
-not. No node is taken back to an older copy here: that loses acknowledged writes by definition, and what is made of it
-is tested by itself (`test_rewound`).
+not. No node is taken back to an older copy here: that loses acknowledged writes by definition, and how it is handled is
+tested separately (`test_rewound`).
 """
 
 import os
@@ -29,7 +29,7 @@ DDL_PATIENCE = 60.0
 
 
 class Trouble(threading.Thread):
-    """Makes trouble until it is told to stop. What it finds wrong by itself is in `faults`."""
+    """Makes trouble until told to stop. `faults` has what it finds wrong by itself."""
 
     def __init__(self, server: PostgresServer, keeper: ZooKeeperServer, dsns: Mapping[str, str], seed: int) -> None:
         super().__init__(name="trouble", daemon=True)
@@ -60,7 +60,7 @@ class Trouble(threading.Thread):
             try:
                 kind()
             except psycopg.OperationalError:
-                continue  # it met the victim of the trouble before
+                continue  # it hit the victim of the previous trouble
             except Exception:
                 self.faults.append(f"{kind.__name__}: {traceback.format_exc()}")
 
@@ -82,7 +82,7 @@ class Trouble(threading.Thread):
             try:
                 worker.stop()
             except AssertionError:
-                return  # no move is streaming just now
+                return  # no move is streaming right now
             self._halt.wait(STALLED)
 
     def server_killed(self) -> None:
@@ -101,7 +101,7 @@ class Trouble(threading.Thread):
         self._keeper.start()
 
     def wal_written_late(self) -> None:
-        """The log of an apply worker is not on the disk when the server is killed."""
+        """The WAL of an apply worker is not on disk when the server is killed."""
         with psycopg.connect(self._server.dsn(), autocommit=True) as connection:
             connection.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
             connection.execute("SELECT pg_reload_conf()")
@@ -114,7 +114,7 @@ class Trouble(threading.Thread):
     def snapshots_kept(self) -> None:
         """Readers with one snapshot miss no row at its end that they had at its beginning.
 
-        A tablet that comes meanwhile they may see arrive: plain SQL asks a node that does not own it yet.
+        They may see a tablet arrive meanwhile: plain SQL asks a node that does not own it yet.
         """
         with long_snapshots(self._dsns) as readers:
             before = {node: _count(reader) for node, reader in readers.items()}
@@ -179,7 +179,7 @@ class Trouble(threading.Thread):
         self.faults.append(f"{change} on {node} got no lock for {DDL_PATIENCE:.0f} s")
 
     def disk_full(self) -> None:
-        """Not a byte is left for the server, its log included, for a moment; it may have to be started again."""
+        """For a moment not a byte is left for the server, not even for its WAL; it may have to be restarted."""
         ballast = self._server.folder / "ballast"
         try:
             with ballast.open("wb") as file, suppress(OSError):

@@ -44,7 +44,7 @@ def make_standby(primary: PostgresServer, folder: Path, version: int, name: str 
 
 
 def wait_until(happened: Callable[[], bool], seconds: float = 20.0) -> None:
-    """For what a server does in its own time; fails if it does not."""
+    """Waits for what a server does in its own time; fails if it does not."""
     assert surely(happened, seconds), "it did not happen"
 
 

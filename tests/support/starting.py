@@ -1,6 +1,6 @@
-"""A process of an application that starts: `python -m tests.support.starting URL [CACHE]` says what that took, as JSON.
+"""A starting application process: `python -m tests.support.starting URL [CACHE]` says what that took, as JSON.
 
-What Python's own imports take is told apart: they do not grow with the directory.
+The time for Python's own imports is reported separately: they do not grow with the directory.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A command on a real pseudo-terminal: what it draws is read, and keys are pressed."""
+"""A command on a real pseudo-terminal: reads what it draws, and presses keys."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-# It makes the terminal its own, as a shell's job has it, so that Ctrl-C reaches it as a signal.
+# It makes the terminal its controlling one, as for a shell's job, so that Ctrl-C reaches it as a signal.
 _START = (
     "import fcntl, runpy, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
     " sys.argv[0] = 'balancer'; runpy.run_module('balancer', run_name='__main__')"
@@ -26,7 +26,7 @@ class Terminal:
         self.text = ""
         self._master, slave = os.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-        # Not ours to pass on: the size is the terminal's, the settings are the test's.
+        # Not to be passed on: the size is the terminal's, the settings are the test's.
         foreign = ("BALANCER_", "COLUMNS", "LINES")
         clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         self._process = subprocess.Popen(

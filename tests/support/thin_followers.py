@@ -1,9 +1,9 @@
 """Many followers on plain sockets: `python -m tests.support.thin_followers ADDRESS PATH NUMBER CONFIRM SPREAD`.
 
 Each does to ZooKeeper what a follower of the product does, byte by byte: a session with its pings, a watch on the root,
-a read of the root after each change, put off as the product does (SPREAD = 1) or not, and every CONFIRM seconds (0:
-never) a sync, a read and a look at the epoch. A thousand clients of kazoo would need the machine for themselves. Says
-`ready`, then `VERSION MONOTONIC` when the last of its followers has seen a version or a later one; ends with its input.
+a read of the root after each change, delayed as the product does (SPREAD = 1) or not, and every CONFIRM seconds (0:
+never) a sync, a read and a look at the epoch. A thousand kazoo clients would need the whole machine. Says `ready`, then
+`VERSION MONOTONIC` when the last of its followers has seen a version or a later one; ends with its input.
 """
 
 import selectors
@@ -72,7 +72,7 @@ class ThinFollower:
             self._ask(_EXISTS, text(self._epoch) + b"\0")
 
     def read(self) -> bool:
-        """Takes what has come; whether another version was seen."""
+        """Reads what has arrived; returns whether another version was seen."""
         self._buffer += self.socket.recv(1 << 16)
         before = self.version
         while len(self._buffer) >= 4 and len(self._buffer) >= 4 + (size := _FRAME.unpack_from(self._buffer)[0]):

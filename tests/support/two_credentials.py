@@ -1,6 +1,6 @@
 """Two credentials of a directory in ZooKeeper, and every znode's access list compared with what it should be.
 
-What should be is written down here once more, by path and in words: it does not ask the code under test.
+What the lists should be is spelled out here again, by path and in words: it does not ask the code under test.
 """
 
 from typing import Any

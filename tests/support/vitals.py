@@ -20,7 +20,7 @@ class Vitals:
 
 
 def vitals(pid: int) -> Vitals:
-    """The present figures of a process. Raises `FileNotFoundError` if it is gone."""
+    """The current figures of a process. Raises `FileNotFoundError` if it is gone."""
     folder = Path(f"/proc/{pid}")
     fields = (folder / "stat").read_text().rpartition(")")[2].split()
     links = [_target(entry) for entry in (folder / "fd").iterdir()]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 SLOWER: Final = 3
-"""How much slower a machine may be than those on which limits were chosen. Only a test that fails waits so long."""
+"""How much slower a machine may be than those on which limits were chosen. Only a failing test waits this long."""
 
 
 def surely(holds: Callable[[], object], seconds: float, pause: float = 0.02) -> bool:
@@ -14,7 +14,7 @@ def surely(holds: Callable[[], object], seconds: float, pause: float = 0.02) -> 
 
 
 def came(holds: Callable[[], object], seconds: float, pause: float = 0.02) -> bool:
-    """Whether a condition came true in time. Looking takes a quarter of the waiting at most."""
+    """Whether a condition came true in time. Checking takes at most a quarter of the waiting time."""
     deadline = time.monotonic() + seconds
     while True:
         looked = time.monotonic()

@@ -1,4 +1,4 @@
-"""Windows and minutes found the slow way: step by step, asking the zone each time. Knows nothing of stretches."""
+"""Windows and minutes found the slow way: step by step, asking the zone each time. Knows nothing about stretches."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo

@@ -1,8 +1,8 @@
-"""Writers and readers that keep account: what was acknowledged, what may have happened, what was read too old.
+"""Writers and readers that keep track: what was acknowledged, what may have happened, what was read too old.
 
 A write is acknowledged once COMMIT has returned, and only then; if COMMIT was never answered it may be there or not.
-They find the owner in the directory, have the node hold the tablet for their transaction, and try again when it refuses
-or the connection is lost, as the client library does. Once the node holds it, nothing may go wrong any more.
+They find the owner in the directory, have the node hold the tablet for their transaction, and retry when it refuses or
+the connection is lost, as the client library does. Once the node holds it, nothing may go wrong any more.
 """
 
 import random
@@ -41,7 +41,7 @@ class Ledger:
         self.writes: list[tuple[float, int]] = []
         """When (by the monotonic clock) a write of which id was acknowledged."""
         self.reads: list[tuple[float, int]] = []
-        """When a read of which id began that was answered."""
+        """When an answered read of which id began."""
         self.longest_wait = 0.0
         self.operations = 0
 
@@ -125,7 +125,7 @@ class Worker(threading.Thread):
                 self._mine.append(number)
             elif outcome == "unknown":
                 self._ledger.maybe_inserted.add(number)
-            elif outcome == "exists":  # every attempt before was refused, and nobody else writes this row
+            elif outcome == "exists":  # every earlier attempt was refused, and nobody else writes this row
                 self._ledger.surprises.append(f"row {number} was there before its write was acknowledged")
 
     def _increment(self, number: int) -> None:
@@ -167,7 +167,7 @@ class Worker(threading.Thread):
             self._ledger.surprises.append(words)
 
     def _until_answered(self, number: int, statement: str, one: bool = False) -> str:
-        """Tries until something else than "try again" is the answer; empty if the test ended first."""
+        """Tries until the answer is something other than "try again"; empty if the test ended first."""
         while not self.stop.is_set():
             outcome = self._write(number, statement, one)
             if outcome != "again":
@@ -246,7 +246,7 @@ class Worker(threading.Thread):
 
 
 class Reader(Worker):
-    """A client that only reads, rows that nobody writes: no writer's wait keeps it from asking."""
+    """A client that only reads rows that nobody writes: no writer's wait keeps it from asking."""
 
     def __init__(
         self, cluster: Cluster, follower: Follower, ledger: Ledger, rows: Sequence[int], seed: int, pace: float
@@ -286,7 +286,7 @@ def running(
 ) -> Iterator[tuple[Ledger, Callable[[], None]]]:
     """Workers at work; call the second value to end them and raise what they raised.
 
-    `present`: ids of rows that are there already; one more client reads them, and they must be there in the end.
+    `present`: ids of rows that already exist; one more client reads them, and they must be there in the end.
     """
     directory = cluster.directory()
     follower = directory.follow()

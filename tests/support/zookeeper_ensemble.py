@@ -29,14 +29,14 @@ class ZooKeeperEnsemble:
         return ",".join(server.address for server in self.servers)
 
     def start(self) -> None:
-        """Starts every member that does not run, and waits until each answers."""
+        """Starts every member that is not running, and waits until each answers."""
         for server in self.servers:
             server.launch()
         for server in self.servers:
             server.start()
 
     def leader(self) -> ZooKeeperServer:
-        """The member that leads at present."""
+        """The member that currently leads."""
         for server in self.servers:
             if server.pid() is not None and server.mode() == "leader":
                 return server

@@ -19,7 +19,7 @@ from balancer.policies.options import BundleOptions
 
 
 def about_tablet(source: Source, tablet: int) -> ExplanationShape:
-    """What it carries, who decides about it, what the plan does with it, and since when it is there."""
+    """What it carries, what decides about it, what the plan does with it, and since when it has been there."""
     snapshot = source.follower().snapshot
     record = snapshot.tablet(tablet)
     state, view, options = _known(source, snapshot.tables[record.table].bundle)
@@ -60,7 +60,7 @@ def why_not(source: Source, tablet: int, node: str) -> WhyNotShape:
 
 
 def owner_since(source: Source, snapshot: Snapshot, tablet: Tablet) -> float | None:
-    """When its present epoch began; None: earlier than the history is looked at."""
+    """When its current epoch began; None: further back than the history is searched."""
     since = None
     for entry in history.backwards(source.directory(), snapshot.version + 1):
         for record in _tablets(entry):

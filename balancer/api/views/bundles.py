@@ -146,7 +146,7 @@ def _capacity(node: NodeView) -> CapacityShape:
 
 
 def _day(state: BundleState, at: int | None) -> list[float | None]:
-    """A node's hours over its share, of a day of today's kind."""
+    """A node's hours relative to its share, for a day of today's kind."""
     if state.day is None or at is None:
         return []
     today = state.at.astimezone(ZoneInfo(state.schedule.timezone)).replace(hour=0)

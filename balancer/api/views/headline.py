@@ -1,4 +1,4 @@
-"""A bundle in one short line, and how far its work has come. What is longer is said on demand, by its sentence."""
+"""A bundle in one short line, and how far its work has come. Its sentence says more, on demand."""
 
 from collections.abc import Iterable, Mapping
 
@@ -68,7 +68,7 @@ def _balanced(state: BundleState) -> str:
     plan = state.plan
     if plan is None or plan.score_before >= EVEN:
         return "every node carries its share"
-    if plan.score_before < plan.limit - 1:  # it could be better: what keeps it is in the plan's notes
+    if plan.score_before < plan.limit - 1:  # it could be better: the plan's notes say what is in the way
         notes = [note.removeprefix("balanced: ") for note in plan.notes if note.startswith("balanced: ")]
         why = notes[0] if notes else "no move that is allowed makes it more even"
         return f"{plan.score_before:.0f} of 100 is even enough: {why}"

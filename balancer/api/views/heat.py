@@ -16,7 +16,7 @@ _OTHER = 255
 
 
 def heat(source: Source, bundle: str, table: str, dimension: Dimension, rows: int, *, day: bool = False) -> HeatShape:
-    """One layer of a table over the last hour or day, in at most so many rows."""
+    """One layer of a table over the last hour or day, in at most this many rows."""
     found = source.recorder.heat_map(bundle, table, str(dimension), day=day)
     if found is None:
         known = ", ".join(f"{a}/{b}" for a, b in source.recorder.tables()) or "none yet"
@@ -38,7 +38,7 @@ def heat(source: Source, bundle: str, table: str, dimension: Dimension, rows: in
 
 
 def _firsts(count: int, rows: int) -> npt.NDArray[np.int64]:
-    """Where the rows begin that moments are joined into: equally many in each, the oldest row has what is left."""
+    """Where the rows into which moments are joined begin: equally many in each, the oldest row has the remainder."""
     step = -(-count // rows)
     starts = np.arange(count % step or step, count, step)
     return np.concatenate(([0], starts)).astype(np.int64)

@@ -15,7 +15,7 @@ from balancer.logs import mask
 
 _CHUNK: Final = 200
 MOST_SCANNED: Final = 2000
-"""Commits looked at for one answer: a rare filter goes on with `next` instead of reading everything at once."""
+"""Commits looked at for one answer: a rare filter continues with `next` instead of reading everything at once."""
 _MOST_CHANGES: Final = 20
 
 
@@ -27,7 +27,7 @@ class HistoryQuery:
     node: str | None = None
     tablet: int | None = None
     steps: bool = True
-    """Also what is only a step of a migration or plan."""
+    """Include what is only a step of a migration or plan."""
 
 
 def page(directory: Directory, snapshot: Snapshot, wanted: HistoryQuery, limit: int, cursor: str = "") -> HistoryList:
@@ -53,7 +53,7 @@ def _below(snapshot: Snapshot, cursor: str) -> int:
 
 
 def backwards(directory: Directory, below: int, chunk: int = _CHUNK) -> Iterator[LogEntry]:
-    """Commits below a version, newest first, as many as one answer may look at; read so many at a time."""
+    """Commits below a version, newest first, as many as one answer may look at; reads this many at a time."""
     scanned = 0
     while below > 1 and scanned < MOST_SCANNED:
         after = max(0, below - 1 - chunk)

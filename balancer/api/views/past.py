@@ -1,7 +1,7 @@
-"""A bundle as it was: the same picture as `picture`, from what the recorder has kept; of moments before this instance
-began, from the directory's log: owners as they were, with the sizes of today, and no rates.
+"""A bundle as it was: the same picture as `picture`, from what the recorder has kept; for moments before this instance
+began, from the directory's log: owners as they were, with today's sizes and no rates.
 
-Where a table has more tablets than the recorder has bins, a block stands for a bin, and its figures are those of its
+If a table has more tablets than the recorder has bins, a block stands for a bin, and its figures are those of its
 greatest tablet times their number: an estimate, which says so by `tablets`.
 """
 
@@ -54,7 +54,7 @@ def _from_log(source: Source, log: LogCache, bundle: str, at: float) -> ClusterS
     order = np.lexsort((np.arange(len(owners)), blocks.tables, owners))
     ends = np.searchsorted(owners[order], np.arange(len(names) + 1))
     most = max(1, MOST_BLOCKS // max(1, len(names)))
-    there = len(view.nodes)  # those that were taken away since come after them, and get no share
+    there = len(view.nodes)  # those removed since come after them, and get no share
     fair = round(float(blocks.sizes.sum()) / there) if there else None
     return ClusterShape.model_construct(
         bundle=bundle,
@@ -79,7 +79,7 @@ def _about(name: str, fair: int | None) -> tuple[str, int | None, bool]:
 
 
 def _columns(source: Source, view: BundleView, past: PastOwners) -> tuple[BlockColumns, Ints, list[str]]:
-    """Today's columns as they were: without what was not there yet, with what has gone since."""
+    """Today's columns as they were: without what did not exist yet, with what has gone since."""
     names = [node.id for node in view.nodes]
     columns, tables = view.tablets, tables_of(view)
     known = {table.name: place for place, table in enumerate(view.tables)}
@@ -112,7 +112,7 @@ def _columns(source: Source, view: BundleView, past: PastOwners) -> tuple[BlockC
 
 
 def _number(nodes: dict[str, int], names: list[str], node: str) -> int:
-    """A node may have been taken away since."""
+    """A node may have been removed since."""
     if node not in nodes:
         nodes[node] = len(names)
         names.append(node)
@@ -120,7 +120,7 @@ def _number(nodes: dict[str, int], names: list[str], node: str) -> int:
 
 
 def _moment(moments: Sequence[PastMoment], at: float) -> PastMoment | None:
-    """The newest that is not younger."""
+    """The newest that is not later."""
     return next((moment for moment in reversed(moments) if moment.at <= at), None)
 
 

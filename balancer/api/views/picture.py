@@ -44,7 +44,7 @@ def cluster(state: BundleState) -> ClusterShape:
 
 
 def fair_shares(sizes: Floats, weights: Floats, takes: Sequence[bool], gives: Sequence[bool]) -> list[int | None]:
-    """Of what nodes carry that take or give tablets, the share of each that takes them, by its weight."""
+    """Of the total load on nodes that take or give tablets, the share of each that takes them, by its weight."""
     taking = np.array(takes, dtype=np.bool_)
     shared = float(sizes[taking | np.array(gives, dtype=np.bool_)].sum())
     total = float(weights[taking].sum())
@@ -107,7 +107,7 @@ def block_starts(tables: Ints, most: int) -> Ints:
 
 
 def significant(column: Floats) -> list[float]:
-    """To three digits: what a picture can show, and a third of what would be sent otherwise."""
+    """To three digits: what a picture can show, and a third of what would otherwise be sent."""
     sizes = np.floor(np.log10(np.maximum(np.abs(column), 1e-3)))
     steps = 10.0 ** (2 - sizes)
     return [int(one) if one.is_integer() else round(one, 5) for one in (np.rint(column * steps) / steps).tolist()]

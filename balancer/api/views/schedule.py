@@ -54,7 +54,7 @@ def _schedule(formula: str, timezone: str) -> Schedule:
 
 @lru_cache(maxsize=256)
 def _strip(formula: str) -> str:
-    """The minutes of a day as the wall clock shows them: the formula knows nothing but hours and minutes."""
+    """The minutes of a day as the wall clock shows them: the formula knows only hours and minutes."""
     bits = 0
     midnight = datetime(2001, 1, 1, tzinfo=UTC)
     made = _schedule(formula, "UTC")

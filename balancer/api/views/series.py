@@ -1,4 +1,4 @@
-"""A bundle over time, for charts: what the recorder kept of it, and what the directory still has of its migrations."""
+"""A bundle over time, for charts: what the recorder has kept, and what the directory still has about its migrations."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -16,7 +16,7 @@ from balancer.settings.migration import MigrationSettings
 
 MOST_POINTS: Final = 360
 MOST_FIGURES: Final = 9_000
-"""Points of all nodes together: with a hundred nodes a chart has ninety points, which is what its pixels can show."""
+"""Points of all nodes together: with a hundred nodes a chart has ninety points, as many as its pixels can show."""
 FEWEST_POINTS: Final = 60
 RATES: Final = ("write_rate", "read_rate")
 KEPT: Final = (
@@ -50,7 +50,7 @@ def series(source: Source, log: LogCache, bundle: str, *, day: bool) -> SeriesSh
 
 
 def _since(source: Source, log: LogCache, moments: Sequence[PastMoment]) -> float:
-    """From which moment on there is a picture: of this instance's memory, or of the directory's log."""
+    """The moment from which there is a picture: from this instance's memory, or from the directory's log."""
     now = source.clock.now().timestamp()
     return max(now - DAY_SLOT * DAY_SLOTS, min(log.oldest(), moments[0].at if moments else now))
 

@@ -37,7 +37,7 @@ class TabletFigures:
         self._orders: dict[str, tuple[BundleView, Ints]] = {}
 
     def of(self, bundle: str, tablet: int) -> dict[str, Any]:
-        """Size, rows and rates; empty where the tablet was not polled yet."""
+        """Size, rows and rates; empty if the tablet has not been polled yet."""
         if bundle not in self._orders:
             state = self._states.get(bundle)
             if state is None or state.view is None:
@@ -65,7 +65,7 @@ class Shaper:
         self._figures = TabletFigures(source.states())
 
     def shape(self, tablet: Tablet) -> TabletShape:
-        """One tablet with everything that is known of it."""
+        """One tablet with everything that is known about it."""
         table = self.snapshot.tables[tablet.table]
         pin, running = self.snapshot.pins.get(tablet.id), self.snapshot.migration_of(tablet.id)
         return TabletShape(
@@ -126,7 +126,7 @@ def page(source: Source, wanted: Filter, limit: int, cursor: str) -> TabletList:
 
 
 def hottest(source: Source, states: Iterable[BundleState], limit: int) -> list[TabletShape]:
-    """The tablets with the greatest shares of their bundle's writes and reads, that are still there.
+    """The tablets with the greatest shares of their bundle's writes and reads that still exist.
 
     Shares, not rows: a scan reads more rows in a second than anybody writes in an hour.
     """
@@ -182,7 +182,7 @@ def _rows(snapshot: Snapshot, table: Table, wanted: Filter, first: int) -> Itera
 
 
 def _start(tablet: Tablet) -> str:
-    """Where a tablet begins, in the order of its table's keys. A split behind that place hides nothing of it."""
+    """Where a tablet begins, in the order of its table's keys. A split after that place hides nothing of it."""
     bounds = tablet.bounds
     return f"{bounds.start():016x}" if isinstance(bounds, Leaf) else bounds.lower.hex()
 

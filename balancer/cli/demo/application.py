@@ -43,7 +43,7 @@ class Load:
         self._count = Count()
         self._order_ids = self._router.ids("orders")
         self._next_event = story.EVENTS + 1
-        # Two threads for what there is most of: an operation that takes long holds up the other half of it no more.
+        # Two threads for the most frequent work: a long operation then does not hold up the other half of it.
         jobs: list[tuple[Callable[[Random], None], float]] = [
             *([(self._order, 15.0)] * 2),
             *([(self._look, 10.0)] * 2),
@@ -57,7 +57,7 @@ class Load:
         ]
 
     def start(self) -> None:
-        """Begins to work; events go on where the last run ended."""
+        """Begins to work; events continue where the last run ended."""
         with self._router.transaction("events", (1 << 62,), read_only=True) as connection:
             newest = connection.execute("SELECT max(event_id) FROM events").fetchone()
             self._next_event = max(self._next_event, (newest[0] or 0) + 1_000_000 if newest else 0)

@@ -67,7 +67,7 @@ def demo(
 
 
 def _opened(log: Path) -> TextIO:
-    """Where a picture is drawn, a line of a log in its middle would tear it."""
+    """A log line in the middle of a picture would tear it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     return log.open("w")
 
@@ -88,7 +88,7 @@ def _play(show: Show, ended: threading.Event, *, once: bool, limit: float, outpu
 
 
 def _drawn(show: Show, ended: threading.Event, *, once: bool, limit: float) -> Picture | None:
-    """On a terminal, one picture over the other; the last one stays."""
+    """On a terminal, one picture replaces the other; the last one stays."""
     picture: Picture | None = None
     with Live(console=console, auto_refresh=False) as live:
         while not ended.wait(1.0):
@@ -101,7 +101,7 @@ def _drawn(show: Show, ended: threading.Event, *, once: bool, limit: float) -> P
 
 
 def _written(show: Show, ended: threading.Event, *, once: bool, limit: float, quiet: bool) -> Picture | None:
-    """Where there is no terminal: a line every some seconds, or nothing."""
+    """Without a terminal: a line every few seconds, or nothing."""
     picture: Picture | None = None
     written, told = 0.0, False
     while not ended.wait(1.0):

@@ -1,4 +1,4 @@
-"""What came of a demonstration: before, after, what was moved, and what the application noticed."""
+"""The result of a demonstration: before, after, what was moved, and what the application noticed."""
 
 from typing import Any
 

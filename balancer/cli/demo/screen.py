@@ -22,9 +22,9 @@ from balancer.planner.summary import summary
 from balancer.settings import Mode
 from balancer.settings.units import format_duration, format_size
 
-WIDE = 100  # columns from which on there is room for the reasons
+WIDE = 100  # columns from which there is room for the reasons
 BARS = {False: 9, True: 14}  # by whether the terminal is wide
-SENTENCE = 2  # lines that what happens now may take; always as many, so that nothing below jumps
+SENTENCE = 2  # lines for what happens now; always the same number, so that nothing below jumps
 FEWEST = 3  # finished migrations that are shown however low the terminal is
 MOST = 10
 
@@ -64,7 +64,7 @@ class Picture:
 
 
 def panel(picture: Picture, width: int, height: int) -> RenderableType:
-    """For a terminal of so many columns and lines."""
+    """For a terminal of this many columns and lines."""
     wide = width >= WIDE
     nodes = _nodes(picture.state, BARS[wide])
     above: list[RenderableType] = [_head(picture), _sentence(picture, width), Text(), nodes, Text()]
@@ -140,7 +140,7 @@ def _migrations(picture: Picture, room: int, *, wide: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", expand=wide)
     names = ("what happens", "state", "bytes", "writers waited", *(("why",) if wide else ()))
     for name in names:
-        # The reason has what the others leave, and is cut before any of them.
+        # The reason gets what the others leave, and is cut before any of them.
         ratio = 1 if name == "why" else None
         side: Literal["right", "left"] = "right" if name == "bytes" else "left"
         table.add_column(name, overflow="ellipsis", no_wrap=True, justify=side, ratio=ratio)

@@ -1,4 +1,4 @@
-"""One run of the demonstration: the daemon, its page and the application, looked at about once a second.
+"""One run of the demonstration: the daemon, its page and the application, watched about once a second.
 
 First the daemon only watches (mode `observe`); as soon as it has found the hot range it is allowed to act, by a change
 of its configuration, as an operator would allow it. Then it balances until nothing is left to do for a while.
@@ -22,8 +22,8 @@ from balancer.planner.state import BundleState, StateWord
 from balancer.policies.bundle_view import ActionKind
 from balancer.settings import Mode, Settings
 
-STEADY = 6  # looks in a row without anything to do before the cluster is called balanced: longer than a tablet rests
-WATCHED = 13.0  # seconds in which the clients have told which keys they use: a cut by those is the best
+STEADY = 6  # looks in a row with nothing to do before the cluster is called balanced: longer than a tablet rests
+WATCHED = 13.0  # seconds for clients to report which keys they use: a cut by those is the best
 PATIENCE = 40.0  # seconds after which the daemon may act even if it has found no hot range
 DONE = "done"
 
@@ -39,7 +39,7 @@ class Watcher(Observer):
 
 
 class Show:
-    """Runs on a cluster that is up. `act` lets the daemon act; it is called once, where the daemon may not yet."""
+    """Runs on a cluster that is up. `act` lets the daemon act; it is called once, if the daemon may not act yet."""
 
     def __init__(self, settings: Settings, passfile: Path, seed: int, act: Callable[[], None]) -> None:
         self._clock = SystemClock()
@@ -111,7 +111,7 @@ class Show:
             self._first_score = state.plan.score_before
 
     def _step(self, finished: list[Migration]) -> Step:
-        """Steady is only what has seen everything that the story promises, and then had nothing to do for a while."""
+        """Steady means that it has seen everything that the story promises, and then had nothing to do for a while."""
         if self._watching:
             return Step.WATCHING
         done = {record.operation for record in finished if record.state == DONE}

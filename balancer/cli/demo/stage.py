@@ -71,7 +71,7 @@ def _create(
     name: str, bundle: BundleSettings, directory: Directory, nodes: dict[str, Connection], settings: Settings
 ) -> None:
     shape = bundle.tables[name]
-    # The other nodes are recorded by the daemon, as new ones always are; here only the first exists.
+    # The daemon records the other nodes, as it does all new ones; here only the first exists.
     first = [record for record in records_of(bundle) if record.id == story.FIRST_NODE]
     create(
         request_of(bundle, name, "demo"),

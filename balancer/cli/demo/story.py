@@ -1,9 +1,10 @@
-"""What the demonstration tells: the configuration, the tables, the rows and the load that make a cluster lopsided.
+"""The demonstration's story: the configuration, the tables, the rows and the load that make a cluster lopsided.
 
 Two nodes have just been added to a cluster of one. All vbuckets of `orders` are on the first node, and so is the whole
 of `events`, which grows at its end and is read most in its newest quarter. Sizes are small, so that everything happens
-within minutes. What happens is the same in every run, though not when: the newest quarter of `events` does half as much
-again as a tablet may, each half of it clearly less, and everything else is made of pieces that three nodes can share.
+within minutes. The same things happen in every run, though not at the same times: the newest quarter of `events` does
+half as much again as a tablet may, each half of it clearly less, and everything else is made of pieces that three nodes
+can share.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """The database backend: `ENGINE = "balancer.client.django"`. Django looks for this module by its name.
 
 A wrapper has a connection only inside a `shard` block, lent by the router and in a proven transaction. To Django it is
-then inside an `atomic` block: nested ones are savepoints, `on_commit` waits, and commit() and rollback() are refused by
-Django itself. One router per process and alias; a fork makes its own.
+then inside an `atomic` block: nested ones are savepoints, `on_commit` waits, and Django itself refuses commit() and
+rollback(). One router per process and alias; a fork makes its own.
 """
 
 import atexit
@@ -55,14 +55,14 @@ def _made(wrapper: "DatabaseWrapper") -> Router:
 
 
 def close_routers() -> None:
-    """Of this process: for the end of a test."""
+    """Closes this process's routers: for the end of a test."""
     with _lock:
         for known in [known for known in _routers if known[0] == os.getpid()]:
             _routers.pop(known).close()
 
 
 class DatabaseCreation(BaseDatabaseCreation):
-    """Django's test runner makes no database here: a test names a cluster of its own, or one database."""
+    """Django's test runner creates no database here: a test names a cluster of its own, or one database."""
 
     def create_test_db(self, *arguments: Any, **options: Any) -> str:
         name: str = self.connection.settings_dict["NAME"]
@@ -86,7 +86,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     """Where the open block is; None: there is none."""
 
     def get_connection_params(self) -> dict[str, Any]:
-        """What Django wants of a connection; who and where it goes to is the directory's business."""
+        """What Django wants from a connection; the directory decides where it goes."""
         named, self.settings_dict = self.settings_dict, {**self.settings_dict, "NAME": "x"}
         try:
             found: dict[str, Any] = super().get_connection_params()
@@ -126,7 +126,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self.savepoint_ids, self.atomic_blocks = [], []
 
     def _hinted(self, execute: Callable[..., Any], statement: Any, values: Any, many: bool, context: Any) -> Any:
-        """Words for a statement that found nothing because its key is elsewhere."""
+        """A hint for a statement that found nothing because its key is elsewhere."""
         done = execute(statement, values, many, context)
         hints = getattr(self.connection, "hints", None)
         if not many and hints is not None and context["cursor"].rowcount == 0:
@@ -135,7 +135,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
 
     @property
     def pg_version(self) -> int:
-        """Of the block's node; without one, of the first that answers: Django asks for it at odd moments."""
+        """The block's node's version; without a block, the first that answers: Django asks for it at odd moments."""
         if self.connection is not None:
             return int(self.connection.info.server_version)
         with self._somewhere() as (_, connection):

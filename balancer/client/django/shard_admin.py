@@ -1,4 +1,4 @@
-"""Django's admin for sharded models: it looks at one key at a time, and says on every page where that is.
+"""Django's admin for sharded models: it shows one key at a time, and says on every page where that is.
 
     @admin.register(Order)
     class OrderAdmin(ShardAdmin):
@@ -23,7 +23,7 @@ ASKED = "_shard"
 
 
 class ShardAdmin(admin.ModelAdmin):
-    """A `ModelAdmin` in which every page is of one shard."""
+    """A `ModelAdmin` in which every page belongs to one shard."""
 
     shard_key: str = ""
     """The model's field with the key: rows of other keys in the same tablet are not listed."""
@@ -76,7 +76,7 @@ class ShardAdmin(admin.ModelAdmin):
                 request.shard = opened
                 response = view({**(context or {}), "subtitle": where(opened)})
                 if hasattr(response, "render"):
-                    response.render()  # templates read what is left of querysets
+                    response.render()  # templates read the rest of querysets
                 return response
         except UserError as error:
             if asked is None:

@@ -23,7 +23,7 @@ ENGINE = "balancer.client.django"
 
 
 def shards_alias() -> str:
-    """The one database of DATABASES that is a cluster."""
+    """The only database in DATABASES that is a cluster."""
     found = [alias for alias, words in settings.DATABASES.items() if words.get("ENGINE") == ENGINE]
     if len(found) != 1:
         raise UserError(
@@ -33,11 +33,11 @@ def shards_alias() -> str:
 
 
 class _RolledBack(Exception):
-    """`transaction.set_rollback(True)` was said inside."""
+    """`transaction.set_rollback(True)` was called inside."""
 
 
 class ShardBlock(ContextDecorator):
-    """A block on the owner of a key. May be opened again when it has ended, but not by two threads at once."""
+    """A block on the owner of a key. May be reopened after it has ended, but not by two threads at once."""
 
     def __init__(self, table: str, key: AnyKey, using: str | None, options: dict[str, Any]) -> None:
         self.table = table
@@ -62,7 +62,7 @@ class ShardBlock(ContextDecorator):
 
     @property
     def location(self) -> Location:
-        """Node, tablet and epoch of the key; of an open block, those that were proven."""
+        """Node, tablet and epoch of the key; for an open block, those that were proven."""
         return self._wrapper().location or self.router.locate(self.table, self.key)
 
     def __enter__(self) -> "ShardBlock":
@@ -143,7 +143,7 @@ def shard(
 def run(
     table: str, key: AnyKey, function: Callable[[], Result], *, patience: float = PATIENCE, **options: Any
 ) -> Result:
-    """Calls the function in a `shard` block, and again from its start where that is asked for: see `Router.run`."""
+    """Calls the function in a `shard` block, and retries it from the start if needed: see `Router.run`."""
     opened = shard(table, key, **options)
     clock = opened.router.attachments.routes.clock
     deadline = clock.monotonic() + patience

@@ -1,4 +1,4 @@
-"""How a client of a workload reaches its rows, and what the errors that it meets mean. Pure values."""
+"""How a client of a workload reaches its rows, and what the errors that it gets mean. Pure values."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,7 +22,7 @@ class Proof(StrEnum):
 
 
 class Way(StrEnum):
-    """By which name the rows are written. They are read through the root: a partition's name is not for readers."""
+    """The name by which the rows are written. They are read through the root: a partition's name is not for readers."""
 
     ROOT = "root"
     LEAF = "leaf"
@@ -31,7 +31,7 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Approach:
-    """A client's habits. What is forwarded cannot be held as well: the client does not know the node."""
+    """A client's habits. Forwarded rows cannot be held as well: the client does not know the node."""
 
     proof: Proof = Proof.HOLD
     way: Way = Way.ROOT

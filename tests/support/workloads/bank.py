@@ -1,4 +1,4 @@
-"""Money goes to and fro between two colocated roots, in one transaction. Every snapshot has the same sum."""
+"""Money goes back and forth between two colocated roots, in one transaction. Every snapshot has the same sum."""
 
 from collections.abc import Iterator, Sequence
 
@@ -27,7 +27,7 @@ class Bank(Workload):
         reply = caller.write(
             [giver, taker],
             lambda relation: "; ".join(
-                # The first root first, whoever gives: no two transfers wait for each other.
+                # The first root first, whichever gives: no two transfers wait for each other.
                 f"UPDATE {relation(key, number)} SET n = n + {change} WHERE id = {key}"
                 for number, key, change in sorted(((root, giver, -amount), (1 - root, taker, amount)))
             ),

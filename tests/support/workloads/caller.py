@@ -1,4 +1,4 @@
-"""One client's connections. A transaction is one message, so a client is as quick as the server.
+"""One client's connections. A transaction is one message, so a client is as fast as the server.
 
 The price: if the connection breaks before the answer, nobody knows whether the transaction committed.
 """
@@ -39,7 +39,7 @@ class Reply(NamedTuple):
 
 
 class Caller:
-    """Finds the owner in the directory, asks it, and tries again where that is the answer."""
+    """Finds the owner in the directory, asks it, and retries if that is the answer."""
 
     def __init__(
         self, table: Table, dsns: Mapping[str, str], follower: Follower, approach: Approach, chance: Random
@@ -77,7 +77,7 @@ class Caller:
         return Reply("stopped", 0.0, 0.0)
 
     def _attempt(self, keys: Sequence[int], build: Build, writing: bool, began: float) -> Reply | None:
-        """None: nothing happened, try again."""
+        """None: nothing happened, retry."""
         tablets = {key: self._locate(key) for key in keys}
         nodes = {tablet.node for tablet in tablets.values()}
         if len(nodes) > 1:

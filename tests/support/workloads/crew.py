@@ -1,7 +1,7 @@
 """Clients of a workload in processes of their own, so that the migration's process has its core to itself.
 
 A process is forked from a server that has imported everything. Each has some clients, every one with a thread and
-connections of its own; they write or read, never both, so that readers go on while writers are held back.
+connections of its own; they write or read, never both, so that readers continue while writers are held back.
 """
 
 import multiprocessing
@@ -95,11 +95,11 @@ class Crew:
         return int(self._counts[WRITES] + self._counts[READS])
 
     def await_operations(self, count: int, seconds: float = PATIENCE) -> bool:
-        """Waits until so many were answered in all."""
+        """Waits until this many were answered in all."""
         return self._await(lambda: self.operations >= count, seconds)
 
     def await_writes(self, count: int = 1, seconds: float = PATIENCE) -> bool:
-        """Waits until so many more were asked for and acknowledged: each client had at most one under way."""
+        """Waits until this many more were requested and acknowledged: each client had at most one under way."""
         wanted = self._counts[WRITES] + self._clients + count
         return self._await(lambda: bool(self._counts[WRITES] >= wanted), seconds)
 
@@ -132,7 +132,7 @@ class Crew:
         return told.surprises[:5] + self.workload.faults(told.history, shown_by(self._cluster), self.approach)
 
     def summary(self) -> str:
-        """For people: what was done, and how quickly."""
+        """For people: what was done, and how fast."""
         seconds = (self.ended or time.monotonic()) - self.began
         return (
             f"{self.workload.name}, {self.approach}: {self.operations} operations, {self.operations / seconds:.0f}/s,"
@@ -194,7 +194,7 @@ def _serve(errand: Errand, counts: Any, stop: SharedEvent, pipe: Pipe) -> None:
     """In the forked process."""
     told = Told([], [])
     try:
-        # It may be the victim, and down just now.
+        # It may be the victim, and down right now.
         with open_directory(errand.url, lease=10.0, timeout=60.0) as directory:
             follower = directory.follow()
             workers = [_Hand(errand, number, follower, counts) for number in range(errand.writers + errand.readers)]

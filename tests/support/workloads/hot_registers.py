@@ -10,7 +10,7 @@ from tests.support.workloads.workload import Client, Occurrence, Shown, Workload
 
 
 class HotRegisters(Workload):
-    """A client compares with what it saw last: about one in as many as there are clients comes through."""
+    """A client compares with what it saw last: about one in n succeeds, with n clients."""
 
     name = "register"
 
@@ -55,7 +55,7 @@ class HotRegisters(Workload):
 
 
 def deeds_of(one: Occurrence, proven: bool) -> list[Deed]:
-    """What a register's history says of an occurrence: nothing where nothing was promised."""
+    """What a register's history says about an occurrence: nothing if nothing was promised."""
     if one.kind == "read":
         told = proven and one.outcome == "done" and isinstance(one.found, int)
         return [Deed("read", one.began, one.ended, old=int(str(one.found)))] if told and one.found is not None else []

@@ -1,10 +1,10 @@
 """Whether the history of one register could have happened one operation after another. Pure.
 
-Wing and Gong's search in Lowe's form: the events are gone through in the order of time, and what is kept is every
-*possibility*: a value, and which of the operations under way have taken effect already. An operation may take effect
-as late as at its own answer, so possibilities are followed further only there. Equal ones are kept once.
+Wing and Gong's search in Lowe's form: it goes through the events in order of time and keeps every *possibility*: a
+value, and which of the operations under way have already taken effect. An operation may take effect as late as at its
+own answer, so possibilities are followed further only there. Equal ones are kept once.
 
-An operation without an answer stays under way for ever: it may take effect at any time, or never.
+An operation without an answer stays under way forever: it may take effect at any time, or never.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,7 +43,7 @@ def is_linearizable(deeds: Sequence[Deed], first: int = 0) -> bool:
 
 
 def after(value: int, deed: Deed) -> int | None:
-    """The register's value after a deed; None if it could not have been answered like this."""
+    """The register's value after an operation; None if it could not have been answered like this."""
     match deed.kind:
         case "read":
             return value if value == deed.old else None
@@ -57,7 +57,7 @@ def after(value: int, deed: Deed) -> int | None:
 
 
 def _events(deeds: Sequence[Deed]) -> Iterable[tuple[float, bool, int]]:
-    """Beginnings before answers where the clock shows the same: then the two overlap."""
+    """Beginnings before answers if the clock shows the same: then the two overlap."""
     for number, deed in enumerate(deeds):
         yield deed.began, False, number
         if deed.ended != inf:

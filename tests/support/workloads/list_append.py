@@ -1,7 +1,7 @@
-"""Several writers append tokens to few rows. Every read is a beginning of what is there in the end.
+"""Several writers append tokens to few rows. Every read is a prefix of what is there in the end.
 
-Nothing depends on when somebody looked: a former owner's rows, an old snapshot and the end are beginnings of one list,
-or somebody has written to two copies.
+It does not matter when somebody looked: a former owner's rows, an old snapshot and the end are prefixes of one list, or
+somebody has written to two copies.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ END = ";"
 
 
 class Beginning(NamedTuple):
-    """A list as somebody read it: in an hour there are more of them than memory has room for."""
+    """A list as somebody read it: in an hour there are more of them than fit in memory."""
 
     length: int
     digest: bytes
@@ -34,7 +34,7 @@ def _hash(data: bytes = b"") -> "blake2b":
 
 
 def beginnings(tokens: Sequence[str]) -> dict[int, bytes]:
-    """By length: the digest of every beginning of this list."""
+    """By length: the digest of every prefix of this list."""
     so_far, length = _hash(), 0
     found = {0: so_far.digest()}
     for token in tokens:

@@ -1,4 +1,4 @@
-"""Rows are inserted once and deleted at most once. In the end each is there as often as it was promised."""
+"""Rows are inserted once and deleted at most once. In the end each is there as often as was promised."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ class SetOfIds(Workload):
         if reply.outcome == "done":
             client.mine.append(key)
         if reply.error is not None and reply.outcome == "refused":
-            # Every attempt before was refused, and nobody else writes this row.
+            # Every earlier attempt was refused, and nobody else writes this row.
             client.surprises.append(f"the insert of {key} was answered with: {reply.error}")
         client.history.append(Occurrence("insert", key, 0, None, reply.outcome, reply.began, reply.ended))
 

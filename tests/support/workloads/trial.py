@@ -1,4 +1,4 @@
-"""A workload beside migrations of the very tablet that it works on, and everything that is wrong afterwards.
+"""A workload during migrations of the very tablet that it works on, and everything that is wrong afterwards.
 
 Used by the tests and by `make soak`. Everything random comes from a seed that is printed.
 """
@@ -34,15 +34,15 @@ KINDS: Mapping[str, tuple[Callable[[Sequence[int]], Workload], int]] = {
     "register": (HotRegisters, 3),
     "bank": (Bank, 8),
 }
-"""Each workload, and with how many rows it begins."""
+"""Each workload, and how many rows it begins with."""
 TABLET = 2
 SETTINGS = replace(
     QUICK,
     **{
         **AMPLE,
-        # Changed keys are counted as often as they changed: at this pace a hot row would never be few enough.
+        # Changed keys are counted as often as they changed: at this pace a hot row would always have too many.
         "verify_keys_in_fence": 100_000,
-        # A writer that names a new partition asks for the root's lock as well, once: a swap that has it must give way.
+        # A writer that names a new partition also asks for the root's lock, once: a swap that holds it must give way.
         "lock_timeout": 0.2,
         "fence_attempts": 200,
         "retry_back_off_limit": 0.2,
@@ -107,7 +107,7 @@ def two_nodes(folder: Path, dsns: dict[str, str], kind: str) -> Iterator[tuple[C
 
 
 def forwarding(cluster: Cluster) -> ForwardingUpdater:
-    """Brings `balancer_all` to every node; what is returned keeps it right, as the daemon does."""
+    """Brings `balancer_all` to every node; the returned object keeps it right, as the daemon does."""
     directory = cluster.directory()
 
     def addresses(node: str) -> Address:
@@ -128,7 +128,7 @@ def run_trial(
     operations: int = 2000,
     pace: float = 0.0,
 ) -> list[str]:
-    """Runs the migrations under load; returns what is wrong. At least so many operations are answered."""
+    """Runs the migrations under load; returns what is wrong. At least this many operations are answered."""
     watch = forwarding(cluster) if approach.way is Way.FORWARDED else observer
     with at_work(cluster, workload, approach, [TABLET], seed=seed, pace=pace) as crew, leading(cluster, watch) as mover:
         found = [] if crew.await_operations(operations // 4) else ["the clients did not get going"]

@@ -1,4 +1,4 @@
-"""What a workload says of itself, and what its history is made of. `crew` runs it; tests ask it for faults."""
+"""What a workload says about itself, and what its history is made of. `crew` runs it; tests ask it for faults."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ Shown = Mapping[str, Sequence[tuple[int, int, int, str | None]]]
 
 
 class Occurrence(NamedTuple):
-    """Something that a client did and was answered, or was not."""
+    """Something that a client did, answered or not."""
 
     kind: str
     key: int
@@ -49,7 +49,7 @@ class Client:
         self._fresh = ids_within(self.bounds, 1_000_000 * (self.number + 1))
 
     def fresh_id(self) -> int:
-        """One that nobody has used, in the tablets that are migrated."""
+        """An unused id, in the tablets that are migrated."""
         return next(self._fresh)
 
     def fresh_value(self) -> int:
