@@ -28,10 +28,10 @@ def check(
         typer.Option("--ask-directory", help="also name bundles that were handed over to another directory"),
     ] = False,
 ) -> None:
-    """Reads every file and prints everything that is wrong, each with its place; exits 2 if there is anything.
+    """Reads every file and prints everything that is wrong, and where; exits with 2 if there is anything.
 
-    Settings that are right and change nothing are named too. A running instance takes over what is right by itself,
-    except for what it reads only when it starts.
+    Also names settings that are valid but have no effect. A running instance takes over valid changes on its own,
+    except for settings that it reads only when it starts.
     """
     try:
         settings = load_settings(config)
@@ -62,7 +62,7 @@ def check(
 
 @app.command()
 def show(bundle: str, config: ConfigOption = None, output: OutputOption = Output.TEXT) -> None:
-    """The values that hold for a bundle, and where each came from. No secrets."""
+    """Shows the values that apply to a bundle, and where each came from. No secrets."""
     rows = [
         {"key": value.key, "value": value.value, "origin": value.origin}
         for value in effective(load_settings(config), bundle)

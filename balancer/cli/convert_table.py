@@ -23,7 +23,7 @@ from balancer.tables.unconvert import plan_unconversion, unconvert
 
 BundleArgument = Annotated[str, typer.Argument(help="the bundle")]
 TableArgument = Annotated[str, typer.Argument(help="the table, as the bundle's file names it")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only show what would be done, and what is in the way")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only show what it would do, and what is in the way")]
 WidenOption = Annotated[
     bool,
     typer.Option(
@@ -42,7 +42,7 @@ def convert_table(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Makes a plain table the one tablet of a table of the cluster, online. Its rows stay where they are."""
+    """Turns a plain table into a table of the cluster with one tablet, online. Its rows stay where they are."""
     settings = load_settings(config)
     found_bundle = settings.bundle(bundle)
     request = _sharded(found_bundle, table)
@@ -70,7 +70,7 @@ def unconvert_table(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Makes a table with one tablet a plain one again, online; or takes back a conversion that was begun."""
+    """Turns a table with one tablet back into a plain one, online; or undoes an unfinished conversion."""
     settings = load_settings(config)
     found_bundle = settings.bundle(bundle)
     request = _sharded(found_bundle, table)

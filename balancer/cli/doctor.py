@@ -26,13 +26,13 @@ SECURE = "balancer directory secure"
 
 
 def doctor(
-    fix: Annotated[bool, typer.Option("--fix", help="repair what can be; only while no daemon leads")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="repair what it can; only while no daemon leads")] = False,
     node: Annotated[list[str] | None, typer.Option("--node", "-n", help="only these nodes")] = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Looks for leftovers of migrations, for nodes that contradict the directory, and for a directory that is open to
-    others than the writer and the reader. Exit code 1 if there are any."""
+    anyone but the writer and the reader. Exits with 1 if it finds any."""
     settings = load_settings(config)
     addresses = partial(address_in, settings)
     with open_configured(settings.daemon) as directory:

@@ -20,7 +20,7 @@ from balancer.settings.units import format_duration
 
 def drain(
     node: str,
-    wait: Annotated[bool, typer.Option("--wait", "-w", help="until it is empty, saying how far it is")] = False,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="wait until it is empty, showing progress")] = False,
     timeout: TimeoutOption = None,
     dry_run: DryRunOption = False,
     reason: ReasonOption = "",

@@ -29,13 +29,14 @@ IdOption = Annotated[str | None, typer.Option("--id", help="an older plan, by it
 def plan(
     bundle: BundleArgument = None,
     id_: IdOption = None,
-    replan: Annotated[bool, typer.Option("--replan", help="let the leader plan again first")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="actions and rejections shown at most")] = 50,
+    replan: Annotated[bool, typer.Option("--replan", help="let the leader make a new plan first")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="show at most this many actions and rejections")] = 50,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """The newest plan: its actions with why, what was left with why not, and how balanced it would make the bundle."""
+    """Shows the newest plan: its actions and why, what it rejected and why, and how balanced it would make the
+    bundle."""
     with directory_of(directory, config) as opened:
         if replan:
             planned_again(opened, only_bundle(opened.snapshot(), bundle))

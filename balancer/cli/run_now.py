@@ -22,7 +22,7 @@ def run_now(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Starts at once what the next plan of a bundle wants, whatever its schedule says; budgets and pins still hold."""
+    """Starts at once what the next plan of a bundle wants, whatever its schedule says; budgets and pins still apply."""
     with directory_of(directory, config) as opened:
         arguments = {"bundle": only_bundle(opened.snapshot(), bundle)}
         if dry_run:

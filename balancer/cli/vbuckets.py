@@ -35,7 +35,7 @@ def double(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Splits every vbucket of a hash table into its two halves, as the budgets allow.
+    """Splits every vbucket of a hash table into two halves, as the budgets allow.
 
     However small they get, the balancer does not merge them back; `table halve` does.
     """
@@ -57,7 +57,7 @@ def halve(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Merges every two sibling vbuckets of a hash table; those on different nodes are moved together first."""
+    """Merges every pair of sibling vbuckets of a hash table; pairs on different nodes are first moved together."""
     _order(
         orders.HALVE,
         {"bundle": bundle, "table": table, "at_once": now},
