@@ -84,4 +84,4 @@ def read_cursor(cursor: str) -> Place | None:
 
 def foreign(cursor: str) -> UserError:
     """What is said of a cursor that is none of this list's."""
-    return UserError(f"{cursor!r} is not a place to go on from: pass the `next` of the answer before")
+    return UserError(f"{cursor!r} is not a cursor: pass the `next` of the previous answer")

@@ -332,7 +332,7 @@ class SampleRequest(BaseModel):
 
     table: str = Field(max_length=200)
     reporter: str = Field(
-        pattern=r"^[A-Za-z0-9._-]{1,64}$", description="who reports; a newer report replaces his last"
+        pattern=r"^[A-Za-z0-9._-]{1,64}$", description="who reports; a newer report replaces the last one"
     )
     seconds: float = Field(10.0, gt=0, allow_inf_nan=False, description="how long they were collected")
     samples: list[Sample] = Field(min_length=1, max_length=1000)

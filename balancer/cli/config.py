@@ -41,7 +41,7 @@ def check(
         else:
             for mistake in error.mistakes:
                 fail(str(mistake))
-            fail(f"{len(error.mistakes)} to mend")
+            fail(f"{len(error.mistakes)} to fix")
         raise typer.Exit(2) from None
     idle = ineffective(settings)
     if ask_directory:
@@ -56,8 +56,8 @@ def check(
         for one in idle:
             say(str(one))
         bundles = ", ".join(f"{bundle.name} ({bundle.mode})" for bundle in settings.bundles.values()) or "none"
-        say(f"{settings.file} is right; bundles: {bundles}")
-        say(f"taken over only at a restart of the instance: {', '.join(READ_AT_START)}; everything else at once")
+        say(f"{settings.file} is valid; bundles: {bundles}")
+        say(f"these need a restart of the instance: {', '.join(READ_AT_START)}; everything else takes effect at once")
 
 
 @app.command()

@@ -140,7 +140,7 @@ def _show_intent(table: str, intent: Intent, output: Output) -> None:
     if intent.whereabouts.converted:
         say(f"table {table} is converted on node {home}; it will be finished and adopted")
         return
-    say("-- before, beside the writers:")
+    say("-- before, while writers continue:")
     for text in _texts(before):
         say(f"{text};")
     say("-- in one transaction, within write_pause_budget:")
@@ -173,5 +173,5 @@ def _done(facts: dict[str, Any], pause: float | None, notes: Sequence[str], outp
         return
     for note in notes:
         say(note)
-    waited = "" if milliseconds is None else f"; others waited {milliseconds:g} ms at most"
+    waited = "" if milliseconds is None else f"; other sessions waited at most {milliseconds:g} ms"
     say(f"table {facts['table']} is {facts['result']} on node {facts['node']}{waited}")

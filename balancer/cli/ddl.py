@@ -139,7 +139,7 @@ def _text(file: Path) -> str:
     try:
         return read_text_file(file, LARGEST_FILE)
     except FileNotFoundError:
-        raise UserError(f"the file {file} is not there") from None
+        raise UserError(f"there is no file {file}") from None
     except ValueError as error:
         raise UserError(f"the file {file} {error}") from error
 

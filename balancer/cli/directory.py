@@ -71,7 +71,7 @@ def import_(
     records = import_document(_read(file))
     with directory_of(directory, config, create=True) as opened:
         if not force and not _is_empty(opened):
-            raise Refused("the directory is not empty; --force replaces all that it contains")
+            raise Refused("the directory is not empty; --force replaces everything in it")
         leadership = opened.campaign(f"import by {operator()}", timeout=_ELECTION_PATIENCE)
         if leadership is None:
             raise Refused(f"{opened.leader()} leads; stop the daemons before an import")

@@ -88,7 +88,7 @@ def _of_handovers(directory: Directory, settings: Settings) -> Iterator[Finding]
         if record.state == ARRIVING:
             yield Finding(DIRECTORY, record.sentence(bundle), command="the same command again, in that directory")
         elif record.state == UNDOING:
-            yield Finding(DIRECTORY, f"{record.sentence(bundle)}, and is being taken back", command=f"{again} --undo")
+            yield Finding(DIRECTORY, f"{record.sentence(bundle)}, and is being undone", command=f"{again} --undo")
         elif record.state != GONE:
             yield Finding(
                 DIRECTORY, f"{record.sentence(bundle)}, and that has not ended ({record.state})", command=again
@@ -100,7 +100,7 @@ def _of_handovers(directory: Directory, settings: Settings) -> Iterator[Finding]
 def _repair(found: Finding) -> str:
     if found.repairable:
         return "with --fix"
-    return f"by a person: {found.command}" if found.command else "by a person"
+    return f"by hand: {found.command}" if found.command else "by hand"
 
 
 def _fix(directory: Directory, addresses: Addresses, nodes: list[str] | None) -> Repairs:

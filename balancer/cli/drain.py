@@ -41,7 +41,7 @@ def drain(
                 if output is Output.TEXT:
                     say(answered.result)
                 until_empty(opened, node, longest, quiet=output is Output.JSON)
-                document["result"] = f"node {node} is empty: it may be taken away"
+                document["result"] = f"node {node} is empty: it may be removed"
     if output is Output.JSON:
         show_json(document)
     else:
@@ -58,8 +58,8 @@ def until_empty(directory: Directory, node: str, timeout: float | None, *, quiet
             said = left
         if timeout is not None and clock.monotonic() - began > timeout:
             raise Unavailable(
-                f"{left} tablets or migrations are still on node {node} after {format_duration(timeout)}; it goes on"
-                f" being drained: `balancer status` shows it, `balancer undrain {node}` ends it"
+                f"{left} tablets or migrations are still on node {node} after {format_duration(timeout)}; it is"
+                f" still being drained: `balancer status` shows it, `balancer undrain {node}` ends it"
             )
         clock.sleep(REFRESH)
 

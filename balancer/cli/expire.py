@@ -107,5 +107,5 @@ def _give_up(directory: Directory, bundle: str) -> list[str]:
             try:
                 told.append(give(directory, "cancel", {"migration": one.id}).result)
             except BalancerError as error:
-                told.append(f"migration {one.id} goes on: {error}")
+                told.append(f"migration {one.id} continues: {error}")
     return told

@@ -152,7 +152,7 @@ def _asked(plan: Plan, question: Callable[[BundleView, BundleOptions], _Answer])
     """The answer, for the inputs that the plan was made from."""
     packed = plan.document.get("input")
     if packed is None:
-        raise Refused(f"plan {plan.id} was too large to be stored with its inputs: it cannot be questioned")
+        raise Refused(f"plan {plan.id} was too large to be stored with its inputs: it cannot be explained")
     view, options = unpack_input(packed)
     try:
         return question(view, options)
@@ -198,4 +198,4 @@ def _show(plan: Plan, explanation: Explanation, output: Output) -> None:
 
 
 def _origin(plan: Plan) -> str:
-    return f"By plan {plan.id}, {age_text(plan)}; --replan asks the newest figures."
+    return f"By plan {plan.id}, {age_text(plan)}; --replan uses the newest figures."

@@ -44,7 +44,7 @@ def hand_over(
     if dry_run + undo + forget > 1:
         raise UserError("give one of --dry-run, --undo and --forget")
     if lost and (dry_run or undo or forget or not accept_loss):
-        raise UserError("--lost gives up what these nodes have: say it with --accept-loss, and without other options")
+        raise UserError("--lost gives up what these nodes have: confirm with --accept-loss, and no other options")
     if to.partition(":")[0] in ("http", "https"):
         raise UserError("--to is the directory itself, not an instance that tells it: zk://…, zks://… or sqlite://…")
     settings = load_settings(config)
@@ -63,7 +63,7 @@ def hand_over(
             return
         if undo:
             work.undo()
-            _say(output, bundles, "undone", "the hand-over is undone; its leader goes on with it")
+            _say(output, bundles, "undone", "the hand-over is undone; its leader continues with the bundle")
         elif forget:
             work.forget()
             _say(output, bundles, "forgotten", "the signpost is gone")

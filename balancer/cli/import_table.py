@@ -52,7 +52,7 @@ def import_table(
         with work:
             if cancel:
                 work.cancel()
-                _say({"table": table, "result": "cancelled"}, f"the import of table {table} is taken back", output)
+                _say({"table": table, "result": "cancelled"}, f"the import of table {table} is undone", output)
             elif release:
                 _released(table, work.release(dry_run=dry_run), dry_run, output)
             elif dry_run:
@@ -74,7 +74,7 @@ def _planned(table: str, plan: ImportPlan, output: Output) -> None:
     _say(
         facts,
         f"{plan.words} on {', '.join(plan.sources)} would become one table with {len(plan.parts)} tablets ({spread});"
-        f" the old tables would be kept as {', '.join(str(one.before) for one in plan.tables)}; no key stands on two"
+        f" the old tables would be kept as {', '.join(str(one.before) for one in plan.tables)}; no key is on two"
         " nodes; nothing was changed",
         output,
     )

@@ -31,7 +31,7 @@ from balancer.polling.addresses import address_in
 from balancer.settings import load_settings
 from balancer.settings.units import format_size
 
-app = typer.Typer(help="Give tablets up that are nowhere.", no_args_is_help=True)
+app = typer.Typer(help="Give up tablets that are nowhere.", no_args_is_help=True)
 
 AcceptOption = Annotated[bool, typer.Option("--accept-loss", help="do it, and give up what was named as lost")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only say what would be lost")]
@@ -85,7 +85,7 @@ def tablet_lost(
     Without options it shows which nodes have a copy, and how many rows.
     """
     if sum(one is not None for one in (recreate, take, former)) > 1:
-        raise UserError("say one of --recreate-empty-on, --take-from and --former-on: a tablet has one owner")
+        raise UserError("give one of --recreate-empty-on, --take-from and --former-on: a tablet has one owner")
     arguments = {
         "tablet": tablet,
         "node": recreate or take or former,

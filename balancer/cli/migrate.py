@@ -177,7 +177,7 @@ def _followed(directory: Directory, migration: str, manner: Manner) -> dict[str,
 
         return _until_finished(directory, migration, manner.timeout, each_phase)
     except KeyboardInterrupt:
-        tell(f"migration {migration} goes on: `balancer moves` shows it, `balancer cancel {migration}` undoes it")
+        tell(f"migration {migration} continues: `balancer moves` shows it, `balancer cancel {migration}` undoes it")
         raise
 
 
@@ -196,7 +196,7 @@ def _until_finished(
         show(running_row(document))
         if timeout is not None and clock.monotonic() - began > timeout:
             raise Unavailable(
-                f"migration {migration} has not ended within {format_duration(timeout)} and goes on:"
+                f"migration {migration} has not ended within {format_duration(timeout)} and continues:"
                 f" `balancer moves` shows it, `balancer cancel {migration}` undoes it"
             )
         clock.sleep(REFRESH)

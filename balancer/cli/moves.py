@@ -201,5 +201,5 @@ def _watch(directory: Directory) -> None:
                 live.update(Text("\n").join(lines or [Text(idle_line(directory, clock.now().timestamp()))]))
                 clock.sleep(REFRESH)
     except KeyboardInterrupt:
-        tell("what runs goes on")
+        tell("running migrations continue")
         raise

@@ -59,7 +59,7 @@ def chosen_plan(snapshot: Snapshot, bundle: str | None, plan_id: str | None) -> 
     stored = plans.of_bundle(snapshot, name)
     if not stored:
         raise Refused(
-            f"no plan of bundle {name} is stored: nothing was to be done so far; `balancer plan {name} --replan`"
+            f"no plan of bundle {name} is stored: there has been nothing to do so far; `balancer plan {name} --replan`"
             " lets the leader make one now"
         )
     return stored[-1]

@@ -276,7 +276,7 @@ def _node_row(row: dict[str, Any]) -> dict[str, Any]:
 def _remark(row: dict[str, Any]) -> str | None:
     if "safe_to_take_away" in row:
         if row["safe_to_take_away"]:
-            return "safe to take away"
+            return "safe to remove"
         return f"{row['tablets']} tablets left to move" if row["tablets"] else "its last migration is being finished"
     if row.get("reachable") is False:
         return _silence(row)

@@ -51,7 +51,7 @@ def decide(
     if word not in ("commit", "abort"):
         raise UserError(f"{word!r} is not a decision; allowed are commit and abort")
     if not reason.strip():
-        raise UserError("say why with --reason: it is kept in the history")
+        raise UserError("say why with --reason: it is recorded in the history")
     settings = load_settings(config)
     if dry_run:
         parts = [row for bundle in settings.bundles.values() for node in bundle.nodes for row in _parts(settings, node)]

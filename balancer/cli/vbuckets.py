@@ -134,7 +134,7 @@ def _followed(directory: Directory, order: str, manner: Manner) -> dict[str, Any
                 say(f"{found['sentence']}, {found['running']} in migrations")
             if manner.timeout is not None and clock.monotonic() - began > manner.timeout:
                 raise Unavailable(
-                    f"order {order} has not been carried out within {format_duration(manner.timeout)} and goes on:"
+                    f"order {order} has not been carried out within {format_duration(manner.timeout)} and continues:"
                     f" `balancer status` shows it, `balancer cancel {order}` ends it"
                 )
             clock.sleep(REFRESH)

@@ -54,7 +54,7 @@ def split_servers(url: str) -> tuple[str, list[tuple[str, int]], str]:
             place = urlsplit(f"//{one}")
             servers.append((place.hostname or "", place.port or (443 if parts.scheme == "https" else 80)))
         except ValueError:
-            raise UserError(f"{one!r} in a directory address is no host and port") from None
+            raise UserError(f"{one!r} in a directory address is not a host and port") from None
         if not servers[-1][0]:
             raise UserError(f"{url!r} is not a directory address: a server's name is missing")
         if parts.scheme == "http" and not _is_here(servers[-1][0]):

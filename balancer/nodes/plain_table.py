@@ -229,7 +229,7 @@ def _unfit_kind(name: Name, kind: str, persistence: str, row: tuple[object, ...]
     yield from _missing_rights(name, str(row[4]), *row[9:12])
     typed, tablespace, related, label, extension, subscription = row[12:]
     if related:
-        yield f"{name} has children or a parent by inheritance: only a table of its own can be converted"
+        yield f"{name} has children or a parent by inheritance: only a standalone table can be converted"
     if typed:
         yield f"{name} is a table of a type (OF): ALTER TABLE {name} NOT OF"
     if tablespace is not None:
@@ -262,11 +262,11 @@ def _missing_rights(name: Name, owner: str, acts: object, creates: object, owner
     schema = sql.Identifier(name.schema).as_string(None)
     if not acts:
         role = sql.Identifier(owner).as_string(None)
-        yield f"our role does not act for {owner}, who owns {name}: GRANT {role} TO our role"
+        yield f"the balancer's role does not act for {owner}, who owns {name}: GRANT {role} TO the balancer's role"
     elif not creates:
-        yield f"our role may not make tables beside {name}: GRANT CREATE ON SCHEMA {schema} TO our role"
+        yield f"the balancer's role may not create tables next to {name}: GRANT CREATE ON SCHEMA {schema} TO it"
     elif not owner_creates:
-        yield f"{owner}, who owns {name}, may not make tables beside it: GRANT CREATE ON SCHEMA {schema} TO the owner"
+        yield f"{owner}, who owns {name}, may not create tables there: GRANT CREATE ON SCHEMA {schema} TO the owner"
 
 
 def _unfit_column(table: Name, layout: str, found: tuple[object, ...]) -> str:

@@ -200,7 +200,7 @@ def _setting(level: Severity, name: str, text: str, value: object) -> Shortfall:
 def _privileges(facts: _Facts, needs: Needs) -> Iterator[Shortfall]:
     role = facts.role
     if not facts.create:
-        text = f"role {role} may not create our schema and publications in database {facts.database}"
+        text = f"role {role} may not create the balancer's schema and publications in database {facts.database}"
         yield Shortfall(Severity.ERROR, "CREATE", text, f'GRANT CREATE ON DATABASE "{facts.database}" TO "{role}"')
     if not facts.monitor:
         text = f"role {role} may not see other sessions' locks and the server's statistics"

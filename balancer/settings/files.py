@@ -302,7 +302,7 @@ class NodeSection(Section):
     def _capacities_are_said_once(self) -> Self:
         for name in ("disk", "memory"):
             if getattr(self, name) is not None and getattr(self.capacity, name) is not None:
-                raise ValueError(f"{name} is given beside capacity.{name}: say it once")
+                raise ValueError(f"{name} and capacity.{name} are both given: set only one")
         return self
 
 
@@ -362,7 +362,7 @@ class _TableShape(Section):
     @model_validator(mode="after")
     def _vbuckets_are_a_power_of_two(self) -> Self:
         if self.layout == "hash" and self.tablets & (self.tablets - 1):
-            raise ValueError(f"tablets = {self.tablets}: a hash table has a power of two of them, as in 16 or 64")
+            raise ValueError(f"tablets = {self.tablets}: a hash table needs a power of two, such as 16 or 64")
         return self
 
 

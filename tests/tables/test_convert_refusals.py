@@ -181,10 +181,14 @@ def test_a_role_without_rights_is_told_what_it_lacks(fresh: Database, directory:
         try:
             weak = Address("a", f"{fresh.dsn.replace('postgres:', 'weak:')}", "weak")
             with connect(weak, purpose="test") as node:
-                with pytest.raises(Refused, match=r"our role does not act for strong, who owns public.orders: GRANT"):
+                with pytest.raises(
+                    Refused, match=r"the balancer's role does not act for strong, who owns public.orders: GRANT"
+                ):
                     plan_conversion(request_of("orders", key="id"), {"a": node}, widen=False)
                 connection.execute("GRANT strong TO weak")
-                with pytest.raises(Refused, match=r"our role may not make tables beside public.orders: GRANT CREATE"):
+                with pytest.raises(
+                    Refused, match=r"the balancer's role may not create tables next to public.orders: GRANT CREATE"
+                ):
                     plan_conversion(request_of("orders", key="id"), {"a": node}, widen=False)
         finally:
             connection.execute("DROP OWNED BY weak, strong CASCADE")
@@ -236,7 +240,9 @@ def test_rights_that_are_missing_on_another_node_are_named_with_their_remedy(nod
     (owner,) = nodes["a"].execute("SELECT current_user").fetchone() or ("",)
     nodes["b"].execute("DROP ROLE IF EXISTS weak; CREATE ROLE weak; SET ROLE weak")
     try:
-        sentence = f"it cannot be made on node b: our role does not act for {owner}, who owns public.orders: GRANT"
+        sentence = (
+            f"it cannot be made on node b: the balancer's role does not act for {owner}, who owns public.orders: GRANT"
+        )
         with pytest.raises(Refused, match=sentence):
             plan_conversion(request_of("orders", key="id"), nodes, widen=False)
     finally:
