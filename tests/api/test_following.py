@@ -123,7 +123,7 @@ def test_another_cluster_than_the_one_that_was_named_is_refused(instances: Insta
         ("https://127.0.0.1:1/", "needs servers and a cluster"),
         ("https://127.0.0.1:1/a/b", "needs servers and a cluster"),
         ("https://user:secret@127.0.0.1:1/shop", "no user and no password"),
-        ("https://127.0.0.1:99999/shop", "no host and port"),
+        ("https://127.0.0.1:99999/shop", "not a host and port"),
         ("https://127.0.0.1:1,/shop", "a server's name is missing"),
     ],
 )

@@ -70,4 +70,4 @@ def test_what_could_show_a_secret_is_refused_without_repeating_it(text: str, sai
         Dsn.parse(text)
     message = str(caught.value)
     assert "hush" not in message
-    assert said in message or "PostgreSQL has them" in message  # a parameter that this libpq does not know
+    assert said in message or "the forms that PostgreSQL takes" in message  # a parameter that this libpq does not know

@@ -264,7 +264,7 @@ def _code(text: str) -> str:
 
 def _cell(text: str) -> str:
     """In a file there is no None: what is not written is unset."""
-    return re.sub(r"\bNone\b", "unset", text).replace("|", "\\|")
+    return re.sub(r"\bNone\b", "unset", re.sub(r"(?<=\. )None\b", "Unset", text)).replace("|", "\\|")
 
 
 PAGES = {"configuration.md": configuration, "metrics.md": metrics, "commands.md": commands}
