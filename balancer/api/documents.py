@@ -34,9 +34,7 @@ class Listing(Document, Generic[T]):
     """Some entries of a list."""
 
     items: list[T]
-    next: str | None = Field(
-        None, description="pass it as `cursor` for the entries that follow; null: these were the last"
-    )
+    next: str | None = Field(None, description="pass it as `cursor` to get the next entries; null: these were the last")
 
 
 def instant(seconds: float) -> datetime:
