@@ -15,7 +15,7 @@ from balancer.settings.origins import effective
 app = typer.Typer(help="Check and show the configuration.", no_args_is_help=True)
 
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="balancer.toml; else BALANCER_CONFIG, else the usual places")
+    Path | None, typer.Option("--config", "-c", help="balancer.toml; default: BALANCER_CONFIG, then the usual places")
 ]
 
 
@@ -25,7 +25,7 @@ def check(
     output: OutputOption = Output.TEXT,
     ask_directory: Annotated[
         bool,
-        typer.Option("--ask-directory", help="also name bundles that were handed over to another directory"),
+        typer.Option("--ask-directory", help="also name bundles handed over to another directory"),
     ] = False,
 ) -> None:
     """Reads every file and prints everything that is wrong, and where; exits with 2 if there is anything.

@@ -22,14 +22,14 @@ from balancer.tables.swapping import Workplace
 from balancer.tables.unconvert import plan_unconversion, unconvert
 
 BundleArgument = Annotated[str, typer.Argument(help="the bundle")]
-TableArgument = Annotated[str, typer.Argument(help="the table, as the bundle's file names it")]
+TableArgument = Annotated[str, typer.Argument(help="the table, as named in the bundle's file")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only show what it would do, and what is in the way")]
 WidenOption = Annotated[
     bool,
     typer.Option(
         "--widen-keys",
-        help="let primary keys and unique ones that lack the table's key end with it; of a whole table they stay as"
-        " they are, on its partition alone",
+        help="append the table's key to primary and unique keys that lack it; those of a whole table stay as they"
+        " are, only on its partition",
     ),
 ]
 

@@ -87,7 +87,7 @@ def apply_change(
 
 @app.command("status")
 def change_status(
-    bundle: Annotated[str, typer.Argument(help="the bundle; else all")] = "",
+    bundle: Annotated[str, typer.Argument(help="the bundle; default: all")] = "",
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,

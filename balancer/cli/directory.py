@@ -41,7 +41,7 @@ _LARGEST_DOCUMENT = 2 << 30
 
 @app.command("export")
 def export_(
-    file: Annotated[Path | None, typer.Argument(help="where to write; else to standard output")] = None,
+    file: Annotated[Path | None, typer.Argument(help="where to write; default: standard output")] = None,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -62,7 +62,7 @@ def export_(
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="a document that export has written")],
+    file: Annotated[Path, typer.Argument(help="a document written by export")],
     force: Annotated[bool, typer.Option("--force", help="replace what the directory contains")] = False,
     directory: DirectoryOption = None,
     config: ConfigOption = None,

@@ -67,7 +67,7 @@ def until_empty(directory: Directory, node: str, timeout: float | None, *, quiet
 def _left(snapshot: Snapshot, node: str) -> int:
     found = snapshot.nodes.get(node)
     if found is not None and found.state is not NodeState.DRAINING:
-        raise Refused(f"node {node} is {found.state} and not draining any more: somebody has ended it")
+        raise Refused(f"node {node} is {found.state} and not draining any more: somebody ended that")
     running = sum(
         not record.finished and node in (record.source_node, record.target_node)
         for record in snapshot.migrations.values()

@@ -63,7 +63,7 @@ def _show(view: BundleView, options: BundleOptions, output: Output) -> None:
     found = [one for table in view.tables for one in expired_tablets(view, table, options.table(table.name))]
     show_rows([_row(one) for one in found], ("table", "tablet", "node", "keys_before"), output)
     if output is Output.TEXT:
-        held = "; they are held (--release ends that)" if view.expiry_held else ""
+        held = "; they are held (--release ends the hold)" if view.expiry_held else ""
         say(f"{len(found)} tablets of bundle {view.bundle} have expired{held}; nothing was changed")
 
 

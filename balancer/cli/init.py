@@ -25,7 +25,7 @@ from balancer.tables.reference import inspect_reference
 NODE = "first"
 """What the node is called in the files until somebody gives it another name."""
 
-DsnArgument = Annotated[str, typer.Argument(help="the database, as PostgreSQL's clients name it")]
+DsnArgument = Annotated[str, typer.Argument(help="the database's address, as PostgreSQL's clients take it")]
 FolderOption = Annotated[
     Path | None,
     typer.Option("--folder", help="write balancer.toml and bundles/NAME.toml there; default: only show them"),
@@ -149,7 +149,7 @@ def _quoted(text: str) -> str:
 def _write(files: dict[Path, str]) -> None:
     for path in files:
         if path.exists():
-            raise Refused(f"{path} is there already and is not overwritten; give another --folder")
+            raise Refused(f"{path} already exists and is not overwritten; give another --folder")
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

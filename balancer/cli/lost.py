@@ -125,7 +125,7 @@ def lost_of_rewound_node(scene: Scene, arguments: dict[str, Any]) -> Iterator[st
     yield f"node {node.id} has gone back in time: {node.rewound}"
     count = tablets_on(scene.snapshot, node.id)
     size = _figure(scene, node.bundle, node.id, "bytes")
-    yield f"given up: what it acknowledged and has forgotten, in any of its {count} tablets ({size})"
+    yield f"given up: writes that it acknowledged and lost, in any of its {count} tablets ({size})"
     for tablet in _tablets_of(scene.snapshot, node.id):
         if scene.snapshot.tables[tablet.table].everywhere:
             yield from _newer_copies(scene, tablet)

@@ -34,7 +34,7 @@ from balancer.tables.message_switch import (
 )
 from balancer.tables.message_switch_off import check_unused, switch_off
 
-app = typer.Typer(help="Messages between shards: make tables ready, see what waits or failed.", no_args_is_help=True)
+app = typer.Typer(help="Messages between shards: prepare tables, see what waits or has failed.", no_args_is_help=True)
 
 COLUMNS = (
     "id", "table", "sender", "target", "key", "message", "state", "age", "tries", "due", "role", "node", "reason",
@@ -90,7 +90,7 @@ def enable(
     if output is Output.JSON:
         show_json({"table": table, "tablets": done.tablets, "roots": list(done.table.roots)})
     else:
-        what = f"its {done.tablets} tablets have an outbox and an inbox" if done.tablets else "it was so before"
+        what = f"its {done.tablets} tablets have an outbox and an inbox" if done.tablets else "it already was"
         say(f"table {table} is ready for messages: {what}")
 
 
@@ -127,7 +127,7 @@ def disable(
     elif dry_run:
         say(f"the outbox and the inbox of table {table} would be dropped" if done else f"table {table} has no messages")
     else:
-        say(f"table {table} has no messages{'' if done else ': it was so before'}")
+        say(f"table {table} has no messages{'' if done else ' (it already had none)'}")
 
 
 @app.command("list")

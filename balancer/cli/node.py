@@ -24,7 +24,7 @@ from balancer.settings.units import format_size
 
 app = typer.Typer(help="Look at nodes and prepare them.", no_args_is_help=True)
 
-BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; else all")]
+BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; default: all")]
 NodeOption = Annotated[
     str | None, typer.Option("--node", "-n", help="only this node; default: all nodes of the bundle")
 ]

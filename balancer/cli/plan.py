@@ -22,7 +22,7 @@ ACTION_COLUMNS = ("number", "what", "tablets", "from", "to", "size", "code", "wh
 REJECTION_COLUMNS = ("what", "tablets", "to", "code", "why_not")
 REPLAN_PATIENCE = 30.0
 
-BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; needed where there are several")]
+BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; needed if there are several")]
 IdOption = Annotated[str | None, typer.Option("--id", help="an older plan, by its id")]
 
 

@@ -23,7 +23,7 @@ from balancer.settings.units import parse_duration, parse_size
 
 LEAST_SECONDS = 1.0
 
-FileArgument = Annotated[Path, typer.Argument(help="the record; older parts are kept beside it as FILE.1, FILE.2 …")]
+FileArgument = Annotated[Path, typer.Argument(help="the record; older parts are kept next to it as FILE.1, FILE.2 …")]
 BundleOption = Annotated[str | None, typer.Option("--bundle", "-b", help="needed if there are several")]
 EveryOption = Annotated[str, typer.Option("--every", help="time between polls, like 30s")]
 ForOption = Annotated[str | None, typer.Option("--for", help="how long, like 1d; default: until interrupted")]

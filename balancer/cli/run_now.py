@@ -11,8 +11,8 @@ from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
 from balancer.cli.plan import chosen_plan, document_of, only_bundle, planned_again, show_plan
 from balancer.planner.rounds import VERB
 
-BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; needed where there are several")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only plan, and show what would be started")]
+BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; needed if there are several")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only plan, and show what would start")]
 
 
 def run_now(

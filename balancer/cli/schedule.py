@@ -127,5 +127,5 @@ def _moment(text: str | None, zone: tzinfo) -> datetime:
     except ValueError:
         raise UserError(f"--at: {text!r} is not a moment; write it as 2026-03-29T01:30") from None
     if at.year in (MINYEAR, MAXYEAR):
-        raise UserError(f"--at: no wall clock can be told in the year {at.year}")
+        raise UserError(f"--at: the year {at.year} is out of range")
     return at if at.tzinfo else at.replace(tzinfo=zone)

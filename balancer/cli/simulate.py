@@ -23,7 +23,7 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="with --from: PATH=VALUE, as in placement.start_threshold=0.2")
 ]
 SettingsOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="with --from: the settings to try are those of this balancer.toml")
+    Path | None, typer.Option("--config", "-c", help="with --from: try the settings of this balancer.toml")
 ]
 
 

@@ -33,7 +33,7 @@ HOT_COLUMNS = ("tablet", "table", "part", "node", "writes_per_s", "reads_per_s",
 
 _NO_DAY = "no hour of the day has been seen yet: the first is known when it ends"
 
-BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; else all")]
+BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; default: all")]
 
 
 @dataclass(frozen=True, slots=True)

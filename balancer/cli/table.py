@@ -24,7 +24,7 @@ from balancer.tables.reference import FoundReference, adopt_reference, create_re
 from balancer.tables.survey import Found
 
 app = typer.Typer(
-    help="Make tables, take over, convert or import existing ones; double or halve their vbuckets.",
+    help="Create tables; adopt, convert or import existing ones; double or halve their vbuckets.",
     no_args_is_help=True,
 )
 app.command("convert")(convert_table)

@@ -18,7 +18,7 @@ from balancer.polling.addresses import address_in
 from balancer.prepared_id import parse_prepared
 from balancer.settings import Settings, load_settings
 
-app = typer.Typer(help="Transactions over several nodes that wait for their end.", no_args_is_help=True)
+app = typer.Typer(help="Transactions over several nodes that are waiting to be ended.", no_args_is_help=True)
 
 COLUMNS = ("transaction", "home", "node", "role", "since", "decision", "locks", "problem")
 

@@ -49,7 +49,9 @@ _WHOLE_NODE = frozenset(
 def verify(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="[TABLE|TABLET]", help="a table's name, or a tablet's id; else what the leader found"),
+        typer.Argument(
+            metavar="[TABLE|TABLET]", help="a table's name, or a tablet's id; default: what the leader found"
+        ),
     ] = None,
     count: Annotated[
         bool, typer.Option("--count", help="count the rows instead of estimating; reads everything")

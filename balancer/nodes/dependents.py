@@ -122,7 +122,7 @@ def read_dependents(cursor: Cursor, oid: int, name: Name) -> Dependents:
             assert row is not None, text
             _function(found, row, name, text)
         else:
-            found.refusals.append(f"{text} uses {name} in a way that is not carried: drop it")
+            found.refusals.append(f"{text} uses {name} in a way that is not carried over: drop it")
     return Dependents(
         tuple(found.locks.items()),
         tuple(found.before),
@@ -168,7 +168,7 @@ def _rule(cursor: Cursor, found: _Found, rule: int, name: Name, text: str) -> No
         found.after.append(printed("CREATE OR REPLACE RULE " + rule_text.removeprefix("CREATE RULE ").rstrip(";")))
         found.names.append(f"{text}")
     else:
-        found.refusals.append(f"{text} uses {name} in a way that is not carried: drop it")
+        found.refusals.append(f"{text} uses {name} in a way that is not carried over: drop it")
 
 
 def _other_policy(cursor: Cursor, found: _Found, policy: int, name: Name, text: str) -> None:
@@ -194,7 +194,7 @@ def _other_policy(cursor: Cursor, found: _Found, policy: int, name: Name, text: 
 def _function(found: _Found, row: tuple[Any, ...], name: Name, text: str) -> None:
     signature, kind, owner, acts, definition, by_type, used, comment, acl = row
     if definition is None:
-        found.refusals.append(f"{text} uses {name} in a way that is not carried: drop it")
+        found.refusals.append(f"{text} uses {name} in a way that is not carried over: drop it")
     elif not acts:
         found.refusals.append(f"the balancer's role does not act for {owner}, who owns {text}, which uses {name}")
     elif not by_type:

@@ -218,8 +218,8 @@ def test_nobody_ends_or_replaces_the_hold_of_a_schema_change_but_itself(director
         state, outcome = give(directory.snapshot(), verb, bundle="shop", seconds=seconds)
         assert (state, outcome.changes) == (CommandState.REFUSED, ())
         assert outcome.result == (
-            "bundle shop is held by schema change c1 until that has ended: `balancer ddl status shop` says how far it"
-            " is, `balancer ddl apply shop --continue` or `--undo` ends it"
+            "bundle shop is held by schema change c1 until that has ended: `balancer ddl status shop` shows its"
+            " progress, `balancer ddl apply shop --continue` or `--undo` ends it"
         )
 
 

@@ -23,7 +23,7 @@ CASES = {
     "no key": ("CREATE TABLE orders (n int)", 'public.orders has no column "id"'),
     "a type that is no key": (
         "CREATE TABLE orders (id jsonb)",
-        'key column "id" of public.orders is of type jsonb; known',
+        'key column "id" of public.orders is of type jsonb; supported',
     ),
     "a generated key": (
         "CREATE TABLE orders (n int, id int GENERATED ALWAYS AS (n + 1) STORED)",
@@ -47,7 +47,7 @@ CASES = {
     ),
     "an exclusion constraint": (
         f"{PLAIN}; ALTER TABLE orders ADD CONSTRAINT apart EXCLUDE USING btree (n WITH =)",
-        "constraint apart is an exclusion constraint, which is not carried",
+        "constraint apart is an exclusion constraint, which is not carried over",
     ),
     "a check that is not validated": (
         f"{PLAIN}; ALTER TABLE orders ADD CONSTRAINT few CHECK (n > 0) NOT VALID",
@@ -100,11 +100,11 @@ CASES = {
     ),
     "a column of its row type": (
         f"{PLAIN}; CREATE TABLE other (o orders)",
-        "table public.other uses public.orders in a way that is not carried: drop it",
+        "table public.other uses public.orders in a way that is not carried over: drop it",
     ),
     "a view with its row type": (
         f"{PLAIN}; CREATE VIEW whole AS SELECT o FROM orders o",
-        "view .*whole.* uses public.orders in a way that is not carried",
+        "view .*whole.* uses public.orders in a way that is not carried over",
     ),
     "a function of its row type that others use": (
         (
