@@ -60,7 +60,10 @@ class Instruments:
         bundle = ("bundle",)
         self.score = self._gauge("balance_score", "How even the bundle is, 0 to 100.", bundle, per_bundle)
         self.score_bound = self._gauge(
-            "balance_score_bound", "No plan within the budgets can reach a better score.", bundle, per_bundle
+            "balance_score_bound",
+            "Upper bound of the score: no plan within the budgets can do better.",
+            bundle,
+            per_bundle,
         )
         self.imbalance = self._gauge(
             "imbalance_ratio",
@@ -70,9 +73,9 @@ class Instruments:
         )
         self.bundle_state = self._gauge(
             "bundle_state",
-            "1 for the word that holds: balanced, working, waiting for the schedule, blocked.",
+            "1 for the current state: balanced, working, waiting for the schedule, blocked.",
             ("bundle", "state"),
-            "bundles × 4 words",
+            "bundles × 4 states",
         )
         self.bundle_mode = self._gauge(
             "bundle_mode", "1 for the bundle's mode: observe, approve, autonomous.", ("bundle", "mode"), "bundles × 3"
@@ -95,7 +98,7 @@ class Instruments:
         )
         self.hottest_tablet = self._gauge(
             "hottest_tablet_rows_per_second",
-            "Rows per second of the tablet that is written to, or read from, most.",
+            "Rows per second of the tablet with the most writes, or reads.",
             ("bundle", "operation"),
             "bundles × 2 operations",
         )
@@ -104,7 +107,7 @@ class Instruments:
         )
         self.tick_seconds = self._histogram("tick_seconds", "Duration of a bundle's tick.", bundle, per_bundle, _FAST)
         self.tick_at = self._gauge(
-            "tick_timestamp_seconds", "When the bundle's last tick ended, since 1970.", bundle, per_bundle
+            "tick_timestamp_seconds", "When the bundle's last tick ended, in seconds since 1970.", bundle, per_bundle
         )
         self.tick_errors = self._counter("tick_errors", "Ticks of a bundle that failed.", bundle, per_bundle)
 
@@ -124,7 +127,7 @@ class Instruments:
         )
         self.node_capacity = self._gauge(
             "node_capacity",
-            "What a node can hold, where that is known: bytes of disk or of memory.",
+            "How much a node can hold, if known: bytes of disk or of memory.",
             ("bundle", "node", "dimension"),
             "nodes × 2 dimensions",
         )
@@ -154,7 +157,7 @@ class Instruments:
         )
         self.node_prepared = self._gauge(
             "node_prepared_seconds",
-            "Age of the oldest part of a transaction over several nodes that waits on the node; 0: none does.",
+            "Age of the oldest part of a transaction over several nodes that waits on the node; 0: none waits.",
             node,
             per_node,
         )
@@ -173,28 +176,31 @@ class Instruments:
         node, per_node = ("bundle", "node"), "one per node"
         self.messages_pending = self._gauge(
             "messages_pending",
-            "Messages between shards that tablets of the node have sent and that are not settled.",
+            "Messages between shards that the node's tablets have sent and that are not settled yet.",
             node,
             per_node,
         )
         self.messages_failed = self._gauge(
             "messages_failed",
-            "Messages of the node's tablets that were given up, and that nobody has dismissed.",
+            "Messages of the node's tablets that were given up and not dismissed yet.",
             node,
             per_node,
         )
         self.messages_age = self._gauge(
-            "messages_oldest_seconds", "Age of the oldest message that waits on the node; 0: none does.", node, per_node
+            "messages_oldest_seconds",
+            "Age of the oldest message that waits on the node; 0: none waits.",
+            node,
+            per_node,
         )
         self.missing_copies = self._gauge(
             "reference_copies_missing",
-            "Reference tables of which the node has no copy that follows the home.",
+            "Reference tables without a copy on the node that follows the home.",
             node,
             per_node,
         )
         self.copy_lag = self._gauge(
             "reference_lag_bytes",
-            "Bytes of the home's log that the node's copy of a reference table has not confirmed, the largest of them.",
+            "Bytes of the home's log that a copy of a reference table on the node has not confirmed; the maximum.",
             node,
             per_node,
         )
@@ -204,17 +210,17 @@ class Instruments:
         reasons = "bundles × the codes of the policies (some dozens)"
         self.plans = self._counter("plans", "Plans made.", bundle, per_bundle)
         self.plan_score = self._gauge(
-            "plan_score_after", "The score that the present plan would lead to.", bundle, per_bundle
+            "plan_score_after", "The score that the current plan would lead to.", bundle, per_bundle
         )
         self.plan_actions = self._gauge(
             "plan_actions",
-            "Actions of the present plan by kind and reason.",
+            "Actions of the current plan by kind and reason.",
             ("bundle", "kind", "reason"),
-            f"{reasons} × 4 kinds",
+            f"{reasons} × 5 kinds",
         )
         self.plan_rejections = self._gauge(
             "plan_rejections",
-            "Candidates that the present plan did not take, by reason.",
+            "Candidates that the current plan rejected, by reason.",
             ("bundle", "reason"),
             reasons,
         )
@@ -228,11 +234,11 @@ class Instruments:
             "actions",
             "Actions that became migrations, by kind and reason.",
             ("bundle", "kind", "reason"),
-            f"{reasons} × 4 kinds",
+            f"{reasons} × 5 kinds",
         )
         self.commands = self._counter(
             "commands",
-            "Operators' commands by what became of them: done, refused.",
+            "Operators' commands by result: done, refused.",
             ("verb", "result"),
             "a dozen verbs × 2 results",
         )
@@ -243,29 +249,29 @@ class Instruments:
             "migrations",
             "Unfinished migrations by operation and phase.",
             ("bundle", "operation", "phase"),
-            "bundles × 3 operations × 16 phases",
+            "bundles × 4 operations × 14 phases",
         )
         self.migrations_finished = self._counter(
             "migrations_finished",
-            "Migrations that came to an end: done, cancelled, failed.",
+            "Migrations that ended: done, cancelled, failed.",
             ("bundle", "operation", "outcome"),
-            "bundles × 3 operations × 3 outcomes",
+            "bundles × 4 operations × 3 outcomes",
         )
         self.migration_seconds = self._histogram(
             "migration_seconds",
-            "Duration of migrations that were done.",
+            "Duration of completed migrations.",
             operation,
-            "bundles × 3 operations × buckets",
+            "bundles × 4 operations × buckets",
             _MIGRATIONS,
         )
         self.moved_bytes = self._counter(
-            "moved_bytes", "Bytes copied by migrations that were done.", operation, "bundles × 3 operations"
+            "moved_bytes", "Bytes copied by completed migrations.", operation, "bundles × 4 operations"
         )
         self.write_pause = self._histogram(
             "write_pause_seconds",
-            "How long the writers of a tablet were held back by one migration.",
+            "How long one migration held back the writers of a tablet.",
             operation,
-            "bundles × 3 operations × buckets",
+            "bundles × 4 operations × buckets",
             _PAUSES,
         )
         self.verifications = self._counter(
@@ -276,24 +282,24 @@ class Instruments:
         )
 
     def _declare_checks(self) -> None:
-        kind, per_kind = ("bundle", "kind"), "bundles × 9 kinds of checks"
+        kind, per_kind = ("bundle", "kind"), "bundles × 10 kinds of checks"
         self.check_findings = self._gauge(
-            "check_findings", "What the consistency checker has found and not found gone since.", kind, per_kind
+            "check_findings", "Findings of the consistency checker that are still open.", kind, per_kind
         )
         self.check_unchecked = self._gauge(
-            "check_unchecked", "What the round of checks could not look at, so far.", kind, per_kind
+            "check_unchecked", "What the current round could not check so far.", kind, per_kind
         )
         self.check_ended = self._gauge(
-            "check_timestamp_seconds", "When all of a kind was last looked at, since 1970.", kind, per_kind
+            "check_timestamp_seconds", "When a kind was last checked completely, in seconds since 1970.", kind, per_kind
         )
         self.check_overdue = self._gauge(
             "check_overdue_seconds",
-            "By how much a whole round of checks is late: it may take as long as the time between two.",
+            "How late a round of checks is; it may take as long as the time between two rounds.",
             ("bundle",),
             "one per bundle",
         )
         self.check_rows = self._gauge(
-            "check_rows", "Rows that the present or last round of checks has read.", ("bundle",), "one per bundle"
+            "check_rows", "Rows read by the current or last round of checks.", ("bundle",), "one per bundle"
         )
 
     def _declare_process(self) -> None:
@@ -301,24 +307,24 @@ class Instruments:
         self.leader = self._gauge("leader", "1 if this instance leads.", (), one)
         self.leader_epoch = self._gauge("leader_epoch", "The newest leader's epoch known here.", (), one)
         self.leader_wanted = self._gauge(
-            "leader_wanted", "1 if this instance should lead, where leadership is spread over instances.", (), one
+            "leader_wanted", "1 if this instance should lead, when leadership is spread over instances.", (), one
         )
         self.instances_present = self._gauge(
             "instances_present", "Instances of this directory that are present; 0: leadership is not spread.", (), one
         )
         self.handovers = self._counter(
-            "leader_handovers", "How often this instance led and handed over to the one that is wanted.", (), one
+            "leader_handovers", "How often this instance led and handed over to the wanted one.", (), one
         )
         self.directory_commits = self._histogram(
             "directory_commit_seconds",
-            "Duration of commits to the directory: committed, conflict, fenced, refused, unavailable, unknown.",
+            "Duration of directory commits by outcome: committed, conflict, fenced, refused, unavailable, unknown.",
             ("outcome",),
             "6 outcomes × buckets",
             _FAST,
         )
         self.messages_delivered = self._counter(
             "messages_delivered",
-            "What the leader's attempts to deliver messages came to: applied, failed, refused, waiting.",
+            "The leader's attempts to deliver messages by outcome: applied, failed, refused, waiting.",
             ("outcome",),
             "4 outcomes",
         )
@@ -328,18 +334,21 @@ class Instruments:
         self.directory_version = self._gauge("directory_version", "Version of the directory known here.", (), one)
         self.directory_open = self._gauge(
             "directory_open",
-            "1 while others than the writer may change the directory, or others than the reader may read it.",
+            "1 while someone other than the writer may change the directory, or other than the reader may read it.",
             (),
             one,
         )
         self.configuration_bad = self._gauge(
             "configuration_reload_failed",
-            "1 while the files are wrong and the last good configuration is kept.",
+            "1 while the files contain errors and the last good configuration stays in force.",
             (),
             one,
         )
         self.configuration_at = self._gauge(
-            "configuration_timestamp_seconds", "When the configuration in force was read, since 1970.", (), one
+            "configuration_timestamp_seconds",
+            "When the configuration in force was read, in seconds since 1970.",
+            (),
+            one,
         )
         self.http_requests = self._counter(
             "http_requests",

@@ -80,26 +80,26 @@ class CheckOptions:
     """The consistency checker of one bundle. It only reads."""
 
     enable: bool = False
-    """Whether the leader checks by itself. Off: each round reads every row once, which nobody has asked for yet."""
+    """Whether the leader checks on its own. Off by default, because each round reads every row once."""
     schedule: FormulaText = ""
-    """When it may read; empty: as the bundle's migrations."""
+    """When it may read; empty: the same schedule as the bundle's migrations."""
     every: Seconds = 86400.0
-    """From the beginning of one round to that of the next. Longer: less is read; shorter: damage is found sooner."""
+    """Time from the start of one round to the start of the next. Longer: less is read; shorter: damage is found
+    sooner."""
     share: float = 0.05
-    """The part of the time in which it reads, over all nodes of the bundle. Larger: a round ends sooner; smaller:
-    applications notice less of it."""
+    """The share of the time that it spends reading, over all nodes of the bundle. Larger: a round ends sooner; smaller:
+    applications notice less."""
     kinds: tuple[CheckKind, ...] = tuple(CheckKind)
-    """What is looked at."""
+    """Which kinds of checks run."""
     statement_timeout: Seconds = 30.0
-    """For one statement of the application's. Longer: heavier questions are answered; shorter: a switch or split of the
-    tablet, which waits for its readers, waits less."""
+    """The time limit for one of the application's statements. Longer: heavier queries finish; shorter: a switch or
+    split of the tablet, which waits for its readers, waits less."""
     message_age: Seconds = 3600.0
-    """A message that has waited for so long is a finding. Longer: targets that refuse for long are no news; shorter:
-    what nobody delivers is found sooner."""
+    """A message that has waited this long is a finding. Longer: a target that refuses for a while is not reported;
+    shorter: undelivered messages are found sooner."""
     role: str = ""
-    """The role with whose rights the application's statements run; empty: the owner of the table. A superuser, or the
-    balancer's own role, is refused unless `trust_table_owners` says otherwise: functions that a statement calls belong
-    to others."""
+    """The role that runs the application's statements; empty: the table's owner. A superuser, or the balancer's own
+    role, is refused unless `trust_table_owners` is set, because functions that a statement calls belong to others."""
     orphans: tuple[OrphanRule, ...] = ()
     invariants: tuple[Invariant, ...] = ()
     ids: tuple[IdColumn, ...] = ()

@@ -94,7 +94,7 @@ def _obstacle(
     view: BundleView, table: TableView, action: Action, options: BundleOptions, blocked: dict[int, tuple[str, str]]
 ) -> tuple[str, str] | None:
     if view.expiry_held:
-        return HELD, "an operator holds it: `balancer expire --release` lets it go on"
+        return HELD, "an operator holds it: `balancer expire --release` releases it"
     if not options.group(table.name).enable_reshard:
         return "group-off", f"enable_reshard of group {options.group_name(table.name)} is false or its schedule shut"
     ids = set(action.tablets)

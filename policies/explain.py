@@ -63,7 +63,7 @@ def explain_node(view: BundleView, options: BundleOptions, node: str) -> Explana
         )
     else:
         sentences.append(
-            "how full its disk is cannot be said: PostgreSQL does not tell, and the bundle's file gives it no `disk`"
+            "its disk usage is unknown: PostgreSQL does not report it, and the bundle's file sets no `disk`"
         )
     if known.condition in (NodeCondition.ACTIVE, NodeCondition.CLOSED):
         sentences += _levels(problem, moves, at)

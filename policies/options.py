@@ -36,7 +36,8 @@ GB = 1024 * MB
 
 
 class InMemoryMode(StrEnum):
-    """Whether a table is meant to live in its nodes' memory: it then has its own size limits and its own balance."""
+    """Whether a table is meant to live in its nodes' memory; such a table has separate size limits and a separate
+    balance."""
 
     NONE = "none"
     COMPRESSED = "compressed"
@@ -44,7 +45,8 @@ class InMemoryMode(StrEnum):
 
 
 class Placement(StrEnum):
-    """How the vbuckets of a table are given to nodes: by the planner's objective, or by a fixed sharding function."""
+    """How the vbuckets of a table are assigned to nodes: by the planner's objective, or by a fixed sharding
+    function."""
 
     BALANCED = "balanced"
     MODULO = "modulo"
@@ -55,16 +57,17 @@ class Placement(StrEnum):
 
 
 class PlannedLoad(StrEnum):
-    """Which reads and writes a plan evens out."""
+    """Which reads and writes a plan balances."""
 
     PROFILE = "profile"
-    """Those of the whole day, every part of it a dimension of its own, once a day is known; until then those of now."""
+    """Those of the whole day, with each part of it as its own dimension, once a day is known; until then the current
+    ones."""
     NOW = "now"
     """Those of the last ten minutes."""
 
 
 class Mover(StrEnum):
-    """How the tables that are neither in-memory nor moved by a metric are spread over the nodes."""
+    """How tables that are neither in-memory nor moved by a metric are spread over the nodes."""
 
     OBJECTIVE = "objective"
     """One objective over all dimensions at once."""
@@ -74,7 +77,7 @@ class Mover(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ParameterizedOptions:
-    """`parameterized = { … }` of a group, as YT writes it: each takes the place of the group's key of that name."""
+    """`parameterized = { … }` of a group, as YT writes it: each key overrides the group's key of the same name."""
 
     metric: str | None = None
     """The formula, as in the group's `metric`."""
@@ -105,26 +108,27 @@ class GroupOptions:
     schedule: FormulaText = ""
     """Formula; empty: the bundle's."""
     enable_move: bool = True
-    """Whether tablets of its tables are moved."""
+    """Whether tablets of the group's tables are moved."""
     enable_reshard: bool = True
-    """Whether tablets of its tables are split and merged."""
+    """Whether tablets of the group's tables are split and merged."""
     metric: str = ""
     """Formula over a tablet's statistics and rates; empty: the group is not moved by a metric."""
     max_action_count: int = 50
-    """Most moves by metric in one plan. More: balance is reached in fewer plans; fewer: calmer."""
+    """At most this many moves by metric in one plan. More: balance is reached in fewer plans; fewer: less happens at
+    once."""
     node_deviation_threshold: float = 0.1
     """Moves by metric start when the fullest node's load reaches the emptiest's × (1 + this). Larger: fewer moves;
     smaller: closer balance."""
     cell_deviation_threshold: float = 0.1
-    """The same; the smaller of the two counts. Larger: fewer moves; smaller: closer balance."""
+    """Like `node_deviation_threshold`; the smaller of the two counts. Larger: fewer moves; smaller: closer balance."""
     min_relative_metric_improvement: float = 0.0
-    """Share of the metric's squared deviation, per node, that a move must take away. Larger: only moves that help
-    much; smaller: more moves."""
+    """The share of the metric's squared deviation, per node, that a move must remove. Larger: only moves that help a
+    lot; smaller: more moves."""
     per_table_uniform: bool = False
-    """Whether the metric of each table is spread evenly over the nodes. Off: only that of the whole group is, and one
-    table may lie on few nodes."""
+    """Whether the metric of each table is spread evenly over the nodes. Off: only the metric of the whole group is, and
+    a single table may end up on few nodes."""
     reshard_by_metric: bool = False
-    """Whether tables with a `desired_tablet_count` are split and merged so that their tablets carry equal parts of the
+    """Whether tables with a `desired_tablet_count` are split and merged so that their tablets carry equal shares of the
     metric as well as of the bytes. Off: by bytes alone."""
     parameterized: ParameterizedOptions = field(default_factory=ParameterizedOptions)
 
@@ -138,41 +142,42 @@ class BalancerOptions:
     """`[tablet_balancer_config]` of a bundle: YT's names and defaults."""
 
     min_tablet_size: Bytes = 128 * MB
-    """Tablets below it are merged. Larger: fewer, larger tablets; smaller: small ones are left alone."""
+    """Tablets below this size are merged. Larger: fewer, larger tablets; smaller: small tablets are left alone."""
     desired_tablet_size: Bytes = 10 * GB
-    """What splits and merges aim at. Larger: fewer tablets, coarser balance, longer moves; smaller: more partitions
-    to plan over."""
+    """The size that splits and merges aim at. Larger: fewer tablets, coarser balance, longer moves; smaller: more
+    partitions to plan over."""
     max_tablet_size: Bytes = 20 * GB
-    """Tablets above it are split. Larger: fewer splits, longer moves; smaller: more tablets."""
+    """Tablets above this size are split. Larger: fewer splits, longer moves; smaller: more tablets."""
     min_in_memory_tablet_size: Bytes = 512 * MB
-    """The same for tables that are meant to live in memory. Larger: fewer, larger tablets; smaller: small ones are
-    left alone."""
+    """`min_tablet_size` for in-memory tables. Larger: fewer, larger tablets; smaller: small tablets are left alone."""
     desired_in_memory_tablet_size: Bytes = 1 * GB
-    """The same for tables that are meant to live in memory. Larger: fewer tablets; smaller: more."""
+    """`desired_tablet_size` for in-memory tables. Larger: fewer tablets; smaller: more."""
     max_in_memory_tablet_size: Bytes = 2 * GB
-    """The same for tables that are meant to live in memory. Larger: fewer splits; smaller: more tablets."""
+    """`max_tablet_size` for in-memory tables. Larger: fewer splits; smaller: more tablets."""
     min_desired_tablet_size: Bytes = 5 * MB
-    """A floor on the desired size: smaller tablets cost more than they balance. Larger: a wanted number of tablets
-    gives way sooner; smaller: tiny tablets are made where they are asked for."""
+    """The desired size never falls below this, because smaller tablets cost more than they help. Larger: it overrides a
+    requested number of tablets sooner; smaller: tiny tablets are created on request."""
     enable_tablet_size_balancer: bool = True
     """Whether tablets are split and merged by their size."""
     enable_in_memory_cell_balancer: bool = True
     """Whether tablets of in-memory tables are moved between nodes."""
     enable_cell_balancer: bool = False
-    """Whether the other tablets are moved between nodes. Off, as in YT: nothing moves before you want it."""
+    """Whether all other tablets are moved between nodes. Off by default, as in YT: nothing moves before you ask for
+    it."""
     soft_in_memory_cell_balance_threshold: float = 0.05
-    """In-memory moves relieve nodes that are this share above the mean … Larger: fewer moves; smaller: closer
+    """In-memory moves relieve nodes that are more than this share above the mean. Larger: fewer moves; smaller: closer
     balance."""
     hard_in_memory_cell_balance_threshold: float = 0.15
-    """… and begin when the emptiest node has this share less than the fullest. Larger: they begin later; smaller:
-    sooner."""
+    """In-memory moves begin when the emptiest node has this share less than the fullest. Larger: they begin later;
+    smaller: sooner."""
     tablet_to_cell_ratio: float = 10000.0
-    """Caps the tablets of a table at nodes × this. Larger: more tablets are allowed; smaller: splits end sooner."""
+    """Limits the tablets of a table to the number of nodes × this. Larger: more tablets are allowed; smaller: splits
+    stop sooner."""
     safe_used_tablet_static_ratio: float = 0.98
-    """Share of a node's `memory` that moves may fill with in-memory tables. Larger: less memory lies idle; smaller:
-    more is kept for what tables grow by."""
+    """The share of a node's `memory` that moves may fill with in-memory tables. Larger: less memory is idle; smaller:
+    tables have more room to grow."""
     default_in_memory_group: str = ""
-    """Group of the in-memory tables that name none; empty: `default`, as for all others."""
+    """The group of in-memory tables that do not name one; empty: `default`, as for all other tables."""
     tablet_balancer_schedule: FormulaText = ""
     """Formula over hours and minutes; empty: the cluster's default."""
     groups: Mapping[str, GroupOptions] = field(default_factory=dict)
@@ -181,15 +186,15 @@ class BalancerOptions:
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """`[tables.NAME]` of a bundle: what decides about one table."""
+    """`[tables.NAME]` of a bundle: the options of one table."""
 
     enable_auto_reshard: bool = True
-    """Whether its tablets are split and merged without being asked."""
+    """Whether its tablets are split and merged automatically."""
     enable_auto_tablet_move: bool = True
-    """Whether its tablets are moved without being asked."""
+    """Whether its tablets are moved automatically."""
     min_tablet_size: Bytes | None = None
-    """The three sizes are used only when all are set and strictly increasing. Larger: more merges; smaller:
-    fewer."""
+    """As in the bundle. The table's three sizes are used only if all are set and strictly increasing. Larger: more
+    merges; smaller: fewer."""
     desired_tablet_size: Bytes | None = None
     """See `min_tablet_size`. Larger: fewer tablets; smaller: more."""
     max_tablet_size: Bytes | None = None
@@ -197,141 +202,145 @@ class TableOptions:
     desired_tablet_count: int | None = None
     """Overrides every size. More: finer balance; fewer: fewer partitions."""
     min_tablet_count: int | None = None
-    """Merges leave at least so many. More: load stays spread; fewer: small tables shrink further."""
+    """Merges leave at least this many tablets. More: load stays spread; fewer: small tables shrink further."""
     desired_tablet_metric: float | None = None
-    """What each tablet should carry of its group's metric. Larger: fewer tablets; smaller: more."""
+    """How much of its group's metric each tablet should carry. Larger: fewer tablets; smaller: more."""
     enable_parameterized: bool | None = None
-    """Whether its tablets are moved, split and merged by its group's metric; None: if the group has one."""
+    """Whether its tablets are moved, split and merged by its group's metric; None: yes, if the group has one."""
     group: str = "default"
-    """The group whose schedule and parameters it has."""
+    """The group whose schedule and parameters apply to it."""
     in_memory_mode: InMemoryMode = InMemoryMode.NONE
-    """Not `none`: it has the sizes and the balance of in-memory tables, and a tablet is read into the target's cache
-    before the switch."""
+    """Anything but `none`: the sizes and balance of in-memory tables apply, and a tablet is read into the target's
+    cache before the switch."""
     placement: Placement = Placement.BALANCED
-    """`balanced`: by the planner's objective; else the fixed function that says which node a vbucket belongs to."""
+    """`balanced`: by the planner's objective; otherwise the fixed function that decides which node a vbucket belongs
+    to."""
     zones: tuple[str, ...] = ()
     """Zones its tablets may live in; empty: any."""
     every: Seconds | None = None
-    """Of a range table whose key begins with a time: how much time a new tablet is for, counted from midnight UTC;
-    weeks begin on Mondays. None: its tablets are cut by size and heat alone. Longer: fewer, larger tablets; shorter:
+    """For a range table whose key begins with a time: the period that each new tablet covers, counted from midnight
+    UTC; weeks begin on Monday. None: its tablets are cut only by size and heat. Longer: fewer, larger tablets; shorter:
     finer expiry, more partitions."""
     premake: Seconds | None = None
-    """How far ahead of now there are tablets, each on a node that the planner has chosen; needs `every`. None: none
-    are made ahead. Longer: longer outages of the daemon do not matter; shorter: fewer empty partitions."""
+    """How far ahead tablets are created, each on a node that the planner has chosen; needs `every`. None: none are
+    created ahead. Longer: the table survives longer outages of the daemon; shorter: fewer empty partitions."""
     expire_after: Seconds | None = None
-    """Tablets whose every key is older than this are retired, with their rows, within the schedule. None: nothing is.
-    Longer: more is kept; shorter: more is deleted."""
+    """Tablets in which every key is older than this are retired, with their rows, within the schedule. None: nothing
+    expires. Longer: more is kept; shorter: more is deleted."""
     key_unit: str = ""
-    """What a bigint key counts since 1970: `s`, `ms` or `us`. Empty: the key is a date or a timestamptz."""
+    """The unit that a bigint key counts since 1970: `s`, `ms` or `us`. Empty: the key is a date or a timestamptz."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeatOptions:
-    """`[heat]` of a bundle: when a tablet is too hot, and when two are cool enough to be joined again."""
+    """`[heat]` of a bundle: when a tablet is too hot, and when two are cool enough to be merged again."""
 
     enable: bool = True
-    """Whether hot tablets are found and split."""
+    """Whether hot tablets are detected and split."""
     schedule: FormulaText = ""
-    """Formula for heat alone; empty: the bundle's."""
+    """Formula for splits by heat only; empty: the bundle's."""
     max_rows_per_second: float | None = None
-    """Rows written and read per second by one tablet; None: no absolute limit. Larger: fewer splits by heat;
-    smaller: more."""
+    """Rows per second, written and read, above which a tablet is hot; None: no absolute limit. Larger: fewer splits by
+    heat; smaller: more."""
     max_node_share: float = 0.20
-    """Share of its node's load that one tablet may carry. Larger: only very hot tablets are split; smaller: more
+    """The share of its node's load that one tablet may carry. Larger: only very hot tablets are split; smaller: more
     are."""
     min_rows_per_second: float = 100.0
-    """Below this a tablet is never hot, whatever its share: an idle cluster has no hot spots. Larger: quiet
-    clusters are left alone; smaller: splits begin at less load."""
+    """Below this rate a tablet is never hot, whatever its share: an idle cluster has no hot spots. Larger: quiet
+    clusters are left alone; smaller: splits begin at a lower load."""
     polls_to_confirm: int = 3
-    """Polls in a row a trigger must hold: a burst is not a hot range. More: fewer false alarms; fewer: it acts
-    sooner."""
+    """For how many polls in a row a tablet must be hot: a burst is not a hot range. More: fewer false alarms; fewer:
+    hot tablets are split sooner."""
     hot_key_share: float = 0.25
-    """Share of a tablet's samples from which on one key is called hot: no split helps it. Larger: splits are tried
-    for longer; smaller: it is named a hot key sooner."""
+    """A key with at least this share of its tablet's samples is a hot key, which no split helps. Larger: splits are
+    tried for longer; smaller: a key is reported as hot sooner."""
     front_share: float = 0.80
-    """Share of its writes at one end that makes a tablet a moving front. Larger: fewer are called one; smaller:
-    more."""
+    """A tablet with at least this share of its writes at one end is a moving front. Larger: fewer tablets count as one;
+    smaller: more."""
     min_samples: int = 100
-    """Fewer key samples than this decide nothing. More: surer cuts, later; fewer: sooner, and less sure."""
+    """With fewer key samples than this nothing is decided. More: cuts are surer, but later; fewer: sooner, but less
+    sure."""
     min_confidence: float = 0.5
-    """How far the samples must be believed, from 0 to 1, before a tablet is split. Larger: fewer splits that were not
-    needed; smaller: PostgreSQL's statistics alone (at most 0.3), which know nothing of reads, are enough."""
+    """The confidence in the samples, from 0 to 1, needed to split a tablet. Larger: fewer unnecessary splits; smaller:
+    at 0.3 or less PostgreSQL's statistics alone, which know nothing about reads, are enough."""
     min_split_age: Seconds = 3600.0
-    """Seconds before what heat has split may be merged again. Longer: steadier; shorter: partitions go sooner once
-    it is cool."""
+    """How long tablets split by heat stay split before they may be merged again. Longer: fewer changes; shorter: cool
+    partitions are merged sooner."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementOptions:
-    """`[placement]` of a bundle: the objective over several dimensions, and what a move must be worth."""
+    """`[placement]` of a bundle: the objective over several dimensions, and how much a move must gain."""
 
     dimensions: Mapping[str, float] = field(
         default_factory=lambda: {"bytes": 1.0, "write_rate": 1.0, "read_rate": 0.5, "tablets": 0.1}
     )
-    """Dimension → weight. Known: bytes, memory, write_rate, read_rate, tablets. The tightest one decides. Larger:
-    that dimension is balanced more closely; smaller: less."""
+    """Dimension → weight. The dimensions are bytes, memory, write_rate, read_rate and tablets. The tightest one
+    decides. Larger: that dimension is balanced more closely; smaller: less."""
     load: PlannedLoad = PlannedLoad.PROFILE
-    """Which reads and writes are evened out: those of the whole day, so that a window at night mends the peaks of the
-    day, or those of now. Drained nodes, full disks and heat always go by now."""
+    """Which reads and writes are balanced: those of the whole day, so that a window at night takes care of the day's
+    peaks, or the current ones. Drained nodes, full disks and heat always use the current load."""
     start_threshold: float = 0.10
-    """Moves start when some dimension's fullest node is this much above the mean … Larger: fewer moves; smaller:
+    """Moves start when the fullest node in some dimension is this share above the mean. Larger: fewer moves; smaller:
     closer balance."""
     stop_threshold: float = 0.05
-    """… and stop when every one is within this: the gap keeps the plan steady. Larger: they stop sooner; smaller:
-    they go on to a closer balance."""
+    """Moves stop when every dimension is within this share of the mean; the gap to `start_threshold` keeps the plan
+    steady. Larger: they stop sooner; smaller: they continue to a closer balance."""
     min_gain: float = 0.02
-    """How much emptier, as a share of the mean, a move's target must still be than its source once the move is
-    done. Larger: only moves that help much; smaller: more moves."""
+    """How much emptier than its source, as a share of the mean, a move's target must still be after the move. Larger:
+    only moves that help a lot; smaller: more moves."""
     payback_horizon: Seconds = 86400.0
-    """Seconds. A move that relieves neither disk nor memory must carry off more load in this time than copying
-    costs: a day, so that a move for a daily peak pays and one for a passing burst does not. Longer: more moves pay;
-    shorter: fewer."""
+    """A move that relieves neither disk nor memory must take away more load within this time than copying costs. The
+    default is a day, so that a move for a daily peak pays off and one for a passing burst does not. Longer: more moves
+    pay off; shorter: fewer."""
     ordinary_mover: Mover = Mover.OBJECTIVE
-    """What `enable_cell_balancer` switches on."""
+    """Which mover `enable_cell_balancer` switches on."""
     table_spread: float | None = None
-    """Most tablets of one table that a node may be given, as a multiple of the even number, rounded up; None: any.
+    """The most tablets of one table that a node may get, as a multiple of an even share, rounded up; None: no limit.
     Larger: more freedom for the other dimensions; smaller: each table is spread more evenly."""
     evacuate_full_nodes: bool = True
-    """Whether a node over `close_at_disk_share` gives tablets away at once, even where the movers are switched off."""
+    """Whether a node above `close_at_disk_share` gives tablets away at once, even if the movers are switched off."""
     close_at_disk_share: float = 0.85
-    """A node fuller than this gets no new tablets … Larger: disks are used further; smaller: more room is left to
-    grow."""
+    """A node whose disk is fuller than this gets no new tablets. Larger: disks are filled further; smaller: more room
+    is left to grow."""
     reopen_at_disk_share: float = 0.80
-    """… until it is below this. Moves that balance fill no node further: it must be able to grow without closing.
-    Larger: it opens sooner; smaller: later."""
+    """A closed node opens again below this. Balancing moves do not fill any node beyond it, so that the node can grow
+    without closing. Larger: it opens sooner; smaller: later."""
     close_at_load: float = 2.0
-    """A node that reads or writes this many times its due share gets no new tablets … Larger: it is closed later;
+    """A node that reads or writes this many times its fair share gets no new tablets. Larger: it is closed later;
     smaller: sooner."""
     reopen_at_load: float = 1.5
-    """… until it does less than this. Larger: it opens sooner; smaller: later."""
+    """A node closed for its load opens again below this multiple of its fair share. Larger: it opens sooner; smaller:
+    later."""
     close_after: Seconds = 300.0
-    """Seconds that a node must have been over `close_at_load` without a break. Longer: fewer nodes are closed for what
-    passes by itself; shorter: an overloaded node is spared sooner."""
+    """How long a node must have been above `close_at_load` without a break before it is closed. Longer: fewer nodes are
+    closed for passing peaks; shorter: an overloaded node is relieved sooner."""
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetOptions:
-    """`[migration]` of a bundle, as far as it decides how much is done at once."""
+    """`[migration]` of a bundle, the part that decides how much is done at once."""
 
     moves_per_node: int = 1
-    """Migrations in which a node may take part at once. More: balance is reached sooner; fewer: applications notice
+    """How many migrations a node may take part in at once. More: balance is reached sooner; fewer: applications notice
     less."""
     moves_total: AutoCount = 4
-    """Migrations of the bundle that run at once, or "auto": as many as there are pairs of nodes for, and as one process
-    can carry at the rate that was measured. More: balance is reached sooner; fewer: applications notice less."""
+    """How many migrations of the bundle run at once, or "auto": as many as there are pairs of nodes, but no more than
+    one process can carry at the measured rate. More: balance is reached sooner; fewer: applications notice less."""
     bytes_per_window: Bytes | None = None
-    """Bytes that may be moved in one window of the schedule; None: no limit. Larger: more is done in a night;
+    """How many bytes may be moved in one window of the schedule; None: no limit. Larger: more is moved in a night;
     smaller: less."""
     expected_bytes_per_second: Annotated[float, "bytes"] = 32 * MB
-    """Used until a rate has been measured. Larger: more moves are expected to fit into a window; smaller: fewer."""
+    """The expected copy rate until one has been measured. Larger: more moves are expected to fit into a window;
+    smaller: fewer."""
     cool_down: Seconds = 600.0
-    """Seconds a tablet rests after a migration. Longer: steadier; shorter: it may be moved again sooner."""
+    """How long a tablet rests after a migration. Longer: fewer changes; shorter: it may be moved again sooner."""
     back_off: Seconds = 300.0
-    """Seconds after a first failure; doubled with each further one. Longer: less is tried in vain; shorter: it
-    succeeds sooner once the cause is gone."""
+    """How long a tablet waits after its first failed migration; doubled with each further failure. Longer: fewer
+    useless attempts; shorter: it succeeds sooner once the cause is gone."""
     quarantine_after: int = 3
-    """Failures in a row after which a tablet is left alone until an operator says otherwise. More: it tries for
-    longer; fewer: an operator is asked sooner."""
+    """After this many failures in a row a tablet is left alone until an operator runs `balancer release`. More: it is
+    tried for longer; fewer: an operator is needed sooner."""
 
 
 class Apart(StrEnum):
@@ -343,30 +352,31 @@ class Apart(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlacementRule:
-    """`[[rules]]` of a bundle: where tablets of some tables, or of a range of their keys, must and must not live."""
+    """`[[rules]]` of a bundle: where the tablets of some tables, or of a range of their keys, must or must not live."""
 
     name: str = ""
-    """What plans and messages call it."""
+    """The name that plans and messages use for it."""
     tables: tuple[str, ...] = ()
-    """The tables that it is about."""
+    """The tables it applies to."""
     key: KeyValues = ()
-    """The first values of the keys that it is about, as in ["EU"] for the key (region, id); empty: all keys."""
+    """The first values of the keys it applies to, as in ["EU"] for the key (region, id); empty: all keys."""
     keys_from: KeyValues = ()
-    """The first key that it is about; empty: the lowest. Fewer values than the key has columns are allowed."""
+    """The first key it applies to; empty: the lowest. It may have fewer values than the key has columns."""
     keys_to: KeyValues = ()
-    """The first key that it is no longer about; empty: up to the highest."""
+    """The first key it no longer applies to; empty: up to the highest."""
     zones: tuple[str, ...] = ()
-    """Zones they must live in; empty: any."""
+    """Zones the tablets must live in; empty: any."""
     nodes: tuple[str, ...] = ()
-    """Nodes they must live on; empty: any."""
+    """Nodes the tablets must live on; empty: any."""
     not_zones: tuple[str, ...] = ()
-    """Zones in which they must not live."""
+    """Zones the tablets must not live in."""
     not_nodes: tuple[str, ...] = ()
-    """Nodes on which they must not live."""
+    """Nodes the tablets must not live on."""
     spread: Apart | None = None
-    """`tablets`: no node has two of them; `tables`: no node has tablets of two of the tables; None: they may share."""
+    """`tablets`: no node has two of them; `tables`: no node has tablets of two of the tables; None: they may share
+    nodes."""
     together: bool = False
-    """Whether all of them live on one node."""
+    """Whether all the tablets must live on one node."""
 
     @property
     def has_keys(self) -> bool:
@@ -376,7 +386,7 @@ class PlacementRule:
 
 @dataclass(frozen=True, slots=True)
 class BundleOptions:
-    """All that decides about one bundle."""
+    """All options of one bundle."""
 
     balancer: BalancerOptions = field(default_factory=BalancerOptions)
     tables: Mapping[str, TableOptions] = field(default_factory=dict)

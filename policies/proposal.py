@@ -249,7 +249,7 @@ def _why_left(table: TableFacts, sharded: Mapping[str, Group], names: Mapping[st
     if not table.columns:
         return "no column of it can be a key"
     share = 100 * table.bytes / total
-    return f"small ({share:.1f} % of all bytes): it can stay where it is"
+    return f"small ({share:.1f} % of all bytes)"
 
 
 def _why_no_reference(table: TableFacts) -> str:

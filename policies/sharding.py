@@ -39,7 +39,7 @@ def place(function: Placement, numbers: UInts, nodes: Sequence[Node]) -> Places:
     if not lightest[1] > 0:
         raise ValueError(f"node {lightest[0]} has the weight {lightest[1]:g}, it must be above 0")
     if function not in FUNCTIONS:
-        raise ValueError(f"{function} is no sharding function; there are {', '.join(FUNCTIONS)}")
+        raise ValueError(f"{function} is not a sharding function; there are {', '.join(FUNCTIONS)}")
     return FUNCTIONS[function](np.ascontiguousarray(numbers, np.uint64), nodes)
 
 

@@ -43,7 +43,7 @@ class Formula:
         """Its value; a variable that the formula does not use need not be given."""
         for name, value in values.items():
             if name not in self.variables:
-                raise TypeError(f"{name!r} is no variable of this formula; it has {', '.join(self.variables)}")
+                raise TypeError(f"{name!r} is not a variable of this formula; it has {', '.join(self.variables)}")
             if not isinstance(value, int):
                 raise TypeError(f"{name} = {value!r} is not an integer")
             if not LOWEST <= value <= HIGHEST:

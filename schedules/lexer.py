@@ -21,7 +21,7 @@ _OPERATOR: Final = re.compile(r"\|\||&&|==|!=|<=|>=|[-|^&<>+*/%,!()]")
 _DIGITS: Final = len(str(HIGHEST))
 
 _NOT_HERE: Final = {
-    "=": "a single `=` is no operator: equality is `==`",
+    "=": "a single `=` is not an operator: equality is `==`",
     "~": "there is no `~`",
     "?": "there is no `?:`",
     ":": "there is no `?:`",
@@ -108,5 +108,5 @@ def _boolean(text: str, at: int) -> tuple[Token, int]:
     assert match is not None
     word = match.group(1)
     if word not in ("true", "false"):
-        raise FormulaSyntaxError(f"`%{word}` is no operand", text, at, OPERAND)
+        raise FormulaSyntaxError(f"`%{word}` is not an operand", text, at, OPERAND)
     return Token(TokenKind.BOOLEAN, match.group(), at, int(word == "true")), match.end()

@@ -87,7 +87,7 @@ class Access:
         """Why this bearer may change nothing, or None."""
         denial = self._transport_denial(scheme) or self._token_denial(authorization)
         if denial is not None and denial.status == 401 and self._reads(authorization):
-            return Denial(403, "this token may read and change nothing")
+            return Denial(403, "this token may only read")
         return denial
 
     def host_denial(self, path: str, host: str) -> Denial | None:
@@ -110,7 +110,7 @@ class Access:
 
     def _transport_denial(self, scheme: str) -> Denial | None:
         if scheme != "https" and not self._loopback:
-            return Denial(403, "changes are taken over TLS only, unless the server listens on loopback")
+            return Denial(403, "changes are accepted only over TLS, unless the server listens on loopback")
         if self.token.value() is None:
             return Denial(403, "no token is configured, so nothing can be changed over HTTP")
         return None
@@ -118,7 +118,7 @@ class Access:
     def _token_denial(self, authorization: str) -> Denial | None:
         if self.token.matches(_presented(authorization)):
             return None
-        return Denial(401, "a bearer token is needed" if not authorization else "this is not the bearer token")
+        return Denial(401, "a bearer token is needed" if not authorization else "the bearer token is wrong")
 
 
 def _presented(authorization: str) -> str:
@@ -166,7 +166,7 @@ def is_loopback(listen: str) -> bool:
 def check_http(http: HttpSettings) -> None:
     """Refuses settings that would be unsafe or could not work, before anything listens."""
     if (http.tls_certificate is None) != (http.tls_key is None):
-        raise UserError("[http] tls_certificate and tls_key are given together or not at all")
+        raise UserError("[http] set both tls_certificate and tls_key, or neither")
     for name, file in (("tls_certificate", http.tls_certificate), ("tls_key", http.tls_key)):
         if file is not None and not file.is_file():
             raise UserError(f"[http] {name}: there is no file {file}")

@@ -16,7 +16,7 @@ TabletNumbers = Annotated[list[TabletNumber], Field(min_length=1, max_length=100
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Reason = Annotated[str, Field(max_length=1000, description="for the history")]
 Duration = Annotated[float, Field(gt=0, le=10 * 366 * 86400, allow_inf_nan=False)]
-AcceptLoss = Annotated[bool, Field(description="that what is lost is lost")]
+AcceptLoss = Annotated[bool, Field(description="accept the loss")]
 
 
 class CommandBody(BaseModel):
@@ -24,7 +24,7 @@ class CommandBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    author: str = Field("", max_length=100, description="who asks, for the history")
+    author: str = Field("", max_length=100, description="who is asking, for the history")
 
     def arguments(self) -> dict[str, Any]:
         """For the directory: what was said, and nothing that was not."""
@@ -37,7 +37,7 @@ class ApplyCommand(CommandBody):
     verb: Literal["apply"]
     plan: Name
     actions: Annotated[list[Annotated[int, Field(ge=1)]] | None, Field(min_length=1, max_length=10_000)] = Field(
-        None, description="their numbers; null: all of them"
+        None, description="the actions' numbers; null: all of them"
     )
 
 
@@ -45,7 +45,7 @@ class CancelCommand(CommandBody):
     """Ends a migration or an order, and undoes it."""
 
     verb: Literal["cancel"]
-    migration: Name = Field(description="its id, or that of an order")
+    migration: Name = Field(description="the id of a migration or an order")
 
 
 class CloseCommand(CommandBody):
@@ -75,7 +75,7 @@ class DoubleCommand(CommandBody):
     verb: Literal["double"]
     bundle: Name
     table: Name
-    at_once: bool = Field(False, description="not only when the schedule is open")
+    at_once: bool = Field(False, description="do not wait until the schedule is open")
 
 
 class HalveCommand(CommandBody):
@@ -84,7 +84,7 @@ class HalveCommand(CommandBody):
     verb: Literal["halve"]
     bundle: Name
     table: Name
-    at_once: bool = Field(False, description="not only when the schedule is open")
+    at_once: bool = Field(False, description="do not wait until the schedule is open")
 
 
 class DrainCommand(CommandBody):
@@ -153,7 +153,7 @@ class PauseCommand(_BundleOrMigration):
     """A bundle starts nothing new, or a migration stops at its next safe point."""
 
     verb: Literal["pause"]
-    seconds: Duration | None = Field(None, description="bundles: null: until it is resumed")
+    seconds: Duration | None = Field(None, description="only for bundles; null: until resumed")
     reason: Reason = ""
 
 
@@ -162,7 +162,7 @@ class PinCommand(CommandBody):
 
     verb: Literal["pin"]
     tablet: TabletNumber
-    seconds: Duration | None = Field(None, description="null: until it is unpinned")
+    seconds: Duration | None = Field(None, description="null: until unpinned")
     reason: Reason = ""
 
 
@@ -213,9 +213,9 @@ class SplitCommand(CommandBody):
 
     verb: Literal["split"]
     tablet: TabletNumber
-    parts: int | None = Field(None, ge=2, le=1000, description="null: two, or as many as the keys make")
+    parts: int | None = Field(None, ge=2, le=1000, description="null: two, or as many as the keys give")
     keys: list[Annotated[list[int | str], Field(min_length=1, max_length=32)]] | None = Field(
-        None, max_length=999, description="where to cut a range: the values of its columns, or of the first of them"
+        None, max_length=999, description="where to cut a range: the values of all key columns, or of the first ones"
     )
     reason: Reason = ""
     mode: WantedMode | None = None
@@ -227,8 +227,10 @@ class TabletLostCommand(CommandBody):
     verb: Literal["tablet-lost"]
     tablet: TabletNumber
     node: Name
-    empty: bool = Field(False, description="made without rows; else the node opens the copy that it still has")
-    former: bool = Field(False, description="what is opened are the tablets that it was split or merged from")
+    empty: bool = Field(
+        False, description="create it without rows; otherwise the node opens the copy that it still has"
+    )
+    former: bool = Field(False, description="open the tablets that it was split or merged from")
     accept_loss: AcceptLoss = False
 
 

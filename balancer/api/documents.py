@@ -34,9 +34,7 @@ class Listing(Document, Generic[T]):
     """Some entries of a list."""
 
     items: list[T]
-    next: str | None = Field(
-        None, description="pass it as `cursor` for the entries that follow; null: these were the last"
-    )
+    next: str | None = Field(None, description="pass it as `cursor` to get the next entries; null: these were the last")
 
 
 def instant(seconds: float) -> datetime:
@@ -84,4 +82,4 @@ def read_cursor(cursor: str) -> Place | None:
 
 def foreign(cursor: str) -> UserError:
     """What is said about a cursor that does not belong to this list."""
-    return UserError(f"{cursor!r} is not a place to go on from: pass the `next` of the answer before")
+    return UserError(f"{cursor!r} is not a cursor: pass the `next` of the previous answer")

@@ -134,10 +134,10 @@ async def _with_body(scope: Scope, receive: Receive) -> tuple[Response | None, R
     except TimeoutError:
         return problem(408, f"the body did not arrive within {BODY_SECONDS:.0f} s", _CLOSE), receive
     if body is None:
-        return problem(413, f"a body has at most {MAX_BODY} bytes", _CLOSE), receive
+        return problem(413, f"a body may have at most {MAX_BODY} bytes", _CLOSE), receive
     fault = _fault(body)
     if fault:
-        return problem(422, f"the body cannot be taken: {fault}"), receive
+        return problem(422, f"the body cannot be accepted: {fault}"), receive
     given = False
 
     async def again() -> Message:

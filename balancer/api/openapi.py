@@ -20,11 +20,11 @@ _SCHEMES: Final = {
     }
 }
 _TAGS: Final = (
-    ("cluster", "Bundles, nodes, tables and tablets as they are."),
-    ("records", "What is planned, what runs, what was, and what the consistency checker has found."),
+    ("cluster", "Bundles, nodes, tables and tablets in their current state."),
+    ("records", "What is planned, what is running, what has ended, and what the consistency checker has found."),
     ("pictures", "The cluster over space and time."),
     ("questions", "Why, and why not."),
-    ("commands", "What operators ask of the leader."),
+    ("commands", "What operators ask the leader to do."),
     ("routing", "Which node owns a key, and which keys are in use."),
     ("health", "For supervisors and Prometheus."),
 )

@@ -13,13 +13,13 @@ class ClusterNode(Document):
     """A row of the picture. The lists have an entry for each block, in the order of tables and keys."""
 
     id: str
-    fair: int | None = Field(description="bytes that would be its fair share; null: it gets none, see `counts`")
-    counts: bool = Field(description="whether it counts in means: it is neither down, nor draining, nor closed")
-    ids: list[int] = Field(description="of each block's largest tablet")
+    fair: int | None = Field(description="its fair share in bytes; null: it gets none, see `counts`")
+    counts: bool = Field(description="whether it counts in means: it is not down, draining or closed")
+    ids: list[int] = Field(description="the id of each block's largest tablet")
     tablets: list[int] = Field(description="how many tablets each block stands for")
-    tables: list[int] = Field(description="each block's table, as a place in `tables` of the document")
-    bytes: list[int] = Field(description="of each block's tablets together")
-    writes: list[float] = Field(description="rows written per second, of its tablets together")
+    tables: list[int] = Field(description="each block's table, as an index into `tables` of the document")
+    bytes: list[int] = Field(description="total size of each block's tablets")
+    writes: list[float] = Field(description="rows written per second to each block's tablets")
     reads: list[float]
 
 
@@ -28,13 +28,13 @@ class ClusterShape(Document):
 
     bundle: str
     at: datetime
-    past: bool = Field(description="whether it is a moment of the past")
+    past: bool = Field(description="whether it shows a moment in the past")
     tables: list[str]
     nodes: list[ClusterNode]
     tablets: int
-    most_writes: float = Field(description="the greatest rate of a single tablet: the end of a colour scale")
+    most_writes: float = Field(description="the highest rate of a single tablet: the end of a colour scale")
     most_reads: float
-    word: StateWord | None = Field(description="null: it is not known what was said then")
+    word: StateWord | None = Field(description="null: the state at that moment is not known")
     sentence: str
     score: float | None
 
@@ -44,8 +44,8 @@ class ExplanationShape(Document):
 
     subject: str
     sentences: list[str]
-    at: datetime = Field(description="when the figures were polled that they speak of")
-    since: datetime | None = Field(None, description="tablets: since when their node has owned them; null: not known")
+    at: datetime = Field(description="when the figures behind them were polled")
+    since: datetime | None = Field(None, description="for tablets: since when the node has owned it; null: not known")
 
 
 class WhyNotShape(Document):
@@ -56,8 +56,8 @@ class WhyNotShape(Document):
     planned: bool
     code: str
     reason: str
-    flip: str = Field(description="the smallest change that would lead to another answer; empty: there is none")
-    at: datetime = Field(description="when the figures were polled that it speaks of")
+    flip: str = Field(description="the smallest change that would lead to a different answer; empty: there is none")
+    at: datetime = Field(description="when the figures behind it were polled")
 
 
 class DryRunShape(Document):
@@ -66,7 +66,7 @@ class DryRunShape(Document):
     verb: str
     arguments: dict[str, Any]
     result: str = Field(description="what would be done")
-    line: str = Field(description="the same wish for a shell; empty: it cannot be written there")
+    line: str = Field(description="the equivalent shell command; empty: there is none")
 
 
 class AccessShape(Document):
@@ -85,7 +85,7 @@ class NodeSeries(Document):
     write_rate: list[float | None]
     read_rate: list[float | None]
     tablets: list[int | None]
-    uncounted: list[int] = Field(description="places in `times` at which it was down or draining")
+    uncounted: list[int] = Field(description="indexes into `times` at which it was down or draining")
 
 
 class MovedShape(Document):
@@ -99,13 +99,15 @@ class SeriesShape(Document):
     """A bundle over time. The lists have an entry for each time."""
 
     bundle: str
-    since: datetime = Field(description="from which moment on /v1/cluster has a picture")
+    since: datetime = Field(description="the earliest moment for which /v1/cluster has a picture")
     times: list[datetime]
     words: list[StateWord]
     scores: list[float | None]
-    running: list[int] = Field(description="migrations, as far as the directory still has them")
+    running: list[int] = Field(description="how many migrations ran, as far as the directory still has them")
     nodes: list[NodeSeries]
-    pause_seconds: list[float] = Field(description="for which writers waited at each switch the directory still has")
+    pause_seconds: list[float] = Field(
+        description="how long writers waited at each switch that the directory still has"
+    )
     pause_budget_seconds: float
     moved: list[MovedShape]
-    kept: str = Field(description="what is kept, in words")
+    kept: str = Field(description="what is kept, as a sentence")

@@ -17,7 +17,7 @@ from balancer.policies.check_options import CheckKind
 class ActionShape(Document):
     """What a plan wants to do, and why."""
 
-    number: int = Field(description="of this action in its plan, from 1 on: `apply` takes it")
+    number: int = Field(description="the number of this action in its plan, from 1; `apply` takes it")
     kind: ActionKind
     table: str
     tablets: list[int]
@@ -58,7 +58,7 @@ class PlanShape(Document):
     actions: list[ActionShape]
     action_count: int
     rejections: list[RejectionShape]
-    counts: dict[str, int] = Field(description="how many candidates each reason kept back")
+    counts: dict[str, int] = Field(description="how many candidates each reason held back")
     node_changes: list[NodeChangeShape]
     pending_moves: int
     pending_bytes: int
@@ -74,14 +74,14 @@ class MigrationFacts(Document):
 
     bytes: int | None = None
     rows: int | None = None
-    pause_seconds: float | None = Field(None, description="for which writers were held back by the switch")
+    pause_seconds: float | None = Field(None, description="how long the switch held back writers")
     predicted_pause_seconds: float | None = None
     bulk_verified: bool | None = None
     switched: datetime | None = Field(None, description="when the owner changed")
     fences: int = 0
     retries: int = 0
     restarts: int = 0
-    retreat: str = Field("", description="why something was last tried again")
+    retreat: str = Field("", description="the reason for the last retry")
     mode_reason: str = Field("", description="why it has become read-only")
     kept: str = Field("", description="what it could not remove, and why")
 
@@ -94,8 +94,8 @@ class MigrationProgress(Document):
     rows_done: int
     bytes_per_second: float
     eta_seconds: float | None
-    lag_bytes: int | None = Field(description="of the stream, not yet applied")
-    state_seconds: float = Field(description="since when it has been in its state")
+    lag_bytes: int | None = Field(description="bytes of the stream that are not applied yet")
+    state_seconds: float = Field(description="how long it has been in its state")
     waiting_for: str
     paused: bool
 
@@ -120,7 +120,7 @@ class MigrationShape(Document):
     created: datetime
     updated: datetime
     detail: MigrationFacts
-    progress: MigrationProgress | None = Field(description="null: it has ended, or has not said anything yet")
+    progress: MigrationProgress | None = Field(description="null: it has ended, or has not reported yet")
     way: list[State] = Field(
         description="the states from the first to the last, if nothing comes in between; running ones"
     )
@@ -183,7 +183,7 @@ class CommandShape(Document):
     )
 
     id: str
-    verb: str = Field(description="of a newer version's command it may be one that is not known here")
+    verb: str = Field(description="a newer version's command may have a verb that is not known here")
     arguments: dict[str, Any]
     author: str
     created: datetime
@@ -226,12 +226,12 @@ class ChecksShape(Document):
     """The consistency checker of one bundle."""
 
     bundle: str
-    round: int = Field(description="the present or last round")
-    kind: CheckKind | None = Field(description="what is being looked at; null: the round is over")
+    round: int = Field(description="the current or last round")
+    kind: CheckKind | None = Field(description="what is being checked; null: the round is over")
     rows: int
     findings: list[FindingShape]
-    more: int = Field(description="findings beyond those that are kept")
-    unchecked: list[str] = Field(description="why something could not be looked at")
+    more: int = Field(description="how many more findings there were than are kept")
+    unchecked: list[str] = Field(description="what could not be checked, and why")
     past: list[CheckRoundShape] = Field(description="rounds over time, oldest first")
 
 

@@ -29,10 +29,10 @@ from balancer.directory.model import TabletState
 CLUSTER, RECORDS, ROUTING = "cluster", "records", "routing"
 
 Bundle = Annotated[str | None, Query(description="only this bundle", max_length=200)]
-Limit = Annotated[int, Query(ge=1, le=1000, description="most entries in one answer")]
-FewLimit = Annotated[int, Query(ge=1, le=200, description="most entries in one answer")]
-Cursor = Annotated[str, Query(description="`next` of the answer before; empty: from the beginning")]
-IfNoneMatch = Annotated[str | None, Header(description="the ETag of the answer that you have")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="maximum number of entries in one answer")]
+FewLimit = Annotated[int, Query(ge=1, le=200, description="maximum number of entries in one answer")]
+Cursor = Annotated[str, Query(description="`next` of the previous answer; empty: from the beginning")]
+IfNoneMatch = Annotated[str | None, Header(description="the ETag of the answer you have")]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT, description="seconds to wait for a change, with If-None-Match")]
 AnswerWait = Annotated[float, Query(ge=0, le=MAX_WAIT, description="seconds to wait for the leader's answer")]
 UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "Nothing has changed since"}}
@@ -107,7 +107,7 @@ def add_tablets(router: APIRouter, source: Source) -> None:
         bundle: str,
         table: str,
         dimension: shapes.Dimension = shapes.Dimension.WRITES,
-        rows: Annotated[int, Query(ge=1, le=360, description="most moments; neighbours are joined")] = 120,
+        rows: Annotated[int, Query(ge=1, le=360, description="maximum number of moments; neighbours are merged")] = 120,
         day: Annotated[bool, Query(description="the last day instead of the last hour")] = False,
     ) -> Response:
         """The key space of a table over the last hour or day, aggregated to at most 512 columns."""
@@ -120,7 +120,9 @@ def add_records(router: APIRouter, source: Source, notes: Notes) -> None:
     @router.get("/plans", response_model=record_shapes.PlanList, tags=[RECORDS])
     def get_plans(
         bundle: Bundle = None,
-        actions: Annotated[int, Query(ge=1, le=1000, description="most actions and rejections of each")] = 100,
+        actions: Annotated[
+            int, Query(ge=1, le=1000, description="maximum number of actions, and of rejections, per plan")
+        ] = 100,
         limit: Limit = 100,
         cursor: Cursor = "",
     ) -> Response:
@@ -194,7 +196,7 @@ def add_routing(router: APIRouter, source: Source, watch: VersionWatch) -> None:
         request: Request,
         table: str,
         key: Annotated[
-            list[str] | None, Query(description="the key's columns, in order; none of a whole table", max_length=32)
+            list[str] | None, Query(description="the key's columns, in order; none for a whole table", max_length=32)
         ] = None,
         if_none_match: IfNoneMatch = None,
         wait: Wait = 0.0,

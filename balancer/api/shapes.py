@@ -18,7 +18,7 @@ class InstanceShape(Document):
     """An instance that is present."""
 
     name: str
-    weight: float = Field(description="its share of the directories beside the other instances'")
+    weight: float = Field(description="its share of the directories, relative to the other instances")
     unfit: str = Field(description="why it should not lead; empty: it could")
 
 
@@ -34,7 +34,9 @@ class SpreadShape(Document):
     """How leadership is spread over the instances of this directory."""
 
     wanted: str = Field(description="who should lead")
-    waits_for: str = Field(description="what must come before the leader hands over to the wanted one; empty: nothing")
+    waits_for: str = Field(
+        description="what must happen before the leader hands over to the wanted one; empty: nothing"
+    )
     instances: list[InstanceShape] = Field(description="those that are present, by name")
 
 
@@ -50,7 +52,7 @@ class ScheduleShape(Document):
 
     bundle: str
     formula: str
-    level: str = Field(description="whose formula it is; empty: nobody has one, so always open")
+    level: str = Field(description="whose formula applies; empty: there is none, so it is always open")
     timezone: str
     open: bool
     closes_at: datetime | None
@@ -106,7 +108,9 @@ class NodeShape(Document):
     error: str
     version: str
     disagreements: int
-    rewound: str = Field(description="why it is known to have gone back in time, and what to do; empty: it is not")
+    rewound: str = Field(
+        description="how the node is known to have gone back in time, and what to do; empty: it has not"
+    )
     loads: LoadsShape
     capacity: CapacityShape
     day: list[float | None] = Field(
@@ -128,10 +132,10 @@ class ProgressShape(Document):
     begun: datetime
     done: int
     running: int
-    left: int = Field(description="actions that the plan wants and that have not begun")
+    left: int = Field(description="actions that the plan wants but that have not begun")
     done_bytes: int
-    left_bytes: int = Field(description="of what runs and of what is left")
-    eta_seconds: float | None = Field(description="null: nothing has been copied yet that it could be told from")
+    left_bytes: int = Field(description="bytes of what runs and of what is left")
+    eta_seconds: float | None = Field(description="null: nothing has been copied yet to estimate it from")
 
 
 class BundleShape(Document):
@@ -143,7 +147,7 @@ class BundleShape(Document):
     headline: str = Field(description="one short line")
     sentence: str
     progress: ProgressShape | None = Field(description="null: there is nothing to do")
-    at: datetime = Field(description="when it was last looked at")
+    at: datetime = Field(description="the time of its last tick")
     paused: bool
     paused_until: datetime | None
     error: str
@@ -151,7 +155,7 @@ class BundleShape(Document):
     imbalance: dict[str, float] = Field(description="per dimension: the fullest node's load over the mean")
     tablets: int
     nodes: int
-    plan: str = Field(description="id of the present plan; empty: none is kept")
+    plan: str = Field(description="id of the current plan; empty: none is kept")
 
 
 class Status(Document):
@@ -249,7 +253,7 @@ class HeatBin(Document):
 
     tablets: int
     first: int = Field(description="id of its first tablet")
-    busiest: int = Field(description="id of its busiest tablet; the following figures are of that one")
+    busiest: int = Field(description="id of its busiest tablet, which the following figures describe")
     node: str
     lower: str
     upper: str
@@ -269,7 +273,7 @@ class HeatShape(Document):
     max: float = Field(description="what the byte 255 stands for; byte b is expm1(b / 255 × log1p(max))")
     cells: str
     nodes: list[str]
-    owners: str = Field(description="numbers of `nodes`; 255: another one")
+    owners: str = Field(description="indexes into `nodes`; 255: another node")
 
 
 class RouteShape(Document):
@@ -332,9 +336,9 @@ class SampleRequest(BaseModel):
 
     table: str = Field(max_length=200)
     reporter: str = Field(
-        pattern=r"^[A-Za-z0-9._-]{1,64}$", description="who reports; a newer report replaces his last"
+        pattern=r"^[A-Za-z0-9._-]{1,64}$", description="who reports; a newer report replaces the last one"
     )
-    seconds: float = Field(10.0, gt=0, allow_inf_nan=False, description="how long they were collected")
+    seconds: float = Field(10.0, gt=0, allow_inf_nan=False, description="how long the samples were collected")
     samples: list[Sample] = Field(min_length=1, max_length=1000)
 
 

@@ -55,7 +55,7 @@ def look_at_invariants(ground: Ground, unit: CheckUnit) -> Look:
             return Look(
                 unchecked=f"{mine[unit.item].name!r} on tablet {tablet.id}: {error}", more=unit.item + 1 < len(mine)
             )
-    return Look(unchecked=f"tablet {unit.subject}: it was moving each time it was asked")
+    return Look(unchecked=f"tablet {unit.subject}: it was moving each time it was checked")
 
 
 def _look(ground: Ground, table: Table, tablet: Tablet, invariant: Invariant, *, more: bool) -> Look:
@@ -124,14 +124,14 @@ def look_at_sum(ground: Ground, unit: CheckUnit) -> Look:
         return Look(sums={name: str(found)})
     if found == Decimal(wanted):
         return Look()
-    must = f"must be {wanted}" if invariant.equals is not None else f"was {wanted} when it was first looked at"
+    must = f"must be {wanted}" if invariant.equals is not None else f"was {wanted} when it was first taken"
     anomaly = Anomaly(
         CheckKind.SUMS,
         f"{invariant.name!r} is {found} over all tablets of table {table.name}, and {must}",
         table=table.name,
         root=table.roots[0],
         count=1,
-        advice="compare it with the application's books; under another name it begins from what it is now",
+        advice="compare it with the application's books; under another name it starts from its current value",
         about=invariant.name,
     )
     return Look((anomaly,))

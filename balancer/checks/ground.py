@@ -163,7 +163,7 @@ def on_owner(ground: Ground, tablet: int, work: Work) -> Look:
             ground.clock.sleep(PAUSE)
         except BalancerError as error:
             return Look(unchecked=f"tablet {tablet}: {error}")
-    return Look(unchecked=f"tablet {tablet}: it was moving each time it was asked")
+    return Look(unchecked=f"tablet {tablet}: it was moving each time it was checked")
 
 
 @contextmanager

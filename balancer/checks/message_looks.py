@@ -138,7 +138,7 @@ def _contradictions(ground: Ground, table: Table, tablet: Tablet, rows: Sequence
         "both",
         "were reversed although their targets have applied them",
         [row for row in both if still.get(row.id) == "failed"],
-        "take one of the two back by hand, then `balancer messages dismiss ID`",
+        "undo one of the two by hand, then `balancer messages dismiss ID`",
     )
     yield _Found(
         "marked",
@@ -216,7 +216,7 @@ def _asked(
         if not left:
             return found
         ground.clock.sleep(PAUSE)
-    raise Unavailable(f"tablets of table {name} were moving each time they were asked")
+    raise Unavailable(f"tablets of table {name} were moving each time they were checked")
 
 
 def _by_tablet(snapshot: Snapshot, table: Table, ends: Ends) -> list[tuple[Tablet, Ends]]:

@@ -56,7 +56,7 @@ def look_at_bounds(ground: Ground, unit: CheckUnit) -> Look:
         more = unit.item + 1 < len(table.roots)
         if not found.bad:
             return _paged(found, tablet.epoch, more)
-        text = f"{place.partition} has {found.bad} rows outside of the bounds of tablet {tablet.id}"
+        text = f"{place.partition} has {found.bad} rows outside the bounds of tablet {tablet.id}"
         anomaly = Anomaly(
             CheckKind.BOUNDS,
             f"{text} on node {tablet.node}, such as {', '.join(found.examples)}",

@@ -15,7 +15,7 @@ from balancer.settings.origins import effective
 app = typer.Typer(help="Check and show the configuration.", no_args_is_help=True)
 
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="balancer.toml; else BALANCER_CONFIG, else the usual places")
+    Path | None, typer.Option("--config", "-c", help="balancer.toml; default: BALANCER_CONFIG, then the usual places")
 ]
 
 
@@ -25,13 +25,13 @@ def check(
     output: OutputOption = Output.TEXT,
     ask_directory: Annotated[
         bool,
-        typer.Option("--ask-directory", help="also name bundles that were handed over to another directory"),
+        typer.Option("--ask-directory", help="also name bundles handed over to another directory"),
     ] = False,
 ) -> None:
-    """Reads every file and prints everything that is wrong, each with its place; exits 2 if there is anything.
+    """Reads every file and prints everything that is wrong, and where; exits with 2 if there is anything.
 
-    Settings that are right and change nothing are named too. A running instance takes over what is right by itself,
-    except for what it reads only when it starts.
+    Also names settings that are valid but have no effect. A running instance takes over valid changes on its own,
+    except for settings that it reads only when it starts.
     """
     try:
         settings = load_settings(config)
@@ -41,7 +41,7 @@ def check(
         else:
             for mistake in error.mistakes:
                 fail(str(mistake))
-            fail(f"{len(error.mistakes)} to mend")
+            fail(f"{len(error.mistakes)} to fix")
         raise typer.Exit(2) from None
     idle = ineffective(settings)
     if ask_directory:
@@ -56,13 +56,13 @@ def check(
         for one in idle:
             say(str(one))
         bundles = ", ".join(f"{bundle.name} ({bundle.mode})" for bundle in settings.bundles.values()) or "none"
-        say(f"{settings.file} is right; bundles: {bundles}")
-        say(f"taken over only at a restart of the instance: {', '.join(READ_AT_START)}; everything else at once")
+        say(f"{settings.file} is valid; bundles: {bundles}")
+        say(f"these need a restart of the instance: {', '.join(READ_AT_START)}; everything else takes effect at once")
 
 
 @app.command()
 def show(bundle: str, config: ConfigOption = None, output: OutputOption = Output.TEXT) -> None:
-    """The values that hold for a bundle, and where each came from. No secrets."""
+    """Shows the values that apply to a bundle, and where each came from. No secrets."""
     rows = [
         {"key": value.key, "value": value.value, "origin": value.origin}
         for value in effective(load_settings(config), bundle)

@@ -22,14 +22,14 @@ from balancer.tables.swapping import Workplace
 from balancer.tables.unconvert import plan_unconversion, unconvert
 
 BundleArgument = Annotated[str, typer.Argument(help="the bundle")]
-TableArgument = Annotated[str, typer.Argument(help="the table, as the bundle's file names it")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only show what would be done, and what is in the way")]
+TableArgument = Annotated[str, typer.Argument(help="the table, as named in the bundle's file")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only show what it would do, and what is in the way")]
 WidenOption = Annotated[
     bool,
     typer.Option(
         "--widen-keys",
-        help="let primary keys and unique ones that lack the table's key end with it; of a whole table they stay as"
-        " they are, on its partition alone",
+        help="append the table's key to primary and unique keys that lack it; those of a whole table stay as they"
+        " are, only on its partition",
     ),
 ]
 
@@ -42,7 +42,7 @@ def convert_table(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Makes a plain table the one tablet of a table of the cluster, online. Its rows stay where they are."""
+    """Turns a plain table into a table of the cluster with one tablet, online. Its rows stay where they are."""
     settings = load_settings(config)
     found_bundle = settings.bundle(bundle)
     request = _sharded(found_bundle, table)
@@ -70,7 +70,7 @@ def unconvert_table(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Makes a table with one tablet a plain one again, online; or takes back a conversion that was begun."""
+    """Turns a table with one tablet back into a plain one, online; or undoes an unfinished conversion."""
     settings = load_settings(config)
     found_bundle = settings.bundle(bundle)
     request = _sharded(found_bundle, table)
@@ -140,7 +140,7 @@ def _show_intent(table: str, intent: Intent, output: Output) -> None:
     if intent.whereabouts.converted:
         say(f"table {table} is converted on node {home}; it will be finished and adopted")
         return
-    say("-- before, beside the writers:")
+    say("-- before, while writers continue:")
     for text in _texts(before):
         say(f"{text};")
     say("-- in one transaction, within write_pause_budget:")
@@ -173,5 +173,5 @@ def _done(facts: dict[str, Any], pause: float | None, notes: Sequence[str], outp
         return
     for note in notes:
         say(note)
-    waited = "" if milliseconds is None else f"; others waited {milliseconds:g} ms at most"
+    waited = "" if milliseconds is None else f"; other sessions waited at most {milliseconds:g} ms"
     say(f"table {facts['table']} is {facts['result']} on node {facts['node']}{waited}")

@@ -27,11 +27,11 @@ LARGEST_FILE = 100_000  # bytes: it is kept in a note
 BundleArgument = Annotated[str, typer.Argument(help="the bundle")]
 FileArgument = Annotated[Path | None, typer.Argument(help="the file with the statements")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="try everything on every node and undo it")]
-ContinueOption = Annotated[bool, typer.Option("--continue", help="go on with a change that was interrupted")]
-UndoOption = Annotated[bool, typer.Option("--undo", help="take a change back that was interrupted")]
-RewriteOption = Annotated[bool, typer.Option("--allow-rewrite", help="also what writes whole tables again")]
-RoleOption = Annotated[str, typer.Option("--role", help="who carries it out; else the owner of each table")]
-PatienceOption = Annotated[str, typer.Option("--patience", help="how long a lock, a node or a move is waited for")]
+ContinueOption = Annotated[bool, typer.Option("--continue", help="continue an interrupted change")]
+UndoOption = Annotated[bool, typer.Option("--undo", help="undo an interrupted change")]
+RewriteOption = Annotated[bool, typer.Option("--allow-rewrite", help="also allow statements that rewrite whole tables")]
+RoleOption = Annotated[str, typer.Option("--role", help="the role that runs it; default: the owner of each table")]
+PatienceOption = Annotated[str, typer.Option("--patience", help="how long to wait for a lock, a node or a move")]
 
 
 @app.command("apply")
@@ -47,7 +47,7 @@ def apply_change(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Carries the statements of a file out on every node, while nothing moves; may be interrupted and continued."""
+    """Runs the statements of a file on every node, while nothing moves; may be interrupted and continued."""
     if (file is None) != (resume or undo) or (resume and undo) or (dry_run and file is None):
         raise UserError("give a file (with or without --dry-run), or --continue, or --undo")
     settings = load_settings(config)
@@ -87,12 +87,12 @@ def apply_change(
 
 @app.command("status")
 def change_status(
-    bundle: Annotated[str, typer.Argument(help="the bundle; else all")] = "",
+    bundle: Annotated[str, typer.Argument(help="the bundle; default: all")] = "",
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Shows schema changes, those that have not ended among them, and how far each node is."""
+    """Shows schema changes, including unfinished ones, and the progress of each node."""
     with directory_of(directory, config) as opened:
         rows = [_row(change) for change in changes_of(opened, bundle)]
     show_rows(rows, ("change", "bundle", "began", "author", "state", "nodes", "error"), output)
@@ -139,7 +139,7 @@ def _text(file: Path) -> str:
     try:
         return read_text_file(file, LARGEST_FILE)
     except FileNotFoundError:
-        raise UserError(f"the file {file} is not there") from None
+        raise UserError(f"there is no file {file}") from None
     except ValueError as error:
         raise UserError(f"the file {file} {error}") from error
 

@@ -41,7 +41,7 @@ _LARGEST_DOCUMENT = 2 << 30
 
 @app.command("export")
 def export_(
-    file: Annotated[Path | None, typer.Argument(help="where to write; else to standard output")] = None,
+    file: Annotated[Path | None, typer.Argument(help="where to write; default: standard output")] = None,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -62,16 +62,16 @@ def export_(
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="a document that export has written")],
+    file: Annotated[Path, typer.Argument(help="a document written by export")],
     force: Annotated[bool, typer.Option("--force", help="replace what the directory contains")] = False,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Replaces the whole directory by an exported document. No daemon may lead meanwhile."""
+    """Replaces the whole directory with an exported document. No daemon may lead meanwhile."""
     records = import_document(_read(file))
     with directory_of(directory, config, create=True) as opened:
         if not force and not _is_empty(opened):
-            raise Refused("the directory is not empty; --force replaces all that it contains")
+            raise Refused("the directory is not empty; --force replaces everything in it")
         leadership = opened.campaign(f"import by {operator()}", timeout=_ELECTION_PATIENCE)
         if leadership is None:
             raise Refused(f"{opened.leader()} leads; stop the daemons before an import")
@@ -84,7 +84,7 @@ def import_(
 
 @app.command("check")
 def check(directory: DirectoryOption = None, config: ConfigOption = None, output: OutputOption = Output.TEXT) -> None:
-    """Checks every invariant of the directory; exit code 1 and one line for each violation."""
+    """Checks every invariant of the directory; prints one line for each violation and exits with 1."""
     with directory_of(directory, config) as opened:
         snapshot = opened.snapshot()
     found = list(violations(snapshot))
@@ -101,12 +101,12 @@ def check(directory: DirectoryOption = None, config: ConfigOption = None, output
 
 @app.command("recover")
 def recover_(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be changed")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what it would change")] = False,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Takes over from the nodes who owns what, where the directory is older than they: after an old export was
-    imported. All nodes must answer but those that were lost before it, and no daemon may lead."""
+    """Learns from the nodes who owns what, when the directory is older than they are: after importing an old export.
+    All nodes must answer, except those lost before the export, and no daemon may lead."""
     settings = load_settings(config)
     with open_configured(settings.daemon) as opened, ExitStack() as stack:
         snapshot = opened.snapshot()
@@ -142,12 +142,12 @@ def recover_(
 
 @app.command("secure")
 def secure(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be changed")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what it would change")] = False,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Closes the directory to all but the writer and the reader that the configuration names.
+    """Closes the directory to everyone but the writer and the reader that the configuration names.
 
     Give daemons and applications their credentials first. It may be interrupted and repeated at any time.
     """
@@ -177,12 +177,12 @@ def history(
     node: Annotated[str | None, typer.Option(help="only commits about this node")] = None,
     author: Annotated[str | None, typer.Option(help="only commits by this author")] = None,
     text: Annotated[str | None, typer.Option(help="only commits whose reason contains this")] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="each step of migrations and plans too")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="include each step of migrations and plans")] = False,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Who changed what, when and why: the commits, oldest first, as far back as they are kept."""
+    """Shows who changed what, when and why: the commits, oldest first, as far back as they are kept."""
     with directory_of(directory, config) as opened:
         if node is not None:
             opened.snapshot().node(node)

@@ -26,13 +26,13 @@ SECURE = "balancer directory secure"
 
 
 def doctor(
-    fix: Annotated[bool, typer.Option("--fix", help="repair what can be; only while no daemon leads")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="repair what it can; only while no daemon leads")] = False,
     node: Annotated[list[str] | None, typer.Option("--node", "-n", help="only these nodes")] = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Looks for leftovers of migrations, for nodes that contradict the directory, and for a directory that is open to
-    others than the writer and the reader. Exit code 1 if there are any."""
+    anyone but the writer and the reader. Exits with 1 if it finds any."""
     settings = load_settings(config)
     addresses = partial(address_in, settings)
     with open_configured(settings.daemon) as directory:
@@ -88,7 +88,7 @@ def _of_handovers(directory: Directory, settings: Settings) -> Iterator[Finding]
         if record.state == ARRIVING:
             yield Finding(DIRECTORY, record.sentence(bundle), command="the same command again, in that directory")
         elif record.state == UNDOING:
-            yield Finding(DIRECTORY, f"{record.sentence(bundle)}, and is being taken back", command=f"{again} --undo")
+            yield Finding(DIRECTORY, f"{record.sentence(bundle)}, and is being undone", command=f"{again} --undo")
         elif record.state != GONE:
             yield Finding(
                 DIRECTORY, f"{record.sentence(bundle)}, and that has not ended ({record.state})", command=again
@@ -100,7 +100,7 @@ def _of_handovers(directory: Directory, settings: Settings) -> Iterator[Finding]
 def _repair(found: Finding) -> str:
     if found.repairable:
         return "with --fix"
-    return f"by a person: {found.command}" if found.command else "by a person"
+    return f"by hand: {found.command}" if found.command else "by hand"
 
 
 def _fix(directory: Directory, addresses: Addresses, nodes: list[str] | None) -> Repairs:

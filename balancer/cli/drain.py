@@ -20,7 +20,7 @@ from balancer.settings.units import format_duration
 
 def drain(
     node: str,
-    wait: Annotated[bool, typer.Option("--wait", "-w", help="until it is empty, saying how far it is")] = False,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="wait until it is empty, showing progress")] = False,
     timeout: TimeoutOption = None,
     dry_run: DryRunOption = False,
     reason: ReasonOption = "",
@@ -41,7 +41,7 @@ def drain(
                 if output is Output.TEXT:
                     say(answered.result)
                 until_empty(opened, node, longest, quiet=output is Output.JSON)
-                document["result"] = f"node {node} is empty: it may be taken away"
+                document["result"] = f"node {node} is empty: it may be removed"
     if output is Output.JSON:
         show_json(document)
     else:
@@ -58,8 +58,8 @@ def until_empty(directory: Directory, node: str, timeout: float | None, *, quiet
             said = left
         if timeout is not None and clock.monotonic() - began > timeout:
             raise Unavailable(
-                f"{left} tablets or migrations are still on node {node} after {format_duration(timeout)}; it goes on"
-                f" being drained: `balancer status` shows it, `balancer undrain {node}` ends it"
+                f"{left} tablets or migrations are still on node {node} after {format_duration(timeout)}; it is"
+                f" still being drained: `balancer status` shows it, `balancer undrain {node}` ends it"
             )
         clock.sleep(REFRESH)
 
@@ -67,7 +67,7 @@ def until_empty(directory: Directory, node: str, timeout: float | None, *, quiet
 def _left(snapshot: Snapshot, node: str) -> int:
     found = snapshot.nodes.get(node)
     if found is not None and found.state is not NodeState.DRAINING:
-        raise Refused(f"node {node} is {found.state} and not draining any more: somebody has ended it")
+        raise Refused(f"node {node} is {found.state} and not draining any more: somebody ended that")
     running = sum(
         not record.finished and node in (record.source_node, record.target_node)
         for record in snapshot.migrations.values()

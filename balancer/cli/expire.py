@@ -21,8 +21,8 @@ from balancer.polling.rates import first_rates
 from balancer.polling.view import Remembered, build_view
 from balancer.settings import load_settings
 
-HoldOption = Annotated[bool, typer.Option("--hold", help="nothing expires any more, until it is released")]
-ReleaseOption = Annotated[bool, typer.Option("--release", help="ends the hold")]
+HoldOption = Annotated[bool, typer.Option("--hold", help="let nothing expire until --release")]
+ReleaseOption = Annotated[bool, typer.Option("--release", help="end the hold")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only show what has expired")]
 
 
@@ -35,7 +35,8 @@ def expire(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Retires the oldest expired tablets of each table now, whatever the schedule; or shows, holds, releases them."""
+    """Retires the oldest expired tablets of each table now, whatever the schedule says; or shows, holds or releases
+    them."""
     if hold + release + dry_run > 1:
         raise UserError("give one of --hold, --release and --dry-run, or none of them")
     settings = load_settings(config)
@@ -62,7 +63,7 @@ def _show(view: BundleView, options: BundleOptions, output: Output) -> None:
     found = [one for table in view.tables for one in expired_tablets(view, table, options.table(table.name))]
     show_rows([_row(one) for one in found], ("table", "tablet", "node", "keys_before"), output)
     if output is Output.TEXT:
-        held = "; they are held (--release ends that)" if view.expiry_held else ""
+        held = "; they are held (--release ends the hold)" if view.expiry_held else ""
         say(f"{len(found)} tablets of bundle {view.bundle} have expired{held}; nothing was changed")
 
 
@@ -106,5 +107,5 @@ def _give_up(directory: Directory, bundle: str) -> list[str]:
             try:
                 told.append(give(directory, "cancel", {"migration": one.id}).result)
             except BalancerError as error:
-                told.append(f"migration {one.id} goes on: {error}")
+                told.append(f"migration {one.id} continues: {error}")
     return told

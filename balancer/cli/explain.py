@@ -45,7 +45,7 @@ app = typer.Typer(
 
 TabletArgument = Annotated[str, typer.Argument(help="the tablet's id")]
 NodeArgument = Annotated[str, typer.Argument(help="the node's id")]
-ReplanOption = Annotated[bool, typer.Option("--replan", help="let the leader plan first, and ask that plan")]
+ReplanOption = Annotated[bool, typer.Option("--replan", help="let the leader make a new plan first, and use that")]
 _Answer = TypeVar("_Answer")
 
 
@@ -58,7 +58,7 @@ def explain_tablet(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """What a tablet carries, who decides about it, and what the plan does with it."""
+    """Shows the load of a tablet, what decides about it, and what the plan does with it."""
     with directory_of(directory, config) as opened:
         number, bundle = _tablet(opened.snapshot(), tablet)
         snapshot = _fresh(opened, bundle, replan=replan)
@@ -76,7 +76,7 @@ def explain_node(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """How full a node is in every dimension, and what the plan takes from it and gives to it."""
+    """Shows how full a node is in every dimension, and what the plan takes from it and gives to it."""
     with directory_of(directory, config) as opened:
         bundle = _node_bundle(opened.snapshot(), node)
         snapshot = _fresh(opened, bundle, replan=replan)
@@ -94,7 +94,7 @@ def explain_action(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Why an action is proposed, what it costs, and where it stands in the plan."""
+    """Says why an action is proposed, what it costs, and where it is in the plan."""
     with directory_of(directory, config) as opened:
         named = only_bundle(opened.snapshot(), bundle) if replan else bundle
         plan = chosen_plan(_fresh(opened, named or "", replan=replan), named, id_)
@@ -113,7 +113,7 @@ def why_not(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Why a tablet does not go to a node, and the smallest change that would make it so."""
+    """Says why a tablet does not go to a node, and the smallest change that would send it there."""
     with directory_of(directory, config) as opened:
         number, bundle = _tablet(opened.snapshot(), tablet)
         _node_bundle(opened.snapshot(), node)
@@ -152,7 +152,7 @@ def _asked(plan: Plan, question: Callable[[BundleView, BundleOptions], _Answer])
     """The answer, for the inputs that the plan was made from."""
     packed = plan.document.get("input")
     if packed is None:
-        raise Refused(f"plan {plan.id} was too large to be stored with its inputs: it cannot be questioned")
+        raise Refused(f"plan {plan.id} was too large to be stored with its inputs: it cannot be explained")
     view, options = unpack_input(packed)
     try:
         return question(view, options)
@@ -198,4 +198,4 @@ def _show(plan: Plan, explanation: Explanation, output: Output) -> None:
 
 
 def _origin(plan: Plan) -> str:
-    return f"By plan {plan.id}, {age_text(plan)}; --replan asks the newest figures."
+    return f"By plan {plan.id}, {age_text(plan)}; --replan uses the newest figures."

@@ -18,12 +18,12 @@ from balancer.settings import Settings, load_settings
 
 def forward(
     bundle: str,
-    follow: Annotated[bool, typer.Option("--follow", help="go on with every move, until interrupted")] = False,
-    off: Annotated[bool, typer.Option("--off", help="take it away from every node")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="follow every move, until interrupted")] = False,
+    off: Annotated[bool, typer.Option("--off", help="remove it from every node")] = False,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Makes balancer_all.<root> on each node lead to every tablet's owner, by postgres_fdw."""
+    """Makes balancer_all.<root> on each node lead to every tablet's owner, through postgres_fdw."""
     settings = load_settings(config)
     settings.bundle(bundle)
     with open_configured(settings.daemon) as directory:

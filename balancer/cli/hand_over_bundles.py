@@ -27,22 +27,24 @@ def hand_over(
     bundle: BundlesArgument,
     to: ToOption,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what is in the way")] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="take it back, before the nodes have changed hands")] = False,
-    forget: Annotated[bool, typer.Option("--forget", help="remove the signpost that was left here")] = False,
-    lost: Annotated[list[str] | None, typer.Option("--lost", help="go on without this node, gone for good")] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="undo it, before the nodes have changed hands")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="remove the signpost left here")] = False,
+    lost: Annotated[
+        list[str] | None, typer.Option("--lost", help="continue without this node, which is gone for good")
+    ] = None,
     accept_loss: AcceptOption = False,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Hands bundles over to another directory, with their nodes and tables, while applications go on.
+    """Hands bundles over to another directory, with their nodes and tables, while applications keep running.
 
-    Run again after an interruption, it goes on. They arrive paused; a signpost stays here until --forget. The
-    configuration is that of the directory that gives; its credentials are used for both.
+    Run it again after an interruption, and it continues. The bundles arrive paused; a signpost stays here until
+    --forget. Use the configuration of the old directory; its credentials are used for both.
     """
     if dry_run + undo + forget > 1:
         raise UserError("give one of --dry-run, --undo and --forget")
     if lost and (dry_run or undo or forget or not accept_loss):
-        raise UserError("--lost gives up what these nodes have: say it with --accept-loss, and without other options")
+        raise UserError("--lost gives up what these nodes have: confirm with --accept-loss, and no other options")
     if to.partition(":")[0] in ("http", "https"):
         raise UserError("--to is the directory itself, not an instance that tells it: zk://…, zks://… or sqlite://…")
     settings = load_settings(config)
@@ -61,7 +63,7 @@ def hand_over(
             return
         if undo:
             work.undo()
-            _say(output, bundles, "undone", "the hand-over is undone; its leader goes on with it")
+            _say(output, bundles, "undone", "the hand-over is undone; its leader continues with the bundle")
         elif forget:
             work.forget()
             _say(output, bundles, "forgotten", "the signpost is gone")

@@ -17,9 +17,9 @@ from balancer.settings import load_settings
 from balancer.tables.import_plan import ImportPlan
 from balancer.tables.importing import Imported, TableImport
 
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only show what would be done, and what is in the way")]
-CancelOption = Annotated[bool, typer.Option("--cancel", help="take back an import that is not committed")]
-ReleaseOption = Annotated[bool, typer.Option("--release", help="drop the old tables that an import has kept")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only show what it would do, and what is in the way")]
+CancelOption = Annotated[bool, typer.Option("--cancel", help="undo an import that is not committed")]
+ReleaseOption = Annotated[bool, typer.Option("--release", help="drop the old tables that an import kept")]
 
 
 def import_table(
@@ -31,7 +31,7 @@ def import_table(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Makes one table of the plain tables of this name on several nodes, online; run again, it goes on."""
+    """Makes one table out of the plain tables with this name on several nodes, online; run it again to continue."""
     if cancel and (release or dry_run):
         raise UserError("give --cancel alone; --dry-run goes with --release or with none")
     settings = load_settings(config)
@@ -52,7 +52,7 @@ def import_table(
         with work:
             if cancel:
                 work.cancel()
-                _say({"table": table, "result": "cancelled"}, f"the import of table {table} is taken back", output)
+                _say({"table": table, "result": "cancelled"}, f"the import of table {table} is undone", output)
             elif release:
                 _released(table, work.release(dry_run=dry_run), dry_run, output)
             elif dry_run:
@@ -74,7 +74,7 @@ def _planned(table: str, plan: ImportPlan, output: Output) -> None:
     _say(
         facts,
         f"{plan.words} on {', '.join(plan.sources)} would become one table with {len(plan.parts)} tablets ({spread});"
-        f" the old tables would be kept as {', '.join(str(one.before) for one in plan.tables)}; no key stands on two"
+        f" the old tables would be kept as {', '.join(str(one.before) for one in plan.tables)}; no key is on two"
         " nodes; nothing was changed",
         output,
     )

@@ -25,9 +25,10 @@ from balancer.tables.reference import inspect_reference
 NODE = "first"
 """The node's name in the files until somebody changes it."""
 
-DsnArgument = Annotated[str, typer.Argument(help="the database, as PostgreSQL's clients name it")]
+DsnArgument = Annotated[str, typer.Argument(help="the database's address, as PostgreSQL's clients take it")]
 FolderOption = Annotated[
-    Path | None, typer.Option("--folder", help="write balancer.toml and bundles/NAME.toml there; else only show them")
+    Path | None,
+    typer.Option("--folder", help="write balancer.toml and bundles/NAME.toml there; default: only show them"),
 ]
 BundleOption = Annotated[str, typer.Option("--bundle", help="the name of the bundle")]
 
@@ -35,9 +36,9 @@ BundleOption = Annotated[str, typer.Option("--bundle", help="the name of the bun
 def init(
     dsn: DsnArgument, folder: FolderOption = None, bundle: BundleOption = "main", output: OutputOption = Output.TEXT
 ) -> None:
-    """Looks at a running database and proposes bundle files for it, and says what stands in the way.
+    """Looks at a running database, proposes bundle files for it, and says what is in the way.
 
-    The database is only read. Files that are there are not overwritten.
+    It only reads the database, and does not overwrite existing files.
     """
     safe = without_password(dsn)
     if not bundle.replace("-", "").replace("_", "").isalnum() or not bundle.isascii():
@@ -148,7 +149,7 @@ def _quoted(text: str) -> str:
 def _write(files: dict[Path, str]) -> None:
     for path in files:
         if path.exists():
-            raise Refused(f"{path} is there already and is not overwritten; give another --folder")
+            raise Refused(f"{path} already exists and is not overwritten; give another --folder")
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

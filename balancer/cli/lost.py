@@ -31,10 +31,10 @@ from balancer.polling.addresses import address_in
 from balancer.settings import load_settings
 from balancer.settings.units import format_size
 
-app = typer.Typer(help="Give tablets up that are nowhere.", no_args_is_help=True)
+app = typer.Typer(help="Give up tablets that are nowhere.", no_args_is_help=True)
 
-AcceptOption = Annotated[bool, typer.Option("--accept-loss", help="do it: what is named as given up is gone")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only say what would be given up")]
+AcceptOption = Annotated[bool, typer.Option("--accept-loss", help="do it, and give up what was named as lost")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only say what would be lost")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,11 @@ def tablets() -> None:
 @app.command("lost")
 def tablet_lost(
     tablet: Annotated[str, typer.Argument(help="the tablet's id")],
-    recreate: Annotated[str | None, typer.Option("--recreate-empty-on", help="make it on this node, empty")] = None,
+    recreate: Annotated[str | None, typer.Option("--recreate-empty-on", help="create it on this node, empty")] = None,
     take: Annotated[str | None, typer.Option("--take-from", help="open the copy that this node still has")] = None,
     former: Annotated[
         str | None,
-        typer.Option("--former-on", help="undo its split or merge: this node has what was before"),
+        typer.Option("--former-on", help="undo its split or merge: this node has the tablets from before"),
     ] = None,
     accept_loss: AcceptOption = False,
     dry_run: DryRunOption = False,
@@ -82,10 +82,10 @@ def tablet_lost(
 ) -> None:
     """Gives a tablet that is nowhere a new owner: a node that still has a copy of it, or an empty one.
 
-    With no option it shows which nodes have a copy, and how many rows.
+    Without options it shows which nodes have a copy, and how many rows.
     """
     if sum(one is not None for one in (recreate, take, former)) > 1:
-        raise UserError("say one of --recreate-empty-on, --take-from and --former-on: a tablet has one owner")
+        raise UserError("give one of --recreate-empty-on, --take-from and --former-on: a tablet has one owner")
     arguments = {
         "tablet": tablet,
         "node": recreate or take or former,
@@ -125,7 +125,7 @@ def lost_of_rewound_node(scene: Scene, arguments: dict[str, Any]) -> Iterator[st
     yield f"node {node.id} has gone back in time: {node.rewound}"
     count = tablets_on(scene.snapshot, node.id)
     size = _figure(scene, node.bundle, node.id, "bytes")
-    yield f"given up: what it acknowledged and has forgotten, in any of its {count} tablets ({size})"
+    yield f"given up: writes that it acknowledged and lost, in any of its {count} tablets ({size})"
     for tablet in _tablets_of(scene.snapshot, node.id):
         if scene.snapshot.tables[tablet.table].everywhere:
             yield from _newer_copies(scene, tablet)

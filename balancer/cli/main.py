@@ -167,7 +167,7 @@ def _imported(module: str) -> Any:
 app = typer.Typer(
     name="balancer",
     cls=Tree,
-    help="Keeps a sharded PostgreSQL cluster balanced by itself, and loses nothing.",
+    help="Keeps a sharded PostgreSQL cluster balanced on its own, without losing a write.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -186,7 +186,7 @@ def root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Keeps a sharded PostgreSQL cluster balanced by itself, and loses nothing."""
+    """Keeps a sharded PostgreSQL cluster balanced on its own, without losing a write."""
 
 
 def exit_code(error: BalancerError) -> int:

@@ -34,7 +34,7 @@ from balancer.tables.message_switch import (
 )
 from balancer.tables.message_switch_off import check_unused, switch_off
 
-app = typer.Typer(help="Messages between shards: make tables ready, see what waits or failed.", no_args_is_help=True)
+app = typer.Typer(help="Messages between shards: prepare tables, see what waits or has failed.", no_args_is_help=True)
 
 COLUMNS = (
     "id", "table", "sender", "target", "key", "message", "state", "age", "tries", "due", "role", "node", "reason",
@@ -45,7 +45,7 @@ _STATES = ("pending", "failed")
 BundleArgument = Annotated[str, typer.Argument(help="the bundle")]
 TableArgument = Annotated[str, typer.Argument(help="the table")]
 IdArgument = Annotated[str, typer.Argument(help="its id, as `balancer messages list` shows it")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only say what would be done")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only say what it would do")]
 
 
 @app.command("enable")
@@ -53,14 +53,14 @@ def enable(
     bundle: BundleArgument,
     table: TableArgument,
     dry_run: DryRunOption = False,
-    patience: Annotated[float, typer.Option(help="seconds to wait for migrations of the table to end")] = 60.0,
+    patience: Annotated[float, typer.Option(help="seconds to wait for the table's migrations to end")] = 60.0,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Gives a table an outbox and an inbox, which go where its tablets go. Its rows are not touched.
+    """Gives a table an outbox and an inbox, which move with its tablets. It does not touch the table's rows.
 
-    Needed once for each table that sends or receives. Run it again to bring nodes in line with the files at once; the
-    leader does so within minutes.
+    Needed once for each table that sends or receives. Run it again to bring the nodes in line with the files at once;
+    otherwise the leader does so within minutes.
     """
     settings = load_settings(config)
     found = settings.bundle(bundle)
@@ -90,7 +90,7 @@ def enable(
     if output is Output.JSON:
         show_json({"table": table, "tablets": done.tablets, "roots": list(done.table.roots)})
     else:
-        what = f"its {done.tablets} tablets have an outbox and an inbox" if done.tablets else "it was so before"
+        what = f"its {done.tablets} tablets have an outbox and an inbox" if done.tablets else "it already was"
         say(f"table {table} is ready for messages: {what}")
 
 
@@ -102,7 +102,7 @@ def disable(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Takes a table's outbox and inbox away again. Refused while a message waits, has failed or is remembered."""
+    """Removes a table's outbox and inbox. Refused while a message is waiting, failed or remembered."""
     settings = load_settings(config)
     found = settings.bundle(bundle)
     with open_configured(settings.daemon) as directory, ExitStack() as stack:
@@ -127,16 +127,16 @@ def disable(
     elif dry_run:
         say(f"the outbox and the inbox of table {table} would be dropped" if done else f"table {table} has no messages")
     else:
-        say(f"table {table} has no messages{'' if done else ': it was so before'}")
+        say(f"table {table} has no messages{'' if done else ' (it already had none)'}")
 
 
 @app.command("list")
 def list_messages(
-    failed: Annotated[bool, typer.Option("--failed", help="only those that were given up")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="only those given up")] = False,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Messages that wait or were given up, oldest first, and why. Changes nothing."""
+    """Lists messages that wait or were given up, oldest first, and says why. Changes nothing."""
     settings = load_settings(config)
     with open_configured(settings.daemon) as directory:
         found = list(_found(settings, directory.snapshot(), ("failed",) if failed else _STATES))
@@ -154,7 +154,7 @@ def retry(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Tries a message that waits at once, and not when its time has come."""
+    """Retries a waiting message at once, without waiting for its time."""
     _act(
         message,
         "pending",
@@ -173,7 +173,7 @@ def give_up(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Gives a message that waits up: unless its target has applied it, its reversal is applied to the sender."""
+    """Gives up a waiting message: unless its target has applied it, its reversal is applied to the sender."""
     _act(
         message,
         "pending",
@@ -192,7 +192,7 @@ def dismiss(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Takes a message that was given up, and reversed, out of the lists. To send it again is the application's."""
+    """Removes a message that was given up and reversed from the lists. Only the application can send it again."""
     _act(message, "failed", mail.dismiss, "is dismissed", config, output, dry_run=dry_run, before=_note_dismissed)
 
 

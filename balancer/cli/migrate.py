@@ -32,14 +32,16 @@ from balancer.planner.dry_runs import would_do
 from balancer.settings import WantedMode
 from balancer.settings.units import format_duration
 
-WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="wait for its end, showing how far it is")]
+WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="wait until it ends, showing progress")]
 TimeoutOption = Annotated[
-    str | None, typer.Option("--timeout", help='how long --wait waits at most, as in "10m"; what was begun goes on')
+    str | None,
+    typer.Option("--timeout", help='longest time that --wait waits, as in "10m"; the work continues after it'),
 ]
 ModeOption = Annotated[
-    WantedMode | None, typer.Option("--mode", help="how writers are treated while rows are copied; else the bundle's")
+    WantedMode | None,
+    typer.Option("--mode", help="how writers are treated while rows are copied; default: the bundle's"),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only say what would be started, or why it would not")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only say what would start, or why nothing would")]
 
 
 class Failed(BalancerError):
@@ -77,8 +79,8 @@ def move(
 
 def split(
     tablet: Annotated[str, typer.Argument(help="the tablet's id")],
-    at: Annotated[list[str] | None, typer.Option("--at", help="where to cut a range; may be given again")] = None,
-    parts: Annotated[int, typer.Option(min=2, help="how many parts, where no keys are given")] = 2,
+    at: Annotated[list[str] | None, typer.Option("--at", help="where to cut a range; may be repeated")] = None,
+    parts: Annotated[int, typer.Option(min=2, help="how many parts, if no keys are given")] = 2,
     wait: WaitOption = False,
     timeout: TimeoutOption = None,
     dry_run: DryRunOption = False,
@@ -175,7 +177,7 @@ def _followed(directory: Directory, migration: str, manner: Manner) -> dict[str,
 
         return _until_finished(directory, migration, manner.timeout, each_phase)
     except KeyboardInterrupt:
-        tell(f"migration {migration} goes on: `balancer moves` shows it, `balancer cancel {migration}` undoes it")
+        tell(f"migration {migration} continues: `balancer moves` shows it, `balancer cancel {migration}` undoes it")
         raise
 
 
@@ -194,7 +196,7 @@ def _until_finished(
         show(running_row(document))
         if timeout is not None and clock.monotonic() - began > timeout:
             raise Unavailable(
-                f"migration {migration} has not ended within {format_duration(timeout)} and goes on:"
+                f"migration {migration} has not ended within {format_duration(timeout)} and continues:"
                 f" `balancer moves` shows it, `balancer cancel {migration}` undoes it"
             )
         clock.sleep(REFRESH)

@@ -25,14 +25,15 @@ _BAR = 12
 
 def moves(
     watch: WatchOption = False,
-    all: Annotated[bool, typer.Option("--all", "-a", help="finished ones too")] = False,
+    all: Annotated[bool, typer.Option("--all", "-a", help="include finished ones")] = False,
     failed: Annotated[bool, typer.Option("--failed", help="only those that ended with an error")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="at most so many finished ones, the newest")] = 100,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="at most this many finished ones, newest first")] = 100,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Migrations: phase, bytes, rate, time left, what each waits for; with --all how the finished ones ended."""
+    """Shows migrations: phase, bytes, rate, time left, what each waits for; with --all also how the finished ones
+    ended."""
     with directory_of(directory, config) as opened:
         if watch and console.is_terminal and output is Output.TEXT:
             _watch(opened)
@@ -200,5 +201,5 @@ def _watch(directory: Directory) -> None:
                 live.update(Text("\n").join(lines or [Text(idle_line(directory, clock.now().timestamp()))]))
                 clock.sleep(REFRESH)
     except KeyboardInterrupt:
-        tell("what runs goes on")
+        tell("running migrations continue")
         raise

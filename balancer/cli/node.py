@@ -24,8 +24,10 @@ from balancer.settings.units import format_size
 
 app = typer.Typer(help="Look at nodes and prepare them.", no_args_is_help=True)
 
-BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; else all")]
-NodeOption = Annotated[str | None, typer.Option("--node", "-n", help="one node; else all of the bundle")]
+BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; default: all")]
+NodeOption = Annotated[
+    str | None, typer.Option("--node", "-n", help="only this node; default: all nodes of the bundle")
+]
 LIST = (
     "node",
     "bundle",
@@ -44,7 +46,7 @@ LIST = (
 
 @app.command("list")
 def list_nodes(bundle: BundleArgument = None, config: ConfigOption = None, output: OutputOption = Output.TEXT) -> None:
-    """The nodes of the configuration, asked now: health, size, connections, tablets."""
+    """Polls the nodes of the configuration now and shows their health, size, connections and tablets."""
     settings = load_settings(config)
     bundles = _bundles(settings, bundle)
     with open_configured(settings.daemon) as directory:
@@ -70,7 +72,7 @@ def check(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """What each node lacks, and the statement that mends it; exits 1 if a node cannot be used."""
+    """Shows what each node lacks, and the statement that fixes it; exits with 1 if a node cannot be used."""
     rows: list[dict[str, Any]] = []
     bundles = _bundles(load_settings(config), bundle)
     known = sorted(name for one in bundles for name in one.nodes)
@@ -97,14 +99,14 @@ def check(
 @app.command("grant-script")
 def print_grant_script(
     bundle: Annotated[str, typer.Argument(help="the bundle whose tables the role will balance")],
-    role: Annotated[str, typer.Option(help="the role that the nodes' DSNs name")] = "balancer",
+    role: Annotated[str, typer.Option(help="the role named in the nodes' DSNs")] = "balancer",
     forward_role: Annotated[str, typer.Option(help="the nodes' forward_user, for forwarding = true")] = "",
     owner: Annotated[
-        list[str] | None, typer.Option(help="an owner of tables that the node does not have yet; may be repeated")
+        list[str] | None, typer.Option(help="the owner of tables that the node does not have yet; may be repeated")
     ] = None,
     config: ConfigOption = None,
 ) -> None:
-    """SQL that gives a role what the balancer needs, for a superuser to run on each node."""
+    """Prints SQL that gives a role what the balancer needs, for a superuser to run on each node."""
     say(grant_script(role, _roots(load_settings(config).bundle(bundle)), forward_role, owner or ()))
 
 
@@ -118,7 +120,7 @@ def rejoin(
 ) -> None:
     """Accepts a node that has gone back in time as it is now, and opens its tablets again.
 
-    What it acknowledged and has forgotten is gone for good. If the newer server still exists, bring it back instead.
+    Writes that it acknowledged and lost are gone for good. If the newer server still exists, bring it back instead.
     """
     give_loss("rejoin", {"node": node}, Loss(config, accept_loss, dry_run, output), lost_of_rewound_node)
 
@@ -131,7 +133,7 @@ def lost(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Gives a node up: its migrations are ended, and each of its tablets waits for `balancer tablet lost`."""
+    """Gives up a node: its migrations end, and each of its tablets waits for `balancer tablet lost`."""
     give_loss("lost", {"node": node}, Loss(config, accept_loss, dry_run, output), lost_of_lost_node)
 
 

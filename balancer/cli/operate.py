@@ -18,8 +18,8 @@ from balancer.settings.units import parse_duration
 
 PATIENCE = 30.0
 
-ReasonOption = Annotated[str, typer.Option("--reason", help="kept in the history")]
-DurationOption = Annotated[str | None, typer.Option(help='how long, as in "90m" or "2d"; else until ended')]
+ReasonOption = Annotated[str, typer.Option("--reason", help="recorded in the history")]
+DurationOption = Annotated[str | None, typer.Option(help='how long, as in "90m" or "2d"; default: until unpinned')]
 
 
 def give(directory: Directory, verb: str, arguments: dict[str, Any], patience: float = PATIENCE) -> Command:
@@ -150,7 +150,7 @@ def cancel(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Gives up a migration before its commit, and the source keeps the tablet; or the rest of an order."""
+    """Cancels a migration before its commit, so that the source keeps the tablet; or the rest of an order."""
     _give("cancel", {"migration": migration}, directory, config, output)
 
 
@@ -167,7 +167,7 @@ def release(
 def apply(
     plan: str,
     action: Annotated[
-        list[int] | None, typer.Option("--action", min=1, help="only this one of its actions; may be given again")
+        list[int] | None, typer.Option("--action", min=1, help="only this action; may be repeated")
     ] = None,
     directory: DirectoryOption = None,
     config: ConfigOption = None,

@@ -47,10 +47,10 @@ def compare_placements(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Compares the sharding functions: time, keys that stay when a node comes or goes, and how even they are.
+    """Compares the sharding functions: time, keys that stay when a node is added or removed, and evenness.
 
-    The shares are of all keys; "most" is what a perfectly even function could keep. The deviation is in keys, from what
-    is due to each node by its weight; the fullest node is given as a multiple of its due.
+    The shares are of all keys; "most" is what a perfectly even function could keep. The deviation is in keys, from each
+    node's fair share by weight; the fullest node is given as a multiple of its fair share.
     """
     if bundle is None:
         chosen = _synthetic_nodes(nodes, weights)

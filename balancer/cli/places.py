@@ -15,7 +15,7 @@ from balancer.directory.open import open_directory
 from balancer.settings import load_settings
 
 DirectoryOption = Annotated[
-    str | None, typer.Option("--directory", "-d", help="zk://… or sqlite://…; else the configuration's")
+    str | None, typer.Option("--directory", "-d", help="zk://… or sqlite://…; default: from the configuration")
 ]
 
 

@@ -22,20 +22,21 @@ ACTION_COLUMNS = ("number", "what", "tablets", "from", "to", "size", "code", "wh
 REJECTION_COLUMNS = ("what", "tablets", "to", "code", "why_not")
 REPLAN_PATIENCE = 30.0
 
-BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; needed where there are several")]
+BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; needed if there are several")]
 IdOption = Annotated[str | None, typer.Option("--id", help="an older plan, by its id")]
 
 
 def plan(
     bundle: BundleArgument = None,
     id_: IdOption = None,
-    replan: Annotated[bool, typer.Option("--replan", help="let the leader plan again first")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="actions and rejections shown at most")] = 50,
+    replan: Annotated[bool, typer.Option("--replan", help="let the leader make a new plan first")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="show at most this many actions and rejections")] = 50,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """The newest plan: its actions with why, what was left with why not, and how balanced it would make the bundle."""
+    """Shows the newest plan: its actions and why, what it rejected and why, and how balanced it would make the
+    bundle."""
     with directory_of(directory, config) as opened:
         if replan:
             planned_again(opened, only_bundle(opened.snapshot(), bundle))
@@ -58,7 +59,7 @@ def chosen_plan(snapshot: Snapshot, bundle: str | None, plan_id: str | None) -> 
     stored = plans.of_bundle(snapshot, name)
     if not stored:
         raise Refused(
-            f"no plan of bundle {name} is stored: nothing was to be done so far; `balancer plan {name} --replan`"
+            f"no plan of bundle {name} is stored: there has been nothing to do so far; `balancer plan {name} --replan`"
             " lets the leader make one now"
         )
     return stored[-1]

@@ -23,12 +23,12 @@ from balancer.settings.units import parse_duration, parse_size
 
 LEAST_SECONDS = 1.0
 
-FileArgument = Annotated[Path, typer.Argument(help="the record; older parts are kept beside it as FILE.1, FILE.2 …")]
-BundleOption = Annotated[str | None, typer.Option("--bundle", "-b", help="needed where there are several")]
+FileArgument = Annotated[Path, typer.Argument(help="the record; older parts are kept next to it as FILE.1, FILE.2 …")]
+BundleOption = Annotated[str | None, typer.Option("--bundle", "-b", help="needed if there are several")]
 EveryOption = Annotated[str, typer.Option("--every", help="time between polls, like 30s")]
-ForOption = Annotated[str | None, typer.Option("--for", help="how long, like 1d; else until it is interrupted")]
-MaxSizeOption = Annotated[str, typer.Option("--max-size", help="bytes that all files together may take, like 256MB")]
-FilesOption = Annotated[int, typer.Option("--files", help="files over which they are spread; the oldest goes first")]
+ForOption = Annotated[str | None, typer.Option("--for", help="how long, like 1d; default: until interrupted")]
+MaxSizeOption = Annotated[str, typer.Option("--max-size", help="total size of all files, like 256MB")]
+FilesOption = Annotated[int, typer.Option("--files", help="number of files to rotate; the oldest is deleted first")]
 
 
 def record(
@@ -41,9 +41,9 @@ def record(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Polls the nodes of a bundle and keeps what they measure, bounded and rotated; changes nothing on them.
+    """Polls the nodes of a bundle and records what they measure, limited and rotated; changes nothing on them.
 
-    `balancer simulate --from FILE` replays it. The files have the bounds of tablets in them: keep them as data.
+    `balancer simulate --from FILE` replays it. The files contain tablet bounds: protect them like your data.
     """
     settings = load_settings(config)
     seconds, size = _quantity(parse_duration, every, "--every"), _quantity(parse_size, max_size, "--max-size")

@@ -10,7 +10,7 @@ from balancer.clock import Clock, SystemClock
 
 SECONDS = 1.0
 
-WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="show it again every second; Ctrl-C ends it")]
+WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="refresh every second; Ctrl-C stops")]
 
 
 def shown(view: Callable[[], bool], watch: bool, clock: Clock | None = None) -> None:

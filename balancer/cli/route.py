@@ -58,17 +58,19 @@ def pgbouncer() -> None:
 @app.command()
 def sync(
     admin: Annotated[str | None, typer.Option(help="DSN of PgBouncer's console, with dbname=pgbouncer")] = None,
-    file: Annotated[Path | None, typer.Option(help="the file that pgbouncer.ini includes; ours alone")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="the file that pgbouncer.ini includes; only the balancer may write it")
+    ] = None,
     per: Annotated[Per, typer.Option(help="what gets an alias")] = Per.TABLET,
     options: Annotated[str, typer.Option(help='added to each alias, as in "pool_size=20"')] = "",
-    follow: Annotated[bool, typer.Option("--follow", help="go on with every change, until interrupted")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="follow every change, until interrupted")] = False,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Writes an alias for each tablet or node and makes PgBouncer read them; first lets go of any pause left behind.
+    """Writes an alias for each tablet or node and makes PgBouncer read them; first resumes any pause left behind.
 
-    Without --admin and --file, those of the configuration's section pgbouncer.
+    Without --admin and --file it uses the configuration's section pgbouncer.
     """
     bouncer = _bouncer(admin, file, per, options, config)
     with directory_of(directory, config) as opened:

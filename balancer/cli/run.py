@@ -7,9 +7,9 @@ from balancer.settings import load_settings
 
 
 def run(config: ConfigOption = None) -> None:
-    """Polls, plans, acts inside the schedule, and explains itself, until it is told to stop.
+    """Runs the daemon: polls, plans, acts within the schedule, and explains itself, until it is told to stop.
 
-    SIGTERM hands over to a standby and ends; SIGHUP reads the configuration again.
+    SIGTERM hands over to a standby and exits; SIGHUP rereads the configuration.
     """
     settings = load_settings(config)
     set_up_logs(settings.daemon.log.level, settings.daemon.log.format)

@@ -11,8 +11,8 @@ from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
 from balancer.cli.plan import chosen_plan, document_of, only_bundle, planned_again, show_plan
 from balancer.planner.rounds import VERB
 
-BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; needed where there are several")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only plan, and show what would be started")]
+BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; needed if there are several")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only plan, and show what would start")]
 
 
 def run_now(
@@ -22,7 +22,7 @@ def run_now(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Starts at once what the next plan of a bundle wants, whatever its schedule says; budgets and pins still hold."""
+    """Starts at once what the next plan of a bundle wants, whatever its schedule says; budgets and pins still apply."""
     with directory_of(directory, config) as opened:
         arguments = {"bundle": only_bundle(opened.snapshot(), bundle)}
         if dry_run:

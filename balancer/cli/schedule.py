@@ -32,7 +32,7 @@ AtOption = Annotated[
 @app.command("try", context_settings={"ignore_unknown_options": True})
 def try_(
     formula: Annotated[str, typer.Argument(help='over hours and minutes, as "hours < 6 && minutes % 20 == 0"')],
-    timezone: Annotated[str, typer.Option("--timezone", help="the wall clock it is read on")] = "UTC",
+    timezone: Annotated[str, typer.Option("--timezone", help="the time zone of its hours and minutes")] = "UTC",
     tick: Annotated[str | None, typer.Option("--tick", help="warn about windows shorter than this")] = None,
     at: AtOption = None,
     output: OutputOption = Output.TEXT,
@@ -47,12 +47,12 @@ def show(
     bundle: str,
     *,
     group: Annotated[str, typer.Option("--group", help="the schedule of this group of tables")] = "",
-    heat: Annotated[bool, typer.Option("--heat", help="the schedule of splitting and merging by heat")] = False,
+    heat: Annotated[bool, typer.Option("--heat", help="the schedule for splitting and merging by heat")] = False,
     at: AtOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Shows when a bundle, one of its groups or its heat is acted on, and whose formula says so."""
+    """Shows when a bundle, one of its groups or its heat is acted on, and whose formula applies."""
     if group and heat:
         raise UserError("--group and --heat cannot be given together")
     settings = load_settings(config)
@@ -127,5 +127,5 @@ def _moment(text: str | None, zone: tzinfo) -> datetime:
     except ValueError:
         raise UserError(f"--at: {text!r} is not a moment; write it as 2026-03-29T01:30") from None
     if at.year in (MINYEAR, MAXYEAR):
-        raise UserError(f"--at: no wall clock can be told in the year {at.year}")
+        raise UserError(f"--at: the year {at.year} is out of range")
     return at if at.tzinfo else at.replace(tzinfo=zone)

@@ -85,7 +85,7 @@ def _shown(schedule: Schedule, window: Window) -> ShownWindow:
 def _warnings(schedule: Schedule, tick: float, disabled_by: str) -> Iterator[str]:
     runs = schedule.table.runs()
     if disabled_by:
-        yield f"{disabled_by} is switched off: the schedule is not asked"
+        yield f"{disabled_by} is switched off: the schedule is ignored"
     if schedule.failures:
         yield f"{schedule.failures}; those minutes are closed"
     if not runs:
@@ -94,7 +94,7 @@ def _warnings(schedule: Schedule, tick: float, disabled_by: str) -> Iterator[str
         yield "the formula is always open: it restricts nothing"
     elif min(runs) * 60 < tick:
         lengths = f"the shortest window ({length_text(min(runs) * 60)}) is shorter than one tick ({length_text(tick)})"
-        yield f"{lengths}: only a tick that looks back is sure to meet it"
+        yield f"{lengths}: only a tick that looks back is sure to hit it"
 
 
 def _plain(value: Any) -> Any:

@@ -18,12 +18,12 @@ from balancer.schedules.formula import Formula
 from balancer.schedules.formula_errors import FormulaEvaluationError, FormulaSyntaxError
 
 FileArgument = Annotated[Path | None, typer.Argument(help="the scenario, a text file")]
-FromOption = Annotated[Path | None, typer.Option("--from", help="a record of `balancer record` instead of a scenario")]
+FromOption = Annotated[Path | None, typer.Option("--from", help="a file from `balancer record` instead of a scenario")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="with --from: PATH=VALUE, as in placement.start_threshold=0.2")
 ]
 SettingsOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="with --from: the settings to try are those of this balancer.toml")
+    Path | None, typer.Option("--config", "-c", help="with --from: try the settings of this balancer.toml")
 ]
 
 
@@ -34,10 +34,10 @@ def simulate_file(
     config: SettingsOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Tells a scenario with the real policies: the load of each node over time, what was done and why.
+    """Plays a scenario with the real policies: the load of each node over time, what was done and why.
 
-    With --from, recorded polls are replayed with their own settings and with changed ones, and what would have been
-    different is printed. Exit code 1 means that an expectation of the scenario did not hold.
+    With --from, it replays recorded polls with their own settings and with changed ones, and prints the difference.
+    Exit code 1 means that an expectation of the scenario did not hold.
     """
     if (file is None) == (record is None):
         raise UserError("name a scenario, or a record with --from, and not both")

@@ -33,7 +33,7 @@ HOT_COLUMNS = ("tablet", "table", "part", "node", "writes_per_s", "reads_per_s",
 
 _NO_DAY = "no hour of the day has been seen yet: the first is known when it ends"
 
-BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; else all")]
+BundleArgument = Annotated[str | None, typer.Argument(help="a bundle; default: all")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ def status(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
     check: Annotated[
-        bool, typer.Option("--check", help="exit code 1 if a bundle is blocked, or nobody says how it is")
+        bool, typer.Option("--check", help="exit with 1 if a bundle is blocked or its state is unknown")
     ] = False,
 ) -> None:
-    """How each bundle is: balanced, working, waiting for the schedule or blocked, and by what."""
+    """Shows the state of each bundle: balanced, working, waiting for the schedule, or blocked and by what."""
     troubled = False
     with directory_of(directory, config) as opened:
 
@@ -89,9 +89,11 @@ def hot(
     directory: DirectoryOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
-    profile: Annotated[bool, typer.Option("--profile", help="by their busiest hour of the day, not by now")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="by their busiest hour of the day, not the current load")
+    ] = False,
 ) -> None:
-    """The tablets with the most rows read and written per second, as the leader last saw them."""
+    """Shows the tablets with the most rows read and written per second, as the leader last saw them."""
     seen = _read_once(directory, config)
     rows = []
     for name in _bundles(seen.snapshot, bundle):
@@ -274,7 +276,7 @@ def _node_row(row: dict[str, Any]) -> dict[str, Any]:
 def _remark(row: dict[str, Any]) -> str | None:
     if "safe_to_take_away" in row:
         if row["safe_to_take_away"]:
-            return "safe to take away"
+            return "safe to remove"
         return f"{row['tablets']} tablets left to move" if row["tablets"] else "its last migration is being finished"
     if row.get("reachable") is False:
         return _silence(row)

@@ -24,7 +24,7 @@ from balancer.tables.reference import FoundReference, adopt_reference, create_re
 from balancer.tables.survey import Found
 
 app = typer.Typer(
-    help="Make tables, take over, convert or import existing ones; double or halve their vbuckets.",
+    help="Create tables; adopt, convert or import existing ones; double or halve their vbuckets.",
     no_args_is_help=True,
 )
 app.command("convert")(convert_table)
@@ -35,9 +35,9 @@ app.command("halve")(halve)
 
 COPIES = "the daemon makes the copies; `balancer doctor` names those that are missing"
 
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only show what was found")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="only show what it finds")]
 DefinitionOption = Annotated[
-    Path | None, typer.Option("--definition", help="SQL that makes the roots, where no node has them yet")
+    Path | None, typer.Option("--definition", help="SQL that creates the roots, if no node has them yet")
 ]
 
 
@@ -49,7 +49,7 @@ def adopt_table(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Takes over a partitioned table as somebody else made it. Its rows stay where they are."""
+    """Takes over an existing partitioned table. Its rows stay where they are."""
     settings = load_settings(config)
     found_bundle = settings.bundle(bundle)
     request = wanted(found_bundle, table)
@@ -81,7 +81,7 @@ def create_table(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Makes the table's roots and tablets on the nodes, as the bundle's file describes it."""
+    """Creates the table's roots and tablets on the nodes, as the bundle's file describes them."""
     settings = load_settings(config)
     found_bundle = settings.bundle(bundle)
     request = wanted(found_bundle, table)

@@ -26,7 +26,7 @@ def tablets(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Tablets in key order: their keys, owner, epoch, and what is being done with them."""
+    """Lists tablets in key order: their keys, owner, epoch, and what is happening to them."""
     with directory_of(directory, config) as opened:
         snapshot = opened.snapshot()
     _check(snapshot, table, node, bundle)

@@ -18,14 +18,15 @@ from balancer.polling.addresses import address_in
 from balancer.prepared_id import parse_prepared
 from balancer.settings import Settings, load_settings
 
-app = typer.Typer(help="Transactions over several nodes that wait for their end.", no_args_is_help=True)
+app = typer.Typer(help="Transactions over several nodes that are waiting to be ended.", no_args_is_help=True)
 
 COLUMNS = ("transaction", "home", "node", "role", "since", "decision", "locks", "problem")
 
 
 @app.command("list")
 def list_parts(config: ConfigOption = None, output: OutputOption = Output.TEXT) -> None:
-    """What is prepared: ids, since when, what it locks, and what its home has decided. Changes nothing."""
+    """Lists prepared transactions: their ids, since when, what they lock, and what their home has decided. Changes
+    nothing."""
     settings = load_settings(config)
     rows = [row for bundle in settings.bundles.values() for node in bundle.nodes for row in _parts(settings, node)]
     show_rows(sorted(rows, key=lambda row: row["since"]), COLUMNS, output, "nothing is prepared on any node")
@@ -35,21 +36,22 @@ def list_parts(config: ConfigOption = None, output: OutputOption = Output.TEXT) 
 def decide(
     transaction: Annotated[str, typer.Argument(help="its id, as `balancer transactions list` shows it")],
     word: Annotated[str, typer.Argument(help="commit or abort")],
-    home: Annotated[str, typer.Option("--home", help="its home, as the list shows it")],
+    home: Annotated[str, typer.Option("--home", help="its home, as shown in the list")],
     reason: ReasonOption = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be ended")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what it would end")] = False,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Ends a transaction that is in doubt because its home is gone. The leader carries it out; it is in the history.
+    """Ends a transaction that is in doubt because its home is gone. The leader carries it out and records it in the
+    history.
 
-    A home that can be reached has the last word. One that comes back later and had decided otherwise keeps its own
-    part: then the transaction is half done, which is why this needs a person and a reason.
+    A home that can be reached has the last word. A home that comes back later and had decided otherwise keeps its own
+    part: the transaction is then half done, which is why this needs a person and a reason.
     """
     if word not in ("commit", "abort"):
         raise UserError(f"{word!r} is not a decision; allowed are commit and abort")
     if not reason.strip():
-        raise UserError("say why with --reason: it is kept in the history")
+        raise UserError("say why with --reason: it is recorded in the history")
     settings = load_settings(config)
     if dry_run:
         parts = [row for bundle in settings.bundles.values() for node in bundle.nodes for row in _parts(settings, node)]

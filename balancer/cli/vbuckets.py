@@ -35,7 +35,7 @@ def double(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Splits every vbucket of a hash table into its two halves, as the budgets allow.
+    """Splits every vbucket of a hash table into two halves, as the budgets allow.
 
     However small they get, the balancer does not merge them back; `table halve` does.
     """
@@ -57,7 +57,7 @@ def halve(
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Merges every two sibling vbuckets of a hash table; those on different nodes are moved together first."""
+    """Merges every pair of sibling vbuckets of a hash table; pairs on different nodes are first moved together."""
     _order(
         orders.HALVE,
         {"bundle": bundle, "table": table, "at_once": now},
@@ -134,7 +134,7 @@ def _followed(directory: Directory, order: str, manner: Manner) -> dict[str, Any
                 say(f"{found['sentence']}, {found['running']} in migrations")
             if manner.timeout is not None and clock.monotonic() - began > manner.timeout:
                 raise Unavailable(
-                    f"order {order} has not been carried out within {format_duration(manner.timeout)} and goes on:"
+                    f"order {order} has not been carried out within {format_duration(manner.timeout)} and continues:"
                     f" `balancer status` shows it, `balancer cancel {order}` ends it"
                 )
             clock.sleep(REFRESH)

@@ -49,18 +49,25 @@ _WHOLE_NODE = frozenset(
 def verify(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="[TABLE|TABLET]", help="a table's name, or a tablet's id; else what the leader found"),
+        typer.Argument(
+            metavar="[TABLE|TABLET]", help="a table's name, or a tablet's id; default: what the leader found"
+        ),
     ] = None,
-    count: Annotated[bool, typer.Option("--count", help="count the rows instead of estimating: reads all")] = False,
-    deep: Annotated[bool, typer.Option("--deep", help="every check of [checks], once, now: reads all")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="the same over and over, gently, until interrupted")] = False,
+    count: Annotated[
+        bool, typer.Option("--count", help="count the rows instead of estimating; reads everything")
+    ] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="run every check of [checks] once, now; reads everything")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="repeat that, gently, until interrupted")] = False,
     config: ConfigOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Checks that each tablet is attached on its owner, owned with its epoch, and claimed by nobody else.
 
-    With --deep or --watch also its rows, copies, sequences and the application's invariants; without a table, all that
-    is configured. Without anything: what the leader's own checks have found. Exit code 1 if anything is wrong.
+    With --deep or --watch it also checks rows, copies, sequences and the application's invariants; without a table,
+    everything that is configured. Without arguments it shows what the leader's own checks have found. Exits with 1 if
+    anything is wrong.
     """
     settings = load_settings(config)
     with open_configured(settings.daemon) as directory:

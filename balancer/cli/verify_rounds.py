@@ -40,7 +40,7 @@ def show_books(directory: Directory, output: Output) -> None:
         for bundle, book in sorted(books.items()):
             _tell_book(bundle, book)
         if not books:
-            say("no bundle has been checked yet: say enable = true under [checks] in its file, or verify --deep")
+            say("no bundle has been checked yet: set enable = true under [checks] in its file, or use verify --deep")
     if found:
         raise typer.Exit(1)
 

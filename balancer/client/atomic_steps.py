@@ -307,7 +307,7 @@ def _unprepared(one: Held, error: psycopg.Error) -> Exception:
     if error.sqlstate == "53200":
         return Unavailable(f"node {node} has no room for another prepared transaction: raise max_prepared_transactions")
     if error.sqlstate in ("3F000", "42883"):
-        return Refused(f"node {node} lacks our schema, or has an older one than ours")
+        return Refused(f"node {node} lacks the balancer's schema, or has an older version of it")
     return error
 
 

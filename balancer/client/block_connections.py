@@ -286,7 +286,7 @@ def _refuse_unproven(connection: BlockConnection | AsyncBlockConnection, argumen
             connection.over = not connection.pipelined
             raise UserError(OVER)
     elif connection.returned:
-        raise UserError("the connection is back in its pool: its block has ended; open another one")
+        raise UserError("the connection is back in its pool: its block has ended; open another block")
 
 
 def _statement(arguments: Sequence[Any]) -> Any:

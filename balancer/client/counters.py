@@ -18,7 +18,7 @@ _MEANINGS = {
     "wait_seconds": "seconds that those waited",
     "moving": "refusals because a tablet was being switched",
     "moved": "refusals because a tablet was elsewhere by then",
-    "lost": "connections that could not be had, or broke, while a transaction began",
+    "lost": "connections that could not be opened, or broke, while a transaction began",
     "gave_up": "transactions that did not begin within their patience",
     "retries": "functions of run that were called again",
 }

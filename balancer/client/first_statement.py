@@ -30,7 +30,7 @@ Beginning = Callable[[PQGen[None], bool], PQGen[None]]
 
 
 OVER = (
-    "there is no transaction any more that has proven anything: it was ended inside its block, or could not begin;"
+    "the proven transaction is over: it was ended inside its block, or could not begin;"
     " leave COMMIT and ROLLBACK to the router"
 )
 _SPACE = rb"(?:\s|--[^\n]*\n|/\*.*?\*/)"

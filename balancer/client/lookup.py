@@ -115,7 +115,7 @@ class TableMap:
         position = key_position(self.table, key)
         page = self.pages[bisect_right(self.index.starts, position) - 1].page
         if page.bits[page.row_at(position)] > POSITION_BITS:
-            raise UserError(f"table {self.table.name} has finer vbuckets than its ids can tell apart; give the key")
+            raise UserError(f"table {self.table.name} has finer vbuckets than its ids can distinguish; give the key")
         return self.at(position)
 
     def _by_integer(self, kind: KeyType) -> Locator:

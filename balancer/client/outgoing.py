@@ -238,7 +238,7 @@ def sending(outgoing: Outgoing | None) -> Outgoing:
     """What a connection sends with; raises `UserError` outside a transaction of one key."""
     if outgoing is None:
         raise UserError(
-            "messages are sent inside of `transaction`, which writes rows of one key; inside of `atomic` say"
+            "messages are sent inside `transaction`, which writes rows of one key; inside `atomic` use"
             " tx.send(…, sender=(table, key))"
         )
     return outgoing

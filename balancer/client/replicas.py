@@ -57,7 +57,7 @@ def seconds_of(text: float | str) -> float:
     if isinstance(text, str):
         found = _DURATION.fullmatch(text.strip())
         if found is None:
-            raise UserError(f"max_lag {quoted(text)} is no time: write 0.5, '500ms', '1s' or '2m'")
+            raise UserError(f"max_lag {quoted(text)} is not a duration: write 0.5, '500ms', '1s' or '2m'")
         return float(found[1]) * _UNITS[found[2]]
     return text
 
@@ -68,7 +68,7 @@ def parse_token(token: str) -> dict[str, int]:
         parts = [part.rpartition("=") for part in token.split("&") if part]
         return {node: int(end, 16) for node, _, end in parts}
     except ValueError:
-        raise UserError("this is not a token: give what router.token() has returned") from None
+        raise UserError("this is not a token: give what router.token() returned") from None
 
 
 class ReplicaReads:

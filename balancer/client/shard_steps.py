@@ -54,8 +54,8 @@ class Shard(NamedTuple):
         except (KeyError, IndexError, ValueError):
             known = ", ".join(f"{{{root}}}" for root in self.partitions)
             raise UserError(
-                f"{statement!r} does not name partitions as it must: write {known} where a table's name stands, and"
-                " double other braces"
+                f"{statement!r} does not name partitions as it must: write {known} in place of the table's name, and"
+                " write other braces twice"
             ) from None
 
 

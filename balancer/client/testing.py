@@ -62,7 +62,7 @@ def __getattr__(name: str) -> Any:
             return importlib.import_module("balancer.testing.practice").PracticeCluster
         except ModuleNotFoundError as error:
             raise UserError(
-                f"a cluster to practise on needs the daemon: pip install 'tablet-balancer[embedded]' ({error})"
+                f"a practice cluster needs the daemon: pip install 'tablet-balancer[embedded]' ({error})"
             ) from None
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -243,7 +243,9 @@ def _begun(
                 yield from _put_away(loan)
             failure = classify_entry(error)
             if error.sqlstate in _NOT_PREPARED:
-                raise Refused(f"node {location.node} lacks our schema, or has an older one than ours") from error
+                raise Refused(
+                    f"node {location.node} lacks the balancer's schema, or has an older version of it"
+                ) from error
             if failure is Failure.OTHER:
                 raise
             # What a node has said is more informative than that the last attempt had no time left.

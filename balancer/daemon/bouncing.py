@@ -52,7 +52,7 @@ class BouncerSwitch(Observer):
     def _recover(self) -> None:
         resumed = self._bouncer.resume_all()
         if resumed:
-            log.warning("PgBouncer was left paused and was let on", aliases=resumed)
+            log.warning("PgBouncer had been left paused and was resumed", aliases=resumed)
         self._bouncer.sync(self._snapshot())
 
     def _follow(self, migration: Migration) -> None:

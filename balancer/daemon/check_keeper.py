@@ -183,5 +183,5 @@ class CheckKeeper:
             try:
                 self._save(kept)
             except BalancerError as error:
-                log.warning("how far checks have come was not saved", error=str(error))
+                log.warning("the progress of checks was not saved", error=str(error))
             kept.stack.close()

@@ -187,7 +187,7 @@ class Daemon:
             self._ticks.forget(self.settings().bundles)
             self._enrol()
         else:
-            log.error("the configuration is wrong and was not used", error=self._watch.error)
+            log.error("the configuration contains errors and was not used", error=self._watch.error)
         self._notifier.ready(self._status())
 
     def ready(self) -> None:

@@ -157,11 +157,11 @@ class ForwardingUpdater(Observer):
         try:
             stopped = stop_forwarding(snapshot, bundle, self._addresses)
         except BalancerError as error:  # retried after the next poll
-            log.warning("forwarding goes round row level security", bundle=bundle, roots=secured, error=str(error))
+            log.warning("forwarding bypasses row level security", bundle=bundle, roots=secured, error=str(error))
             return
         self._stopped.add(bundle)
         if stopped:
-            log.warning("forwarding was removed: it would go round row level security", bundle=bundle, roots=secured)
+            log.warning("forwarding was removed: it would bypass row level security", bundle=bundle, roots=secured)
 
     def follow(self, bundle: str) -> None:
         """Brings the bundle's nodes in line with the directory, if that is wanted."""

@@ -294,7 +294,7 @@ class Leading:
         try:
             take_back_ready(links, self.leadership.epoch, snapshot, tablet, node, empty=empty, former=former)
         except Refused as error:
-            log.warning("what was made ready for a command stays", command=command.id, error=str(error))
+            log.warning("what was prepared for a command stays", command=command.id, error=str(error))
         finally:
             links.close()
 

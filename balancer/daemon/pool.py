@@ -109,7 +109,7 @@ class MigrationPool:
         try:
             self.steer(word, migration)
         except Refused as error:
-            log.info("an operator's word comes too late", verb=word, migration=migration, error=str(error))
+            log.info("an operator's command comes too late", verb=word, migration=migration, error=str(error))
 
     def park(self, bundle: str, overrunning: frozenset[str]) -> None:
         """Holds these migrations of a bundle at a safe point; resumes those it held before that are not among them.

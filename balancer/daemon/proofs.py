@@ -69,7 +69,7 @@ class ProofKeeper:
                         set_proof(cursor, [root], wanted=needed)
                     log.info("require_proof", node=node, root=str(root), on=needed)
         except BalancerError as error:
-            log.warning("require_proof is not in line", node=node, error=str(error))
+            log.warning("require_proof is not up to date", node=node, error=str(error))
             return 0
         self._right[node] = dict(wanted), self._clock.monotonic()
         return len(wrong)

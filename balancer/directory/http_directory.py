@@ -47,14 +47,16 @@ def split_servers(url: str) -> tuple[str, list[tuple[str, int]], str]:
     if not cluster or "/" in cluster or parts.query or parts.fragment:
         raise UserError(f"{url!r} is not a directory address: it needs servers and a cluster, as {_ADDRESS}")
     if "@" in parts.netloc:
-        raise UserError("a directory address has no user and no password: the token comes from the environment")
+        raise UserError(
+            "a directory address must not contain a user or a password: the token comes from the environment"
+        )
     servers = []
     for one in parts.netloc.split(","):
         try:
             place = urlsplit(f"//{one}")
             servers.append((place.hostname or "", place.port or (443 if parts.scheme == "https" else 80)))
         except ValueError:
-            raise UserError(f"{one!r} in a directory address is no host and port") from None
+            raise UserError(f"{one!r} in a directory address is not a host and port") from None
         if not servers[-1][0]:
             raise UserError(f"{url!r} is not a directory address: a server's name is missing")
         if parts.scheme == "http" and not _is_here(servers[-1][0]):
@@ -167,7 +169,7 @@ class InstanceAnswer:
         if self.status not in (200, _GONE):
             raise Refused(f"refuses: {self._sentence()}")
         if oldest is not None and not 0 <= self.age <= oldest:
-            raise Unavailable(f"has not heard of the directory for {self.age:.0f} s")
+            raise Unavailable(f"has not heard from the directory for {self.age:.0f} s")
         return self
 
     def _sentence(self) -> str:

@@ -64,7 +64,9 @@ def _opened(
         return SqliteDirectory(Path(parts.path), clock=clock, timeout=timeout, lease=lease or 5.0, create=create)
     if parts.scheme in ("zk", "zks"):
         if "@" in parts.netloc:
-            raise UserError("a directory address has no user and no password: they come from the environment or a file")
+            raise UserError(
+                "a directory address must not contain a user or a password: they come from the environment or a file"
+            )
         hosts, cluster = parts.netloc, parts.path.strip("/")
         if not hosts or not cluster:
             raise UserError(f"{url!r} is not a directory address: it needs servers and a cluster, as {ALLOWED}")

@@ -30,7 +30,7 @@ from balancer.directory.model import (
 from balancer.directory.page_index import IdIndex
 from balancer.directory.page_map import PageMap
 from balancer.directory.pages import Page, Position
-from balancer.errors import UserError
+from balancer.errors import BalancerError, Damaged, UserError
 
 Records = Mapping[Any, Any]
 _Key = TypeVar("_Key")
@@ -229,8 +229,15 @@ class Snapshot:
         try:
             page = self.pages[self.index[table_id].page_at(position)]
         except KeyError:
-            raise NotFound(f"there is no table with id {table_id} in the directory") from None
+            raise self._not_located(table_id) from None
         return page, page.row_at(position)
+
+    def _not_located(self, table_id: int) -> BalancerError:
+        """No commit leaves a table without tablets: if one has none, somebody has changed its pages."""
+        table = self.tables.get(table_id)
+        if table is None:
+            return NotFound(f"there is no table with id {table_id} in the directory")
+        return Damaged(f"the directory contains damaged data: table {table.name!r} has no tablets")
 
     def columns(self, table_id: int) -> Columns:
         """All tablets of a table as columns, joined from its pages: for planning over many of them."""

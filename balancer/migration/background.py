@@ -65,4 +65,4 @@ class Stopped(BalancerError):
 def stop_at(stop: threading.Event) -> None:
     """Raises `Stopped` if nobody is waiting for the work any more."""
     if stop.is_set():
-        raise Stopped("the work is not wanted any more")
+        raise Stopped("the work is no longer wanted")

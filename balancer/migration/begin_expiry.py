@@ -96,7 +96,7 @@ def _checked(snapshot: Snapshot, tablets: tuple[Tablet, ...]) -> tuple[Tablet | 
     floor = tablets[0] if tablets and tablets[0].state is TabletState.EXPIRED else None
     going = tablets[1:] if floor else tablets
     if not going:
-        raise Refused("no tablet is named that could expire")
+        raise Refused("name at least one tablet that can expire")
     if len({tablet.table for tablet in tablets}) != 1:
         raise Refused("the tablets are of different tables")
     table = snapshot.tables[going[0].table]

@@ -27,7 +27,7 @@ from balancer.polling.reference_streams import ReferenceTable, reference_tables
 
 LOOKS = 20
 PAUSE = 0.1
-MENDS = "the leader makes it again, or `balancer status` says why not"
+MENDS = "the leader recreates it, or `balancer status` says why not"
 
 
 class CopyFinding(NamedTuple):
@@ -109,5 +109,5 @@ def _of_nobody(
         }
         for stream in sorted(there.all() - wanted):
             if snapshot.migration_of(tablet_of(stream)) is None:
-                text = f"leftover: stream {stream_name(stream)} of a reference table; the leader takes it away"
+                text = f"leftover: stream {stream_name(stream)} of a reference table; the leader removes it"
                 yield CopyFinding(node, text)

@@ -132,7 +132,7 @@ def _repair_patiently(links: Links, leadership: Leadership, finding: Finding, cl
         try:
             # An earlier repair may have taken long, and the new owner may have gone back in time since it was asked.
             if finding.unneeded is not None and not finding.unneeded(links):
-                raise Refused("whether another node has these rows is not known any more")
+                raise Refused("whether another node has these rows is no longer known")
             with translated(finding.node):
                 return _repair_one(links.control(finding.node), leadership, finding)
         except Unavailable:
@@ -232,7 +232,7 @@ def _migration_findings(
         else:
             yield from _row_findings(snapshot, node, links, row)
     for name in sorted(shut.keys() - named):
-        text = f"{name} is closed by migration {shut[name]}, which does not run any more, and is no tablet's"
+        text = f"{name} is closed by migration {shut[name]}, which no longer runs, and belongs to no tablet"
         yield Finding(node, text, command=f"look at its rows, then DROP TABLE {name}")
 
 
@@ -317,7 +317,7 @@ def _row_findings(snapshot: Snapshot, node: str, links: Links, row: OwnedTablet)
     elif row.state is OwnState.FENCED and row.migration != CLOSED and _has_left(links, snapshot, row):
         assert tablet is not None
         right = replace(row, state=OwnState.MOVED, epoch=tablet.epoch, migration=None, moved_to=tablet.node)
-        yield Finding(node, f"tablet {row.id} is closed, and node {tablet.node} has it: it is to say so", row=right)
+        yield Finding(node, f"tablet {row.id} is closed, and node {tablet.node} has it: it must say so", row=right)
     elif tablet is None or tablet.node != node:
         owner = f"node {tablet.node}" if tablet else "nobody"
         text = f"says it owns tablet {row.id}, but the directory says that {owner} does"

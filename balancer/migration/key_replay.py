@@ -174,7 +174,7 @@ def _check_numbers(cursor: Cursor, migration: str, node: str, known: int) -> int
     """The number of the next replay. Raises `Refused` if the target lacks one whose entries were forgotten."""
     newest = replication.newest_marker(cursor, migration)
     if newest < known or replication.missing_markers(cursor, migration):
-        raise Refused(f"node {node} has lost changes that it had applied: was it taken back in time?")
+        raise Refused(f"node {node} has lost changes that it had applied: did it go back in time?")
     return newest + 1
 
 

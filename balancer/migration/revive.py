@@ -110,9 +110,9 @@ def check_lost(links: Links, snapshot: Snapshot, tablet: Tablet) -> None:
             return
         if owner.state is NodeState.LOST:
             raise Refused(
-                f"{error}, and may let in others, who write to tablet {tablet.id}: mend that, or stop its server first"
+                f"{error}, and may let in others, who write to tablet {tablet.id}: fix that, or stop its server first"
             ) from None
-        raise Refused(f"whether tablet {tablet.id} is lost cannot be told: {error}; see `balancer node lost`") from None
+        raise Refused(f"whether tablet {tablet.id} is lost is unknown: {error}; see `balancer node lost`") from None
     if there and owner.state is NodeState.LOST:
         raise Refused(
             f"node {owner.id} answers, and has tablet {tablet.id}: `balancer undrain {owner.id}` takes it back; if it"

@@ -82,7 +82,7 @@ def verifying(ctx: Context) -> Event:
                     count = count_expired(connection, place)
                 if count.outside:
                     raise Refused(
-                        f"{count.outside} rows of {place.partition} lie outside of its bounds: nothing of it is dropped"
+                        f"{count.outside} rows of {place.partition} are outside its bounds: nothing of it is dropped"
                     )
                 rows += count.rows
         _remember(ctx, rows={str(tablet.id): rows})

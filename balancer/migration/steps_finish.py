@@ -161,7 +161,7 @@ def _check_opened(ctx: Context) -> None:
     with ctx.target() as cursor:
         row = cursor.execute("SELECT state, epoch FROM balancer.tablet WHERE id = %s", (ctx.moved.id,)).fetchone()
     if row is None or row[0] not in ("owned", "fenced") or row[1] != ctx.moved.epoch:
-        raise Refused(f"node {node} has opened tablet {ctx.moved.id} and does not say so any more: was it taken back?")
+        raise Refused(f"node {node} has opened tablet {ctx.moved.id} and no longer says so: did it go back in time?")
 
 
 def _wait_for_snapshots(ctx: Context) -> None:

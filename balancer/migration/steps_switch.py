@@ -160,7 +160,7 @@ def draining(ctx: Context) -> Event:
     if missing:
         # What was compared is not compared again: a target that has lost some of it has also lost its marker.
         node = ctx.record.target_node
-        raise Refused(f"node {node} has lost changes that it had applied: was it taken back in time?")
+        raise Refused(f"node {node} has lost changes that it had applied: did it go back in time?")
     return Event.STEP
 
 

@@ -168,9 +168,7 @@ def _parsed(kind: KeyType, text: str) -> KeyValue:
     try:
         return parse_value(kind, text)
     except KeyMismatch as error:  # PostgreSQL printed it, so it is one; but ours are fewer
-        raise Refused(
-            f"{text!r} cannot be used as a key of type {kind}: it is outside of what we can represent"
-        ) from error
+        raise Refused(f"{text!r} cannot be used as a key of type {kind}: it is outside the supported range") from error
 
 
 def _encode(types: Sequence[KeyType], values: Sequence[KeyValue]) -> bytes:

@@ -139,7 +139,7 @@ def _read_key(cursor: Cursor, name: Name, oid: int, layout: str) -> tuple[KeyCol
             continue
         where = f'key column "{column}" of {name}'
         if type_name not in set(KeyType):
-            raise Refused(f"{where} is of type {type_name}; known are {', '.join(KeyType)}")
+            raise Refused(f"{where} is of type {type_name}; supported are {', '.join(KeyType)}")
         if not default_class:
             raise Refused(f"{where} uses the operator class {class_name}; only the type's own default is known")
         if collation is not None and not deterministic:

@@ -56,7 +56,7 @@ def note_step(cursor: Cursor, change: str, number: int, digest: str) -> bool:
         return True
     known = steps_done(cursor, change).get(number)
     if known != digest:
-        raise Refused(f"step {number} of change {change} is another one on this node: the file is not the same")
+        raise Refused(f"step {number} of change {change} differs on this node: the file is not the same")
     return False
 
 

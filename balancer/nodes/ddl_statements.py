@@ -144,7 +144,7 @@ def index_is_there(cursor: Connection | Cursor, index: Name, root: Name) -> bool
     if row is None:
         return False
     if not row[0]:
-        raise Refused(f"{index} is there already, and is no index of {root}")
+        raise Refused(f"{index} already exists and is not an index of {root}")
     return True
 
 

@@ -122,7 +122,7 @@ def read_dependents(cursor: Cursor, oid: int, name: Name) -> Dependents:
             assert row is not None, text
             _function(found, row, name, text)
         else:
-            found.refusals.append(f"{text} uses {name} in a way that is not carried: drop it")
+            found.refusals.append(f"{text} uses {name} in a way that is not carried over: drop it")
     return Dependents(
         tuple(found.locks.items()),
         tuple(found.before),
@@ -153,7 +153,7 @@ def _rule(cursor: Cursor, found: _Found, rule: int, name: Name, text: str) -> No
     elif temporary:
         found.refusals.append(f"the temporary view {where} of a session reads {name}: end that session")
     elif not acts:
-        found.refusals.append(f"our role does not act for {owner}, who owns {where}, which reads {name}")
+        found.refusals.append(f"the balancer's role does not act for {owner}, who owns {where}, which reads {name}")
     elif kind == "m":
         found.materialised.append(where)
         found.names.append(f"materialised view {where}")
@@ -168,7 +168,7 @@ def _rule(cursor: Cursor, found: _Found, rule: int, name: Name, text: str) -> No
         found.after.append(printed("CREATE OR REPLACE RULE " + rule_text.removeprefix("CREATE RULE ").rstrip(";")))
         found.names.append(f"{text}")
     else:
-        found.refusals.append(f"{text} uses {name} in a way that is not carried: drop it")
+        found.refusals.append(f"{text} uses {name} in a way that is not carried over: drop it")
 
 
 def _other_policy(cursor: Cursor, found: _Found, policy: int, name: Name, text: str) -> None:
@@ -177,7 +177,9 @@ def _other_policy(cursor: Cursor, found: _Found, policy: int, name: Name, text: 
     polname, schema, relation, owner, acts, using, check = row
     where = Name(schema, relation)
     if not acts:
-        found.refusals.append(f"our role does not act for {owner}, who owns {where}, whose policy reads {name}")
+        found.refusals.append(
+            f"the balancer's role does not act for {owner}, who owns {where}, whose policy reads {name}"
+        )
         return
     found.locks[where] = sql.SQL("ALTER TABLE {} OWNER TO {}").format(where.identifier, sql.Identifier(owner))
     alter = sql.SQL("ALTER POLICY {} ON {}").format(sql.Identifier(polname), where.identifier)
@@ -192,9 +194,9 @@ def _other_policy(cursor: Cursor, found: _Found, policy: int, name: Name, text: 
 def _function(found: _Found, row: tuple[Any, ...], name: Name, text: str) -> None:
     signature, kind, owner, acts, definition, by_type, used, comment, acl = row
     if definition is None:
-        found.refusals.append(f"{text} uses {name} in a way that is not carried: drop it")
+        found.refusals.append(f"{text} uses {name} in a way that is not carried over: drop it")
     elif not acts:
-        found.refusals.append(f"our role does not act for {owner}, who owns {text}, which uses {name}")
+        found.refusals.append(f"the balancer's role does not act for {owner}, who owns {text}, which uses {name}")
     elif not by_type:
         found.after.append(printed(definition))
         found.names.append(text)

@@ -53,7 +53,7 @@ BEGIN
     IF current_setting('server_version_num')::int >= 160000 THEN
         EXECUTE format('GRANT pg_create_subscription TO %I', balancer);
     ELSE
-        RAISE NOTICE 'PostgreSQL 15 lets only superusers make subscriptions: moves will run in read-only mode';
+        RAISE NOTICE 'PostgreSQL 15 lets only superusers create subscriptions: moves will run in read-only mode';
     END IF;
     -- Tables that are not here yet are made here, with the owners that they have on other nodes.
     FOR other IN SELECT nspname FROM pg_namespace WHERE nspname = ANY ({schemas}::text[]) LOOP

@@ -116,9 +116,9 @@ _UNFIT = sql.SQL("""
 SELECT format('index %%I is invalid: REINDEX or drop it', c.relname)
     FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
     WHERE i.indrelid = %(oid)s AND NOT i.indisvalid AND NOT starts_with(c.relname, %(leaf)s::text)
-UNION ALL SELECT format('constraint %%I is an exclusion constraint, which is not carried: drop it', k.conname)
+UNION ALL SELECT format('constraint %%I is an exclusion constraint, which is not carried over: drop it', k.conname)
     FROM pg_constraint k WHERE k.conrelid = %(oid)s AND k.contype = 'x'
-UNION ALL SELECT format('constraint %%I has a period (WITHOUT OVERLAPS), which is not carried: drop it', k.conname)
+UNION ALL SELECT format('constraint %%I has a period (WITHOUT OVERLAPS), which is not carried over: drop it', k.conname)
     FROM pg_constraint k JOIN pg_index i ON i.indexrelid = k.conindid AND i.indisexclusion
     WHERE k.conrelid = %(oid)s AND k.contype IN ('p', 'u')
 UNION ALL SELECT format('constraint %%1$I is NOT VALID: ALTER TABLE %%2$s VALIDATE CONSTRAINT %%1$I',
@@ -130,7 +130,7 @@ UNION ALL SELECT format('trigger %%I has a transition table for each row, which 
                         tgname)
     FROM pg_trigger WHERE tgrelid = %(oid)s AND NOT tgisinternal AND tgtype & 1 <> 0
       AND (tgoldtable IS NOT NULL OR tgnewtable IS NOT NULL)
-UNION ALL SELECT format('trigger %%I refers to another table by FROM, which is not carried', tgname)
+UNION ALL SELECT format('trigger %%I refers to another table by FROM, which is not carried over', tgname)
     FROM pg_trigger WHERE tgrelid = %(oid)s AND NOT tgisinternal AND tgconstrrelid <> 0
 """).format(bound=sql.Literal(BOUND))
 
@@ -229,7 +229,7 @@ def _unfit_kind(name: Name, kind: str, persistence: str, row: tuple[object, ...]
     yield from _missing_rights(name, str(row[4]), *row[9:12])
     typed, tablespace, related, label, extension, subscription = row[12:]
     if related:
-        yield f"{name} has children or a parent by inheritance: only a table of its own can be converted"
+        yield f"{name} has children or a parent by inheritance: only a standalone table can be converted"
     if typed:
         yield f"{name} is a table of a type (OF): ALTER TABLE {name} NOT OF"
     if tablespace is not None:
@@ -238,7 +238,7 @@ def _unfit_kind(name: Name, kind: str, persistence: str, row: tuple[object, ...]
             " TABLESPACE pg_default"
         )
     if label is not None:
-        yield f"{name} has a label of {label}, which is not carried"
+        yield f"{name} has a label of {label}, which is not carried over"
     if extension is not None:
         yield f"{name} belongs to the extension {extension}"
     if subscription is not None:
@@ -262,11 +262,11 @@ def _missing_rights(name: Name, owner: str, acts: object, creates: object, owner
     schema = sql.Identifier(name.schema).as_string(None)
     if not acts:
         role = sql.Identifier(owner).as_string(None)
-        yield f"our role does not act for {owner}, who owns {name}: GRANT {role} TO our role"
+        yield f"the balancer's role does not act for {owner}, who owns {name}: GRANT {role} TO the balancer's role"
     elif not creates:
-        yield f"our role may not make tables beside {name}: GRANT CREATE ON SCHEMA {schema} TO our role"
+        yield f"the balancer's role may not create tables next to {name}: GRANT CREATE ON SCHEMA {schema} TO it"
     elif not owner_creates:
-        yield f"{owner}, who owns {name}, may not make tables beside it: GRANT CREATE ON SCHEMA {schema} TO the owner"
+        yield f"{owner}, who owns {name}, may not create tables there: GRANT CREATE ON SCHEMA {schema} TO the owner"
 
 
 def _unfit_column(table: Name, layout: str, found: tuple[object, ...]) -> str:
@@ -275,7 +275,7 @@ def _unfit_column(table: Name, layout: str, found: tuple[object, ...]) -> str:
     if not there:
         return f'{table} has no column "{name}", which the bundle\'s file names as its key'
     if kind not in set(KeyType):
-        return f"{where} is of type {kind}; known are {', '.join(KeyType)}"
+        return f"{where} is of type {kind}; supported are {', '.join(KeyType)}"
     if generated:
         return f"{where} is generated, and PostgreSQL does not partition by such a column"
     if collation is not None and not deterministic:

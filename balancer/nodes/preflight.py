@@ -88,7 +88,7 @@ def why_not_send(cursor: Cursor) -> str:
     for name, total in (("max_replication_slots", facts.slots), ("max_wal_senders", facts.senders)):
         if total == 0:
             return f"{name} is 0, so changes cannot be streamed"
-    return "" if facts.replication else f"role {facts.role} may not make replication slots"
+    return "" if facts.replication else f"role {facts.role} may not create replication slots"
 
 
 def why_not_receive(cursor: Cursor) -> str:
@@ -96,7 +96,7 @@ def why_not_receive(cursor: Cursor) -> str:
     facts = _read_facts(cursor)
     if facts.appliers == 0:
         return "max_logical_replication_workers is 0, so changes cannot be applied"
-    return "" if facts.subscriptions else f"role {facts.role} may not make subscriptions"
+    return "" if facts.subscriptions else f"role {facts.role} may not create subscriptions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,9 @@ def _read_facts(cursor: Cursor) -> _Facts:
 
 def _server(facts: _Facts, needs: Needs) -> Iterator[Shortfall]:
     if not OLDEST <= facts.major <= NEWEST:
-        yield Shortfall(Severity.ERROR, "version", f"PostgreSQL {facts.major} is not known; {OLDEST} to {NEWEST} are")
+        yield Shortfall(
+            Severity.ERROR, "version", f"PostgreSQL {facts.major} is not supported; {OLDEST} to {NEWEST} are"
+        )
     if facts.encoding != "UTF8":
         text = f"the database's encoding is {facts.encoding}; text keys are hashed as UTF8"
         yield Shortfall(Severity.ERROR, "encoding", text, "CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0")
@@ -200,20 +202,20 @@ def _setting(level: Severity, name: str, text: str, value: object) -> Shortfall:
 def _privileges(facts: _Facts, needs: Needs) -> Iterator[Shortfall]:
     role = facts.role
     if not facts.create:
-        text = f"role {role} may not create our schema and publications in database {facts.database}"
+        text = f"role {role} may not create the balancer's schema and publications in database {facts.database}"
         yield Shortfall(Severity.ERROR, "CREATE", text, f'GRANT CREATE ON DATABASE "{facts.database}" TO "{role}"')
     if not facts.monitor:
         text = f"role {role} may not see other sessions' locks and the server's statistics"
         yield Shortfall(Severity.ERROR, "pg_monitor", text, f'GRANT pg_monitor TO "{role}"')
     if not facts.replication:
-        text = f"role {role} may not make replication slots: moves run in read-only mode"
+        text = f"role {role} may not create replication slots: moves run in read-only mode"
         yield Shortfall(Severity.LIMIT, "REPLICATION", text, f'ALTER ROLE "{role}" REPLICATION')
     if not facts.subscriptions:
         if facts.major < SUBSCRIPTIONS_WITHOUT_SUPERUSER:
-            text = f"PostgreSQL {facts.major} lets only superusers make subscriptions: moves run in read-only mode"
+            text = f"PostgreSQL {facts.major} lets only superusers create subscriptions: moves run in read-only mode"
             yield Shortfall(Severity.LIMIT, "subscriptions", text, f'ALTER ROLE "{role}" SUPERUSER')
         else:
-            text = f"role {role} may not make subscriptions: moves to this node run in read-only mode"
+            text = f"role {role} may not create subscriptions: moves to this node run in read-only mode"
             yield Shortfall(Severity.LIMIT, "pg_create_subscription", text, f'GRANT pg_create_subscription TO "{role}"')
 
 
@@ -274,7 +276,7 @@ def _roots(cursor: Cursor, facts: _Facts, roots: Sequence[Name]) -> Iterator[Sho
             text = f"role {facts.role} does not act for {owner}, who owns {root}, and so cannot attach its partitions"
             yield Shortfall(Severity.ERROR, str(root), text, f'GRANT "{owner}" TO "{facts.role}"')
         if not create:
-            text = f"role {facts.role} may not make partitions in the schema of {root}"
+            text = f"role {facts.role} may not create partitions in the schema of {root}"
             remedy = f'GRANT USAGE, CREATE ON SCHEMA "{root.schema}" TO "{facts.role}"'
             yield Shortfall(Severity.ERROR, str(root), text, remedy)
         if not identity:
@@ -286,6 +288,6 @@ def _missing_root(cursor: Cursor, facts: _Facts, root: Name) -> Iterator[Shortfa
     """A node may lack the roots until a table is created, converted or adopted; then they are made."""
     allowed = "SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = %s"
     if cursor.execute(allowed, (root.schema,)).fetchone() == (False,):
-        text = f"{root} is not here yet, and role {facts.role} may not make it"
+        text = f"{root} is not here yet, and role {facts.role} may not create it"
         remedy = f'GRANT USAGE, CREATE ON SCHEMA "{root.schema}" TO "{facts.role}"'
         yield Shortfall(Severity.WARNING, str(root), text, remedy)

@@ -48,7 +48,9 @@ def carry_publications(cursor: Cursor, oid: int, name: Name) -> Published:
     for publication, via_root, listed, acts, owner, condition, columns, others in rows:
         called = sql.Identifier(publication)
         if not acts:
-            refusals.append(f"our role does not act for {owner}, who owns publication {publication} with {name} in it")
+            refusals.append(
+                f"the balancer's role does not act for {owner}, who owns publication {publication} with {name} in it"
+            )
             continue
         if not via_root and others:
             refusals.append(

@@ -211,7 +211,8 @@ def upgrade_schema(cursor: Cursor) -> None:
         return
     if known.schema_version > len(STEPS):
         raise Refused(
-            f"node {known.node} has version {known.schema_version} of our schema; this program knows {len(STEPS)}"
+            f"node {known.node} has version {known.schema_version} of the balancer's schema;"
+            f" this program knows {len(STEPS)}"
         )
     for step in (*STEPS[known.schema_version :], FUNCTIONS):
         cursor.execute(step)

@@ -91,7 +91,7 @@ def _set_aside(cursor: Cursor, tablets: Sequence[int], partitions: Sequence[Name
         "SELECT nspowner = current_user::regrole FROM pg_namespace WHERE nspname = %s", (schema,)
     ).fetchone()
     if mine != (True,):
-        raise Refused(f"schema {schema} is not ours: drop it, rows are to be set aside there")
+        raise Refused(f"schema {schema} is not the balancer's: drop it, rows will be set aside there")
     written = _written_since(cursor, partitions, tablets)
     named = " and ".join(map(str, tablets))
     text = (

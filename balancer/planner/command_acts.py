@@ -99,7 +99,7 @@ def expire(context: CommandContext) -> Outcome:
     """The lowest tablets of a table, which have expired; whether they have is judged where they are retired."""
     tablets = [context.snapshot.tablet(context.number(str(text))) for text in context.arguments.get("tablets", ())]
     if not tablets:
-        raise Refused("no tablet is named that could expire")
+        raise Refused("name at least one tablet that can expire")
     for tablet in tablets:
         _must_be_free(context, tablet)
     table, node = context.snapshot.tables[tablets[0].table], tablets[-1].node
@@ -120,7 +120,9 @@ def release_expiry(context: CommandContext) -> Outcome:
     key = f"{bundle} {EXPIRY}"
     if key not in context.snapshot.pauses:
         return Outcome(f"expiry in bundle {bundle} is not held")
-    return Outcome(f"expired tablets of bundle {bundle} go again", (Remove(RecordKind.PAUSE, key),), replan=bundle)
+    return Outcome(
+        f"expired tablets of bundle {bundle} are retired again", (Remove(RecordKind.PAUSE, key),), replan=bundle
+    )
 
 
 def _joined(table: Table, tablets: list[Tablet]) -> tuple[list[Tablet], Part]:

@@ -94,8 +94,8 @@ class CommandContext:
         pause = self.snapshot.pauses.get(bundle)
         if pause is not None and pause.reason.startswith(HELD_BY_CHANGE):
             raise Refused(
-                f"bundle {bundle} is held by {pause.reason} until that has ended: `balancer ddl status {bundle}` says"
-                f" how far it is, `balancer ddl apply {bundle} --continue` or `--undo` ends it"
+                f"bundle {bundle} is held by {pause.reason} until that has ended: `balancer ddl status {bundle}`"
+                f" shows its progress, `balancer ddl apply {bundle} --continue` or `--undo` ends it"
             )
         return bundle
 

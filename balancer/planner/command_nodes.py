@@ -26,7 +26,7 @@ def drain(context: CommandContext) -> Outcome:
     reason = f"drained by {context.author}: {context.arguments.get('reason') or 'no reason given'}"
     count = tablets_on(context.snapshot, node.id)
     return Outcome(
-        f"node {node.id} is draining: {count} tablets will leave it; `balancer status` says when it may be taken away",
+        f"node {node.id} is draining: {count} tablets will leave it; `balancer status` says when it may be removed",
         (Put(replace(node, state=NodeState.DRAINING, reason=reason)),),
         replan=node.bundle,
     )
@@ -56,7 +56,8 @@ def rejoin(context: CommandContext) -> Outcome:
         return Outcome(f"node {node.id} has not gone back in time: there is nothing to accept")
     if not context.arguments.get("accept_loss"):
         raise Refused(
-            f"node {node.id} has gone back in time: {node.rewound}; say --accept-loss to go on without what is missing"
+            f"node {node.id} has gone back in time: {node.rewound}; use --accept-loss to continue"
+            " without what is missing"
         )
     accepted = replace(node, rewound="", generation=node.generation + 1)
     count = tablets_on(context.snapshot, node.id)
@@ -74,7 +75,7 @@ def lost(context: CommandContext) -> Outcome:
         return Outcome(f"node {node.id} is lost already")
     count = tablets_on(context.snapshot, node.id)
     if not context.arguments.get("accept_loss"):
-        raise Refused(f"node {node.id} owns {count} tablets; say --accept-loss to go on without the node")
+        raise Refused(f"node {node.id} owns {count} tablets; use --accept-loss to continue without the node")
     return Outcome(
         f"node {node.id} is lost, and {count} tablets with it: `balancer tablet lost TABLET` gives each a new owner;"
         " migrations that need the node are ended",
@@ -94,7 +95,9 @@ def tablet_lost(context: CommandContext) -> Outcome:
     if node.bundle != context.snapshot.tables[tablet.table].bundle:
         raise Refused(f"node {node.id} belongs to another bundle, {node.bundle}")
     if not context.arguments.get("accept_loss"):
-        raise Refused(f"say --accept-loss to go on without the rows that tablet {tablet.id} had on node {tablet.node}")
+        raise Refused(
+            f"use --accept-loss to continue without the rows that tablet {tablet.id} had on node {tablet.node}"
+        )
     empty, former = bool(context.arguments.get("empty")), bool(context.arguments.get("former"))
     how = "without rows" if empty else "as it was before it was split or merged" if former else "with the copy it has"
     return Outcome(

@@ -120,19 +120,21 @@ def _pause(context: CommandContext) -> Outcome:
     bundle = context.free_bundle()
     reason = str(context.arguments.get("reason", ""))
     if reason.startswith(HELD_BY_CHANGE):
-        raise Refused(f"a reason that begins with {HELD_BY_CHANGE!r} is that of `balancer ddl apply`: say another")
+        raise Refused(f"a reason that begins with {HELD_BY_CHANGE!r} belongs to `balancer ddl apply`: use another")
     pause = Pause(bundle, context.until(), context.author, reason)
-    return Outcome(f"bundle {bundle} starts nothing new{_until_words(pause.until)}; what runs goes on", (Put(pause),))
+    return Outcome(
+        f"bundle {bundle} starts nothing new{_until_words(pause.until)}; running migrations continue", (Put(pause),)
+    )
 
 
 def _resume(context: CommandContext) -> Outcome:
     migration = context.arguments.get("migration")
     if migration:
-        return Outcome(f"migration {migration} goes on", steer=(("resume", str(migration)),))
+        return Outcome(f"migration {migration} continues", steer=(("resume", str(migration)),))
     bundle = context.free_bundle()
     if bundle not in context.snapshot.pauses:
         return Outcome(f"bundle {bundle} is not paused")
-    return Outcome(f"bundle {bundle} goes on", (Remove(RecordKind.PAUSE, bundle),), replan=bundle)
+    return Outcome(f"bundle {bundle} continues", (Remove(RecordKind.PAUSE, bundle),), replan=bundle)
 
 
 def _cancel(context: CommandContext) -> Outcome:

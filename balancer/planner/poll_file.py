@@ -120,11 +120,11 @@ def _read(file: Path, number: int, line: bytes) -> RecordedPoll:
         document: Any = read_json(line)
         version, timezone, packed = document["format"], document["timezone"], document["input"]
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{where} is no poll: `balancer record` writes them") from None
+        raise UserError(f"{where} is not a poll: only `balancer record` writes them") from None
     if version != FORMAT:
         raise UserError(f"{where} has the format {quoted(version)}, and this version reads {FORMAT}")
     if not isinstance(timezone, str) or not isinstance(packed, str):
-        raise UserError(f"{where} is no poll: `balancer record` writes them")
+        raise UserError(f"{where} is not a poll: only `balancer record` writes them")
     try:
         view, options = unpack_input(packed)
     except BalancerError:
@@ -163,7 +163,7 @@ def _mend(file: Path) -> None:
             if first.endswith(b"\n"):
                 _read(file, 1, first)
             elif first:
-                raise UserError(f"{file} exists and is no record: name another file")
+                raise UserError(f"{file} exists and is not a record: name another file")
             opened.seek(0)
             whole = sum(len(line) for line in opened if line.endswith(b"\n"))
             opened.truncate(whole)

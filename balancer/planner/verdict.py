@@ -151,7 +151,7 @@ def _idle(situation: Situation) -> tuple[StateWord, str]:
             return StateWord.BLOCKED, blocked
     if draining:
         names, verb = " and ".join(draining), "are" if len(draining) > 1 else "is"
-        return StateWord.BALANCED, f"nothing to do; node {names} {verb} empty and may be taken away"
+        return StateWord.BALANCED, f"nothing to do; node {names} {verb} empty and may be removed"
     return (
         StateWord.BALANCED,
         f"score {situation.plan.score_before:.0f} of 100{_best(situation.plan)}; nothing to do{off}",
@@ -196,19 +196,19 @@ def _hindrance(plan: PlanResult) -> str:
     code = max(hindered, key=lambda code: hindered[code])
     if code in _NAMED:
         return next((found.reason for found in plan.rejections if found.code == code), _HINDRANCES[code])
-    return f"{_count(hindered[code], 'candidate')} kept back: {_HINDRANCES[code]}"
+    return f"{_count(hindered[code], 'candidate')} held back: {_HINDRANCES[code]}"
 
 
 _HINDRANCES = {
     "pinned": "their tablets are pinned",
     "quarantined": "their tablets are quarantined; look at `balancer moves`, then `balancer release`",
     "backing-off": "their last migrations failed, and they wait before the next try",
-    "cooling-down": "their tablets were migrated a short time ago and rest for cool_down",
+    "cooling-down": "their tablets were migrated recently and rest for cool_down",
     "source-closed": "an operator closed their node: it keeps what it has until it is opened",
     "target-disk": "no node has the disk space for them",
     "target-memory": "no node has the memory for them",
     "no-room": "no node has room for them",
-    "over-capacity": "nodes do more than their capacities allow, and no placement was found that would not",
+    "over-capacity": "nodes exceed their capacities, and no placement was found that keeps to them",
     "across-a-rule": "a rule ends in the middle of tablets that cannot be cut now",
     "broken-rule": "a rule names keys that are not of the table's types",
     "window-too-short": "the window is too short for them; see finish_by",
@@ -229,13 +229,13 @@ _OFF = {
 def _steering(situation: Situation) -> str:
     wanted = _actions(len(situation.plan.actions) + situation.plan.pending_moves)
     if situation.paused:
-        return f"{_paused(situation)}; {wanted} kept back"
+        return f"{_paused(situation)}; {wanted} held back"
     if situation.mode is Mode.OBSERVE:
         return f"the mode is observe: {wanted} proposed, none will be started"
     if situation.waiting_plan:
         return f"plan {situation.waiting_plan} waits for approval: balancer apply {situation.waiting_plan}"
     if not situation.leading and situation.leader is None:
-        return f"no instance leads; {wanted} kept back"
+        return f"no instance leads; {wanted} held back"
     return ""
 
 

@@ -21,13 +21,13 @@ def check_checks(options: CheckOptions, tables: Mapping[str, _Table]) -> Iterato
         yield "share", "must be greater than 0 and at most 1"
     for name in ("every", "statement_timeout", "message_age"):
         if getattr(options, name) <= 0:
-            yield name, "must be longer than nothing"
+            yield name, "must be longer than 0s"
     names: set[str] = set()
     for number, invariant in enumerate(options.invariants):
         for key, message in _invariant(invariant, tables):
             yield f"invariants.{number}.{key}", message
         if invariant.name in names:
-            yield f"invariants.{number}.name", f"{invariant.name!r} is the name of another one too"
+            yield f"invariants.{number}.name", f"{invariant.name!r} is the name of another invariant too"
         names.add(invariant.name)
     for number, rule in enumerate(options.orphans):
         for key, message in _orphans(rule, tables):
@@ -45,7 +45,7 @@ def _invariant(invariant: Invariant, tables: Mapping[str, _Table]) -> Iterator[t
     if bool(invariant.sql.strip()) == bool(invariant.sum.strip()):
         yield "sql", "give either sql, which must return no rows, or sum, which returns one number per tablet"
     if invariant.equals is not None and not invariant.sum.strip():
-        yield "equals", "has a meaning only with sum"
+        yield "equals", "only works with sum"
     table = tables.get(invariant.table)
     if table is None or table.layout == "everywhere":
         yield "table", _no_table(invariant.table, tables)
@@ -55,11 +55,11 @@ def _invariant(invariant: Invariant, tables: Mapping[str, _Table]) -> Iterator[t
     try:
         named = {name for _, name, _, _ in Formatter().parse(invariant.sum or invariant.sql) if name is not None}
     except ValueError as error:
-        yield key, f"{error}: double braces that are meant as such"
+        yield key, f"{error}: write literal braces twice"
         return
     if not named or not named <= known:
         allowed = " or ".join(f"{{{root}}}" for root in sorted(known))
-        yield key, f"must name the tablet's partitions: write {allowed} where a table's name stands"
+        yield key, f"must name the tablet's partitions: write {allowed} in place of the table's name"
 
 
 def _orphans(rule: OrphanRule, tables: Mapping[str, _Table]) -> Iterator[tuple[str, str]]:

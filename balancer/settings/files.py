@@ -78,20 +78,20 @@ class HttpSettings(Section):
     """Where the API listens and who may use it."""
 
     listen: Annotated[str, Field(pattern=r"^.+:\d+$")] = "127.0.0.1:8080"
-    """Address and port. Beyond loopback changes need TLS and a token of at least 16 characters."""
+    """Address and port. Beyond loopback, changes need TLS and a token of at least 16 characters."""
     token: SecretStr | None = None
-    """Bearer token for everything that changes something; None: nothing can be changed over HTTP."""
+    """Bearer token for all changes; None: nothing can be changed over HTTP."""
     token_file: Path | None = None
-    """A file with that token alone, in place of `token`."""
+    """A file that contains only that token, instead of `token`."""
     read_token: SecretStr | None = None
-    """Bearer token with which everything can be read and nothing changed; None: there is none of that kind."""
+    """Bearer token that reads everything and changes nothing; None: there is no such token."""
     read_token_file: Path | None = None
-    """A file with that token alone, in place of `read_token`."""
+    """A file that contains only that token, instead of `read_token`."""
     read_requires_token: bool | None = None
     """Whether reading needs the token too; None: it does, unless the server listens on loopback."""
     allowed_hosts: list[str] = []
-    """Names under which the server is reached, beside IP addresses, localhost and this host's own name. A browser that
-    a foreign page leads here by its own name (DNS rebinding) is refused."""
+    """Names under which the server is reached, in addition to IP addresses, localhost and this host's own name.
+    Requests under any other name are refused, which stops DNS rebinding."""
     tls_certificate: Path | None = None
     """The server's certificate chain, PEM; None: plain HTTP."""
     tls_key: Path | None = None
@@ -99,74 +99,76 @@ class HttpSettings(Section):
 
 
 class DirectorySecurity(Section):
-    """How to prove who we are to ZooKeeper, and how to know that it is ZooKeeper."""
+    """How the instance proves to ZooKeeper who it is, and checks that it is talking to ZooKeeper."""
 
     user: str = ""
-    """The writer: daemons and operators. Empty: no authentication, and everybody may rewrite the map."""
+    """The writer: daemons and operators. Empty: no authentication, so anyone may rewrite the map."""
     password: SecretStr | None = None
     """The writer's password; better in a file."""
     password_file: Path | None = None
-    """A file with the writer's password alone."""
+    """A file that contains only the writer's password."""
     reader_user: str = ""
-    """Whom applications log in as: it may read the map, leave key samples and take ids. Empty: only the writer reads,
-    so that applications that need the map have to be given the writer's password, with which they can rewrite it."""
+    """The user that applications log in as: it may read the map, leave key samples and take ids. Empty: only the writer
+    reads, so applications that need the map need the writer's password, with which they can rewrite it."""
     reader_password: SecretStr | None = None
     """The reader's password: daemons need it to let the reader in; better in a file."""
     reader_password_file: Path | None = None
-    """A file with the reader's password alone."""
+    """A file that contains only the reader's password."""
     previous_user: str = ""
-    """The digest user that the directory belonged to: log in as it too, until `directory secure` has been run."""
+    """The digest user that the directory belonged to before; the instance also logs in as this user until
+    `directory secure` has been run."""
     previous_password: SecretStr | None = None
     """The previous user's password; better in a file."""
     previous_password_file: Path | None = None
-    """A file with the previous user's password alone."""
+    """A file that contains only the previous user's password."""
     sasl: bool = False
     """Whether user and password are for SASL DIGEST-MD5 instead of the digest scheme."""
     tls: bool = False
-    """Whether to talk to ZooKeeper through TLS; `zks://` in the address says the same."""
+    """Whether to talk to ZooKeeper over TLS; `zks://` in the address does the same."""
     tls_ca: Path | None = None
-    """Certificates that ZooKeeper's own must be signed by, PEM; None: those of the system."""
+    """CA certificates that must have signed ZooKeeper's certificate, PEM; None: the system's."""
     tls_certificate: Path | None = None
-    """Our certificate, where ZooKeeper wants one, PEM."""
+    """The instance's certificate, if ZooKeeper asks for one, PEM."""
     tls_key: Path | None = None
     """The key of that certificate, PEM."""
 
 
 class PgBouncerSettings(Section):
-    """`[pgbouncer]`: the PgBouncer beside this instance, given the directory's aliases and paused around switches."""
+    """`[pgbouncer]`: the PgBouncer next to this instance, which gets the directory's aliases and is paused around
+    switches."""
 
     admin: DsnField
-    """Its console: a DSN with dbname=pgbouncer and a user who is in its admin_users; the password as libpq finds it."""
+    """Its console: a DSN with dbname=pgbouncer and a user listed in its admin_users; libpq finds the password."""
     file: Path
-    """The file of aliases that pgbouncer.ini includes; it is ours alone."""
+    """The file of aliases that pgbouncer.ini includes; only the balancer may write it."""
     per: Annotated[str, Field(pattern="^(tablet|node)$")] = "tablet"
-    """What gets an alias: each tablet as `<table>_t<id>`, or each node by its id."""
+    """What gets an alias: each tablet, as `<table>_t<id>`, or each node, by its id."""
     options: str = ""
     """Added to each alias, such as "pool_size=20"."""
 
 
 class LeadershipSettings(Section):
-    """`[leadership]`: which of several instances leads, where there is a directory for each group of bundles."""
+    """`[leadership]`: which of several instances leads, if each group of bundles has its own directory."""
 
     spread: bool = False
-    """Whether a leader hands over to the instance that is wanted for this directory, so that many directories share out
-    their leaders over the hosts. Off: who leads goes on until it ends."""
+    """Whether a leader hands over to the instance that is wanted for this directory, so that the leaders of many
+    directories spread over the hosts. Off: an instance leads until it stops."""
     weight: Annotated[float, Field(ge=0, le=1000)] = 1.0
-    """This instance's share of the directories beside the other instances'. Larger: it leads more of them; smaller:
-    fewer; 0: only those that no other instance can lead."""
+    """This instance's share of the directories, relative to the other instances. Larger: it leads more of them;
+    smaller: fewer; 0: only those that no other instance can lead."""
     settle: Duration = 30.0
     """How long the same instance must have been wanted before a leader hands over to it. Longer: an instance that comes
-    and goes changes no leader; shorter: groups are back on their hosts sooner after a restart."""
+    and goes does not change the leader; shorter: groups return to their hosts sooner after a restart."""
     lead_at_least: Duration = 120.0
-    """How long an instance leads before it hands over. Longer: leaders change more rarely; shorter: groups spread
-    sooner."""
+    """The least time that an instance leads before it hands over. Longer: leaders change less often; shorter: groups
+    spread sooner."""
 
 
 class LogSettings(Section):
     """How much is logged, and in which form."""
 
     level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
-    """`debug`, `info`, `warning` or `error`: what is less important is not logged."""
+    """`debug`, `info`, `warning` or `error`: anything less important is not logged."""
     format: Annotated[str, Field(pattern="^(auto|text|json)$")] = "auto"
     """`auto`: key–value text on a terminal, JSON otherwise."""
 
@@ -187,7 +189,7 @@ class _EnvironmentFirst(BaseSettings):
 
 
 class DaemonFile(_EnvironmentFirst):
-    """`balancer.toml`: one per instance. The environment (`BALANCER_TICK`, `BALANCER_HTTP__LISTEN`) goes before it."""
+    """`balancer.toml`: one per instance. The environment (`BALANCER_TICK`, `BALANCER_HTTP__LISTEN`) overrides it."""
 
     model_config = SettingsConfigDict(
         env_prefix="BALANCER_", env_nested_delimiter="__", extra="forbid", frozen=True, env_ignore_empty=True
@@ -196,38 +198,38 @@ class DaemonFile(_EnvironmentFirst):
     directory: Annotated[str, AfterValidator(check_directory)]
     """Where the directory is kept."""
     instance: str = Field(default_factory=socket.gethostname)
-    """The name of this instance in the history; by default the host's."""
+    """The name of this instance in the history; by default the host's name."""
     tick: Duration = 10.0
-    """Time between polls; a poll of 2,000 tablets takes tens of milliseconds, so ten seconds cost nothing. Longer: less
-    work for the nodes; shorter: a node that is down and a tablet that is hot are noticed sooner."""
+    """Time between polls. A poll of 2,000 tablets takes tens of milliseconds, so polling every ten seconds costs almost
+    nothing. Longer: less work for the nodes; shorter: a node that is down or a hot tablet is noticed sooner."""
     session_timeout: Duration = 10.0
-    """After this time without a sign of life another instance takes over. Longer: a pause of the network changes no
-    leader; shorter: nobody leads for less long after a crash."""
+    """After this time without a sign of life from the leader, another instance takes over. Longer: a short network
+    outage does not change the leader; shorter: a new leader takes over sooner after a crash."""
     poll_timeout: Duration = 5.0
-    """A node that has not answered by then is unreachable for this tick. Longer: slow nodes still count; shorter: a
-    tick is not held up by them."""
+    """A node that has not answered within this time counts as unreachable for this tick. Longer: slow nodes still
+    count; shorter: they do not delay a tick."""
     schedule: FormulaText = ""
     """The cluster's default formula; empty: always open."""
     timezone: Zone = "UTC"
-    """Where the hours of schedules and of the day's load are counted; the default of bundles."""
+    """The time zone for the hours of schedules and of the day's load; the default for bundles."""
     mode: Mode = Mode.OBSERVE
-    """The default of bundles: nothing moves until somebody wants it to."""
+    """The default mode for bundles: nothing moves until you ask for it."""
     bundles: Path = Path("bundles")
     """The folder of the bundles' files, relative to this file."""
     node_passwords: Path | None = None
-    """A folder, relative to this file, in which the file that has a node's name has its password, and nothing else: a
-    mounted secret, for instance, so that a new node needs one more file there. BALANCER_PASSWORD_<NODE> and the node's
-    `password_file` go before it; a node without a file there logs in as libpq does. A file that changes is read again
-    without a restart. None: there is no such folder."""
+    """A folder, relative to this file, with one file per node: the file has the node's name and contains only its
+    password. It may be a mounted secret, so that a new node needs just one more file there. BALANCER_PASSWORD_<NODE>
+    and the node's `password_file` take precedence; a node without a file there logs in as libpq does. A changed file is
+    read again without a restart. None: no such folder."""
     look_back: Duration = 900.0
-    """How far a late tick looks back for a minute in which the schedule was open. Longer: a window that was missed is
-    made up for later; shorter: nothing starts long after its window."""
+    """How far back a late tick looks for a minute in which the schedule was open. Longer: a missed window is still used
+    later; shorter: nothing starts long after its window."""
     http: HttpSettings = HttpSettings()
     directory_security: DirectorySecurity = DirectorySecurity()
     leadership: LeadershipSettings = LeadershipSettings()
     log: LogSettings = LogSettings()
     pgbouncer: PgBouncerSettings | None = None
-    """None: no PgBouncer is fed by this instance."""
+    """None: this instance does not manage a PgBouncer."""
 
     @model_validator(mode="after")
     def _nodes_can_tell_groups_apart(self) -> Self:
@@ -259,48 +261,48 @@ def waits_for_restart(started: DaemonFile, read: DaemonFile) -> list[str]:
 
 
 class CapacitySection(Section):
-    """`capacity = { … }` of a node: what it can bear; plans keep below it, and give each node its share by it."""
+    """`capacity = { … }` of a node: how much it can take; plans stay below it, and use it for each node's share."""
 
     write_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Rows per second written to its tablets; None: not limited. Larger: more is put there; smaller: less."""
+    """Rows per second written to its tablets; None: no limit. Larger: more is put there; smaller: less."""
     read_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Rows per second read from its tablets; None: not limited. Larger: more is put there; smaller: less."""
+    """Rows per second read from its tablets; None: no limit. Larger: more is put there; smaller: less."""
     memory: Size | None = None
-    """The node's `memory`, by another name. Larger: it gets more of the in-memory tables; smaller: less."""
+    """Another name for the node's `memory`. Larger: it gets more of the in-memory tables; smaller: less."""
     disk: Size | None = None
-    """The node's `disk`, by another name. Larger: more tablets are put there; smaller: it is closed sooner."""
+    """Another name for the node's `disk`. Larger: more tablets are put there; smaller: it is closed sooner."""
 
 
 class NodeSection(Section):
     """`[nodes.ID]`: one PostgreSQL database."""
 
     dsn: DsnField
-    """Where the database is, as libpq takes it, without a password; several hosts name its standbys."""
+    """The database's address, in libpq's form, without a password; several hosts name its standbys."""
     password_file: Path | None = None
-    """A file with the password alone; BALANCER_PASSWORD_<NODE> goes before it, `node_passwords` of the instance and
-    libpq's passfile after it."""
+    """A file that contains only the password. BALANCER_PASSWORD_<NODE> takes precedence over it; `node_passwords` of
+    the instance and libpq's passfile come after it."""
     forward_user: str = ""
-    """The login by which other nodes reach its tablets, for `forwarding = true`: a role without any right of its own,
-    as `balancer node grant-script --forward-role` makes it."""
+    """The login that other nodes use to reach its tablets, for `forwarding = true`: a role without any rights of its
+    own, which `balancer node grant-script --forward-role` creates."""
     forward_password_file: Path | None = None
-    """A file with that login's password alone; BALANCER_FORWARD_PASSWORD_<NODE> goes before it."""
+    """A file that contains only that login's password; BALANCER_FORWARD_PASSWORD_<NODE> takes precedence."""
     zone: str = ""
-    """A name for where it stands, for rules and for the zones of tables; empty: in none."""
+    """The name of the zone it is in, for rules and for the zones of tables; empty: no zone."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Its share of the load, relative to the other nodes. Larger: it gets more; smaller: less."""
     disk: Size | None = None
-    """Bytes its disk holds, where PostgreSQL cannot know; None: not limited. Larger: more tablets are put there;
-    smaller: it is closed to new ones sooner."""
+    """The size of its disk, which PostgreSQL cannot know; None: no limit. Larger: more tablets are put there; smaller:
+    it is closed to new ones sooner."""
     memory: Size | None = None
-    """Bytes of memory for in-memory tables; None: as much as any other node. Larger: it gets more of their tablets;
-    smaller: fewer."""
+    """Memory for in-memory tables; None: as much as any other node. Larger: it gets more of their tablets; smaller:
+    fewer."""
     capacity: CapacitySection = CapacitySection()
 
     @model_validator(mode="after")
     def _capacities_are_said_once(self) -> Self:
         for name in ("disk", "memory"):
             if getattr(self, name) is not None and getattr(self.capacity, name) is not None:
-                raise ValueError(f"{name} is given beside capacity.{name}: say it once")
+                raise ValueError(f"{name} and capacity.{name} are both given: set only one")
         return self
 
 
@@ -308,40 +310,41 @@ class MessageSection(Section):
     """`[tables.NAME.messages.MESSAGE]`: see `message_handlers`."""
 
     apply: str
-    """The statement that applies it, where the target is; `%(name)s` is a value of the message or of the target's
+    """The statement that applies the message at its target; `%(name)s` is a value of the message or of the target's
     key."""
     reverse: str = ""
-    """The statement that takes the sender's change back when the message was given up, with the sender's key; empty:
-    nothing is taken back."""
+    """The statement that undoes the sender's change, with the sender's key, when the message is given up; empty:
+    nothing is undone."""
     attempts: Annotated[int, Field(ge=1, le=1000)] = ATTEMPTS
-    """How often it is tried before it is given up, with longer and longer waits, if it is refused. More: what refuses
-    it has more time to pass; fewer: the sender is told sooner."""
+    """How often a refused message is tried, with growing pauses, before it is given up. More: the cause has more time
+    to pass; fewer: the sender learns of it sooner."""
 
 
 class _TableShape(Section):
-    """What a table is; what decides about it comes from `policies.options.TableOptions`."""
+    """What a table is; the options that decide about it come from `policies.options.TableOptions`."""
 
     roots: Annotated[list[Annotated[str, AfterValidator(check_root)]], Field(min_length=1)]
-    """Tables by name, with their schema; all have the key, and split and move together."""
+    """Table names, with their schema; all have the key, and they split and move together."""
     layout: Annotated[str, Field(pattern="^(hash|range|whole|everywhere)$")]
-    """`whole`: one tablet on one node, with all rows of all roots; it moves, and is never split. `everywhere`: plain
-    tables that every node has; one is their home, where they are written, and the others follow."""
+    """`hash` or `range`: cut by `key`. `whole`: one tablet on one node, with all rows of all roots; it moves but is
+    never split. `everywhere`: plain tables that every node has; one node is their home, which takes the writes, and the
+    others follow."""
     key: Annotated[list[str], Field(min_length=1)] = []
-    """The columns by which it is cut. A whole table has none."""
+    """The columns by which the table is cut. Tables with layout `whole` or `everywhere` have none."""
     tablets: Annotated[int, Field(ge=1, le=10000)] = 16
-    """How many tablets `table create` makes; a power of two for a hash table. More: finer balance, more partitions for
-    PostgreSQL to plan over; fewer: coarser, and large ones are split later."""
+    """How many tablets `table create` makes; a power of two for a hash table. More: finer balance, but more partitions
+    for PostgreSQL to plan over; fewer: coarser balance, and large tablets are split later."""
     splits: list[Any] = []
     """For `table create` of a range table: the keys at which it is cut."""
     require_proof: bool = False
-    """Whether the roots refuse writes of transactions that have not called `balancer.hold`. Off: an application that
-    was there before the balancer does not call it."""
+    """Whether the roots refuse writes of transactions that have not called `balancer.hold`. Off by default, because an
+    application older than the balancer does not call it."""
     spread_sequences: bool = False
-    """Whether `table adopt` makes the sequences of serial and identity columns count in steps of 1024, each node from
-    another number on, so that nodes never hand out the same. Off: such a table is not made on a second node, because a
-    sequence that counts otherwise than before is the application's to decide."""
+    """Whether `table adopt` makes the sequences of serial and identity columns count in steps of 1024, each node from a
+    different number, so that two nodes never hand out the same number. Off: such a table is not created on a second
+    node; whether its sequences may count differently is the application's decision."""
     messages: dict[str, MessageSection] = {}
-    """What it understands; `balancer messages enable` makes a table ready for them."""
+    """The messages that the table accepts; `balancer messages enable` prepares the table for them."""
 
     @model_validator(mode="after")
     def _a_key_fits_the_layout(self) -> Self:
@@ -359,7 +362,7 @@ class _TableShape(Section):
     @model_validator(mode="after")
     def _vbuckets_are_a_power_of_two(self) -> Self:
         if self.layout == "hash" and self.tablets & (self.tablets - 1):
-            raise ValueError(f"tablets = {self.tablets}: a hash table has a power of two of them, as in 16 or 64")
+            raise ValueError(f"tablets = {self.tablets}: a hash table needs a power of two, such as 16 or 64")
         return self
 
 
@@ -376,18 +379,19 @@ CheckSection: Any = model_of(CheckOptions)
 
 
 class BundleFile(_EnvironmentFirst):
-    """`bundles/<name>.toml`. The environment (`BALANCER_BUNDLE_<NAME>__MIGRATION__MODE`) goes before it."""
+    """`bundles/<name>.toml`. The environment (`BALANCER_BUNDLE_<NAME>__MIGRATION__MODE`) overrides it."""
 
     model_config = SettingsConfigDict(
         env_nested_delimiter="__", extra="forbid", frozen=True, arbitrary_types_allowed=True, env_ignore_empty=True
     )
 
     mode: Mode | None = None
-    """`observe` plans and reports, `approve` waits for `balancer apply`, `autonomous` acts; None: the instance's."""
+    """`observe` plans and reports, `approve` waits for `balancer apply`, `autonomous` acts; None: the instance's
+    mode."""
     timezone: Zone | None = None
-    """Where this bundle's hours are counted; None: the instance's."""
+    """The time zone for this bundle's hours; None: the instance's."""
     forwarding: bool = False
-    """Whether each node answers for every key through `balancer_all`; needs postgres_fdw and stores logins on nodes."""
+    """Whether each node serves every key through `balancer_all`; needs postgres_fdw and stores logins on nodes."""
     tablet_balancer_config: BalancerSection = BalancerSection()
     heat: HeatSection = HeatSection()
     placement: PlacementSection = PlacementSection()
@@ -396,4 +400,4 @@ class BundleFile(_EnvironmentFirst):
     nodes: dict[str, NodeSection] = {}
     tables: dict[str, TableSection] = {}
     rules: list[RuleSection] = []
-    """Where tablets must and must not live; checked at every plan."""
+    """Where tablets must or must not live; every plan checks them."""

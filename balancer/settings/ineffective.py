@@ -56,6 +56,9 @@ def _table(table: TableOptions) -> Iterator[tuple[str, str]]:
     if table.desired_tablet_count is None:
         return
     if table.desired_tablet_metric is not None:
-        yield "desired_tablet_metric", "desired_tablet_count goes before it; the metric is then shared out by the count"
+        yield (
+            "desired_tablet_metric",
+            "desired_tablet_count overrides it; the metric is divided among that many tablets",
+        )
     if table.desired_tablet_size is not None:
-        yield "desired_tablet_size", "desired_tablet_count goes before the table's sizes"
+        yield "desired_tablet_size", "desired_tablet_count overrides the table's sizes"

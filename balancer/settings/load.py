@@ -158,7 +158,7 @@ def _read(file: Path, mistakes: list[Mistake]) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         problem = f"is not TOML: {one_line(str(error))}"
     except RecursionError:
-        problem = "is not TOML that can be read: tables or lists are nested too deeply"
+        problem = "cannot be read as TOML: tables or lists are nested too deeply"
     except ValueError as error:
         problem = one_line(str(error))
     mistakes.append(Mistake(visible(str(file)), "", problem))
@@ -258,7 +258,7 @@ def _message_mistakes(messages: Mapping[str, MessageSettings], options: TableOpt
         for key, sentence in check_message(name, message):
             yield f"messages.{name}.{key}".rstrip("."), sentence
     if messages and options.expire_after is not None:
-        yield "messages", "cannot be had with expire_after: messages would expire before they are delivered"
+        yield "messages", "do not work with expire_after: messages would expire before they are delivered"
 
 
 def _password_folder(file: Path, daemon: BaseModel | None, mistakes: list[Mistake]) -> Path | None:

@@ -38,7 +38,7 @@ def check_message(name: str, message: MessageSettings) -> Iterator[tuple[str, st
             yield key, "must not contain a zero character"
         for mark in _MARK.finditer(text):
             if mark["wrong"] is not None or (mark["name"] is not None and not _NAME.fullmatch(mark["name"])):
-                yield key, f"has {mark[0]!r}; values are written as %(name)s, and a per cent sign as %%"
+                yield key, f"has {mark[0]!r}; write values as %(name)s and a percent sign as %%"
     if message.attempts < 1:
         yield "attempts", "must be 1 or more"
 

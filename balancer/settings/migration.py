@@ -10,7 +10,7 @@ from balancer.policies.options import GB, MB, AutoBytes, Bytes, MigrationMode, S
 
 
 class FinishBy(StrEnum):
-    """How migrations and the end of their window go together."""
+    """What happens to migrations at the end of their window."""
 
     WINDOW = "window"  # start only what is expected to finish in it; what runs over may finish
     PARK = "park"  # likewise, and what runs over is held at a safe point until the next window
@@ -18,7 +18,7 @@ class FinishBy(StrEnum):
 
 
 class WantedMode(StrEnum):
-    """How writers are treated while rows are copied, as people ask for it."""
+    """How writers are treated while rows are copied, as the user asks for it."""
 
     AUTO = "auto"
     REPLICATE = "replicate"
@@ -32,94 +32,100 @@ class WantedMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MigrationSettings:
-    """How a migration behaves towards the applications and the servers."""
+    """How gently a migration treats applications and servers."""
 
     archive_command: tuple[str, ...] = ()
-    """A program and its arguments, run without a shell for each expired tablet before its rows go, with the tablet's
-    facts as further arguments (`--table=…`); the tablet stays unless its exit code is 0. It may be run again for the
-    same tablet. Empty: rows are not archived."""
+    """A program and its arguments, run without a shell for each expired tablet before its rows are dropped, with the
+    tablet's details as further arguments (`--table=…`). The tablet stays unless the exit code is 0. It may run more
+    than once for the same tablet. Empty: rows are not archived."""
 
     mode: WantedMode = WantedMode.AUTO
-    """`replicate`: writers wait for milliseconds; `read-only`: for the whole copy; `auto`: replicate, and read-only for
-    tables without a replica identity and servers without logical replication, since nothing else works there."""
+    """`replicate`: writers wait for milliseconds; `read-only`: writers wait for the whole copy; `auto`: replicate, but
+    read-only for tables without a replica identity and servers without logical replication, where nothing else
+    works."""
     finish_by: FinishBy = FinishBy.WINDOW
-    """`window`, `park` or `any`; windows of a minute (`minutes % 20 == 0`) need `any` to move large tablets."""
+    """`window`: start only what is expected to finish in the window; `park`: also park what overruns until the next
+    one; `any`: start in the window and let it run. One-minute windows (`minutes % 20 == 0`) need `any` to move large
+    tablets."""
     write_pause_budget: Seconds = 0.25
-    """Longest time writers may be held back by a replicated move. 250 ms: below what a user notices as a failure.
-    Longer: moves of busy tablets succeed at the first fence; shorter: more fences are lifted and tried again."""
+    """The longest time that a replicated move may hold back writers. The default of 250 ms is below what a user notices
+    as a failure. Longer: moves of busy tablets succeed at the first fence; shorter: more fences are lifted and tried
+    again."""
     lock_timeout: Seconds = 0.1
-    """How long our statements wait for a lock; later sessions queue behind them. Less than the budget. Longer: a lock
-    is had behind longer transactions, and others wait as long; shorter: more attempts, each less noticed."""
+    """How long the balancer's statements wait for a lock, while later sessions queue behind them; less than
+    `write_pause_budget`. Longer: the lock is acquired despite longer transactions, but others wait as long; shorter:
+    more attempts, each less noticeable."""
     fence_deadline: Seconds = 2.0
-    """After this an unsealed fence ends by itself. Longer than the budget, so that only a dead daemon meets it. Longer:
-    writers wait longer when the daemon dies; shorter: a slow server's fence ends in the middle of a switch."""
+    """After this time an unsealed fence expires. It is longer than `write_pause_budget`, so that this happens only when
+    the daemon is dead. Longer: writers wait longer when the daemon dies; shorter: on a slow server the fence expires in
+    the middle of a switch."""
     read_only_fence_deadline: Seconds = 15.0
-    """The same in read-only mode, renewed at a third of it while rows are copied. Longer: writers wait longer when the
-    daemon dies; shorter: a busy daemon may renew it too late and copies again."""
+    """`fence_deadline` for read-only mode; the fence is renewed after a third of it while rows are copied. Longer:
+    writers wait longer when the daemon dies; shorter: a busy daemon may renew it too late and has to copy again."""
     fence_attempts: int = 20
-    """Fences tried (a lock not granted, a budget exceeded) before the migration gives up. More: it outlives longer
-    reports and batches; fewer: it fails sooner, and its copy was for nothing."""
+    """How many fences are tried (a lock not granted, a budget exceeded) before the migration gives up. More: it
+    survives longer reports and batches; fewer: it fails sooner, and its copy was wasted."""
     copy_attempts: int = 5
-    """Copies tried (a server lost, a lock not granted) before the migration gives up; each begins from nothing, of a
-    replicated move only when `retry_patience` is over. More: it outlives longer outages, at the price of work done
-    again; fewer: it fails sooner."""
+    """How many copies are tried (a server lost, a lock not granted) before the migration gives up. Each starts from
+    scratch; a replicated move does so only once `retry_patience` is over. More: it survives longer outages, at the
+    price of repeated work; fewer: it fails sooner."""
     retry_back_off: Seconds = 0.2
-    """Seconds before the second fence or copy; doubled each time up to `retry_back_off_limit`. Longer: calmer for
-    writers; shorter: the migration ends sooner after a passing blocker."""
+    """The pause before the second fence or copy; doubled each time up to `retry_back_off_limit`. Longer: writers are
+    disturbed less; shorter: the migration ends sooner after a passing blocker."""
     retry_back_off_limit: Seconds = 10.0
-    """Longest pause between two fences or copies: a blocker of minutes is worth asking for every ten seconds. Longer:
-    fewer interruptions; shorter: it notices sooner that the way is clear."""
+    """The longest pause between two fences or copies; a blocker that lasts minutes is worth checking every ten seconds.
+    Longer: fewer interruptions; shorter: the migration notices sooner that the way is clear."""
     throttle: AutoBytes | None = None
-    """Bytes copied per second; None: as fast as the servers can; "auto": as commits on both nodes allow, which are
-    timed meanwhile. Larger: moves end sooner; smaller: applications notice less of them, and more changes are made
-    while they last."""
+    """Bytes copied per second; None: as fast as the servers can; "auto": as fast as commits on both nodes allow, which
+    are timed meanwhile. Larger: moves end sooner; smaller: applications notice less, but more rows change while a move
+    lasts."""
     throttle_share: float = 0.2
-    """With `throttle = "auto"`: by which share a commit on either node may take longer than without the copy. Larger:
-    moves end sooner; smaller: applications notice less of them."""
+    """With `throttle = "auto"`: how much longer a commit on either node may take than without the copy, as a share.
+    Larger: moves end sooner; smaller: applications notice less."""
     wal_budget: Bytes = 8 * GB
-    """Write-ahead log that a migration may keep a source from recycling; beyond it the migration is given up. Larger:
-    big tablets of busy nodes can be moved, if the disk has room for it; smaller: the disk is safer."""
+    """How much write-ahead log a migration may keep on the source; beyond it the migration is given up. Larger: big
+    tablets of busy nodes can be moved, if the disk has room; smaller: the disk is safer."""
     disk_budget: Bytes | None = None
-    """Bytes a migration may add on the target; None: not limited here (the planner knows the nodes' disks). Larger:
-    larger tablets are moved; smaller: they are refused."""
+    """How much data a migration may add on the target; None: no limit here (the planner knows the nodes' disks).
+    Larger: larger tablets are moved; smaller: they are refused."""
     lag_patience: Seconds = 300.0
-    """Seconds without a new smallest lag after which catching up is given up as hopeless. Longer: it may still succeed
-    after a peak; shorter: the source's log is freed sooner."""
+    """If the lag has not reached a new minimum for this long, catching up is given up as hopeless. Longer: it may still
+    succeed after a peak; shorter: the source's log is freed sooner."""
     retire_grace: Seconds = 5.0
-    """Seconds between the switch and the drop of the former owner's rows: readers with an old map finish in peace.
-    Longer: clients with old maps are refused with the new owner's name for longer; shorter: disk is freed sooner."""
+    """How long after the switch the former owner's rows are dropped, so that readers with an old map can finish.
+    Longer: clients with old maps get a refusal that names the new owner for longer; shorter: disk is freed sooner."""
     terminate_blockers: bool = False
-    """Whether sessions that keep a lock from being taken are ended, those among them that hold a tablet's advisory lock
-    without a transaction; otherwise they are named and waited for. A role that is not a superuser needs
-    pg_signal_backend for it."""
+    """Whether sessions that block a lock are terminated, including those that hold a tablet's advisory lock without a
+    transaction; otherwise they are named and waited for. A role that is not a superuser needs pg_signal_backend for
+    this."""
     blocker_age: Seconds = 5.0
-    """Seconds a transaction must have lasted before it may be ended as a blocker. Longer: fewer of the application's
-    transactions are ended; shorter: migrations wait less."""
+    """How old a transaction must be before it may be terminated as a blocker. Longer: fewer of the application's
+    transactions are terminated; shorter: migrations wait less."""
     trust_table_owners: bool = False
-    """Whether functions, operators and domains of the tables' owners may run with the balancer's own rights, as they do
-    when rows are copied into tables whose checks, generated columns, types or indexes use them, and when partitions
-    with such indexes or statistics are counted, sampled or made. Not by default: such an owner could become whatever
-    the balancer is. Otherwise tables that use them are named, and neither moved nor sampled nor counted."""
+    """Whether functions, operators and domains of the tables' owners may run with the balancer's own rights. That
+    happens when rows are copied into tables whose checks, generated columns, types or indexes use them, and when
+    partitions with such indexes or statistics are counted, sampled or created. Off by default, because such an owner
+    could then do whatever the balancer can; tables that use them are named, and not moved, sampled or counted."""
     checksum_pages: int = 4096
-    """Pages (8 kB) per chunk of a checksum: 32 MB, so that a throttle or a cancel is heard several times a second.
-    More: fewer statements; fewer: a cancel is heard sooner."""
+    """Pages (8 kB) per chunk of a checksum. The default is 32 MB, so that a throttle or a cancel takes effect several
+    times a second. More: fewer statements; fewer: a cancel takes effect sooner."""
     verify_keys_in_fence: int = 2000
-    """Changed keys left to compare when the fence is taken; more of them are first compared without it. More: the pause
-    of writers is longer; fewer: more rounds before the fence on a busy tablet."""
+    """How many changed keys may be left to compare when the fence is raised; any more are first compared without it.
+    More: writers pause longer; fewer: more rounds before the fence on a busy tablet."""
     retry_patience: Seconds = 120.0
-    """How long a step is tried again while a server is out of reach; then it is given up (before the commit), or a copy
-    started over. Longer: it outlives restarts of servers, and keeps what was copied of a large tablet; shorter: its
+    """How long a step is retried while a server is out of reach; after that it is given up (before the commit), or a
+    copy starts over. Longer: it survives server restarts, and keeps what was copied of a large tablet; shorter: its
     tablet can be moved elsewhere sooner."""
     chunk_size: Bytes = 64 * MB
-    """Bytes of the source's heap in a chunk of a replicated move's copy; an interruption costs the chunks on their way.
-    Larger: fewer transactions; smaller: less is done again."""
+    """How much of the source's heap goes into one chunk of a replicated move's copy; an interruption costs the chunks
+    in transit. Larger: fewer transactions; smaller: less work is repeated."""
     chunks_at_once: int = 2
-    """Chunks that are copied at the same time, each by a session on either node. More: it uses more cores and disks of
-    both nodes; fewer: the applications keep them."""
+    """How many chunks are copied at the same time, each by one session on each node. More: the copy uses more cores and
+    disk of both nodes; fewer: more is left to applications."""
     indexes_at_once: int = 2
-    """Indexes of the target that are built at the same time. More: it uses more cores, each with the server's
-    `maintenance_work_mem`; fewer: the target's applications keep them."""
+    """How many indexes are built on the target at the same time. More: they use more cores, each with the server's
+    `maintenance_work_mem`; fewer: more is left to the target's applications."""
     index_workers: int | None = None
-    """Parallel workers for building indexes on the target; None: the server's own setting, shared out among the
-    sessions that work there for the migration. More: indexes are built sooner where cores are idle; fewer: the target's
-    applications keep their cores, and less is sorted through files."""
+    """Parallel workers for building indexes on the target; None: the server's own setting, divided among the
+    migration's sessions there. More: indexes are built sooner if cores are idle; fewer: the target's applications keep
+    their cores, and less is sorted through files."""

@@ -13,7 +13,7 @@ def check_rules(
 ) -> Iterator[tuple[str, str]]:
     """Key and sentence of each mistake. `layouts` are those of the file's tables, by name."""
     if len(options.rules) > MOST_RULES:
-        yield "rules", f"there are {len(options.rules)}; {MOST_RULES} are allowed"
+        yield "rules", f"there are {len(options.rules)}; at most {MOST_RULES} are allowed"
         return
     sound = []
     for number, rule in enumerate(options.rules):
@@ -28,7 +28,7 @@ def check_rules(
 
 def _name(rules: Sequence[PlacementRule], number: int) -> Iterator[tuple[str, str]]:
     if not rules[number].name:
-        yield "name", "every rule needs a name: explanations speak of it"
+        yield "name", "every rule needs a name: explanations use it"
     elif rules[number].name in [rule.name for rule in rules[:number]]:
         yield "name", "another rule has this name too"
 
@@ -56,7 +56,7 @@ def _names(rule: PlacementRule, nodes: Sequence[NodeView], layouts: Mapping[str,
 def _itself(rule: PlacementRule) -> Iterator[tuple[str, str]]:
     places = (rule.zones, rule.nodes, rule.not_zones, rule.not_nodes)
     if not any(places) and rule.spread is None and not rule.together:
-        yield "", "it says nothing; give it zones, nodes, not_zones, not_nodes, spread or together"
+        yield "", "the rule does nothing; give it zones, nodes, not_zones, not_nodes, spread or together"
     for word in ("zones", "nodes"):
         both = sorted(set(getattr(rule, word)) & set(getattr(rule, f"not_{word}")))
         if both:
@@ -71,7 +71,7 @@ def _keys(rule: PlacementRule, layouts: Mapping[str, str]) -> Iterator[tuple[str
     if not rule.has_keys:
         return
     if rule.key and (rule.keys_from or rule.keys_to):
-        yield "key", "cannot be beside keys_from and keys_to: say one of them"
+        yield "key", "cannot be combined with keys_from and keys_to: use one or the other"
     part = "key" if rule.key else "keys_from" if rule.keys_from else "keys_to"
     for table in rule.tables:
         if layouts.get(table) == "hash":
@@ -89,7 +89,7 @@ def _somewhere(
     for table in sorted(set(rules[0].tables).intersection(*(rule.tables for rule in rules))) if nodes else ():
         zones = options.table(table).zones
         if not able:
-            beside = f" beside rule {rules[1].name}" if len(rules) > 1 else ""
+            beside = f" together with rule {rules[1].name}" if len(rules) > 1 else ""
             yield "", f"leaves no node for table {table}{beside}"
             return
         if zones and not any(node.zone in zones for node in able):

@@ -25,7 +25,7 @@ _DIMENSIONS = ("bytes", "memory", "write_rate", "read_rate", "tablets")
 def check_balancer(options: BalancerOptions) -> Iterator[tuple[str, str]]:
     """Of `[tablet_balancer_config]`."""
     if not options.min_tablet_size <= options.desired_tablet_size <= options.max_tablet_size:
-        yield "desired_tablet_size", "must lie between min_tablet_size and max_tablet_size"
+        yield "desired_tablet_size", "must be between min_tablet_size and max_tablet_size"
     sizes = (
         options.min_in_memory_tablet_size,
         options.desired_in_memory_tablet_size,
@@ -34,7 +34,7 @@ def check_balancer(options: BalancerOptions) -> Iterator[tuple[str, str]]:
     if not sizes[0] < sizes[1] < sizes[2]:
         yield (
             "desired_in_memory_tablet_size",
-            "must lie between min_in_memory_tablet_size and max_in_memory_tablet_size and differ from both",
+            "must be between min_in_memory_tablet_size and max_in_memory_tablet_size and differ from both",
         )
     if options.soft_in_memory_cell_balance_threshold > options.hard_in_memory_cell_balance_threshold:
         yield (
@@ -55,7 +55,7 @@ def check_balancer(options: BalancerOptions) -> Iterator[tuple[str, str]]:
 def _check_group(group: GroupOptions) -> Iterator[tuple[str, str]]:
     for key, value in group.parameterized.given().items():
         if getattr(group, key) not in (value, getattr(GroupOptions(), key)):
-            yield key, "has another value in parameterized: say it once"
+            yield key, "has a different value in parameterized: set it only once"
     flat = group.flat()
     if flat.metric:
         try:
@@ -97,16 +97,16 @@ def check_heat(options: HeatOptions) -> Iterator[tuple[str, str]]:
 def check_migration(settings: MigrationSettings) -> Iterator[tuple[str, str]]:
     """Of `[migration]`."""
     if settings.lock_timeout > settings.write_pause_budget:
-        yield "lock_timeout", "must not exceed write_pause_budget: a waiting lock alone would use it up"
+        yield "lock_timeout", "must not exceed write_pause_budget: waiting for a lock alone would use it up"
     if not settings.throttle_share > 0:
         yield "throttle_share", "must be greater than 0"
     if settings.chunk_size < SMALLEST_CHUNK:
-        yield "chunk_size", "must be 8KB or more: a page is the least that is copied"
+        yield "chunk_size", "must be 8KB or more: a page is the smallest unit that is copied"
     for name in ("chunks_at_once", "indexes_at_once"):
         if getattr(settings, name) < 1:
             yield name, "must be 1 or more"
     if settings.fence_deadline <= settings.write_pause_budget:
-        yield "fence_deadline", "must be longer than write_pause_budget, or fences end before it is used"
+        yield "fence_deadline", "must be longer than write_pause_budget, or fences expire before it is used up"
 
 
 def check_periods(options: TableOptions, layout: str) -> Iterator[tuple[str, str]]:
@@ -115,10 +115,10 @@ def check_periods(options: TableOptions, layout: str) -> Iterator[tuple[str, str
     if not given:
         return
     if layout != "range":
-        yield given[0], f'has a meaning only with layout = "range", whose key begins with a time, not with "{layout}"'
+        yield given[0], f'only works with layout = "range" and a key that begins with a time, not with "{layout}"'
     every, premake, expire = options.every, options.premake, options.expire_after
     if premake is not None and every is None:
-        yield "premake", 'needs every, the time that a tablet is for, as in every = "1d"'
+        yield "premake", 'needs every, the period that each tablet covers, as in every = "1d"'
     if every is not None and (every < SHORTEST_PERIOD or every % 1):
         yield "every", "must be whole seconds, a minute or more"
     elif every is not None and premake is not None and premake / every > MOST_AHEAD:
@@ -129,7 +129,7 @@ def check_periods(options: TableOptions, layout: str) -> Iterator[tuple[str, str
         yield "key_unit", f"must be one of {', '.join(UNITS)}"
     for name in ("desired_tablet_count", "desired_tablet_metric"):
         if every is not None and getattr(options, name) is not None:
-            yield name, "has no meaning with every: tablets are for periods of time"
+            yield name, "cannot be combined with every: each tablet covers a period of time"
 
 
 def check_table(options: TableOptions, groups: Mapping[str, GroupOptions]) -> Iterator[tuple[str, str]]:

@@ -127,7 +127,7 @@ class Dsn:
         if len(value) > _LONGEST_DSN:
             raise ValueError(f"a DSN has at most {_LONGEST_DSN} characters")
         if not value.isprintable():
-            raise ValueError("a DSN has no line ends or other control characters in it")
+            raise ValueError("a DSN must not contain line ends or other control characters")
         _check_url(value)
         parameters = _libpq_parameters(value)
         password = parameters.pop("password", None)
@@ -155,18 +155,18 @@ def _libpq_parameters(value: str) -> dict[str, str]:
     try:
         found = conninfo_to_dict(value)
     except psycopg.ProgrammingError:  # libpq repeats what it does not understand
-        raise ValueError("the DSN is neither a URL nor words of the form key=value, as PostgreSQL has them") from None
+        raise ValueError("the DSN is neither a URL nor a list of key=value, the forms that PostgreSQL takes") from None
     return {name: str(content) for name, content in found.items() if content is not None}
 
 
 def _check_parameters(parameters: Mapping[str, str]) -> None:
     for name in sorted(parameters.keys() - SHOWN_PARAMETERS):
         raise ValueError(
-            f"{name} is not allowed in a DSN, which is shown and stored; only the password is kept apart:"
-            " give other secrets in a service file (service=…)"
+            f"{name} is not allowed in a DSN, which is shown and stored; only the password is kept separate:"
+            " put other secrets in a service file (service=…)"
         )
     if not all(map(str.isprintable, parameters.values())):
-        raise ValueError("a DSN has no line ends or other control characters in it")
+        raise ValueError("a DSN must not contain line ends or other control characters")
     if not re.fullmatch(r"(\d{1,5}|)(,(\d{1,5}|))*", parameters.get("port", "")):
         raise ValueError("the port of a DSN is a number (is a / in a password not written as %2F?)")
     if any("@" in host[1:] for host in parameters.get("host", "").split(",")):

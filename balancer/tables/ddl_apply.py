@@ -82,7 +82,7 @@ class ChangeRunner:
         unfinished = self._unfinished()
         if unfinished is not None:
             raise Refused(
-                f"change {unfinished.id} of bundle {self._bundle} has not ended: say --continue or --undo first"
+                f"change {unfinished.id} of bundle {self._bundle} has not ended: use --continue or --undo first"
             )
         steps = self.steps(text, allow_rewrite=allow_rewrite)
         for node in self._addresses:
@@ -120,10 +120,10 @@ class ChangeRunner:
         self._hold(change)
         for number, statements in plan:
             for node in self._addresses:
-                self._tell(f"step {number} is taken back on node {node}")
+                self._tell(f"step {number} is undone on node {node}")
                 self._patiently(
                     node,
-                    f"taking step {number} back on node {node}",
+                    f"undoing step {number} on node {node}",
                     partial(self._undo, node, change, steps[number - 1], number, statements),
                 )
         return self._end(replace(change, state="undone", error="", done=dict.fromkeys(self._addresses, 0)))
@@ -158,7 +158,7 @@ class ChangeRunner:
         wrong = self.drift()
         if wrong:
             self._note(replace(change, error=wrong[0]))
-            raise Refused(f"every step is done, but {wrong[0]}; mend it and say --continue")
+            raise Refused(f"every step is done, but {wrong[0]}; fix it and run again with --continue")
         return self._end(replace(change, state="done", error=""))
 
     def _step(self, node: str, change: SchemaChange, number: int, step: DdlStep) -> None:
@@ -311,7 +311,7 @@ class ChangeRunner:
         if held is None or not held.reason.startswith(HELD_BY_CHANGE):
             return ""
         self._release(held.reason, "not known any more", held.author)
-        return f"; it was held by {held.reason}, which is not known any more: it goes on now"
+        return f"; it was held by {held.reason}, which is no longer known: it continues now"
 
     def _hold(self, change: SchemaChange) -> None:
         """Nothing new starts from here on. The note comes first: it says whose hold it is."""
@@ -336,7 +336,7 @@ class ChangeRunner:
             changes = (Remove(RecordKind.PAUSE, self._bundle),)
             return Transaction(changes, snapshot.version, f"{reason}: {state}", author), None
 
-        commit_on_newest(self._directory, propose, f"bundle {self._bundle} could not be let go on")
+        commit_on_newest(self._directory, propose, f"bundle {self._bundle} could not be resumed")
 
     def _await_moves(self) -> None:
         deadline = self._clock.monotonic() + self._patience
@@ -348,7 +348,7 @@ class ChangeRunner:
             if self._clock.monotonic() > deadline:
                 raise Unavailable(
                     f"migration {running[0]} of bundle {self._bundle} has not ended within {self._patience:.0f} s; the"
-                    " bundle stays held: say --continue later, or --undo"
+                    " bundle stays held: use --continue later, or --undo"
                 )
             self._tell(f"waiting for migration {running[0]} to end")
             self._clock.sleep(PAUSE_BETWEEN)

@@ -120,8 +120,8 @@ def read_change(text: str, roots: Mapping[Name, RootKey], *, allow_rewrite: bool
     for step in steps:
         if step.rewrites and not allow_rewrite:
             raise UserError(
-                f"{shown(step.text)}: it may write the whole table again while everybody waits; add a column, fill it"
-                " and change over, or say --allow-rewrite"
+                f"{shown(step.text)}: it may rewrite the whole table while everybody waits; add a column, fill it"
+                " and change over, or use --allow-rewrite"
             )
     return tuple(steps)
 
@@ -167,7 +167,7 @@ def _check_head(words: _Words) -> None:
     head = words.upper(0)
     if head not in _HEADS:
         allowed = ", ".join(_HEADS)
-        raise UserError(f"{shown(words.text)}: it is no change of a schema; allowed are {allowed}")
+        raise UserError(f"{shown(words.text)}: it is not a schema change; allowed are {allowed}")
     if head in ("CREATE", "ALTER", "DROP"):
         at = 1
         while words.upper(at) in _BETWEEN:
@@ -333,8 +333,6 @@ def undo_of(steps: Sequence[DdlStep]) -> list[tuple[int, tuple[str, ...]]]:
     for number in range(len(steps), 0, -1):
         undo = steps[number - 1].undo
         if undo is None:
-            raise UserError(
-                f"step {number} cannot be taken back: {shown(steps[number - 1].text)}; go on with --continue"
-            )
+            raise UserError(f"step {number} cannot be undone: {shown(steps[number - 1].text)}; use --continue")
         found.append((number, undo))
     return found

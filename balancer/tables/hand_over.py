@@ -137,7 +137,7 @@ class HandingOver:
             return record
         if record.state == CLOSED:
             if wrong := check(True):
-                raise Refused(f"{'; '.join(wrong)}. The bundle stays closed: mend it and run this again, or --undo")
+                raise Refused(f"{'; '.join(wrong)}. The bundle stays closed: fix it and run this again, or use --undo")
             self._copy(record)
             record = self._save(record, CHANGING)
         self._change(record, lost)
@@ -147,8 +147,8 @@ class HandingOver:
     def _check_lost(self, record: HandoverRecord | None, lost: Sequence[str]) -> None:
         if record is None or record.state != CHANGING:
             raise Refused(
-                "a node is left out only while its nodes change hands: before, take it back with --undo; afterwards,"
-                " say `balancer node lost` in the other directory"
+                "a node is left out only while its nodes change hands: before, use --undo; afterwards,"
+                " run `balancer node lost` in the other directory"
             )
         mine = nodes_with_tablets(self.giver.directory.snapshot(), self.bundles)
         for node in lost:

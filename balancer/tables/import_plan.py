@@ -140,8 +140,8 @@ def duplicate_words(table: Name, found: Sequence[str]) -> str:
     """What an operator reads about keys that exist on two nodes."""
     more = ", and perhaps more" if len(found) >= LISTED else ""
     return (
-        f"rows of {table} stand on two nodes with the same key: {'; '.join(found[:LISTED])}{more}; which of them counts"
-        " only you can say: delete the others, and say it again"
+        f"rows of {table} are on two nodes with the same key: {'; '.join(found[:LISTED])}{more}; only you can say"
+        " which of them counts: delete the others, and run it again"
     )
 
 

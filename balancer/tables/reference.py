@@ -105,7 +105,7 @@ def _unfit(cursor: Cursor, name: Name, together: Sequence[Name]) -> Iterator[str
     if outside is not None:
         yield f"{name} has the foreign key {outside}: a reference table points to tables of its own group only"
     if not acts:
-        yield f"our role does not act for the owner of {name}: GRANT the owner's role to ours"
+        yield f"the balancer's role does not act for the owner of {name}: GRANT the owner's role to it"
 
 
 def _contents(request: TableRequest, node: str, connection: Connection) -> tuple[tuple[int, int], ...]:

@@ -140,7 +140,7 @@ def test_a_token_file_is_read_again_when_it_changes(instance: Instance, tmp_path
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"tls_certificate": Path("/nowhere.crt")}, "together"),
+        ({"tls_certificate": Path("/nowhere.crt")}, "set both"),
         ({"tls_certificate": Path("/nowhere.crt"), "tls_key": Path("/nowhere.key")}, "no file"),
         ({"read_requires_token": True, "token": None}, "no token"),
         ({"read_requires_token": True, "listen": ANYWHERE}, "clear text"),

@@ -84,5 +84,5 @@ def test_entries_that_come_and_go_move_no_others() -> None:
     assert (list(part), read_cursor(cursor or "")) == ([1, 2, 3], (3,))
     assert list(cut_at([2, 3, 4, 6], lambda one: (one,), 3, cursor or "")[0]) == [4, 6]
     assert cut_at(found, lambda one: (one,), 5, "")[1] is None
-    with pytest.raises(UserError, match="not a place to go on from"):
+    with pytest.raises(UserError, match="is not a cursor"):
         cut_at(found, lambda one: (one,), 3, write_cursor(("x",)))

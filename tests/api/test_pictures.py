@@ -210,7 +210,7 @@ def test_a_read_token_shows_everything_and_changes_nothing(instance: Instance) -
         assert client.get("/v1/status", headers=bearer(READ_TOKEN)).status_code == 200
         assert client.get("/v1/access", headers=bearer(READ_TOKEN)).json() == {
             "may_change": False,
-            "why_not": "this token may read and change nothing",
+            "why_not": "this token may only read",
             "sign_in": False,
         }
         assert client.get("/v1/access", headers=bearer(TOKEN)).json()["may_change"] is True

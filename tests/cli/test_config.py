@@ -25,7 +25,7 @@ def test_ten_mistakes_are_ten_located_messages_and_exit_2(tmp_path: Path) -> Non
     result = balancer("config", "check", "--config", make(tmp_path, TEN_MISTAKES))
     lines = result.err.splitlines()
     assert result.code == 2
-    assert lines[-1] == "10 to mend"
+    assert lines[-1] == "10 to fix"
     assert len(lines) == 11
     for name, count in (("balancer.toml", 3), ("a.toml", 3), ("b.toml", 3), ("c.toml", 1)):
         assert sum(line.split(": ")[0].endswith(name) for line in lines) == count

@@ -128,7 +128,7 @@ def test_init_proposes_files_that_are_accepted(fresh: Database, tmp_path: Path) 
     checked = balancer("config", "check", "--config", folder / "balancer.toml")
     assert checked.code == 0, checked.err
     again = balancer("init", fresh.dsn, "--folder", folder, "--bundle", "bank")
-    assert (again.code, "is there already and is not overwritten" in again.err) == (4, True)
+    assert (again.code, "already exists and is not overwritten" in again.err) == (4, True)
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def test_moves_are_waited_for_and_nothing_is_changed_beside_them(config: Path, d
         assert [look(database) for database in databases] == before
         assert paused(config)
         code, _, err = apply(config, config.parent / "change.sql")
-        assert (code, "has not ended: say --continue or --undo" in err) == (4, True), err
+        assert (code, "has not ended: use --continue or --undo" in err) == (4, True), err
         directory.commit(transaction([Put(replace(record, state="done", finished=True))], directory.snapshot().version))
     code, _, err = apply(config, "--continue")
     assert code == 0, err

@@ -124,5 +124,5 @@ def test_a_hold_whose_change_is_forgotten_is_taken_away_by_undo(config: Path) ->
         held = Pause("shop", None, "ann", "schema change forgotten")
         directory.commit(transaction([Put(held)], directory.snapshot().version))
     ended = balancer("ddl", "apply", "shop", "--undo", "--config", config)
-    assert (ended.code, "which is not known any more: it goes on now" in ended.err) == (4, True), ended.err
+    assert (ended.code, "which is no longer known: it continues now" in ended.err) == (4, True), ended.err
     assert not paused(config)

@@ -29,7 +29,7 @@ def test_an_import_does_not_overwrite_without_force(directory: Directory, addres
     balancer("directory", "export", file, "--directory", address)
     refused = balancer("directory", "import", file, "--directory", address)
     assert refused.code == 4
-    assert refused.err == "the directory is not empty; --force replaces all that it contains\n"
+    assert refused.err == "the directory is not empty; --force replaces everything in it\n"
     follower = directory.follow()
     before = directory.snapshot().version
     assert balancer("directory", "import", file, "--force", "--directory", address).code == 0

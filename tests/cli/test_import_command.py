@@ -84,7 +84,7 @@ def test_an_import_that_was_interrupted_is_named(running: Running) -> None:
             "the import of table orders has not ended (sealing): it runs, or was interrupted; writers of its old tables"
             " are refused"
         )
-        assert finding["repair"] == "by a person: balancer table import shop orders"
+        assert finding["repair"] == "by hand: balancer table import shop orders"
         again = running.balancer(*request, "--dry-run")
         assert (again.code, "has begun and is sealing: run it again" in again.err) == (4, True)
         assert running.balancer(*request, "--cancel").code == 0

@@ -78,7 +78,7 @@ def test_try_shows_where_a_formula_is_wrong() -> None:
         (("--timezone", "Mars/Base"), "'Mars/Base' is not a time zone"),
         (("--tick", "soon"), "'soon' is not a duration"),
         (("--at", "yesterday"), "'yesterday' is not a moment"),
-        (("--at", "9999-12-31"), "in the year 9999"),
+        (("--at", "9999-12-31"), "the year 9999 is out of range"),
     ],
 )
 def test_try_refuses_wrong_options_in_a_sentence(arguments: tuple[str, str], words: str) -> None:

@@ -63,7 +63,7 @@ def test_warnings(text: str, tick: float, words: list[str]) -> None:
 
 def test_a_switched_off_schedule_says_by_whom() -> None:
     found = facts(Schedule(Formula("hours < 6")), NOON, 10, origin="group a", disabled_by="group a")
-    assert found.warnings == ("group a is switched off: the schedule is not asked",)
+    assert found.warnings == ("group a is switched off: the schedule is ignored",)
 
 
 def test_the_document_is_json() -> None:

@@ -78,7 +78,11 @@ def test_ctrl_c_leaves_the_migration_running_and_says_so(running: Running, comma
         terminal.press(CTRL_C)
         assert terminal.end() == 130
     (record,) = [record for record in running.snapshot().migrations.values() if not record.finished]
-    expected = f"migration {record.id} goes on: `balancer moves` shows it" if command == "move" else "what runs goes on"
+    expected = (
+        f"migration {record.id} continues: `balancer moves` shows it"
+        if command == "move"
+        else "running migrations continue"
+    )
     assert expected in terminal.text
     assert "Traceback" not in terminal.text
     until(lambda: finished(running), "the migration ends")
@@ -88,7 +92,10 @@ def test_ctrl_c_leaves_the_migration_running_and_says_so(running: Running, comma
 def test_waiting_ends_at_its_time_and_the_migration_goes_on(running: Running) -> None:
     tablet, _, target = last(running)
     waited = running.balancer("move", tablet, target, "--wait", "--timeout", "1ms")
-    assert (waited.code, "has not ended within 1 ms and goes on: `balancer moves` shows it" in waited.err) == (3, True)
+    assert (waited.code, "has not ended within 1 ms and continues: `balancer moves` shows it" in waited.err) == (
+        3,
+        True,
+    )
     until(lambda: finished(running), "the migration ends")
     assert last(running)[1] == target
 
@@ -98,7 +105,7 @@ def test_a_node_is_drained_with_a_dry_run_and_a_limit(running: Running) -> None:
     assert (dry.code, dry.out.startswith("would be done: node b is draining:")) == (0, True)
     assert running.snapshot().nodes["b"].state == "active"
     waited = running.balancer("drain", "b", "--wait", "--timeout", "1ms")
-    assert (waited.code, "it goes on being drained" in waited.err) == (3, True), waited.err
+    assert (waited.code, "it is still being drained" in waited.err) == (3, True), waited.err
     assert "tablets have left" in waited.err
     assert running.snapshot().nodes["b"].state == "draining"
     assert running.balancer("undrain", "b").code == 0

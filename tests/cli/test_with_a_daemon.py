@@ -61,7 +61,7 @@ def test_a_draining_node_says_how_much_is_left(running: Running) -> None:
     try:
         text = running.balancer("status").out
         assert "tablets left to move" in text
-        assert "safe to take away" not in text
+        assert "safe to remove" not in text
     finally:
         assert running.balancer("undrain", "b").code == 0
 

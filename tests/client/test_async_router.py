@@ -185,7 +185,7 @@ def test_nothing_runs_behind_an_end_in_the_text_of_a_statement(shards: Shards, e
 
     async def work() -> None:
         async with opened(shards) as router:
-            with pytest.raises(UserError, match="no transaction"):
+            with pytest.raises(UserError, match="the proven transaction is over"):
                 await ended_inside(router)
             await insert(router, user, 2)
             async with router.transaction("orders", user) as kept:

@@ -397,7 +397,7 @@ def test_nothing_runs_behind_an_end_in_the_text_of_a_statement(
             connection.execute(ended.encode())
             AFTERWARDS[how](connection, user)
 
-    with pytest.raises(UserError, match="no transaction"):
+    with pytest.raises(UserError, match="the proven transaction is over"):
         ended_inside()
     with router.transaction("orders", user) as connection:
         assert connection.execute(COUNT, (user,)).fetchone() == (0,)
@@ -423,7 +423,7 @@ def test_nothing_runs_behind_a_beginning_that_was_cancelled(
                     sent.result(30)
             AFTERWARDS[how](connection, user)
 
-    with pytest.raises(UserError, match="no transaction"):
+    with pytest.raises(UserError, match="the proven transaction is over"):
         cancelled()
     with router.transaction("orders", user) as connection:
         assert connection.execute(COUNT, (user,)).fetchone() == (0,)

@@ -378,7 +378,7 @@ def test_what_cannot_be_sent_is_one_sentence(mailing: Mailing, pair: tuple[int, 
         send("credit", {"amount": 1, "mark": ""}, key="seven")
     with pytest.raises(UserError, match="plain values"):
         send("credit", {"amount": object(), "mark": ""})
-    with mailing.router.atomic() as tx, pytest.raises(UserError, match="inside of `transaction`"):
+    with mailing.router.atomic() as tx, pytest.raises(UserError, match="inside `transaction`"):
         tx.on("orders", payer).send("orders", payee, "credit", {"amount": 1, "mark": ""})
     assert mailing.outbox(payer) == []
 

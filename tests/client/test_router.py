@@ -300,7 +300,7 @@ def test_a_node_that_changes_its_address_is_found_again(shards: Shards, router: 
 
 def test_a_node_without_our_schema_is_named(shards: Shards, router: Router) -> None:
     shards.node("pg-a").execute("DROP SCHEMA balancer CASCADE")
-    with pytest.raises(Refused, match="node pg-a lacks our schema"):
+    with pytest.raises(Refused, match="node pg-a lacks the balancer's schema"):
         insert(router, user_of(shards, 1), 1)
 
 

@@ -289,7 +289,7 @@ def test_a_pause_keeps_everything_back_until_it_is_ended(fleet: Fleet) -> None:
         until(running.state, 30, "a tick")
         assert running.give("pause", bundle="shop").startswith("bundle shop starts nothing new")
         fleet.write("autonomous")
-        until(lambda: "paused by an operator; 4 actions kept back" in running.sentence(), 30, "a verdict")
+        until(lambda: "paused by an operator; 4 actions held back" in running.sentence(), 30, "a verdict")
         assert not running.daemon.follower().snapshot.migrations
         running.give("resume", bundle="shop")
         until(lambda: running.owners() == {"a": 4, "b": 4}, 60, "the balance")

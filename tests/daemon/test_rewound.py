@@ -219,9 +219,9 @@ def test_an_owner_that_went_back_although_nothing_moved_is_closed_until_the_loss
     assert "opened again: 4 tablets that are closed now" in dry.out
     assert story.rewound(), "a dry run changes nothing"
     refused = story.balancer("node", "rejoin", "a")
-    assert (refused.code, "say --accept-loss" in refused.err) == (4, True)
+    assert (refused.code, "use --accept-loss" in refused.err) == (4, True)
     assert f"{story.rewound()['a']}" in story.balancer("status").out
-    assert "by a person: balancer node rejoin a --dry-run" in story.balancer("doctor").out
+    assert "by hand: balancer node rejoin a --dry-run" in story.balancer("doctor").out
     assert instance.metric("balancer_node_rewound", bundle="shop", node="a") == 1
     accepted = story.balancer("node", "rejoin", "a", "--accept-loss")
     assert accepted.code == 0, accepted.err

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,8 +15,9 @@ from balancer.directory.invariants import check, violations
 from balancer.directory.model import Change, LogEntry, Put, RangeBounds, Record, RecordKind, Remove, Tablet
 from balancer.directory.page_codec import pack_page, unpack_page
 from balancer.directory.pages import start_of
-from balancer.directory.snapshot import Snapshot
+from balancer.directory.snapshot import NotFound, Snapshot
 from balancer.directory.views import with_pages
+from balancer.errors import Damaged
 from balancer.policies.hash_leaves import Leaf
 from tests.support.directories import HASHED, RANGED, frame, key, leaves, moved, puts, ranges
 
@@ -173,3 +175,14 @@ def test_tablets_that_only_change_their_owner_keep_a_page_s_stored_bounds(hashed
         agrees(view, model, table.id)
         assert all(page.fixed and page.fixed == stored[number].fixed for number, page in view.pages.items())
         assert all(list(unpack_page(pack_page(page))) == list(page) for page in view.pages.values())
+
+
+def test_a_table_whose_pages_name_another_is_damage_and_one_that_is_not_there_is_not() -> None:
+    """Whoever can write the znodes can change which table a page belongs to."""
+    view = apply(Snapshot(), puts([*frame(), HASHED, *leaves(4)]), 1, None).snapshot
+    assert view.locate(HASHED.id, 0).id == 1
+    emptied = replace(view, pages=Snapshot().pages, index={})
+    with pytest.raises(Damaged, match=f"damaged data: table '{HASHED.name}' has no tablets"):
+        emptied.locate(HASHED.id, 0)
+    with pytest.raises(NotFound, match="there is no table with id 77"):
+        view.locate(77, 0)

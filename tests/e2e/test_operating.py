@@ -52,8 +52,8 @@ def test_drain_empties_a_node_and_says_when_it_may_be_taken_away(fleet: Fleet) -
         answer = balancer("drain", "b", "--reason", "new disk", "--config", fleet.config)
         assert answer.code == 0, answer.err
         assert "node b is draining" in answer.out
-        until(lambda: "may be taken away" in state_sentence(process), 90, "the emptying")
-        assert state_sentence(process) == "nothing to do; node b is empty and may be taken away"
+        until(lambda: "may be removed" in state_sentence(process), 90, "the emptying")
+        assert state_sentence(process) == "nothing to do; node b is empty and may be removed"
         assert owners(directory.snapshot())["b"] == 0
         fleet.write("autonomous", nodes=["a", "c"])
         until(lambda: sorted(directory.snapshot().nodes) == ["a", "c"], 30, "the node's leaving")

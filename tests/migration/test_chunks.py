@@ -298,7 +298,7 @@ def test_a_target_that_has_lost_a_replay_ends_the_move(paged: Cluster, between: 
         patch.setattr(key_replay, "replay_until_near", lambda *given: (paged.query("b", lost), original(*given)))
         done = move(paged, {})
     assert done.state == "failed"
-    assert "was it taken back in time?" in done.error
+    assert "did it go back in time?" in done.error
     assert complaints(paged) == []
 
 

@@ -186,7 +186,7 @@ def test_rows_of_a_former_owner_stay_if_the_new_one_forgets_them_before_they_are
     came = repair(leadership, cluster.address, found)
     assert cluster.query("a", "SELECT to_regclass('orders_t2') IS NOT NULL") == [(True,)], "the last copy was dropped"
     assert cluster.query("a", "SELECT count(*) FROM orders_t2") == before
-    assert "not known any more" in came.refused[0][1]
+    assert "no longer known" in came.refused[0][1]
 
 
 def test_a_former_owners_rows_go_that_are_still_attached(cluster: Cluster) -> None:

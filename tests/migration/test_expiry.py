@@ -167,7 +167,7 @@ def test_rows_outside_the_bounds_stop_it(cluster: Cluster, directory: Directory,
             connection.execute(statement.encode())
     ended = expire(cluster, directory, leadership, 1, 2)
     assert (ended.state, rows(cluster, 14)) == ("failed", 5)
-    assert ended.error == "1 rows of public.events_t2 lie outside of its bounds: nothing of it is dropped"
+    assert ended.error == "1 rows of public.events_t2 are outside its bounds: nothing of it is dropped"
 
 
 def archive(tmp_path: Path, code: str) -> tuple[str, ...]:

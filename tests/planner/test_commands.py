@@ -218,15 +218,15 @@ def test_nobody_ends_or_replaces_the_hold_of_a_schema_change_but_itself(director
         state, outcome = give(directory.snapshot(), verb, bundle="shop", seconds=seconds)
         assert (state, outcome.changes) == (CommandState.REFUSED, ())
         assert outcome.result == (
-            "bundle shop is held by schema change c1 until that has ended: `balancer ddl status shop` says how far it"
-            " is, `balancer ddl apply shop --continue` or `--undo` ends it"
+            "bundle shop is held by schema change c1 until that has ended: `balancer ddl status shop` shows its"
+            " progress, `balancer ddl apply shop --continue` or `--undo` ends it"
         )
 
 
 def test_a_pause_is_not_taken_for_the_hold_of_a_schema_change(directory: SqliteDirectory) -> None:
     state, outcome = give(directory.snapshot(), "pause", bundle="shop", reason="schema change tonight")
     assert (state, outcome.changes) == (CommandState.REFUSED, ())
-    assert outcome.result == "a reason that begins with 'schema change ' is that of `balancer ddl apply`: say another"
+    assert outcome.result == "a reason that begins with 'schema change ' belongs to `balancer ddl apply`: use another"
 
 
 def test_an_unknown_verb_names_the_known_ones() -> None:

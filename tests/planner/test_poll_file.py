@@ -79,7 +79,7 @@ def test_a_line_that_was_cut_off_is_left_out_and_written_over(tmp_path: Path) ->
 def test_what_is_no_record_is_not_written_into(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "r"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"no record|no poll"):
+    with pytest.raises(UserError, match=r"not a record|not a poll"):
         PollFile(path, MB, 2)
     assert path.read_bytes() == content
 
@@ -97,11 +97,11 @@ def bomb() -> str:
 @pytest.mark.parametrize(
     ("line", "part"),
     [
-        (b"\xff\xfe", "is no poll"),
-        (b"[]", "is no poll"),
-        (b"[" * 100_000, "is no poll"),
-        (b'{"format": 1}', "is no poll"),
-        (b'{"format": 1, "timezone": 3, "input": ""}', "is no poll"),
+        (b"\xff\xfe", "is not a poll"),
+        (b"[]", "is not a poll"),
+        (b"[" * 100_000, "is not a poll"),
+        (b'{"format": 1}', "is not a poll"),
+        (b'{"format": 1, "timezone": 3, "input": ""}', "is not a poll"),
         (b'{"format": 2, "timezone": "UTC", "input": ""}', "has the format 2, and this version reads 1"),
         (b'{"format": 1, "timezone": "UTC", "input": ""}', "is damaged"),
         (b'{"format": 1, "timezone": "UTC", "input": "%%%"}', "is damaged"),

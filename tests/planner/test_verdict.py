@@ -51,12 +51,12 @@ CALM = Situation(
         (
             {"nodes": (A, DRAINING), "owned": {"a": 4, "b": 0}},
             StateWord.BALANCED,
-            "nothing to do; node b is empty and may be taken away",
+            "nothing to do; node b is empty and may be removed",
         ),
         (
             {"nodes": (A, DRAINING), "owned": {"a": 4, "b": 2}, "plan": replace(NONE, counts={"pinned": 2})},
             StateWord.BLOCKED,
-            "node b cannot be emptied, 2 tablets left: 2 candidates kept back: their tablets are pinned",
+            "node b cannot be emptied, 2 tablets left: 2 candidates held back: their tablets are pinned",
         ),
         (
             {"nodes": (A, DRAINING), "owned": {"b": 1}},
@@ -66,7 +66,7 @@ CALM = Situation(
         (
             {"plan": PlanResult(score_before=50, bound=90, counts={"target-disk": 3, "pinned": 1, "cool-down": 9})},
             StateWord.BLOCKED,
-            "3 candidates kept back: no node has the disk space for them",
+            "3 candidates held back: no node has the disk space for them",
         ),
         (
             {"plan": PlanResult(score_before=89.5, limit=90, counts={"pinned": 1})},
@@ -91,7 +91,7 @@ CALM = Situation(
         (
             {"plan": PlanResult(score_before=48, counts={"cooling-down": 3, "no-gain": 1}, rejections=(STUCK,))},
             StateWord.BLOCKED,
-            "3 candidates kept back: their tablets were migrated a short time ago and rest for cool_down",
+            "3 candidates held back: their tablets were migrated recently and rest for cool_down",
         ),
         (
             {"plan": PlanResult(score_before=48, counts={"mover-off": 3, "no-gain": 1}, rejections=(STUCK,))},
@@ -144,9 +144,9 @@ CALM = Situation(
         (
             {"plan": ONE, "paused": True, "paused_until": NOW},
             StateWord.BLOCKED,
-            "paused by an operator until 2026-03-01 12:00 UTC; 1 action kept back",
+            "paused by an operator until 2026-03-01 12:00 UTC; 1 action held back",
         ),
-        ({"plan": ONE, "paused": True}, StateWord.BLOCKED, "paused by an operator; 1 action kept back"),
+        ({"plan": ONE, "paused": True}, StateWord.BLOCKED, "paused by an operator; 1 action held back"),
         (
             {"plan": replace(ONE, pending_moves=2), "mode": Mode.OBSERVE},
             StateWord.BLOCKED,
@@ -160,7 +160,7 @@ CALM = Situation(
         (
             {"plan": ONE, "leading": False, "leader": None},
             StateWord.BLOCKED,
-            "no instance leads; 1 action kept back",
+            "no instance leads; 1 action held back",
         ),
         ({"plan": ONE, "refused": "the disk is full"}, StateWord.BLOCKED, "the disk is full"),
     ],

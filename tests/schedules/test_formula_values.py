@@ -88,7 +88,7 @@ def test_an_unused_variable_needs_no_value() -> None:
 
 
 def test_a_value_for_an_unknown_variable_is_a_mistake_of_the_caller() -> None:
-    with pytest.raises(TypeError, match="'minute' is no variable"):
+    with pytest.raises(TypeError, match="'minute' is not a variable"):
         Formula("1").evaluate(minute=3)
 
 

@@ -147,14 +147,14 @@ MISTAKES = [
     ('none = "autonomous"', "none: unknown key; did you mean 'nodes'?"),
     ('"a[b]" = 1', "a[b]: unknown key; allowed here: "),
     ("[nodes.a]\ndsn = 'mysql://x/y'", "nodes.a.dsn: the scheme of a DSN is postgresql://, not mysql://"),
-    ('[tables.t]\nroots = ["t"]\nlayout = "hash"\nkey = ["id"]\ntablets = 12', "a hash table has a power of two"),
+    ('[tables.t]\nroots = ["t"]\nlayout = "hash"\nkey = ["id"]\ntablets = 12', "a hash table needs a power of two"),
     ('[tables.t]\nroots = ["t"]\nlayout = "whole"\nkey = ["id"]', 'key: a table with layout = "whole" is one tablet'),
     ('[tables.t]\nroots = ["t"]\nlayout = "whole"\ntablets = 4', 'tablets: a table with layout = "whole" is one'),
     ('[tables.t]\nroots = ["t"]\nlayout = "hash"', "key: a hash table needs the columns by which it is cut"),
     ('[tables.t]\nroots = []\nlayout = "list"\nkey = ["id"]', "tables.t.roots: must not be empty"),
     ('[tables.t]\nroots = ["t"]\nlayout = "range"\nkey = ["id"]\ngroup = "x"', "there is no group 'x'"),
     ("[placement.dimensions]\nheat = 1.0", "unknown dimension"),
-    ('[tablet_balancer_config]\nmin_tablet_size = "30GB"', "must lie between min_tablet_size and max_tablet_size"),
+    ('[tablet_balancer_config]\nmin_tablet_size = "30GB"', "must be between min_tablet_size and max_tablet_size"),
 ]
 
 

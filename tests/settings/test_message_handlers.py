@@ -36,14 +36,14 @@ def test_a_message_is_read(tmp_path: Path) -> None:
     [
         ('reverse = "x"', {}, "messages.credit.apply"),
         ('apply = "  "', {}, "must be an SQL statement"),
-        ('apply = "SELECT %s"', {}, "values are written as %(name)s"),
-        ('apply = "SELECT %(a b)s"', {}, "values are written as %(name)s"),
+        ('apply = "SELECT %s"', {}, "write values as %(name)s"),
+        ('apply = "SELECT %(a b)s"', {}, "write values as %(name)s"),
         ('apply = "SELECT 1"\nreverse = "SELECT 5 % 2"', {}, "messages.credit.reverse"),
         ('apply = "SELECT 1"\nattempts = 0', {}, "attempts"),
         ('apply = "SELECT 1"\napplly = "x"', {}, "applly"),
         ('apply = "SELECT 1"', {"name": '"a b"'}, "letters, digits and underscores"),
         ('apply = "SELECT 1"', {"layout": "whole"}, "has no key"),
-        ('apply = "SELECT 1"', {"layout": "range", "more": 'expire_after = "30d"'}, "cannot be had with expire_after"),
+        ('apply = "SELECT 1"', {"layout": "range", "more": 'expire_after = "30d"'}, "do not work with expire_after"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, options: dict[str, str], sentence: str) -> None:

@@ -77,8 +77,8 @@ def test_capacities_and_rules_are_read(tmp_path: Path) -> None:
         ),
         (EU + 'not_zones = ["eu"]\n', "rules.eu.zones: eu is in not_zones, too"),
         (EU + 'not_nodes = ["pg-a"]\n', "rules.eu: leaves no node for table orders"),
-        (EU.replace('zones = ["eu"]', ""), "rules.eu: it says nothing; give it zones"),
-        (EU + 'keys_from = ["EV"]\n', "rules.eu.key: cannot be beside keys_from and keys_to"),
+        (EU.replace('zones = ["eu"]', ""), "rules.eu: the rule does nothing; give it zones"),
+        (EU + 'keys_from = ["EV"]\n', "rules.eu.key: cannot be combined with keys_from and keys_to"),
         (EU.replace('"orders"', '"users"'), "rules.eu.key: users is a hash table, which has no ranges of keys"),
         (EU + 'spread = "tablets"\ntogether = true\n', "rules.eu.spread: contradicts together"),
         (EU + 'spread = "tables"\n', 'rules.eu.spread: with "tables" the rule must name two tables or more'),
@@ -86,7 +86,7 @@ def test_capacities_and_rules_are_read(tmp_path: Path) -> None:
         (EU + "zone = 5\n", "rules.0.zone: unknown key; did you mean 'zones'?"),
         (
             EU + '[[rules]]\nname = "us"\ntables = ["orders"]\nzones = ["us"]\n',
-            "rules.us: leaves no node for table orders beside rule eu",
+            "rules.us: leaves no node for table orders together with rule eu",
         ),
         (
             EU.replace('"orders"]', '"orders", "users"]').replace('key = ["EU"]', 'spread = "tables"')
@@ -100,7 +100,7 @@ def test_capacities_and_rules_are_read(tmp_path: Path) -> None:
         ),
         (
             '[nodes.pg-c]\ndsn = "postgresql://pg-c/shop"\ndisk = "1TB"\ncapacity = { disk = "2TB" }\n',
-            "nodes.pg-c: disk is given beside capacity.disk: say it once",
+            "nodes.pg-c: disk and capacity.disk are both given: set only one",
         ),
         (
             '[nodes.pg-c]\ndsn = "postgresql://pg-c/shop"\ncapacity = { write_rate = -1 }\n',

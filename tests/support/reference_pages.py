@@ -177,9 +177,9 @@ def configuration() -> str:
         HEAD,
         "# Configuration reference",
         "",
-        "`balancer config check` reads every file and says all that is wrong; `balancer config show BUNDLE` shows",
-        "which value holds and why. Sizes are powers of 1024 (`10GB`), durations have a unit (`250ms`,",
-        "`10m`, `7d`). The environment goes before the files: `BALANCER_TICK=5s`,",
+        "`balancer config check` reads every file and lists everything that is wrong; `balancer config show BUNDLE`",
+        "shows which value applies and why. Sizes are powers of 1024 (`10GB`), durations have a unit (`250ms`,",
+        "`10m`, `7d`). The environment overrides the files: `BALANCER_TICK=5s`,",
         "`BALANCER_BUNDLE_SHOP__MIGRATION__MODE=read-only`. An empty default means unset.",
     ]
     for title, shape in (("balancer.toml", DAEMON), ("bundles/NAME.toml", BUNDLE)):
@@ -198,7 +198,7 @@ def metrics() -> str:
         "# Metrics",
         "",
         "At `/metrics` of every instance. No label names a tablet, a key or a user, so there are as many series at a",
-        "million tablets as at ten. The alerts over them are in `deploy/prometheus/alerts.yml`, each with a page in",
+        "million tablets as at ten. The alerts on them are in `deploy/prometheus/alerts.yml`, each with a page in",
         "the [runbook](../runbook/index.md).",
         "",
         "| metric | kind | labels | meaning | series |",
@@ -264,7 +264,7 @@ def _code(text: str) -> str:
 
 def _cell(text: str) -> str:
     """In a file there is no None: what is not written is unset."""
-    return re.sub(r"\bNone\b", "unset", text).replace("|", "\\|")
+    return re.sub(r"\bNone\b", "unset", re.sub(r"(?<=\. )None\b", "Unset", text)).replace("|", "\\|")
 
 
 PAGES = {"configuration.md": configuration, "metrics.md": metrics, "commands.md": commands}

@@ -23,7 +23,7 @@ CASES = {
     "no key": ("CREATE TABLE orders (n int)", 'public.orders has no column "id"'),
     "a type that is no key": (
         "CREATE TABLE orders (id jsonb)",
-        'key column "id" of public.orders is of type jsonb; known',
+        'key column "id" of public.orders is of type jsonb; supported',
     ),
     "a generated key": (
         "CREATE TABLE orders (n int, id int GENERATED ALWAYS AS (n + 1) STORED)",
@@ -47,7 +47,7 @@ CASES = {
     ),
     "an exclusion constraint": (
         f"{PLAIN}; ALTER TABLE orders ADD CONSTRAINT apart EXCLUDE USING btree (n WITH =)",
-        "constraint apart is an exclusion constraint, which is not carried",
+        "constraint apart is an exclusion constraint, which is not carried over",
     ),
     "a check that is not validated": (
         f"{PLAIN}; ALTER TABLE orders ADD CONSTRAINT few CHECK (n > 0) NOT VALID",
@@ -100,11 +100,11 @@ CASES = {
     ),
     "a column of its row type": (
         f"{PLAIN}; CREATE TABLE other (o orders)",
-        "table public.other uses public.orders in a way that is not carried: drop it",
+        "table public.other uses public.orders in a way that is not carried over: drop it",
     ),
     "a view with its row type": (
         f"{PLAIN}; CREATE VIEW whole AS SELECT o FROM orders o",
-        "view .*whole.* uses public.orders in a way that is not carried",
+        "view .*whole.* uses public.orders in a way that is not carried over",
     ),
     "a function of its row type that others use": (
         (
@@ -181,10 +181,14 @@ def test_a_role_without_rights_is_told_what_it_lacks(fresh: Database, directory:
         try:
             weak = Address("a", f"{fresh.dsn.replace('postgres:', 'weak:')}", "weak")
             with connect(weak, purpose="test") as node:
-                with pytest.raises(Refused, match=r"our role does not act for strong, who owns public.orders: GRANT"):
+                with pytest.raises(
+                    Refused, match=r"the balancer's role does not act for strong, who owns public.orders: GRANT"
+                ):
                     plan_conversion(request_of("orders", key="id"), {"a": node}, widen=False)
                 connection.execute("GRANT strong TO weak")
-                with pytest.raises(Refused, match=r"our role may not make tables beside public.orders: GRANT CREATE"):
+                with pytest.raises(
+                    Refused, match=r"the balancer's role may not create tables next to public.orders: GRANT CREATE"
+                ):
                     plan_conversion(request_of("orders", key="id"), {"a": node}, widen=False)
         finally:
             connection.execute("DROP OWNED BY weak, strong CASCADE")
@@ -236,7 +240,9 @@ def test_rights_that_are_missing_on_another_node_are_named_with_their_remedy(nod
     (owner,) = nodes["a"].execute("SELECT current_user").fetchone() or ("",)
     nodes["b"].execute("DROP ROLE IF EXISTS weak; CREATE ROLE weak; SET ROLE weak")
     try:
-        sentence = f"it cannot be made on node b: our role does not act for {owner}, who owns public.orders: GRANT"
+        sentence = (
+            f"it cannot be made on node b: the balancer's role does not act for {owner}, who owns public.orders: GRANT"
+        )
         with pytest.raises(Refused, match=sentence):
             plan_conversion(request_of("orders", key="id"), nodes, widen=False)
     finally:

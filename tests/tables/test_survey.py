@@ -109,7 +109,7 @@ RANGED = "CREATE TABLE orders (id int) PARTITION BY RANGE (id);"
         ),
         (
             "CREATE TABLE orders (id varchar) PARTITION BY HASH (id)",
-            'key column "id" of public.orders is of type character varying; known are smallint',
+            'key column "id" of public.orders is of type character varying; supported are smallint',
         ),
         (
             'CREATE TABLE orders (id text COLLATE "und-x-icu") PARTITION BY RANGE (id)',

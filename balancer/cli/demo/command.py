@@ -22,17 +22,23 @@ LINE_SECONDS = 5.0
 
 
 def demo(
-    once: Annotated[bool, typer.Option("--once", help="end when the cluster is balanced, with a summary")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="stop when the cluster is balanced, and print a summary")
+    ] = False,
     zookeeper: Annotated[bool, typer.Option("--zookeeper", help="keep the directory in a real ZooKeeper")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh/--keep", help="from empty nodes, or where the last run ended")] = True,
+    fresh: Annotated[
+        bool, typer.Option("--fresh/--keep", help="start with empty nodes, or continue where the last run ended")
+    ] = True,
     nodes: Annotated[int, typer.Option(min=2, max=8, help="how many PostgreSQL nodes")] = 3,
     folder: Annotated[Path | None, typer.Option(help="where data is kept between runs")] = None,
-    system_postgres: Annotated[bool, typer.Option("--system-postgres", help="the machine's own PostgreSQL")] = False,
-    limit: Annotated[float, typer.Option(help="with --once: seconds after which it is given up")] = 600.0,
+    system_postgres: Annotated[
+        bool, typer.Option("--system-postgres", help="use the machine's own PostgreSQL")
+    ] = False,
+    limit: Annotated[float, typer.Option(help="with --once: give up after this many seconds")] = 600.0,
     seed: Annotated[int, typer.Option(help="of the load")] = 1,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """The main job on an embedded cluster: a lopsided data set, a load, and the daemon that balances it."""
+    """Runs the main job on an embedded cluster: a lopsided data set, load, and the daemon that balances it."""
     home = (folder or default_folder()) / "demo"
     drawn = console.is_terminal and output is not Output.JSON
     log = home.with_suffix(".log") if drawn else None

@@ -120,7 +120,7 @@ class ShardBlock(ContextDecorator):
     def _wrapper(self) -> DatabaseWrapper:
         wrapper = connections[self.alias]
         if not isinstance(wrapper, DatabaseWrapper):
-            raise UserError(f"database {self.alias} is no cluster: its ENGINE must be {ENGINE}")
+            raise UserError(f"database {self.alias} is not a cluster: its ENGINE must be {ENGINE}")
         return wrapper
 
 
