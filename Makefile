@@ -16,7 +16,7 @@ run: setup  ## the main job on an embedded cluster
 # numpy's library for matrices starts threads wherever it is imported: a tenth of what a short command costs.
 test quick: export OPENBLAS_NUM_THREADS := 1
 
-test: setup-dev servers  ## everything, on real servers; WORKERS=6 shares it out to more processes
+test: setup-dev servers  ## on real servers; long tests take turns, SAMPLE_SEED=all runs every one; WORKERS=6: in more processes
 	$(MAKE) --no-print-directory -j 2 lint compiled
 	$(PYTEST) -m "not bench" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
