@@ -27,7 +27,7 @@ class DayBook:
 
     profile: DayProfile = field(default_factory=no_profile)
     changed: set[int] = field(default_factory=set)
-    """Hours that must be saved: whoever has saved them removes them."""
+    """Hours that must be saved; the caller removes them once it has saved them."""
     stale: list[int] = field(default_factory=list)
     """Hours that were saved for tablets that have been split or merged since: a few at the end of each hour."""
     _gathered: Gathered | None = None

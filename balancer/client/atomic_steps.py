@@ -88,7 +88,7 @@ class AtomicSteps:
         self._proven: set[tuple[int, int]] = set()
         self._later: dict[str, list[Location]] = {}
         """By node what it has proven after its first proof, perhaps below one of the application's savepoints."""
-        self._secret = uuid4().hex  # whoever knows it may decide; see `balancer.nodes.decisions`
+        self._secret = uuid4().hex  # only a caller that knows it may decide; see `balancer.nodes.decisions`
         self.transaction = transaction_id(self._secret)
         self.unfinished: tuple[str, ...] = ()
         """Nodes whose part has not yet reported its commit: the leader will commit it."""

@@ -75,7 +75,7 @@ class PendingTransaction(Opening):
             if not self._sent or connection.opening is None:
                 raise
             if isinstance(error, psycopg.errors.QueryCanceled):
-                connection.show(self, None)  # whoever cancels the statement does not want it sent again
+                connection.show(self, None)  # a caller that cancels it does not want it sent again
                 raise
             refused = error
         except BaseException:

@@ -90,7 +90,7 @@ def _faults(after: Overlay, changes: Sequence[Change], standing: bool = False) -
 
 def _held_faults(after: Overlay) -> Iterator[str]:
     """Nothing begins in a bundle that a schema change holds: the change looks for migrations once, after taking the
-    hold, and whoever begins one may have looked for the hold before that."""
+    hold, and a migration that begins may have looked for the hold before that."""
     for (kind, key), migration in after.changed.items():
         if kind is not RecordKind.MIGRATION or migration is None or after.find_before(kind, key) is not None:
             continue

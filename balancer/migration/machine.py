@@ -91,8 +91,7 @@ The copy of a replicated move
 
 A large tablet takes hours. No snapshot lives that long through restarts, so its rows come in chunks, each from a
 snapshot of its own, and what changed meanwhile is exchanged by key. The slot is made last: S retains no WAL for hours,
-and no old snapshot keeps it from vacuuming. Below, s is a snapshot of S, and log(s) the keys in the log of changes that
-s has.
+and no old snapshot keeps it from vacuuming. Below, s is a snapshot of S, and log(s) its keys in the log of changes.
 
 1. *The log is complete.* It is started under a lock that waits for writers in flight. From then on (call it 0) every
    change writes its old and new key in its own transaction: a snapshot has a change exactly if it has its entry.

@@ -276,7 +276,7 @@ def _word_for_clients(partitions: Sequence[Name], tablets: Sequence[int], until:
 
 _WRITERS: LiteralString = "SHARE ROW EXCLUSIVE"
 _ROW_LOCKERS: LiteralString = "EXCLUSIVE"
-"""Waits for SELECT … FOR UPDATE as well: whoever holds a row must not find it taken on the new owner."""
+"""Waits for SELECT … FOR UPDATE as well: a session that holds a row must not find it taken on the new owner."""
 
 
 def _lock(

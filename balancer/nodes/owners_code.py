@@ -157,7 +157,7 @@ def owners_code(cursor: Cursor, tables: Sequence[Name]) -> list[str]:
 
 
 def code_named(cursor: Cursor, root: int) -> tuple[tuple[str, str], ...]:
-    """Kind and full name of everything reachable from a table that is not PostgreSQL's own, whoever owns it."""
+    """Kind and full name of everything reachable from a table that is not PostgreSQL's own, regardless of its owner."""
     return tuple((str(kind), str(name)) for kind, name in cursor.execute(_NAMED, {"tables": [root]}))
 
 

@@ -56,7 +56,7 @@ class Askers:
         return future
 
     def make_room(self) -> None:
-        """Lets others run in place of those that hang. Called now and then by whoever waits for answers."""
+        """Lets others run in place of those that hang. Threads that wait for answers call it now and then."""
         with self._changed:
             self._hire()
 
