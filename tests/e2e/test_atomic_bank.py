@@ -11,6 +11,8 @@ import pytest
 from tests.support import bank
 from tests.support.servers import fast_place, new_folder
 
+pytestmark = pytest.mark.always
+
 
 @pytest.fixture
 def folder() -> Iterator[Path]:

@@ -14,6 +14,8 @@ import pytest
 
 from tests.support.commands import balancer
 
+pytestmark = pytest.mark.always
+
 
 @pytest.fixture
 def folder() -> Iterator[Path]:

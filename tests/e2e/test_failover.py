@@ -5,9 +5,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from balancer.directory.contract import Directory
 from balancer.directory.model import Migration
 from tests.support.fleet import Fleet, Process, application, owners, running, until
+
+pytestmark = pytest.mark.always
 
 SESSION = 2.0
 SLOW = """

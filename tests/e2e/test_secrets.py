@@ -29,6 +29,8 @@ from tests.support.commands import balancer_here as balancer
 from tests.support.fleet import CLIENT, Fleet, Process, owners, until
 from tests.support.servers import Database
 
+pytestmark = pytest.mark.always
+
 ODD = "@ / ? # ' \" % \\"
 NODES = ("a", "b", "c")
 PLACES = (

@@ -9,10 +9,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from balancer.embedded.postgres import PostgresServer
 from balancer.embedded.process import free_port
 from tests.support.commands import environment
 from tests.support.servers import Database
+
+pytestmark = pytest.mark.always
 
 TOUR = Path(__file__).parents[2] / "docs" / "adopt.md"
 BLOCK = re.compile(r"```sh\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)

@@ -11,5 +11,6 @@ def empty(connection: psycopg.Connection[tuple[object, ...]]) -> None:
     ).fetchall()
     for (schema,) in schemas:
         connection.execute(f"DROP SCHEMA {schema} CASCADE".encode())
+    connection.execute("ALTER DEFAULT PRIVILEGES REVOKE ALL ON TABLES FROM PUBLIC")
     connection.execute("CREATE SCHEMA public")
     connection.execute("GRANT USAGE ON SCHEMA public TO PUBLIC")

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ONE_VERSION = ("e2e", "upgrade", "migration", "daemon", "tables", "client", "cli", "polling", "policies")
-BY_TURNS = ("e2e", "migration", "daemon", "client", "tables", "page", "cli", "checks")
+BY_TURNS = ("e2e", "migration", "daemon", "client", "tables", "page", "cli", "checks", "api", "embedded")
+_STORIES = "e2e"
 _VERSION = re.compile(r"postgres1[58]|15 to 18|18 to 15")
 _STAYS = ("quick", "always", "bench")
 
@@ -29,20 +30,22 @@ def other_versions(items: Iterable[pytest.Item], seed: str) -> set[pytest.Item]:
 
 def not_their_turn(items: Iterable[pytest.Item], seed: str) -> set[pytest.Item]:
     """Half of each file's long tests. So every feature is tested in each run, and every test runs in every other one.
+    Of the stories of the whole product, which have a file each, half of all.
 
     Files with the mark `always` run whole: each of their tests guards a step, or a right, that no other test does.
     """
     left_out: set[pytest.Item] = set()
-    for path, found in _by_file(items).items():
+    for path, found in _alike(items).items():
         chance = random.Random(f"{seed} {path.parent.name}/{path.name}")
         left_out.update(chance.sample(found, len(found) // 2))
     return left_out
 
 
-def _by_file(items: Iterable[pytest.Item]) -> dict[Path, Sequence[pytest.Item]]:
+def _alike(items: Iterable[pytest.Item]) -> dict[Path, Sequence[pytest.Item]]:
     found: dict[Path, list[pytest.Item]] = {}
     for item in items:
         stays = any(item.get_closest_marker(name) for name in _STAYS)
-        if item.path.parent.name in BY_TURNS and not stays:
-            found.setdefault(item.path, []).append(item)
+        folder = item.path.parent
+        if folder.name in BY_TURNS and not stays:
+            found.setdefault(folder if folder.name == _STORIES else item.path, []).append(item)
     return {**found}
