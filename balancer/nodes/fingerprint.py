@@ -25,6 +25,9 @@ _FACTS = """
         SELECT format('table %s %s %s %s %s %s %s %s %s', c.oid, c.relfilenode, c.relreplident, c.relowner, c.relacl,
                       c.relrowsecurity, c.relforcerowsecurity, c.reloptions, c.reltablespace) AS fact
         FROM pg_class c WHERE c.oid = t.oid
+        -- A new name, or another schema, gives its row type one too. Rows are read by name: while a table is called
+        -- something else, they may be those of another.
+        UNION ALL SELECT format('name %s', y.xmin) FROM pg_type y WHERE y.typrelid = t.oid
         UNION ALL SELECT format('column %s %s', a.attnum, a.xmin) FROM pg_attribute a
         WHERE a.attrelid = t.oid AND a.attnum > 0
         UNION ALL SELECT format('default %s %s', d.adnum, d.xmin) FROM pg_attrdef d WHERE d.adrelid = t.oid
