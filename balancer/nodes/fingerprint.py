@@ -1,4 +1,4 @@
-"""Fingerprints of tables, which reveal that somebody has changed a definition, even if it was changed back.
+"""Fingerprints of tables, which reveal that somebody has changed a definition or a name, even if it was changed back.
 
 Migrations take them before they read a definition, and compare them under the locks of the fence, the seal, ATTACH and
 the swap. A fingerprint goes by the `xmin` of the catalog's rows, the transaction that wrote each: `DISABLE TRIGGER` and
@@ -25,6 +25,11 @@ _FACTS = """
         SELECT format('table %s %s %s %s %s %s %s %s %s', c.oid, c.relfilenode, c.relreplident, c.relowner, c.relacl,
                       c.relrowsecurity, c.relforcerowsecurity, c.reloptions, c.reltablespace) AS fact
         FROM pg_class c WHERE c.oid = t.oid
+        -- Rows are read by name: while a table is called something else, they may be another's. A rename also writes
+        -- the row of its row type; renaming its schema writes the schema's row, as GRANT on it does.
+        UNION ALL SELECT format('name %s', y.xmin) FROM pg_type y WHERE y.typrelid = t.oid
+        UNION ALL SELECT format('schema %s', s.xmin) FROM pg_namespace s JOIN pg_class c ON c.relnamespace = s.oid
+        WHERE c.oid = t.oid
         UNION ALL SELECT format('column %s %s', a.attnum, a.xmin) FROM pg_attribute a
         WHERE a.attrelid = t.oid AND a.attnum > 0
         UNION ALL SELECT format('default %s %s', d.adnum, d.xmin) FROM pg_attrdef d WHERE d.adrelid = t.oid

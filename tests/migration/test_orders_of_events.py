@@ -15,8 +15,9 @@ from balancer.cli.moves import migration_documents
 from balancer.directory.contract import Directory
 from balancer.directory.model import Migration, MigrationKind, MigrationMode, TabletState
 from balancer.embedded.postgres import PostgresServer
-from balancer.migration import steps_reshard, steps_swap
+from balancer.migration import chunk_copy, completion, steps_reshard, steps_swap
 from balancer.migration.begin import begin_move
+from balancer.migration.context import Context
 from balancer.migration.doctor import examine
 from balancer.migration.machine import State, Track, path, track_of
 from balancer.migration.record import read_detail
@@ -234,6 +235,49 @@ def test_a_change_of_the_roots_is_there_for_every_row_whenever_it_comes(
     with cluster.connect(owner) as connection:
         number = int(str(rows[owner][0][0]))
         assert connection.execute(f"UPDATE orders SET note = 'on' WHERE id = {number}".encode()).rowcount == 1
+    assert findings(cluster) == []
+
+
+AWAY = {
+    "table": (
+        "ALTER TABLE orders_t2 RENAME TO away; CREATE TABLE orders_t2 (LIKE away INCLUDING ALL)",
+        "DROP TABLE orders_t2; ALTER TABLE away RENAME TO orders_t2",
+    ),
+    "schema": (
+        "ALTER SCHEMA public RENAME TO away; CREATE SCHEMA public; CREATE TABLE public.orders_t2 (LIKE away.orders_t2)",
+        "DROP SCHEMA public CASCADE; ALTER SCHEMA away RENAME TO public",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", AWAY)
+@pytest.mark.parametrize("mode", list(MigrationMode))
+def test_rows_of_a_table_that_had_a_partition_s_name_for_a_while_do_not_move_in_its_place(
+    cluster: Cluster, mode: MigrationMode, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody tries another table under its name, and changes their mind, while it is copied and compared."""
+    away, back = AWAY[what]
+    cluster.settings = replace(cluster.settings, **AMPLE)
+    copy, complete = chunk_copy.copy_chunks, completion.complete_rows
+    with cluster.connect("a") as owner:
+
+        def copied(*arguments: Any) -> None:
+            owner.execute(away.encode())
+            copy(*arguments)
+
+        def completed(ctx: Context, shapes: Any, view: Any) -> None:
+            complete(ctx, shapes, view)
+            view.connection.execute("COMMIT")
+            owner.execute(back.encode())
+
+        monkeypatch.setattr(chunk_copy, "copy_chunks", copied)
+        monkeypatch.setattr(completion, "complete_rows", completed)
+        done = start(cluster, mode=mode)
+    assert (done.state, done.error) == (
+        "failed",
+        "the definition of public.orders_t2 on node a was changed while the migration ran",
+    )
+    assert len(cluster.rows()["a"]) == 1000
     assert findings(cluster) == []
 
 
