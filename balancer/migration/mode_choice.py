@@ -9,7 +9,7 @@ from balancer.errors import Refused
 from balancer.migration.context import Context
 from balancer.nodes.connection import translated
 from balancer.nodes.preflight import why_not_receive, why_not_send
-from balancer.nodes.shape import keys_of_other_types, read_shape
+from balancer.nodes.shape import Shape, keys_of_other_types, read_shape
 
 
 def choose_mode(ctx: Context) -> None:
@@ -42,8 +42,17 @@ def why_not_replicate(ctx: Context) -> str:
         return f"changed rows are found by their key, and of an extension's type that is not sure ({', '.join(odd)})"
     if ctx.record.operation is not MigrationKind.MOVE:
         return ""  # a split needs a key and no stream
+    late = [str(shape.name) for shape in shapes if _is_checked_late(shape)]
+    if late:
+        return f"the primary key of {', '.join(late)} is deferrable, so it cannot be a replica identity"
     if sending:
         return f"node {source}: {sending}"
     with translated(target), ctx.links.control(target).cursor() as cursor:
         receiving = why_not_receive(cursor)
     return f"node {target}: {receiving}" if receiving else ""
+
+
+def _is_checked_late(shape: Shape) -> bool:
+    """PostgreSQL takes no such key for a replica identity, and refuses UPDATE and DELETE while it publishes them."""
+    late = any(index.constraint == "p" and index.deferrable for index in shape.indexes)
+    return shape.replica_identity == "d" and late

@@ -120,7 +120,7 @@ def _fill(ctx: Context, shapes: tuple[Shape, ...]) -> None:
             # A row that changed between two chunks may be in both: no unique index could be built.
             ctx.progress.waiting("the rows that changed while they were copied")
             key_replay.replay_and_forget(ctx, shapes, view)
-        _guard_rows(ctx)
+        _guard_rows(ctx, shapes)
         completion.complete_rows(ctx, shapes, view)
     _prepare_for_owner(ctx, shapes)
 
@@ -133,11 +133,12 @@ def _add_bounds(ctx: Context) -> None:
                 partition.add_bound(cursor, place, bound_constraint(ctx.id))
 
 
-def _guard_rows(ctx: Context) -> None:
+def _guard_rows(ctx: Context, shapes: tuple[Shape, ...]) -> None:
     """Stops writes by the partitions' names: earlier ones would show up in the comparison, later ones cannot happen."""
     with ctx.target() as cursor:
-        for place in ctx.target_places:
+        for place, shape in zip(ctx.target_places, shapes, strict=True):
             fence.guard_incoming(cursor, place.partition, ctx.guard)
+            partition.grant(cursor, shape, place.partition)
 
 
 def _start_streaming(ctx: Context, shapes: tuple[Shape, ...]) -> None:

@@ -147,6 +147,7 @@ def _swap(ctx: Context, cursor: Cursor, beside: Connection, work: list[reshard.F
         partition.release_references(cursor, place.partition, ctx.settings.lock_timeout)
     shapes = read_shapes(ctx)
     for place in ctx.target_places_by_root():
+        partition.grant(cursor, model_of(ctx, place, shapes), place.partition)
         partition.give_to_owner(cursor, model_of(ctx, place, shapes), place.partition)
         partition.add_triggers(cursor, model_of(ctx, place, shapes), place.partition)
         partition.attach(cursor, place)

@@ -32,7 +32,7 @@ def create_partition(cursor: Cursor, root: Name, shape: Shape, partition: Name) 
     """Makes a detached, empty twin of the partition that `shape` describes, without keys and indexes.
 
     It takes the columns from the root, so that it can be attached, and from the shape whatever was set only on the
-    original. It is ours until `give_to_owner`.
+    original. It is ours until `give_to_owner`, and ours alone until `grant`.
     """
     name = partition.identifier
     cursor.execute(
@@ -57,7 +57,6 @@ def create_partition(cursor: Cursor, root: Name, shape: Shape, partition: Name) 
             _add_constraint(cursor, name, check)
     if shape.comment is not None:
         cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(name, shape.comment))
-    _grant(cursor, name, shape)
 
 
 def give_to_owner(cursor: Cursor, shape: Shape, partition: Name) -> None:
@@ -69,6 +68,17 @@ def owner_statement(shape: Shape, partition: Name) -> sql.Composed:
     """What `give_to_owner` sends."""
     alter = sql.SQL("ALTER TABLE {} OWNER TO {}")
     return alter.format(partition.identifier, sql.Identifier(shape.owner))
+
+
+def grant(cursor: Cursor, shape: Shape, partition: Name) -> None:
+    """Lets in whoever may use the original, while it is still ours. Idempotent.
+
+    Not before it is guarded, or attached: what somebody writes to a copy by its own name may be thrown away with it.
+    """
+    for role, privilege, grantable in shape.grants:
+        grantee = sql.SQL("PUBLIC") if role == "public" else sql.Identifier(role)
+        option = " WITH GRANT OPTION" if grantable else ""
+        cursor.execute(sql.SQL("GRANT " + privilege + " ON {} TO {}" + option).format(partition.identifier, grantee))
 
 
 def set_replica_identity(cursor: Cursor, shape: Shape, partition: Name) -> None:
@@ -353,10 +363,3 @@ def _add_constraint(cursor: Cursor, table: sql.Identifier, constraint: Constrain
     alter = sql.SQL("ALTER TABLE {} ").format(table)
     add = sql.SQL("ADD CONSTRAINT {} ").format(sql.Identifier(constraint.name))
     run_single(cursor, alter + add + printed(constraint.definition))
-
-
-def _grant(cursor: Cursor, table: sql.Identifier, shape: Shape) -> None:
-    for role, privilege, grantable in shape.grants:
-        grantee = sql.SQL("PUBLIC") if role == "public" else sql.Identifier(role)
-        option = " WITH GRANT OPTION" if grantable else ""
-        cursor.execute(sql.SQL("GRANT " + privilege + " ON {} TO {}" + option).format(table, grantee))

@@ -71,6 +71,19 @@ def test_a_key_of_an_extensions_type_becomes_read_only_and_says_why(
     cluster.close()
 
 
+def test_a_deferrable_key_becomes_read_only_since_no_row_of_it_could_be_changed_while_it_is_published(
+    cluster: Cluster,
+) -> None:
+    key = "DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (id) DEFERRABLE INITIALLY DEFERRED"
+    execute(cluster, f"ALTER TABLE orders {key}")
+    why = "the primary key of public.orders_t2 is deferrable, so it cannot be a replica identity"
+    refused = move(cluster, fallback=False)
+    assert (refused.state, refused.error) == ("failed", f"{why}: use mode read-only")
+    done = move(cluster, fallback=True)
+    assert (done.state, done.mode, done.error) == ("done", MigrationMode.READ_ONLY, "")
+    assert read_detail(done).mode_reason == why
+
+
 def test_a_table_with_a_key_is_replicated(cluster: Cluster) -> None:
     done = move(cluster, fallback=True)
     assert (done.state, done.mode, read_detail(done).mode_reason) == ("done", MigrationMode.REPLICATE, "")
