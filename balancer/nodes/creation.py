@@ -21,7 +21,23 @@ def create_partition(cursor: Cursor, root: Root, name: Name, part: Part) -> None
             name.identifier, root.name.identifier, for_values(root.columns, part)
         )
     )
+    take_defaults_away(cursor, name)
     cursor.execute(sql.SQL("ALTER TABLE {} OWNER TO {}").format(name.identifier, sql.Identifier(root.owner)))
+
+
+def take_defaults_away(cursor: Cursor, made: Name) -> None:
+    """Leaves a new table to its owner alone. ALTER DEFAULT PRIVILEGES may give others rights on every table that our
+    role makes; on a partition they would go past the root's grants and policies."""
+    for role in [str(role) for (role,) in cursor.execute(_OTHERS, (str(made),))]:
+        grantee = sql.Identifier(role) if role else sql.SQL("PUBLIC")
+        cursor.execute(sql.SQL("REVOKE ALL ON {} FROM {}").format(made.identifier, grantee))
+
+
+_OTHERS = """
+SELECT DISTINCT CASE g.grantee WHEN 0 THEN '' ELSE pg_get_userbyid(g.grantee) END
+FROM pg_class c, aclexplode(c.relacl) g
+WHERE c.oid = to_regclass(%s) AND g.grantee <> c.relowner
+"""
 
 
 def drop_empty(cursor: Cursor, root: Name, names: Sequence[Name]) -> None:

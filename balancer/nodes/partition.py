@@ -12,6 +12,7 @@ from psycopg import sql
 from balancer.errors import Refused
 from balancer.nodes.bounds import KeyColumn, Part, check_expression, for_values
 from balancer.nodes.connection import Connection, Cursor, Statement, printed, run_single
+from balancer.nodes.creation import take_defaults_away
 from balancer.nodes.locks import readers_kept_out
 from balancer.nodes.names import Name
 from balancer.nodes.proven_views import bury
@@ -40,6 +41,7 @@ def create_partition(cursor: Cursor, root: Name, shape: Shape, partition: Name) 
             name, root.identifier
         )
     )
+    take_defaults_away(cursor, partition)
     alter = sql.SQL("ALTER TABLE {} ").format(name)
     for column in shape.columns:
         for clause in _column_clauses(column.name, shape):

@@ -58,3 +58,34 @@ def test_who_may_write_to_a_partition_may_not_write_to_its_copy(
             connection.execute(f"SET ROLE {role}".encode())
             name = "orders_t2" if way == "move" else "orders_t1000"
             assert connection.execute(f"UPDATE {name} SET n = n + 1".encode()).rowcount > 0
+
+
+DEFAULTS = "ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT ALL ON TABLES TO {}, PUBLIC"
+RIGHTS = """
+    SELECT DISTINCT g.privilege_type FROM pg_class c, aclexplode(c.relacl) g
+    WHERE c.oid = to_regclass('{}') AND g.grantee <> c.relowner
+"""
+
+
+@pytest.mark.parametrize("mode", list(MigrationMode))
+@pytest.mark.parametrize("way", WAYS)
+def test_what_every_new_table_gives_to_others_is_not_given_by_a_partition(
+    cluster: Cluster, way: str, mode: MigrationMode
+) -> None:
+    """It would go past the grants and policies of the root, and to a copy that nobody may write to."""
+    migrate, node = WAYS[way]
+    cluster.settings = replace(cluster.settings, **AMPLE)
+    with plain_role(cluster.dsns) as role:
+        for dsn in cluster.dsns.values():
+            with psycopg.connect(dsn, autocommit=True) as connection:
+                connection.execute(DEFAULTS.format(role).encode())
+        found: list[object] = []
+
+        def look() -> None:
+            name = cluster.query(node, INCOMING)[0][0]
+            found.extend(cluster.query(node, RIGHTS.format(name)))
+
+        done = migrate(cluster, {"left:preparing": look}, mode)
+        assert (done.state, done.error) == ("done", "")
+        name = "orders_t2" if way == "move" else "orders_t1000"
+        assert (found, cluster.query(node, RIGHTS.format(name))) == ([], [])

@@ -52,6 +52,21 @@ def test_a_hash_table_is_made_and_takes_rows(nodes: Nodes, directory: Directory,
     assert taken == 50
 
 
+def test_its_partitions_give_nobody_what_every_new_table_gives(
+    nodes: Nodes, directory: Directory, records: list[Node]
+) -> None:
+    """Rights on a partition would go past the grants and policies of its root."""
+    for connection in nodes.values():
+        connection.execute("ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO PUBLIC, pg_monitor")
+    create(wanted("hash"), directory, nodes, records, "shop", tablets=2, definition=DEFINITION.format("HASH"))
+    for connection in nodes.values():
+        connection.execute("ALTER DEFAULT PRIVILEGES REVOKE SELECT ON TABLES FROM pg_monitor")
+        open_to_others = connection.execute(
+            "SELECT relname FROM pg_class c, aclexplode(relacl) g WHERE relispartition AND g.grantee <> relowner"
+        )
+        assert open_to_others.fetchall() == []
+
+
 def test_a_range_table_is_cut_at_its_splits(nodes: Nodes, directory: Directory, records: list[Node]) -> None:
     made = create(
         wanted("range"),
