@@ -73,7 +73,7 @@ def owner_statement(shape: Shape, partition: Name) -> sql.Composed:
 
 
 def grant(cursor: Cursor, shape: Shape, partition: Name) -> None:
-    """Lets in whoever may use the original, while it is still ours. Idempotent.
+    """Gives the rights on the original to the same roles, while it is still ours. Idempotent.
 
     Not before it is guarded, or attached: what somebody writes to a copy by its own name may be thrown away with it.
     """

@@ -18,6 +18,12 @@ INCOMING = "SELECT partitions[1] FROM balancer.tablet WHERE state = 'incoming' O
 WAYS: Mapping[str, tuple[Callable[..., Migration], str]] = {"move": (move, "b"), "split": (split, "a")}
 
 
+def on_every_node(cluster: Cluster, statement: str) -> None:
+    for node in cluster.dsns:
+        with cluster.connect(node) as connection:
+            connection.execute(statement.encode())
+
+
 def refusal(way: str, point: str) -> str:
     """Until there is a guard, nobody has any rights."""
     return "40001" if way == "move" and point != "left:preparing" else "42501"
@@ -32,9 +38,7 @@ def test_who_may_write_to_a_partition_may_not_write_to_its_copy(
     migrate, node = WAYS[way]
     cluster.settings = replace(cluster.settings, **AMPLE)
     with plain_role(cluster.dsns) as role:
-        for dsn in cluster.dsns.values():
-            with psycopg.connect(dsn, autocommit=True) as connection:
-                connection.execute(GRANTS.format(role).encode())
+        on_every_node(cluster, GRANTS.format(role))
         answers: list[str | None] = []
 
         def write() -> None:
@@ -76,9 +80,7 @@ def test_what_every_new_table_gives_to_others_is_not_given_by_a_partition(
     migrate, node = WAYS[way]
     cluster.settings = replace(cluster.settings, **AMPLE)
     with plain_role(cluster.dsns) as role:
-        for dsn in cluster.dsns.values():
-            with psycopg.connect(dsn, autocommit=True) as connection:
-                connection.execute(DEFAULTS.format(role).encode())
+        on_every_node(cluster, DEFAULTS.format(role))
         found: list[object] = []
 
         def look() -> None:
