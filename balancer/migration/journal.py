@@ -4,7 +4,7 @@ Used by the runner, by the entry points and by recovery. A save either happened 
 identical transaction is sent again until the directory answers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from balancer.clock import Clock
@@ -33,10 +33,15 @@ class Journal:
             raise Refused(f"there is no migration {migration}")
         return record
 
-    def save(self, record: Migration, reason: str, changes: Sequence[Change] = ()) -> Migration:
+    def save(
+        self, record: Migration, reason: str, changes: Sequence[Change] = (), look: Callable[[], None] | None = None
+    ) -> Migration:
         """Saves a record, with other changes in the same commit. Waits while the directory is out of reach.
 
-        Raises `Conflict` if somebody else changed a record, `Fenced` if there is another leader.
+        `look` says before each sending, the first and every other, whether it may still happen. If it raises, or
+        anything else does that the directory has not said of this very request, an earlier sending may have been
+        applied: the caller finds out. Raises `Conflict` if somebody else changed a record, `Fenced` if there is another
+        leader.
         """
         stamped = replace(record, updated=self._clock.now().timestamp())
         transaction = Transaction(
@@ -46,12 +51,14 @@ class Journal:
             author=AUTHOR,
             leader_epoch=self._leadership.epoch,
         )
-        self.base = self._commit(transaction)
+        self.base = self._commit(transaction, look)
         return stamped
 
-    def _commit(self, transaction: Transaction) -> int:
+    def _commit(self, transaction: Transaction, look: Callable[[], None] | None) -> int:
         pause = 0.05
         while True:
+            if look is not None:
+                look()
             try:
                 return self._directory.commit(transaction)
             except (Unavailable, OutcomeUnknown):

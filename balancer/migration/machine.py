@@ -38,7 +38,9 @@ Say a tablet moves from S to T. A write is *acknowledged* when its transaction o
     their snapshot, role or path. The marker row is in the same transaction, so it follows all of them in the stream.
  3. *The drain is complete and durable.* The marker is visible on T only after every change before it was applied. T
     applies without waiting for its disk, so a synchronous commit on T follows (that of ATTACH, in `sealing`), which
-    makes everything before it durable.
+    makes everything before it durable. The transaction that attaches sees the marker itself: a T that has crashed since
+    the drain may have forgotten it, and what was before it, whichever session attaches. And it writes the number that
+    was drawn for this switch: wherever that number is, everything that this switch has brought to T is there too.
  4. *The copy is verified*: all rows at one snapshot, each replay at its own (see "The copy"), and each key changed
     since, against the fenced source. A difference counts only if the fence still stands: behind one that has ended, S
     has simply moved on.
@@ -50,8 +52,8 @@ Say a tablet moves from S to T. A write is *acknowledged* when its transaction o
     triggers must be the ones that our own transactions wrote.
  6. *A sealed fence ends only by a leader's act.* No crash of S, pause of the daemon or expiry can open S again. Nor can
     its owner switch it off before the commit: a transaction holds the partitions' lock from the seal until S says where
-    the tablet went, and the commit is not sent if that transaction is lost. (At the seal's own commit it releases the
-    lock, and takes it again in the same message; the triggers must then be the seal's own.)
+    the tablet went, and the commit is not sent, the first time or again, if that transaction is lost. (At the seal's
+    own commit it releases the lock, and takes it again in the same message; the triggers must then be the seal's own.)
  7. *Definitions are the same to the end.* The fingerprints of S's tables (and of what captures changes) are compared
     under the locks of fence and seal, which DDL on them has to wait for; those of T's roots under the lock of ATTACH.
     Earlier DDL is seen; DDL on S after the seal no longer concerns anybody; DDL on T after ATTACH reaches the new
@@ -60,15 +62,21 @@ Say a tablet moves from S to T. A write is *acknowledged* when its transaction o
     ATTACH fail does so while there is a way back; the way back detaches (`take_back`) before anything is streamed
     again.
  9. *The commit is one directory transaction*, after the seal and ATTACH, conditional on the leader's epoch and on the
-    migration's own version: owner = T, epoch + 1, state `opening`. From 5 and 6, S refuses writes from before the
-    commit on.
+    migration's own version: owner = T, epoch + 1, state `opening`, and the switch's number. From 5 and 6, S refuses
+    writes from before the commit on. Right before each sending both nodes are asked: S for the lock of 6, T for the
+    session that has attached (or for the number), because a T that was replaced since would leave the tablet nowhere.
+    If it is not to be sent again, or the answer is anything but yes, the journal says whether an earlier sending was
+    applied: if it has `opening` with this number, it was, and nothing else is believed. If it has not, the way back is
+    journaled on the version that was read, so that a sending still on its way conflicts.
 10. *T opens after the commit*: removing the guard and setting `owned` are one transaction on T, committed by a leader
     who has read `opening` in the directory, or has just written it. So S closed before T opens: never two writable
     owners. Its statements, and those by which S says where the tablet went, are sent before the directory's commit, so
-    that nobody waits for them; until they are committed nobody sees them, and if their session ends they are gone. A
-    step that does not find them ready checks what has been done, and does the rest. Neither commit need wait for the
-    disk: S is sealed, and any write acknowledged on T afterwards has flushed the opening with it; the step makes sure
-    of it before it ends.
+    that nobody waits for them; until they are committed nobody sees them, and if their session ends they are gone:
+    on T it is the session that attached, so nothing can have been lost between. A step that does not find them ready
+    opens in a transaction that sees the partition attached and the switch's number; a T without them (a standby that
+    lagged has taken over) is not opened, though an earlier switch of the same move may have attached the partition
+    there. Neither commit need wait for the disk: S is sealed, and any write acknowledged on T afterwards has flushed
+    the opening with it; the step makes sure of it before it ends, in a transaction that sees T open.
 11. *A fence is lifted only if the commit cannot happen any more*: its leader wrote `catching_up`, `restarting` or
     `cancelling` into the journal first. A predecessor that still wants to commit holds an older epoch, and the
     directory refuses it. If it wakes up later still and wants to act on a node, the node itself has seen the newer
@@ -76,12 +84,15 @@ Say a tablet moves from S to T. A write is *acknowledged* when its transaction o
 12. *Nothing is dropped that may be needed*: S's rows stay attached behind their fence until the grace is over, no
     reader's snapshot is older than the switch, T's standbys have replayed it, and T, asked once more, has the tablet;
     they go only in a transaction that sees them detached and `moved`. Rows behind a fence that somebody switched off
-    after the switch may have been acknowledged: they are set aside and named (`nodes.set_aside`), not dropped. T's rows
+    after the switch may have been acknowledged, and so may those of an S that is found without its seal (a standby that
+    lagged has taken over, and was an open owner until we came): they are set aside and named (`nodes.set_aside`), not
+    dropped; those of a home, which becomes a copy, are copied aside. T's rows
     go only while they are `incoming` under this migration; a journal record in `cancelling` can never become `opening`,
     one in `restarting` only by way of `planned`, with a new copy.
 
 From 2 to 4, every acknowledged write of S is on T when T opens; from 5 to 11, nobody writes to S between the fence and
-the end of the migration unless the migration has not committed and will not. Each write is there exactly once, since
+the end of the migration unless the migration has not committed and will not, or S has gone back in time, which is
+noticed (12). Each write is there exactly once, since
 T's rows are those of one snapshot plus each change after it once (the slot's consistent point is that very snapshot,
 and T's replication origin advances in the transaction that applies the change). That T's rows are those of the slot's
 snapshot, though they were copied long before the slot was made, and though the copy was interrupted, is shown next.

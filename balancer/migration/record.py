@@ -45,6 +45,8 @@ class Detail:
     """Fences raised so far."""
     marker: int = 0
     """The newest marker that may have been sent."""
+    switch: int = 0
+    """Drawn for each switch: the target has it if it has all that this switch has brought there. 0: an old record."""
     retreat: str = ""
     """Why something was last retried: a fence lifted, a copy started over, a step repeated."""
     retries: int = 0

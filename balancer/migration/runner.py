@@ -6,13 +6,14 @@ a move is here, because it is the journal's next entry.
 """
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Change, Migration, MigrationKind, Put, Remove, TabletState
 from balancer.errors import BalancerError, Conflict, Fenced, Refused, Unavailable
-from balancer.migration import guards, steps, steps_expiry
+from balancer.migration import guards, steps, steps_expiry, steps_finish
 from balancer.migration.context import Context
 from balancer.migration.control import CancelRequested, Control, Difference, Overrun
 from balancer.migration.journal import Journal
@@ -20,6 +21,7 @@ from balancer.migration.links import Addresses, Links
 from balancer.migration.machine import Event, State, after, is_final, row_of, track_of
 from balancer.migration.observer import Observer
 from balancer.migration.progress import ProgressMeter
+from balancer.migration.record import read_detail
 from balancer.migration.recovery import take_over
 from balancer.migration.retries import WORK, Answer, Failures, answer, is_passing
 from balancer.migration.turnstile import Turnstile
@@ -203,14 +205,24 @@ class Runner:
         ctx.different = isinstance(error, Difference)
         return Event.CANCEL
 
-    def _enter(self, ctx: Context, journal: Journal, event: Event, changes: tuple[Change, ...] = ()) -> None:
+    def _enter(
+        self,
+        ctx: Context,
+        journal: Journal,
+        event: Event,
+        changes: tuple[Change, ...] = (),
+        look: Callable[[], None] | None = None,
+    ) -> None:
         """Saves the state that follows, if a successor needs to know it, and goes there."""
         state = after(ctx.track, ctx.state, event)
         if row_of(ctx.track, state).journaled:
             ctx.note(leader_epoch=self._leadership.epoch)
             record = replace(ctx.record, state=str(state), finished=is_final(state), detail=ctx.detail.document())
             changes = (*changes, *self._quarantine(ctx, state))
-            ctx.record = journal.save(record, _told(ctx, state), changes)
+            ctx.record = journal.save(record, _told(ctx, state), changes, look)
+        self._go_to(ctx, state)
+
+    def _go_to(self, ctx: Context, state: State) -> None:
         ctx.state = state
         self._turnstile.leave(ctx, state)
         if ctx.fenced_at is None:
@@ -231,29 +243,59 @@ class Runner:
             changes = (Put(ctx.moved),)
         else:
             changes = (*(Remove(tablet.kind, tablet.key) for tablet in ctx.sources), *map(Put, ctx.record.targets))
-        if ctx.closed is not None:
-            try:
-                ctx.closed.check()
-            except Unavailable as error:
-                # A session that waited for its lock may have switched the fence off; nothing was committed.
-                self._step_back(ctx, journal, error)
-                return
         ctx.note(switched=self._clock.now().timestamp())
         try:
-            self._enter(ctx, journal, Event.STEP, changes)
-        except (Conflict, Refused) as error:
+            self._enter(ctx, journal, Event.STEP, changes, lambda: _look_at_both(ctx))
+        except (Conflict, Refused, Unavailable) as error:
             if ctx.record.operation is not MigrationKind.MOVE:
                 raise  # the node has already swapped: recovery retries with a fresh view of the directory
-            # Somebody changed the tablet's record; nothing was applied, and the fence must not stay.
-            journal.load(ctx.id)
-            self._enter(ctx, journal, self._give_up(ctx, str(error), failed=True))
+            self._find_out(ctx, journal, error)
         self._observer.left(ctx.record, State.COMMITTING)
+
+    def _find_out(self, ctx: Context, journal: Journal, error: BalancerError) -> None:
+        """The commit is not sent again; whether a sending of it was applied, only the journal knows.
+
+        If it was, the migration has committed, whatever the answer said. If not, the way back is journaled on top of
+        what was read: either that is applied, and the commit never will be, or it conflicts, and the journal is read
+        again. Until one of them has happened, the fence stays.
+        """
+        pause = 0.05
+        switched = ctx.detail.switch
+        while True:
+            try:
+                found = journal.load(ctx.id)
+                if found.state == State.OPENING and read_detail(found).switch == switched:
+                    ctx.record, ctx.detail = found, read_detail(found)
+                    self._go_to(ctx, State.OPENING)
+                else:
+                    self._step_back(ctx, journal, error)
+            except (Conflict, Refused, Unavailable) as other:
+                ctx.progress.waiting(f"the directory to say whether the move has committed: {other}")
+            else:
+                return
+            self._leadership.check()
+            self._clock.sleep(pause)
+            pause = min(2.0, pause * 2)
 
     def _step_back(self, ctx: Context, journal: Journal, error: BalancerError) -> None:
         """Leaves a switch that was not committed."""
+        if not isinstance(error, Unavailable):  # somebody has changed the tablet's record
+            self._enter(ctx, journal, self._give_up(ctx, str(error), failed=True))
+            return
         again = row_of(ctx.track, ctx.state).retreat is not None
         ctx.note(retreat=str(error), retries=ctx.detail.retries + 1, restarts=ctx.detail.restarts + (not again))
         self._enter(ctx, journal, Event.RETREAT if again else Event.RESTART)
+
+
+def _look_at_both(ctx: Context) -> None:
+    """Raises `Unavailable` if what a move's commit relies on may be gone: a session that waited for the source's lock
+    may have switched its fence off; a target that was replaced may have lost what was attached."""
+    if ctx.closed is not None:
+        ctx.closed.check()
+    if ctx.opened is not None:
+        ctx.opened.check()
+    elif ctx.record.operation is MigrationKind.MOVE:
+        steps_finish.check_still_ready(ctx)
 
 
 def _told(ctx: Context, state: State) -> str:

@@ -54,6 +54,7 @@ def _drop_incoming(ctx: Context) -> None:
                 partition.drop_partition(cursor, name)
         schema.forget_tablets(cursor, [row.id for row in mine])
         replication.delete_markers(cursor, ctx.id)
+        replication.forget_switch(cursor, ctx.id)
         chunks.drop_notes(cursor, ctx.id)
 
 

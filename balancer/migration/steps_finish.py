@@ -8,10 +8,10 @@ from contextlib import suppress
 
 from psycopg import sql
 
-from balancer.errors import BalancerError, Refused
+from balancer.errors import BalancerError, Refused, Unavailable
 from balancer.migration.background import Background
 from balancer.migration.context import Context, partitions_of
-from balancer.migration.machine import Event
+from balancer.migration.machine import Event, Track
 from balancer.nodes import (
     capture,
     chunks,
@@ -25,7 +25,7 @@ from balancer.nodes import (
     standbys,
     ties,
 )
-from balancer.nodes.connection import Statement, run_together, translated
+from balancer.nodes.connection import Cursor, Statement, run_together, translated
 from balancer.nodes.names import Name
 from balancer.nodes.objects import bound_constraint
 
@@ -64,12 +64,12 @@ def tell_source(ctx: Context) -> None:
 def _make_durable(ctx: Context) -> None:
     """Straight from the switch neither commit has waited for its disk. The new owner's is made durable here.
 
-    If it is lost before that, the target is closed as before, and nothing was acknowledged there: any acknowledged
-    write has taken the opening to disk with it. The former owner's word is written again in `retiring`; its seal is
-    durable.
+    If it is lost before that, the target is closed as before, which this transaction sees, and nothing was acknowledged
+    there: any acknowledged write has taken the opening to disk with it. The former owner's word is written again in
+    `retiring`; its seal is durable.
     """
-    with ctx.target([sql.SQL("SELECT pg_current_xact_id()")]):
-        pass
+    with ctx.target([sql.SQL("SELECT pg_current_xact_id()")]) as cursor:
+        _check_opened_there(ctx, cursor)
 
 
 def opening_statements(ctx: Context) -> list[Statement]:
@@ -89,7 +89,8 @@ def _open_statements(ctx: Context) -> list[Statement]:
 
 
 def _open_after_looking(ctx: Context) -> None:
-    """What was attached before the commit was durable. A node that no longer has it has lost acknowledged work."""
+    """What was attached before the commit was durable. A node that no longer has it, or has what an earlier switch of
+    this migration had attached, has lost acknowledged work."""
     ctx.reopen()
     names = partitions_of(ctx.table, ctx.moved)
     # That thread has the source's connection to itself: this one talks only to the target.
@@ -97,12 +98,42 @@ def _open_after_looking(ctx: Context) -> None:
         attached = partition.attachments(cursor, names)
         missing = [str(name) for name in names if attached.get(name) is None]
         if missing:
-            raise Refused(
-                f"node {ctx.moved.node} had attached {', '.join(missing)} and has not any more: was it restored from an"
-                f" older copy? The rows are still on node {ctx.record.source_node}, closed: see `balancer tablet lost`"
-            )
+            raise _lost(ctx, f"had attached {', '.join(missing)} and has not any more")
+        check_ready(ctx, cursor)
         run_together(cursor, _open_statements(ctx))
         marking.wait(ctx.settings.write_pause_budget)
+
+
+def check_ready(ctx: Context, cursor: Cursor) -> None:
+    """Raises `Refused` unless the target has all that this very switch has brought there.
+
+    A record of a former version does not say which switch it was: then the marker behind the last write must be there.
+    """
+    if ctx.detail.switch:
+        ready = replication.switch_here(cursor, ctx.id) == ctx.detail.switch
+    elif ctx.track is Track.MOVE_REPLICATE and not ctx.table.everywhere:
+        ready = replication.newest_marker(cursor, ctx.id) >= ctx.detail.marker
+    else:
+        ready = True
+    if not ready:
+        raise _lost(ctx, "does not have what the switch had brought there")
+
+
+def check_still_ready(ctx: Context) -> None:
+    """The same before the commit, on any session: raises `Unavailable`, and the switch is tried again."""
+    node = ctx.record.target_node
+    with translated(node), ctx.links.control(node).cursor() as cursor:
+        try:
+            check_ready(ctx, cursor)
+        except Refused as error:
+            raise Unavailable(str(error)) from error
+
+
+def _lost(ctx: Context, what: str) -> Refused:
+    return Refused(
+        f"node {ctx.moved.node} {what}: was it replaced by a standby that lagged behind, or restored from an older"
+        f" copy? The rows are still on node {ctx.record.source_node}, closed: see `balancer tablet lost`"
+    )
 
 
 def retiring(ctx: Context) -> Event:
@@ -157,9 +188,13 @@ def _check_opened(ctx: Context) -> None:
 
     Checked before each step that removes some: between the steps it may wait for readers for hours.
     """
-    node = ctx.record.target_node
     with ctx.target() as cursor:
-        row = cursor.execute("SELECT state, epoch FROM balancer.tablet WHERE id = %s", (ctx.moved.id,)).fetchone()
+        _check_opened_there(ctx, cursor)
+
+
+def _check_opened_there(ctx: Context, cursor: Cursor) -> None:
+    node = ctx.record.target_node
+    row = cursor.execute("SELECT state, epoch FROM balancer.tablet WHERE id = %s", (ctx.moved.id,)).fetchone()
     if row is None or row[0] not in ("owned", "fenced") or row[1] != ctx.moved.epoch:
         raise Refused(f"node {node} has opened tablet {ctx.moved.id} and no longer says so: did it go back in time?")
 
@@ -190,7 +225,10 @@ def mark_moved(ctx: Context) -> None:
         # hidden by the next statements.
         fence.lock_partitions(cursor, there, ctx.settings.lock_timeout * 5)
         set_aside.switched_off(cursor, [ctx.moved.id], there)
+        opened = set_aside.was_open(cursor, [ctx.moved.id])
         run_together(cursor, _moved_statements(ctx, there))
+        if opened:
+            set_aside.note_open(cursor, [ctx.moved.id])
 
 
 def told_moved(ctx: Context, names: Sequence[Name]) -> list[Statement]:
@@ -213,6 +251,7 @@ def _remove_stream(ctx: Context) -> None:
     with ctx.target() as cursor:
         replication.drop_subscription(cursor, ctx.id)
         replication.delete_markers(cursor, ctx.id)
+        replication.forget_switch(cursor, ctx.id)
         chunks.drop_notes(cursor, ctx.id)
     with ctx.source() as cursor:
         replication.drop_slot(cursor, ctx.id)

@@ -7,7 +7,7 @@ from the new home, whose epoch is in the names of their streams.
 """
 
 from balancer.errors import Refused
-from balancer.migration import guards, steps_finish
+from balancer.migration import guards, steps_finish, switch_messages
 from balancer.migration.background import Background
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.control import Difference
@@ -22,8 +22,8 @@ from balancer.migration.steps_switch import (
     seal,
 )
 from balancer.migration.stream_markers import await_marker, next_marker
-from balancer.nodes import fence, replication, schema, sequences
-from balancer.nodes.connection import Cursor, run_together, translated
+from balancer.nodes import fence, replication, schema, sequences, set_aside
+from balancer.nodes.connection import Cursor, rows_that_follow, run_together, translated
 from balancer.nodes.reference_copies import content, copied_columns, guard_copy, guard_home, read_streams
 
 
@@ -99,8 +99,11 @@ def sealing(ctx: Context) -> Event:
     """Seals; in parallel the copy stops following, and all that it has applied is made durable."""
 
     def stop_following() -> None:
-        with ctx.target([replication.disable_statement(ctx.stream)]):
-            pass
+        with ctx.target() as cursor:
+            ready = [replication.disable_statement(ctx.stream), *switch_messages.made_ready(ctx)]
+            run_together(cursor, ready)
+            *_, arrived = rows_that_follow(cursor)
+            switch_messages.check_arrived(ctx, arrived)
 
     return seal(ctx, stop_following)
 
@@ -122,6 +125,7 @@ def _open(ctx: Context) -> None:
     moved = ctx.moved
     owned = schema.OwnedTablet(moved.id, moved.epoch, schema.OwnState.OWNED, partitions_of(ctx.table, moved))
     with ctx.target() as cursor:
+        steps_finish.check_ready(ctx, cursor)
         for stream in sorted(read_streams(cursor).of(moved.id)):
             replication.drop_subscription(cursor, stream)
         fence.lock_partitions(cursor, ctx.roots, ctx.settings.lock_timeout)
@@ -131,13 +135,18 @@ def _open(ctx: Context) -> None:
 
 
 def retiring(ctx: Context) -> Event:
-    """The former home becomes a copy: closed as copies are, and no longer an owner."""
+    """The former home becomes a copy: closed as copies are, and no longer an owner. What it may have taken as an owner
+    after the switch is copied aside first: as a copy, it is filled from the new home."""
     moved, names = ctx.moved, [place.partition for place in ctx.source_places]
+    with ctx.target() as cursor:
+        replication.forget_switch(cursor, ctx.id)
     with ctx.source() as cursor:
         fence.lock_partitions(cursor, names, ctx.settings.lock_timeout)
         row = cursor.execute("SELECT epoch FROM balancer.tablet WHERE id = %s", (moved.id,)).fetchone()
         if row is not None and row[0] > moved.epoch:
             raise Refused(f"node {ctx.record.source_node} has tablet {moved.id} again, with epoch {row[0]}")
+        if row is not None and (kept := set_aside.copy_aside(cursor, [moved.id], names, ctx.id)):
+            ctx.note(kept=kept)
         guard_copy(cursor, names, moved.id, moved.node, moved.epoch)
         fence.lift_fence(cursor, names, ctx.settings.lock_timeout, closed=True)  # it is no longer an owner
         schema.forget_tablets(cursor, [moved.id])
@@ -161,6 +170,7 @@ def restarting(ctx: Context) -> Event:
 def _undo(ctx: Context) -> None:
     let_writers_on(ctx, capturing=True)
     with ctx.target() as cursor:
+        replication.forget_switch(cursor, ctx.id)
         for stream in sorted(read_streams(cursor).of(ctx.moved.id)):
             replication.enable_subscription(cursor, stream)
     with ctx.source() as cursor:

@@ -4,6 +4,7 @@ From `fencing` on writers are held back, and every millisecond counts: connectio
 each step checks the budget (`Context.checkpoint`). The commit itself is the runner's.
 """
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -94,7 +95,7 @@ def fencing(ctx: Context) -> Event:
     """Holds writers back, with a deadline; the marker follows their last write through the stream."""
     names = [place.partition for place in ctx.source_places]
     replicated = ctx.record.mode is MigrationMode.REPLICATE
-    ctx.note(fences=ctx.detail.fences + 1)
+    ctx.note(fences=ctx.detail.fences + 1, switch=secrets.randbits(62))
     guards.clear_the_way(ctx, ctx.record.source_node, names, blockers.FENCE)
     if ctx.record.target_node != ctx.record.source_node:
         guards.clear_the_way(ctx, ctx.record.target_node, ctx.roots, blockers.ATTACH)
@@ -276,7 +277,8 @@ def _attach(ctx: Context, shapes: tuple[Shape, ...]) -> None:
 
 def _attach_locked(ctx: Context, shapes: tuple[Shape, ...], names: list[Name], cursor: Cursor) -> None:
     node = ctx.record.target_node
-    *_, incoming, definitions = rows_that_follow(cursor)
+    *_, arrived, incoming, definitions = rows_that_follow(cursor)
+    switch_messages.check_arrived(ctx, arrived)
     if not incoming:
         raise Refused(f"node {node} does not know of the incoming tablet {ctx.moved.id}")
     guards.compare_definitions(ctx, node, definitions)

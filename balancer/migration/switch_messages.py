@@ -4,11 +4,16 @@ Those that are known before the fence are composed right before it (`compose`); 
 next fence discards them all.
 """
 
+from collections.abc import Sequence
+
 from psycopg import sql
+from psycopg.rows import TupleRow
 
 from balancer.directory.model import Tablet
+from balancer.errors import Refused
 from balancer.migration import comparison, guards
 from balancer.migration.context import Context, partitions_of
+from balancer.migration.control import Overrun
 from balancer.migration.machine import Track
 from balancer.migration.steps_copy import read_shapes
 from balancer.migration.steps_finish import opening_statements, told_moved
@@ -105,8 +110,26 @@ def _closing_statements(ctx: Context, names: list[Name]) -> list[Statement]:
         *(lock.format(root.identifier) for root in ctx.roots),
         *([replication.disable_statement(ctx.id)] if ctx.track is Track.MOVE_REPLICATE else []),
         *fence.trigger_statements(names, ctx.guard, [ctx.moved.id]),
+        *made_ready(ctx),
         schema.touch_statement(ctx.moved.id),
     ]
+
+
+def made_ready(ctx: Context) -> list[Statement]:
+    """What the target's transaction needs that makes it ready: the switch's number, and whether all of the stream is
+    here. It is looked at in this very transaction, whatever has become of the session that saw it arrive."""
+    stream = ctx.stream if ctx.track is Track.MOVE_REPLICATE else ""
+    return [*replication.switch_statements(ctx.id, ctx.detail.switch), replication.arrived_statement(stream)]
+
+
+def check_arrived(ctx: Context, rows: Sequence[TupleRow]) -> None:
+    """Raises an error if the target has lost what had arrived there before the switch, by the last of `made_ready`."""
+    newest, missing = rows[0]
+    node = ctx.record.target_node
+    if ctx.track is Track.MOVE_REPLICATE and newest < ctx.detail.marker:
+        raise Overrun(f"node {node} has lost changes that it had applied: they will be streamed again")
+    if missing and not ctx.table.everywhere:  # the stream of a reference table forgets its old markers
+        raise Refused(f"node {node} has lost changes that it had applied: did it go back in time?")
 
 
 def attach(ctx: Context, shapes: tuple[Shape, ...]) -> Statement:

@@ -15,7 +15,7 @@ from balancer.nodes.names import Name
 from balancer.nodes.objects import CLOSED, FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER
 from balancer.nodes.partition import attachments
 from balancer.nodes.schema import OwnedTablet, OwnState, read_tablets, write_tablets
-from balancer.nodes.set_aside import switched_off
+from balancer.nodes.set_aside import note_open, switched_off, was_open
 
 MARK = "the mark"
 """In place of a migration's id, which it cannot be."""
@@ -75,13 +75,19 @@ def close_tablet(cursor: Cursor, row: OwnedTablet, node: str, leader_epoch: int,
 def give_away(
     cursor: Cursor, row: OwnedTablet, owner: str, epoch: int, *, leader_epoch: int, lock_timeout: float
 ) -> None:
-    """Makes a former owner say where the tablet is; its rows stay, behind the fence."""
+    """Makes a former owner say where the tablet is; its rows stay, behind the fence. If it was open until now, they may
+    have been written, and are not dropped later."""
     there = _there(cursor, row.partitions)
     fence = Fence(CLOSED, leader_epoch, MOVED, 0, row.id, owner, epoch)
+    if there:
+        lock_partitions(cursor, there, lock_timeout)
+    opened = was_open(cursor, [row.id])
     if there:
         run_together(cursor, moved_statements(there, fence, lock_timeout))
     write_tablets(cursor, [OwnedTablet(row.id, epoch, OwnState.MOVED, row.partitions, moved_to=owner)])
     _say_until(cursor, row.id, MOVED)
+    if opened:
+        note_open(cursor, [row.id])
 
 
 def say_moved(cursor: Cursor, row: OwnedTablet, *, leader_epoch: int, lock_timeout: float) -> None:

@@ -99,7 +99,8 @@ def remove_leftover(cursor: Cursor, leftover: Leftover) -> None:
         case LeftoverKind.FUNCTION:
             cursor.execute(sql.SQL("DROP FUNCTION IF EXISTS balancer.{}() CASCADE").format(name))
         case LeftoverKind.MARKER:
-            cursor.execute("DELETE FROM balancer.marker WHERE migration = %s", (migration,))
+            replication.delete_markers(cursor, migration)
+            replication.forget_switch(cursor, migration)
         case LeftoverKind.TRIGGER if leftover.table is not None:
             cursor.execute(sql.SQL("DROP TRIGGER IF EXISTS {} ON {}").format(name, leftover.table.identifier))
         case LeftoverKind.CONSTRAINT if leftover.table is not None:

@@ -22,12 +22,17 @@ CLOSED = "rewound"
 """In place of a migration's id: what stands on a node that has gone back in time."""
 
 PREFIX = "tb_"
-_OWNER = re.compile(r"(?:tb|changes|capture|chunks)_(m[0-9a-z]+)(?:_\d+)?")
+_OWNER = re.compile(r"(?:tb|changes|capture|chunks)_(m[0-9a-z]+)(?:_\d+|_switch)?")
 
 
 def stream_name(migration: str) -> str:
     """Of its publication, its slot and its subscription."""
     return f"{PREFIX}{migration}"
+
+
+def switch_name(migration: str) -> str:
+    """In place of its id, in the row that says which switch has made the target ready: no publication has it."""
+    return f"{migration}_switch"
 
 
 def log_name(migration: str, index: int) -> sql.Identifier:

@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 from balancer.errors import Refused, Unavailable
 from balancer.nodes.connection import Connection, Cursor, Statement, keep_out_of_logs
 from balancer.nodes.names import Name
-from balancer.nodes.objects import stream_name
+from balancer.nodes.objects import stream_name, switch_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,16 +182,46 @@ def newest_marker(connection: Connection | Cursor, migration: str) -> int:
 def arrived_markers(connection: Connection | Cursor, migration: str) -> tuple[int, int]:
     """The newest marker here, and how many of those up to it are missing: none, unless this server went back in
     time."""
-    newest = sql.SQL(
+    row = connection.execute(arrived_statement(migration)).fetchone()
+    return (int(row[0]), int(row[1])) if row else (0, 0)
+
+
+def arrived_statement(migration: str) -> sql.Composed:
+    """Asks what `arrived_markers` returns, for those who send more with it."""
+    return sql.SQL(
         "SELECT coalesce(max(number), 0), coalesce(max(number), 0) - count(*) FROM balancer.marker WHERE migration = {}"
     ).format(sql.Literal(migration))
-    row = connection.execute(newest).fetchone()
-    return (int(row[0]), int(row[1])) if row else (0, 0)
 
 
 def missing_markers(connection: Connection | Cursor, migration: str) -> int:
     """How many of the markers up to the newest are missing here."""
     return arrived_markers(connection, migration)[1]
+
+
+def switch_statements(migration: str, number: int) -> list[Statement]:
+    """Write on the target which switch has made it ready, in the transaction that does.
+
+    The number is drawn for each switch. A server that has it has everything that was there when that transaction began;
+    a standby that was promoted without it, or with an earlier switch's, does not.
+    """
+    name = sql.Literal(switch_name(migration))
+    return [
+        sql.SQL("DELETE FROM balancer.marker WHERE migration = {}").format(name),
+        sql.SQL("INSERT INTO balancer.marker (migration, number) VALUES ({}, {})").format(name, sql.Literal(number)),
+    ]
+
+
+def switch_here(cursor: Cursor, migration: str) -> int:
+    """That number; 0: no switch has made this server ready."""
+    row = cursor.execute(
+        "SELECT number FROM balancer.marker WHERE migration = %s", (switch_name(migration),)
+    ).fetchone()
+    return int(row[0]) if row else 0
+
+
+def forget_switch(cursor: Cursor, migration: str) -> None:
+    """Once the migration has ended. Idempotent."""
+    cursor.execute("DELETE FROM balancer.marker WHERE migration = %s", (switch_name(migration),))
 
 
 def delete_markers(cursor: Cursor, migration: str) -> None:

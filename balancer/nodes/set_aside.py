@@ -1,10 +1,12 @@
 """What becomes of a former owner's rows: dropped, or set aside if somebody may have written to them after the switch.
 
-A fence on a former owner can be switched off by the table's owner (`ALTER TABLE … DISABLE TRIGGER`, as import scripts
-do); what is then written there was acknowledged and is nowhere else. The transaction that closes a partition leaves its
-number in `balancer.tablet.closed_by`; a trigger that another transaction wrote has been switched since. Such rows are
-moved into a schema of their own, with a comment that says whose they were, and `doctor` names it until a person has
-looked at them and dropped it. Called by migrations when they retire, inside their `node_transaction`.
+A former owner can have taken writes after the switch in two ways; what was written there was acknowledged and is
+nowhere else. The table's owner may switch the fence off (`ALTER TABLE … DISABLE TRIGGER`, as import scripts do): the
+transaction that closes a partition leaves its number in `balancer.tablet.closed_by`, and a trigger that another
+transaction wrote has been switched since. And the server may be replaced by a standby that lagged behind the seal
+(`was_open`). Such rows are moved into a schema of their own, with a comment that says whose they were, and `doctor`
+names it until a person has looked at them and dropped it. Called by migrations when they retire, and by the guard,
+inside their `node_transaction`.
 """
 
 from collections.abc import Sequence
@@ -14,12 +16,15 @@ from psycopg import sql
 
 from balancer.errors import Refused
 from balancer.nodes.connection import Connection, Cursor
+from balancer.nodes.fence import MOVED, SEALED
 from balancer.nodes.names import Name
-from balancer.nodes.objects import FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER, KEPT_SCHEMA
+from balancer.nodes.objects import CLOSED, FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER, KEPT_SCHEMA
 from balancer.nodes.owners_code import check_owners_code
 from balancer.nodes.partition import detach_pending, drop_partition, exists
 from balancer.nodes.proven_views import bury
 
+_UNKNOWN = "unknown"
+"""In place of the transaction since which somebody may have written."""
 _SWITCHED = """
     SELECT count(t) <> 2 OR NOT bool_and(t.tgenabled = 'A' AND t.xmin::text = ANY (%(closed_by)s))
     FROM pg_trigger t WHERE t.tgrelid = to_regclass(%(partition)s) AND t.tgname = ANY (%(triggers)s)
@@ -42,6 +47,25 @@ def switched_off(cursor: Cursor, tablets: Sequence[int], partitions: Sequence[Na
             (list(tablets),),
         )
     return found
+
+
+def was_open(cursor: Cursor, tablets: Sequence[int]) -> bool:
+    """Whether a former owner is found without what the switch had sealed, or with what the guard closed it with when it
+    was found so: it went back in time, and may have taken writes since."""
+    row = cursor.execute(
+        "SELECT bool_or(until IS NULL OR until <> ALL (%s) OR migration IS NOT DISTINCT FROM %s) FROM"
+        " (SELECT until, migration FROM balancer.tablet WHERE id = ANY (%s) FOR UPDATE) AS t",
+        ([SEALED, MOVED], CLOSED, list(tablets)),
+    ).fetchone()
+    return row is None or row[0] is not False  # no row: it forgot the tablet itself
+
+
+def note_open(cursor: Cursor, tablets: Sequence[int]) -> None:
+    """Remembers it for `drop_or_set_aside`; once the rows of `balancer.tablet` are there."""
+    cursor.execute(
+        "UPDATE balancer.tablet SET breached_since = coalesce(breached_since, %s) WHERE id = ANY (%s)",
+        (_UNKNOWN, list(tablets)),
+    )
 
 
 def was_switched_off(cursor: Cursor, tablets: Sequence[int], partitions: Sequence[Name]) -> bool:
@@ -84,7 +108,30 @@ def drop_or_set_aside(
     return _set_aside(cursor, tablets, there, migration) if there else ""
 
 
+def copy_aside(cursor: Cursor, tablets: Sequence[int], tables: Sequence[Name], migration: str) -> str:
+    """The same for tables that stay where they are, under their lock: a copy of their rows, if they may have been
+    written to; in words, or ''."""
+    if not (was_open(cursor, tablets) or was_switched_off(cursor, tablets, tables)):
+        return ""
+    schema, text = _kept_schema(cursor, tablets, tables, migration)
+    for table in tables:
+        copy = sql.SQL("CREATE TABLE {} AS TABLE ONLY {}").format(sql.Identifier(schema, table.name), table.identifier)
+        cursor.execute(copy)
+    return f"{schema}: {text}"
+
+
 def _set_aside(cursor: Cursor, tablets: Sequence[int], partitions: Sequence[Name], migration: str) -> str:
+    schema, text = _kept_schema(cursor, tablets, partitions, migration)
+    for partition in partitions:
+        if detach_pending(cursor, partition) is not None:
+            raise Refused(f"{partition} is still attached and is not set aside")
+        bury(cursor, partition)
+        cursor.execute(sql.SQL("ALTER TABLE {} SET SCHEMA {}").format(partition.identifier, sql.Identifier(schema)))
+    return f"{schema}: {text}"
+
+
+def _kept_schema(cursor: Cursor, tablets: Sequence[int], partitions: Sequence[Name], migration: str) -> tuple[str, str]:
+    """The schema that a migration's rows are set aside in, and its comment."""
     schema = f"{KEPT_SCHEMA}{migration}"
     cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
     mine = cursor.execute(
@@ -95,26 +142,31 @@ def _set_aside(cursor: Cursor, tablets: Sequence[int], partitions: Sequence[Name
     written = _written_since(cursor, partitions, tablets)
     named = " and ".join(map(str, tablets))
     text = (
-        f"rows of tablet {named} as they were when migration {migration} had ended: somebody had switched its fence off"
-        f" after the switch, and {written} were written here since; rows may have been deleted, too"
+        f"rows of tablet {named} as they were when migration {migration} had ended: after the switch they could be"
+        " written here, because somebody had switched the fence off or the server had gone back in time, and"
+        f" {written} were written here since; rows may have been deleted, too"
     )
-    for partition in partitions:
-        if detach_pending(cursor, partition) is not None:
-            raise Refused(f"{partition} is still attached and is not set aside")
-        bury(cursor, partition)
-        cursor.execute(sql.SQL("ALTER TABLE {} SET SCHEMA {}").format(partition.identifier, sql.Identifier(schema)))
     cursor.execute(sql.SQL("COMMENT ON SCHEMA {} IS {}").format(sql.Identifier(schema), sql.Literal(text)))
-    return f"{schema}: {text}"
+    return schema, text
 
 
 def _written_since(cursor: Cursor, partitions: Sequence[Name], tablets: Sequence[int]) -> str:
     """How many rows were inserted or updated after the partitions were first closed, in words."""
     try:
+        if _since_unknown(cursor, tablets):
+            return "an unknown number of rows"
         check_owners_code(cursor, partitions)
         with cursor.connection.transaction():
             return f"{_count_since(cursor, partitions, tablets)} rows"
     except (Refused, psycopg.Error):
         return "an unknown number of rows"  # counting them would run their owner's code as us, or fails
+
+
+def _since_unknown(cursor: Cursor, tablets: Sequence[int]) -> bool:
+    row = cursor.execute(
+        "SELECT bool_or(breached_since = %s) FROM balancer.tablet WHERE id = ANY (%s)", (_UNKNOWN, list(tablets))
+    ).fetchone()
+    return bool(row and row[0])
 
 
 def _count_since(cursor: Cursor, partitions: Sequence[Name], tablets: Sequence[int]) -> int:

@@ -245,6 +245,16 @@ def _not_kept_out(*_: Any) -> Iterator[None]:
     yield
 
 
+def _answer_believed(_: Any) -> Any:
+    """What is not acknowledged has not been applied."""
+
+    def _find_out(self: Any, ctx: Any, journal: Any, error: Any) -> None:
+        journal.load(ctx.id)
+        self._step_back(ctx, journal, error)
+
+    return _find_out
+
+
 def _never_newer(original: Any) -> Any:
     """The node says that it has seen this very leader, whoever asks."""
 
@@ -319,6 +329,7 @@ def _marked_over_all(original: Any) -> Any:
     return write_mark
 
 
+_FAILOVERS = "tests/migration/test_failovers.py::"
 _DIRECTED = "tests/migration/test_directed_moves.py::"
 _RESHARDS = "tests/migration/test_directed_reshards.py::"
 _HOLES = "tests/migration/test_directed_holes.py::"
@@ -352,6 +363,48 @@ NO_VERIFICATION = Mutant(
 )
 
 MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        "any-switch-opened",
+        "10: a target is opened whichever switch has made it ready",
+        replaced("balancer.migration.steps_finish.check_ready", instead()),
+        (
+            f"{_FAILOVERS}test_a_target_that_falls_back_to_an_earlier_switch_of_the_same_move_is_not_opened",
+            f"{_FAILOVERS}test_a_home_is_not_opened_on_a_copy_that_fell_back",
+        ),
+    ),
+    Mutant(
+        "arrival-unchecked",
+        "3: what attaches relies on the session that has seen the marker",
+        replaced("balancer.migration.switch_messages.check_arrived", instead()),
+        (f"{_FAILOVERS}test_what_the_target_loses_before_attach_is_seen_on_whatever_session_attaches",),
+    ),
+    Mutant(
+        "sent-unlooked",
+        "9: the commit is sent without asking the nodes",
+        replaced("balancer.migration.runner._look_at_both", instead()),
+        (
+            f"{_FAILOVERS}test_a_target_that_fails_over_between_attach_and_commit_leaves_a_tablet_that_can_be_written_to",
+            f"{_FAILOVERS}test_a_commit_is_not_sent_again_once_the_source_may_have_been_written_to",
+        ),
+    ),
+    Mutant(
+        "answer-believed",
+        "9: a commit that was refused has not been applied",
+        method("balancer.migration.runner.Runner", "_find_out", _answer_believed),
+        (f"{_FAILOVERS}test_a_commit_that_was_applied_is_believed_whatever_its_second_sending_is_told",),
+    ),
+    Mutant(
+        "unsealed-source-dropped",
+        "12: a source that is found without its seal was closed all the same",
+        replaced("balancer.nodes.set_aside.was_open", instead(False)),
+        (f"{_FAILOVERS}test_what_a_source_without_its_seal_has_taken_after_the_commit_is_kept",),
+    ),
+    Mutant(
+        "opened-unseen",
+        "10: the opening is durable if any transaction after it is",
+        replaced("balancer.migration.steps_finish._check_opened_there", instead()),
+        (f"{_FAILOVERS}test_an_opening_that_a_crash_takes_away_is_made_again",),
+    ),
     Mutant(
         "no-guard",
         "machine 1: a write by the partition's own name meets the target's trigger",
