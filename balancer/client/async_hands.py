@@ -5,6 +5,7 @@ from collections.abc import Generator
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool
 
 from balancer.client.outgoing import AsyncRoutedConnection
@@ -18,6 +19,7 @@ from balancer.client.transaction_steps import (
     ExecuteEach,
     GiveBack,
     Query,
+    Read,
     Request,
     Undo,
 )
@@ -67,14 +69,7 @@ class AsyncHands:
     async def _perform(self, request: Request) -> object:
         match request:
             case Borrow(node, timeout):
-                pool, retired = self._pools.find(node)
-                if retired is not None:
-                    await retired.close(timeout=0)
-                if pool.closed:
-                    await pool.open()
-                connection = await pool.getconn(timeout)
-                connection.lent, connection.returned, connection.over = True, False, False
-                return Loan(pool, connection)
+                return await self._borrow(node, timeout)
             case Execute(loan, statements):
                 await _execute(loan, statements)
             case ExecuteEach(orders):
@@ -83,6 +78,9 @@ class AsyncHands:
             case Query(loan, transactions, values, rows):
                 async with psycopg.AsyncClientCursor(loan.connection, row_factory=rows) as cursor:
                     return await async_rows_of(await cursor.execute(together(cursor, transactions, values)))
+            case Read(loan, statement):
+                async with psycopg.AsyncClientCursor(loan.connection, row_factory=tuple_row) as cursor:
+                    return await (await cursor.execute(statement)).fetchall()
             case CopyRows(loan, statement, rows):
                 async with loan.connection.cursor() as cursor, cursor.copy(statement) as copy:
                     for row in rows:
@@ -95,6 +93,17 @@ class AsyncHands:
             case AwaitChange(version, timeout):
                 await asyncio.to_thread(self._routes.wait, version, timeout)
         return None
+
+    async def _borrow(self, node: str, timeout: float) -> Loan:
+        self._routes.check_process()
+        pool, retired = self._pools.find(node)
+        if retired is not None:
+            await retired.close(timeout=0)
+        if pool.closed:
+            await pool.open()
+        connection = await pool.getconn(timeout)
+        connection.lent, connection.returned, connection.over = True, False, False
+        return Loan(pool, connection)
 
 
 async def _execute(loan: Loan, statements: bytes) -> None:

@@ -155,7 +155,7 @@ class AsyncRouter(AsyncHands):
             async with guarded_async(KeyGuard(self._routes, table, key, held)) if checked else nullcontext():
                 yield connection
             if outgoing is not None and outgoing.sent:
-                await self._drive(outgoing.prepare())
+                await self._drive(outgoing.prepare(held.loan))
         except BaseException:
             self._blocks.forget(block)
             connection.outgoing, connection.hints, connection.begun = None, None, False
@@ -205,7 +205,7 @@ class AsyncRouter(AsyncHands):
         mail = AtomicMail(self._routes, self._tickets)
         try:
             yield AsyncAtomic(steps, mail, self._drive)
-            await self._drive(mail.prepare())
+            await self._drive(mail.prepare(steps.loan_on))
         except psycopg.errors.LockNotAvailable as error:
             await self._drive(steps.abort())
             raise waited_too_long(lock_timeout) from error
@@ -312,7 +312,9 @@ class AsyncRouter(AsyncHands):
         return known or self._located_ids.setdefault(table, AsyncLocatedIds(LocatedIds(self._routes, table)))
 
     async def close(self) -> None:
-        """Closes pools and directory. Idempotent."""
+        """Closes pools and directory. Idempotent. In a process that was forked since they belong to the other one."""
+        if self._routes.inherited:
+            return
         await self._close_pools()
         if self._sampler is not None:
             await asyncio.to_thread(self._sampler.close)

@@ -47,11 +47,11 @@ class AtomicMail:
             self._of[place] = node, Outgoing(self._routes, self._tickets, table, key)
         return self._of[place][1]
 
-    def prepare(self) -> Work:
+    def prepare(self, loan_of: Callable[[str], Loan]) -> Work:
         """Before anything is committed."""
-        for _, outgoing in self._of.values():
+        for node, outgoing in self._of.values():
             if outgoing.sent:
-                yield from outgoing.prepare()
+                yield from outgoing.prepare(loan_of(node))
 
     def deliver(self, unfinished: Sequence[str]) -> Work:
         """After the decision; those of parts that have not reported their commit are left to the leader."""

@@ -102,6 +102,10 @@ class AtomicSteps:
         """On which node a participant's connection is."""
         return next(node for node, held in self._held.items() if held.loan.connection is connection)
 
+    def loan_on(self, node: str) -> Loan:
+        """A participant's connection."""
+        return self._held[node].loan
+
     def join(self, table: str, key: AnyKey) -> Generator[Request, Any, Loan]:
         """The connection for a key, whose node has proven that it owns it; waits out switches, as `enter` does."""
         self._routes.check_here(table, "a transaction over several keys")
@@ -120,7 +124,8 @@ class AtomicSteps:
                 held.loan.connection.undone = False
                 self._proven.add((held.location.tablet, held.location.epoch))
                 return held.loan
-            yield from self._prove_again(held)
+            if held.loan.connection.undone:
+                yield from self._prove_again(held)
             failure = yield from self._prove(held.loan, location)
             if failure is None:
                 return held.loan
@@ -199,9 +204,9 @@ class AtomicSteps:
     def _prove_again(self, held: Held) -> Work:
         """Rolling back to a savepoint releases the locks of later proofs. A node that is still the owner with the same
         epoch has been so all along; if it is not, what was read and written there may be worthless, and the transaction
-        ends."""
+        ends. Before the commit always: not every cursor lets us see what it sends."""
         connection = held.loan.connection
-        if not connection.undone or connection.pgconn.transaction_status != TransactionStatus.INTRANS:
+        if connection.pgconn.transaction_status != TransactionStatus.INTRANS:
             return  # one that has failed commits nothing
         connection.undone = False
         holds = [

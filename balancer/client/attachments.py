@@ -44,6 +44,7 @@ class Attachments:
 
     def get(self, kind: type[Kept], make: Callable[["Attachments"], Kept]) -> Kept:
         """The one of this kind; `make` is called once."""
+        self.routes.check_process()
         with self._lock:
             if self._kept is None:
                 raise UserError("the router has been closed")

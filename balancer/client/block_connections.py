@@ -30,7 +30,7 @@ from psycopg.abc import PQGen, PQGenConn
 from psycopg.pq import Format, TransactionStatus
 from psycopg.sql import Composable
 
-from balancer.client.ending_words import ends_transaction
+from balancer.client.ending_words import ends_transaction, goes_back
 from balancer.client.first_statement import OVER, FirstCursor, note_ends
 from balancer.client.key_hints import BlockHints
 from balancer.client.locate import Location
@@ -280,11 +280,15 @@ def _refuse_unproven(connection: BlockConnection | AsyncBlockConnection, argumen
         if connection.begun and (connection.over or connection.pgconn.transaction_status == TransactionStatus.IDLE):
             raise UserError(OVER)
         statement = _statement(arguments)
-        if statement is not None and not isinstance(statement, OwnWords) and _ends(statement, connection):
+        if statement is None or isinstance(statement, OwnWords):
+            return
+        text = _text(statement, connection)
+        if ends_transaction(text):
             # Nor does it continue after that: what follows was not meant to be in one transaction with what came
             # before.
             connection.over = not connection.pipelined
             raise UserError(OVER)
+        connection.undone = connection.undone or goes_back(text)
     elif connection.returned:
         raise UserError("the connection is back in its pool: its block has ended; open another block")
 
@@ -296,9 +300,9 @@ def _statement(arguments: Sequence[Any]) -> Any:
     return known.get("query", known.get("statement")) if isinstance(known.get("self"), BaseCursor) else None
 
 
-def _ends(query: Any, connection: BlockConnection | AsyncBlockConnection) -> bool:
+def _text(query: Any, connection: BlockConnection | AsyncBlockConnection) -> str:
     text = query.as_string(connection) if isinstance(query, Composable) else query
-    return ends_transaction(text.decode(errors="replace") if isinstance(text, bytes) else text)
+    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
 
 
 def _refuse(lent: bool, word: str) -> None:

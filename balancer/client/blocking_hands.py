@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg.rows import tuple_row
 from psycopg_pool import ConnectionPool
 
 from balancer.client.outgoing import RoutedConnection
@@ -21,6 +22,7 @@ from balancer.client.transaction_steps import (
     ExecuteEach,
     GiveBack,
     Query,
+    Read,
     Request,
     Undo,
 )
@@ -61,6 +63,7 @@ class BlockingHands:
 
     def _pool(self, node: str) -> NodePool:
         """The open pool of a node. Takes no lock as long as no node's record has changed."""
+        self._routes.check_process()
         nodes = self._routes.snapshot.nodes
         known = self._known
         if known[0] is not nodes:  # an address may have changed
@@ -101,6 +104,9 @@ class BlockingHands:
             case Query(loan, transactions, values, rows):
                 with psycopg.ClientCursor(loan.connection, row_factory=rows) as cursor:
                     return rows_of(cursor.execute(together(cursor, transactions, values)))
+            case Read(loan, statement):
+                with psycopg.ClientCursor(loan.connection, row_factory=tuple_row) as cursor:
+                    return cursor.execute(statement).fetchall()
             case CopyRows(loan, statement, rows):
                 with loan.connection.cursor() as cursor, cursor.copy(statement) as copy:
                     write = copy.write_row

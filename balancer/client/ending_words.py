@@ -23,12 +23,19 @@ _ENDS = re.compile(
     r"|(?:rollback|abort)(?!\s+(?:(?:work|transaction)\s+)?to\b))\b",
     re.IGNORECASE,
 )
+_GOES_BACK = re.compile(r"\s*(?:rollback|abort)\s+(?:(?:work|transaction)\s+)?to\b", re.IGNORECASE)
 
 
 @lru_cache(maxsize=1024)
 def ends_transaction(text: str) -> bool:
     """Whether one of its statements ends it, or begins another."""
     return any(_ENDS.match(statement) for statement in bare(text).split(";"))
+
+
+@lru_cache(maxsize=1024)
+def goes_back(text: str) -> bool:
+    """Whether one of its statements goes back to a savepoint."""
+    return any(_GOES_BACK.match(statement) for statement in bare(text).split(";"))
 
 
 def bare(text: str) -> str:

@@ -40,9 +40,7 @@ _BEGINS = frozenset({b"BEGIN", b"START TRANSACTION"})
 
 
 def note_ends(connection: Any, cursor: Any, results: Sequence[Any]) -> None:
-    """Notes what an application's statement has done to the transaction: ended it, or gone back to a savepoint."""
-    if any(result.command_status == b"ROLLBACK" for result in results):
-        connection.undone = True
+    """Notes whether an application's statement has ended the transaction."""
     if ended_inside(cursor, results):
         connection.over = True
 

@@ -16,17 +16,20 @@ from uuid import UUID
 
 import psycopg
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
 from balancer.client.block_connections import AsyncBlockConnection, BlockConnection
 from balancer.client.locate import AnyKey, RowId, key_values
+from balancer.client.pools import Loan
 from balancer.client.routing import Routes
-from balancer.client.transaction_steps import Request, Wish, ask
+from balancer.client.transaction_steps import Read, Request, Wish, ask
 from balancer.directory.model import Table
 from balancer.errors import BalancerError, UserError
 from balancer.outside import quoted
 from balancer.policies.key_text import show_value
+from balancer.relation_names import parse_name
 
 PATIENCE = 1.0
 """Seconds for a message to find its target's owner, and for its sender to hear of it: longer than a switch."""
@@ -104,14 +107,37 @@ class Outgoing:
         identity: UUID = found
         return identity
 
-    def prepare(self) -> Work:
-        """Before the commit: gets a ticket from every target's node, unless it has one. Later would be too late."""
+    def prepare(self, loan: Loan) -> Work:
+        """Before the commit, in its transaction: forgets what was undone, and gets a ticket from every target's node
+        that it has none from. Later would be too late."""
+        yield from self._forget_undone(loan)
         for node in sorted({self._routes.locate(one.target, one.key).node for one in self.sent}):
             known = self._tickets.of.get(node)
             if not self._shuns(node) and (known is None or self._now() - known.taken > TICKET_SECONDS):
                 target = next(one for one in self.sent if self._routes.locate(one.target, one.key).node == node)
                 yield from self._ask(target.target, target.key, node, _CLOCK)
         self._given = dict(self._tickets.of)  # later ones say nothing about this transaction's messages
+
+    def _forget_undone(self, loan: Loan) -> Work:
+        """A rollback to a savepoint takes messages back: those are delivered that the outbox has, not those that we
+        remember."""
+        status = loan.connection.pgconn.transaction_status
+        table = self._routes.snapshot.table(self._table)
+        if status != TransactionStatus.INTRANS or table.message_roots is None:
+            self.sent = []  # nothing is committed; or the leader delivers what is there
+            return
+        assert not isinstance(self._key, RowId), "it has sent something"
+        where = [
+            sql.SQL("{} = {}").format(sql.Identifier(column.name), sql.Literal(value))
+            for column, value in zip(table.key_columns, key_values(self._key), strict=True)
+        ]
+        outbox = parse_name(table.roots[table.message_roots[0]]).identifier
+        query = sql.SQL("SELECT message_id FROM {} WHERE {} AND message_id = ANY ({}::uuid[])").format(
+            outbox, sql.SQL(" AND ").join(where), sql.Literal([str(one.id) for one in self.sent])
+        )
+        rows = yield Read(loan, query)
+        there = {str(found) for (found,) in rows}
+        self.sent = [one for one in self.sent if str(one.id) in there]
 
     def deliver(self) -> Work:
         """After the commit. Raises no node's or directory's error: the leader delivers what is left."""

@@ -247,7 +247,7 @@ class Router(BlockingHands):
         mail = AtomicMail(self._routes, self._tickets)
         try:
             yield Atomic(steps, mail, self._drive)
-            self._drive(mail.prepare())
+            self._drive(mail.prepare(steps.loan_on))
         except psycopg.errors.LockNotAvailable as error:
             self._drive(steps.abort())
             raise waited_too_long(lock_timeout) from error
@@ -369,7 +369,9 @@ class Router(BlockingHands):
         return self._located_ids.get(table) or self._located_ids.setdefault(table, LocatedIds(self._routes, table))
 
     def close(self) -> None:
-        """Closes pools and directory. Idempotent."""
+        """Closes pools and directory. Idempotent. In a process that was forked since they belong to the other one."""
+        if self._routes.inherited:
+            return
         if self._sampler is not None:
             self._sampler.close()
         self._close_pools()

@@ -17,7 +17,7 @@ from balancer.directory.handover_record import signpost
 from balancer.directory.model import Node
 from balancer.directory.open import cluster_name, open_directory
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import Refused, Unavailable
+from balancer.errors import Refused, Unavailable, UserError
 
 if TYPE_CHECKING:
     from balancer.client.bulk import BulkMap, Rows
@@ -43,6 +43,7 @@ class Routes:
         self._memories = self._maps.memories
         self._lock = threading.Lock()
         self._closed = False
+        self._process = os.getpid()
         self._watchers: list[Callable[[float], None]] = []
         # Looking at the follower in each `locate` would cost as much as all the rest of it.
         self._thread = threading.Thread(target=self._keep_newest, name="routes", daemon=True)
@@ -132,6 +133,20 @@ class Routes:
     def wait(self, version: int, timeout: float) -> None:
         """Waits for a snapshot newer than this version, at most this many seconds."""
         self._follower.wait(version, timeout)
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process was forked from the one that opened it."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        """Raises `UserError` in a process that was forked since: both would read each other's answers from the same
+        connections, and only the other one hears of moves."""
+        if self.inherited:
+            raise UserError(
+                f"this router was made by process {self._process}, from which this one was forked: make a router after"
+                " the fork, in each process"
+            )
 
     def close(self) -> None:
         """Stops following. Idempotent."""

@@ -158,7 +158,7 @@ class TransactionBlock(AbstractContextManager[RoutedConnection], PendingTransact
     def _commit_and_send(self, outgoing: Outgoing) -> None:
         held = self._begin_if_not_begun()
         try:
-            self._hands._drive(outgoing.prepare())
+            self._hands._drive(outgoing.prepare(held.loan))
         except BaseException:
             held.loan.connection.begun = False
             self._hands._drive(leave(held, failed=True))

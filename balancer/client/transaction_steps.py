@@ -68,6 +68,13 @@ class Query(NamedTuple):
     """How rows are made, if not as the application has it on its connections."""
 
 
+class Read(NamedTuple):
+    """A statement in the transaction that is open; answered with its rows, as tuples."""
+
+    loan: Loan
+    statement: Composed
+
+
 class CopyRows(NamedTuple):
     """COPY of rows from here."""
 
@@ -95,7 +102,7 @@ class AwaitChange(NamedTuple):
     timeout: float
 
 
-Request = Borrow | Execute | ExecuteEach | Query | CopyRows | Undo | GiveBack | AwaitChange
+Request = Borrow | Execute | ExecuteEach | Query | Read | CopyRows | Undo | GiveBack | AwaitChange
 Steps = Generator[Request, Any, "Held"]
 
 

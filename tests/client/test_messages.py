@@ -2,8 +2,10 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from time import sleep
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +23,7 @@ from balancer.nodes.names import Name, parse_name
 from balancer.nodes.proof import set_proof
 from tests.support.mailing import Mailing, mailings
 from tests.support.opening import connect
+from tests.support.running import until
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +88,124 @@ def test_nothing_is_sent_by_a_transaction_that_fails(mailing: Mailing, pair: tup
     mailing.look()
     assert mailing.book(payee) == (100, "")
     assert mailing.outbox(payer) == []
+
+
+class Undone(Exception):
+    """What an application catches around a savepoint."""
+
+
+def by_block(connection: Any, work: Callable[[], object]) -> None:
+    with suppress(Undone), connection.transaction():
+        work()
+        raise Undone
+
+
+def by_text(connection: Any, work: Callable[[], object]) -> None:
+    connection.execute("SAVEPOINT mine")
+    work()
+    connection.execute("ROLLBACK TO mine")
+
+
+def by_another_cursor(connection: Any, work: Callable[[], object]) -> None:
+    with psycopg.ClientCursor(connection) as cursor:
+        cursor.execute("SAVEPOINT mine")
+        work()
+        cursor.execute("/* x */ ROLLBACK WORK TO SAVEPOINT mine; SELECT 1")
+
+
+UNDO = pytest.mark.parametrize("undo", [by_block, by_text, by_another_cursor])
+
+
+def check_only_the_second(mailing: Mailing, payer: int, payee: int) -> None:
+    mailing.look()
+    assert (mailing.book(payer), mailing.book(payee)) == ((99, ""), (101, "second"))
+    assert mailing.outbox(payer) == []
+
+
+@UNDO
+@pytest.mark.parametrize("way", ["transaction", "run"])
+def test_a_message_that_was_taken_back_by_a_savepoint_is_not_delivered(
+    mailing: Mailing, pair: tuple[int, int], undo: Callable[..., None], way: str
+) -> None:
+    payer, payee = pair
+
+    def work(connection: Any) -> None:
+        def pay(amount: int, mark: str) -> None:
+            connection.execute("UPDATE orders SET n = n - %s WHERE user_id = %s", (amount, payer))
+            connection.send("orders", payee, "credit", {"amount": amount, "mark": mark})
+
+        undo(connection, lambda: pay(50, "first"))
+        pay(1, "second")
+
+    if way == "run":
+        mailing.router.run("orders", payer, work)
+    else:
+        with mailing.router.transaction("orders", payer) as connection:
+            work(connection)
+    check_only_the_second(mailing, payer, payee)
+
+
+@UNDO
+def test_a_message_of_an_atomic_transaction_that_was_taken_back_is_not_delivered(
+    mailing: Mailing, pair: tuple[int, int], undo: Callable[..., None]
+) -> None:
+    payer, payee = pair
+    with mailing.router.atomic() as tx:
+
+        def pay(amount: int, mark: str) -> None:
+            tx.on("orders", payer).execute("UPDATE orders SET n = n - %s WHERE user_id = %s", (amount, payer))
+            tx.send("orders", payee, "credit", {"amount": amount, "mark": mark}, sender=("orders", payer))
+
+        undo(tx.on("orders", payer), lambda: pay(50, "first"))
+        pay(1, "second")
+    check_only_the_second(mailing, payer, payee)
+
+
+def test_a_message_that_was_taken_back_is_not_delivered_with_asyncio(mailing: Mailing, pair: tuple[int, int]) -> None:
+    payer, payee = pair
+
+    async def work() -> None:
+        async with (
+            await AsyncRouter.connect(mailing.shards.url, PoolSettings(size=4), samples=False) as router,
+            router.transaction("orders", payer) as connection,
+        ):
+
+            async def pay(amount: int, mark: str) -> None:
+                await connection.execute("UPDATE orders SET n = n - %s WHERE user_id = %s", (amount, payer))
+                await connection.send("orders", payee, "credit", {"amount": amount, "mark": mark})
+
+            with suppress(Undone):
+                async with connection.transaction():
+                    await pay(50, "first")
+                    raise Undone
+            await pay(1, "second")
+
+    asyncio.run(work())
+    check_only_the_second(mailing, payer, payee)
+
+
+def test_a_transfer_that_is_open_while_its_key_changes_can_still_be_reversed(
+    mailing: Mailing, pair: tuple[int, int]
+) -> None:
+    """The target refuses it: it would be poorer than allowed."""
+    payer, payee = pair
+    (third,) = mailing.users(1)
+    renamed = third + 3000
+    with ThreadPoolExecutor(1) as threads:
+        with mailing.router.transaction("orders", payer) as connection:
+            connection.execute("UPDATE orders SET n = n + 95 WHERE user_id = %s", (payer,))
+            connection.send("orders", payee, "credit", {"amount": -95, "mark": ""}, deliver=False)
+            changing = threads.submit(mailing.router.rekey, "orders", payer, renamed, patience=5.0)
+            sleep(0.5)  # it has looked, or it waits
+        assert mailing.book(payee) == (100, "")
+        until(lambda: mailing.look() is not None and states(mailing, payer) == ["failed"], "the message to be reversed")
+        assert mailing.book(payer) == (100, "")
+        with pytest.raises(psycopg.errors.SerializationFailure, match="not settled yet"):
+            changing.result(30)
+
+
+def states(mailing: Mailing, user: int) -> list[object]:
+    return [state for state, *_ in mailing.outbox(user)]
 
 
 @pytest.mark.parametrize("word", ["deliver_message", "settle_message"])
