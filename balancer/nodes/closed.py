@@ -81,7 +81,7 @@ def give_away(
     fence = Fence(CLOSED, leader_epoch, MOVED, 0, row.id, owner, epoch)
     if there:
         lock_partitions(cursor, there, lock_timeout)
-    opened = was_open(cursor, [row.id])
+    opened = row.state is not OwnState.MOVED and was_open(cursor, [row.id])
     if there:
         run_together(cursor, moved_statements(there, fence, lock_timeout))
     write_tablets(cursor, [OwnedTablet(row.id, epoch, OwnState.MOVED, row.partitions, moved_to=owner)])
