@@ -1,8 +1,11 @@
 """Which steps of which schema change a node has carried out: each is noted in the transaction that carries it out.
 
-So an interrupted change continues from where each node stands, and nothing is done twice. Written by
-`tables.ddl_apply`, by one process at a time (`take_turn`).
+So an interrupted change continues from where each node stands, and nothing is done twice. The note also has what undoes
+the step on this node: what was there before the change is not taken away with it. Written by `tables.ddl_apply`, by one
+process at a time (`take_turn`).
 """
+
+from collections.abc import Sequence
 
 from balancer.errors import Refused, Unavailable
 from balancer.nodes.connection import Connection, Cursor
@@ -38,19 +41,40 @@ def take_turn(connection: Connection, node: str) -> bool:
 
 def steps_done(cursor: Connection | Cursor, change: str) -> dict[int, str]:
     """By number: the digest of each step of a change that this node has carried out."""
-    rows = cursor.execute("SELECT number, digest FROM balancer.ddl_step WHERE change = %s", (change,)).fetchall()
+    rows = cursor.execute(
+        "SELECT number, digest FROM balancer.ddl_step WHERE change = %s AND number > 0", (change,)
+    ).fetchall()
     return {int(number): str(digest) for number, digest in rows}
 
 
-def note_step(cursor: Cursor, change: str, number: int, digest: str) -> bool:
+def is_begun(cursor: Cursor, change: str, number: int) -> bool:
+    """Whether this change has begun a step here that takes more than one transaction (`note_begun`)."""
+    found = cursor.execute("SELECT FROM balancer.ddl_step WHERE change = %s AND number = %s", (change, -number))
+    return found.rowcount > 0
+
+
+def note_begun(cursor: Cursor, change: str, number: int, digest: str) -> None:
+    """In the transaction that begins such a step: without this note, what is there was there before."""
+    note_step(cursor, change, -number, digest)
+
+
+def undo_here(cursor: Cursor, change: str, number: int) -> tuple[str, ...] | None:
+    """What undoes a step on this node; None: it was noted without."""
+    row = cursor.execute(
+        "SELECT undo FROM balancer.ddl_step WHERE change = %s AND number = %s", (change, number)
+    ).fetchone()
+    return None if row is None or row[0] is None else tuple(row[0])
+
+
+def note_step(cursor: Cursor, change: str, number: int, digest: str, undo: Sequence[str] | None = None) -> bool:
     """Notes a step in the transaction that carries it out; False: it has been carried out before.
 
     Waits for another session that is about to do the same.
     """
     cursor.execute(
-        "INSERT INTO balancer.ddl_step (change, number, digest) VALUES (%s, %s, %s)"
+        "INSERT INTO balancer.ddl_step (change, number, digest, undo) VALUES (%s, %s, %s, %s)"
         " ON CONFLICT (change, number) DO NOTHING RETURNING number",
-        (change, number, digest),
+        (change, number, digest, None if undo is None else list(undo)),
     )
     if cursor.fetchone() is not None:
         return True
@@ -62,4 +86,4 @@ def note_step(cursor: Cursor, change: str, number: int, digest: str) -> bool:
 
 def forget_step(cursor: Cursor, change: str, number: int) -> None:
     """In the transaction that takes it back."""
-    cursor.execute("DELETE FROM balancer.ddl_step WHERE change = %s AND number = %s", (change, number))
+    cursor.execute("DELETE FROM balancer.ddl_step WHERE change = %s AND abs(number) = %s", (change, number))

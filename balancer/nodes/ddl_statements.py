@@ -72,6 +72,30 @@ def run_as_owner(cursor: Cursor, role: str, statement: str, *, trusted: bool) ->
     cursor.execute(sql.SQL("DROP FUNCTION pg_temp.{}(text)").format(name))
 
 
+_NOT_NULL = """
+    SELECT n.nspname, c.relname, a.attnotnull, c.oid = to_regclass(%(root)s)
+    FROM pg_partition_tree(to_regclass(%(root)s)) t JOIN pg_class c ON c.oid = t.relid
+    JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = %(column)s
+    WHERE NOT a.attisdropped ORDER BY t.level DESC, 1, 2
+"""
+
+
+def undo_not_null(cursor: Cursor, root: Name, column: str) -> list[str]:
+    """What makes a column of a root nullable again after SET NOT NULL, where it is nullable now. DROP NOT NULL reaches
+    the leaves; those that had it themselves get it back first to last."""
+    rows = cursor.execute(_NOT_NULL, {"root": str(root), "column": column}).fetchall()
+    if all(there for _, _, there, of_root in rows if of_root):
+        return []
+    name = sql.Identifier(column)
+    drop = sql.SQL("ALTER TABLE {} ALTER COLUMN {} DROP NOT NULL").format(root.identifier, name)
+    again = [
+        sql.SQL("ALTER TABLE {} ALTER COLUMN {} SET NOT NULL").format(Name(schema, leaf).identifier, name)
+        for schema, leaf, there, of_root in rows
+        if there and not of_root
+    ]
+    return [one.as_string(cursor) for one in (drop, *again)]
+
+
 def standing(cursor: Cursor, roots: Iterable[Name]) -> dict[str, str]:
     """The bundle's tables and tablets that are here, each by its name, with what identifies it as the known one."""
     rows = cursor.execute(_STANDING, {"roots": [str(root) for root in roots]}).fetchall()
@@ -129,9 +153,14 @@ def drop_leaf_indexes(cursor: Cursor, index: Name, root: Name) -> None:
 
 def check_index(cursor: Connection | Cursor, index: Name) -> None:
     """Raises `Refused` unless the root's index is complete."""
-    row = cursor.execute("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)", (str(index),)).fetchone()
-    if row is None or not row[0]:
+    if not is_complete(cursor, index):
         raise Refused(f"the index {index} is not complete: a leaf lacks it")
+
+
+def is_complete(cursor: Connection | Cursor, index: Name) -> bool:
+    """Whether it is there, on every leaf."""
+    row = cursor.execute("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)", (str(index),)).fetchone()
+    return bool(row and row[0])
 
 
 def index_is_there(cursor: Connection | Cursor, index: Name, root: Name) -> bool:

@@ -123,6 +123,8 @@ STEPS: tuple[str, ...] = (
     ALTER TABLE balancer.node ADD COLUMN IF NOT EXISTS identity text,
         ADD COLUMN IF NOT EXISTS changed_hands boolean NOT NULL DEFAULT false
     """,
+    # What undoes a step of a schema change on this very node: what was there before stays.
+    "ALTER TABLE balancer.ddl_step ADD COLUMN IF NOT EXISTS undo text[]",
 )
 """What brings a node's tables from version n to n + 1."""
 

@@ -168,7 +168,10 @@ class ChangeRunner:
 
     def _statement(self, node: str, change: SchemaChange, number: int, step: DdlStep) -> None:
         with self._transaction(node) as cursor:
-            if ddl_journal.note_step(cursor, change.id, number, step.digest):
+            undo: Sequence[str] | None = step.undo
+            if step.not_null and step.table is not None:
+                undo = ddl_statements.undo_not_null(cursor, step.table, step.not_null)
+            if ddl_journal.note_step(cursor, change.id, number, step.digest, undo):
                 self._run_kept(node, cursor, self._role(cursor, step, change.role), step.text)
 
     def _index(self, node: str, change: SchemaChange, number: int, step: DdlStep) -> None:
@@ -179,7 +182,11 @@ class ChangeRunner:
             return
         with self._transaction(node) as cursor:
             if not ddl_statements.index_is_there(cursor, index, plan.root):
+                ddl_journal.note_begun(cursor, change.id, number, step.digest)
                 self._run(node, cursor, self._role(cursor, step, change.role), _on_root_only(step))
+            elif ddl_statements.is_complete(cursor, index) and not ddl_journal.is_begun(cursor, change.id, number):
+                ddl_journal.note_step(cursor, change.id, number, step.digest, ())  # it was there before, and stays
+                return
         connection = self._sessions.on(node)
         with translated(node):
             connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{round(LOCK_TIMEOUT * 1000)}ms",))
@@ -194,10 +201,14 @@ class ChangeRunner:
         if not noted and step.index is None:
             return
         with self._transaction(node) as cursor:
+            begun = step.index is not None and ddl_journal.is_begun(cursor, change.id, number)
+            if not noted and not begun:
+                return
+            here = ddl_journal.undo_here(cursor, change.id, number)
             role = self._role(cursor, step, change.role)
-            for statement in statements:
+            for statement in statements if here is None else here:
                 self._run(node, cursor, role, statement)
-            if step.index is not None:
+            if step.index is not None and begun:
                 index = Name(step.index.root.schema, step.index.name)
                 ddl_statements.drop_leaf_indexes(cursor, index, step.index.root)
             ddl_journal.forget_step(cursor, change.id, number)

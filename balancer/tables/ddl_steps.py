@@ -48,6 +48,8 @@ class DdlStep:
     index: IndexPlan | None = None
     undo: tuple[str, ...] | None = None
     """What undoes it, or nothing; None: nothing known does."""
+    not_null: str = ""
+    """The column that it makes NOT NULL: what undoes that is found out on each node."""
     scans: bool = False
     """It reads the whole table: not tried beforehand."""
     rewrites: bool = False
@@ -215,7 +217,7 @@ def _root_action(words: _Words, at: int, table: Name) -> Iterator[DdlStep]:
     name = f"ALTER TABLE {_quoted(table)}"
     if words.starts(at, "ALTER"):
         place = words.skip(at + 1, "COLUMN")
-        column, action = _quote(words.identifier(place)), place + 1
+        column, action = words.identifier(place), place + 1
         if words.starts(action, "SET", "NOT", "NULL"):
             _alone(words, several)
             yield from _not_null(words, table, name, column)
@@ -264,11 +266,13 @@ def _add(words: _Words, at: int, table: Name, name: str, several: bool) -> Itera
 
 
 def _not_null(words: _Words, table: Name, name: str, column: str) -> Iterator[DdlStep]:
-    check = _quote(f"tb_not_null_{hashlib.sha256(column.encode()).hexdigest()[:12]}")
+    check = _quote(f"tb_not_null_{hashlib.sha256(_quote(column).encode()).hexdigest()[:12]}")
     drop = f"{name} DROP CONSTRAINT IF EXISTS {check}"
-    yield DdlStep(f"{name} ADD CONSTRAINT {check} CHECK ({column} IS NOT NULL) NOT VALID", table, undo=(drop,))
+    condition = f"CHECK ({_quote(column)} IS NOT NULL)"
+    yield DdlStep(f"{name} ADD CONSTRAINT {check} {condition} NOT VALID", table, undo=(drop,))
     yield DdlStep(f"{name} VALIDATE CONSTRAINT {check}", table, undo=(), scans=True)
-    yield DdlStep(words.text, table, undo=(f"{name} ALTER COLUMN {column} DROP NOT NULL",), scans=True)
+    undo = (f"{name} ALTER COLUMN {_quote(column)} DROP NOT NULL",)
+    yield DdlStep(words.text, table, undo=undo, not_null=column, scans=True)
     yield DdlStep(f"{name} DROP CONSTRAINT {check}", table, undo=())
 
 
