@@ -8,7 +8,7 @@ WORKERS := 5
 # The tests start Python hundreds of times, and each process collects all of them: compiled files are worth keeping.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test compiled quick lint format docs manifests dist bench scale bank crash-matrix mutants soak fuzz setup setup-dev servers lock clean
+.PHONY: run test compiled quick lint format docs manifests dist bench scale bank crash-matrix model mutants soak fuzz setup setup-dev servers lock clean
 
 run: setup  ## the main job on an embedded cluster
 	$(BIN)/balancer demo $(ARGS)
@@ -71,6 +71,9 @@ bank: setup-dev servers  ## transfers between nodes while everything moves and d
 
 crash-matrix: setup-dev servers  ## every state × everybody killed, JOBS=3 cells at a time; WORDS='split daemon' runs a part
 	$(BIN)/python -m tests.support.crash_matrix_main -j $(or $(JOBS),3) $(WORDS)
+
+model: setup-dev  ## the protocol of a move, searched through every order of events: minutes; WORDS='lags -v' runs a part
+	$(BIN)/python -m tests.model $(WORDS)
 
 mutants: setup-dev servers  ## the argument with a step left out: which end-to-end test notices; WORDS=no-drain runs a part
 	$(BIN)/python -m tests.support.mutants_main -j $(or $(JOBS),2) $(WORDS)

@@ -40,7 +40,9 @@ Say a tablet moves from S to T. A write is *acknowledged* when its transaction o
     applies without waiting for its disk, so a synchronous commit on T follows (that of ATTACH, in `sealing`), which
     makes everything before it durable. The transaction that attaches sees the marker itself: a T that has crashed since
     the drain may have forgotten it, and what was before it, whichever session attaches. And it writes the number that
-    was drawn for this switch: wherever that number is, everything that this switch has brought to T is there too.
+    was drawn for this switch: wherever that number is, everything that this switch has brought to T is there too. In
+    read-only mode there is no marker: the number is written behind the copied rows and before they are compared, and
+    the transaction that attaches must find it.
  4. *The copy is verified*: all rows at one snapshot, each replay at its own (see "The copy"), and each key changed
     since, against the fenced source. A difference counts only if the fence still stands: behind one that has ended, S
     has simply moved on.

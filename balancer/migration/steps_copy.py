@@ -12,10 +12,10 @@ from balancer.errors import Refused, Unavailable
 from balancer.migration import chunk_copy, completion, guards, key_replay, reference_marks, retries
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.fence_renewal import FenceKeeper
-from balancer.migration.machine import Event
+from balancer.migration.machine import Event, Track
 from balancer.migration.mode_choice import choose_mode
 from balancer.nodes import blockers, capture, chunks, fence, partition, references, replication, schema, warming
-from balancer.nodes.connection import Connection, Cursor, full_conninfo, translated
+from balancer.nodes.connection import Connection, Cursor, full_conninfo, run_together, translated
 from balancer.nodes.objects import bound_constraint
 from balancer.nodes.shape import Shape, read_shape
 
@@ -134,8 +134,14 @@ def _add_bounds(ctx: Context) -> None:
 
 
 def _guard_rows(ctx: Context, shapes: tuple[Shape, ...]) -> None:
-    """Stops writes by the partitions' names: earlier ones would show up in the comparison, later ones cannot happen."""
+    """Stops writes by the partitions' names: earlier ones would show up in the comparison, later ones cannot happen.
+
+    Behind a fence, the switch's number follows the rows, and the comparison follows the number: a target that has it
+    when it is attached has every row that was compared.
+    """
     with ctx.target() as cursor:
+        if ctx.track is Track.MOVE_READ_ONLY:
+            run_together(cursor, replication.switch_statements(ctx.id, ctx.detail.switch))
         for place, shape in zip(ctx.target_places, shapes, strict=True):
             fence.guard_incoming(cursor, place.partition, ctx.guard)
             partition.grant(cursor, shape, place.partition)

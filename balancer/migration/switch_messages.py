@@ -116,17 +116,23 @@ def _closing_statements(ctx: Context, names: list[Name]) -> list[Statement]:
 
 
 def made_ready(ctx: Context) -> list[Statement]:
-    """What the target's transaction needs that makes it ready: the switch's number, and whether all of the stream is
-    here. It is looked at in this very transaction, whatever has become of the session that saw it arrive."""
-    stream = ctx.stream if ctx.track is Track.MOVE_REPLICATE else ""
-    return [*replication.switch_statements(ctx.id, ctx.detail.switch), replication.arrived_statement(stream)]
+    """What the target's transaction needs that makes it ready: the switch's number, and whether all that it relies on
+    is here. That is looked at in this very transaction, whatever has become of the session that saw it arrive: the last
+    marker of the stream, or, in read-only mode, the number that was written behind the copied rows."""
+    if ctx.track is not Track.MOVE_REPLICATE:
+        return [replication.switch_here_statement(ctx.id)]
+    return [*replication.switch_statements(ctx.id, ctx.detail.switch), replication.arrived_statement(ctx.stream)]
 
 
 def check_arrived(ctx: Context, rows: Sequence[TupleRow]) -> None:
     """Raises an error if the target has lost what had arrived there before the switch, by the last of `made_ready`."""
-    newest, missing = rows[0]
     node = ctx.record.target_node
-    if ctx.track is Track.MOVE_REPLICATE and newest < ctx.detail.marker:
+    if ctx.track is not Track.MOVE_REPLICATE:
+        if rows[0][0] != ctx.detail.switch:
+            raise Overrun(f"node {node} has lost rows that were copied there: they will be copied again")
+        return
+    newest, missing = rows[0]
+    if newest < ctx.detail.marker:
         raise Overrun(f"node {node} has lost changes that it had applied: they will be streamed again")
     if missing and not ctx.table.everywhere:  # the stream of a reference table forgets its old markers
         raise Refused(f"node {node} has lost changes that it had applied: did it go back in time?")

@@ -211,11 +211,16 @@ def switch_statements(migration: str, number: int) -> list[Statement]:
     ]
 
 
+def switch_here_statement(migration: str) -> sql.Composed:
+    """Asks for that number; 0: no switch has made this server ready."""
+    return sql.SQL("SELECT coalesce(max(number), 0) FROM balancer.marker WHERE migration = {}").format(
+        sql.Literal(switch_name(migration))
+    )
+
+
 def switch_here(cursor: Cursor, migration: str) -> int:
-    """That number; 0: no switch has made this server ready."""
-    row = cursor.execute(
-        "SELECT number FROM balancer.marker WHERE migration = %s", (switch_name(migration),)
-    ).fetchone()
+    """What it answers."""
+    row = cursor.execute(switch_here_statement(migration)).fetchone()
     return int(row[0]) if row else 0
 
 

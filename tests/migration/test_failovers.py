@@ -157,6 +157,35 @@ def test_a_target_that_fails_over_between_attach_and_commit_leaves_a_tablet_that
     assert counted.faults() == []
 
 
+def test_a_target_that_forgets_the_rows_of_a_copy_is_not_attached_by_whatever_session(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read-only: nothing is streamed, so there is no marker to miss."""
+    cluster, target = make("b", 15)
+    counted = tally(cluster)
+    counted.write("a")
+    rows = cluster.rows()["a"]
+    attach, fences = steps_switch._attach, []
+
+    def on_a_new_session(ctx: Context, shapes: Any) -> None:
+        fences.append(ctx.detail.fences)
+        if len(fences) == 1:
+            target.fail_over()
+            ctx.links.control("b").close()
+            ctx.messages.clear()  # they name what was prepared on the former session
+            ctx.planned_on.clear()
+        attach(ctx, shapes)
+
+    monkeypatch.setattr(steps_switch, "_attach", on_a_new_session)
+    spy = Spy({"entered:copying": target.leave_behind})
+    running, _ = moving(cluster, spy, MigrationMode.READ_ONLY)
+    done = running.result()
+    assert fences[0] == 1
+    assert done.state in ("done", "failed"), done
+    found = cluster.rows()
+    assert {**found["a"], **found["b"]} == rows
+
+
 @pytest.fixture
 def forgetful(
     tmp_path: Path, server_folder: Path, postgres15: PostgresServer, database: Factory
