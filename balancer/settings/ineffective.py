@@ -12,6 +12,8 @@ from balancer.policies.options import DEFAULT_GROUP, TableOptions
 from balancer.settings.load import BundleSettings, Settings
 from balancer.settings.windows import too_short
 
+_SIZES = ("min_tablet_size", "desired_tablet_size", "max_tablet_size")
+
 
 @dataclass(frozen=True, slots=True)
 class Ineffective:
@@ -69,6 +71,11 @@ def _tables(bundle: BundleSettings) -> Iterator[tuple[str, str]]:
 
 
 def _table(table: TableOptions) -> Iterator[tuple[str, str]]:
+    sizes = {name: getattr(table, name) for name in _SIZES}
+    given = [name for name, size in sizes.items() if size is not None]
+    low, desired, high = sizes.values()
+    if given and (len(given) < len(sizes) or not low < desired < high):
+        yield given[0], f"{', '.join(sizes)} count only if all are set and strictly increase: the bundle's sizes apply"
     if table.desired_tablet_count is None:
         return
     if table.desired_tablet_metric is not None:
